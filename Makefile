@@ -1,0 +1,40 @@
+# Every target works in a fresh clone with nothing but python3: the virtual environment is made when it is missing.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+READY   = $(VENV)/.ready
+
+.PHONY: train test unit lint format bench venv clean
+.DELETE_ON_ERROR:
+
+train: $(READY)  ## train the default recipe on this machine
+	$(BIN)/goldilocks train $(ARGS)
+
+test: $(READY)  ## run every test
+	$(BIN)/python -m pytest $(ARGS)
+
+unit: $(READY)  ## run the unit tests only: no Ray, no verl, no GPU
+	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## print every benchmark's table
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+venv: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,71 @@
+"""The ``goldilocks`` command: a table of subcommands, each living beside the code it runs.
+
+A subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int``; it is imported only when it is asked
+for, so that ``goldilocks simulate`` starts without torch, verl or Ray. A ``ValueError`` or ``OSError`` is the user's to
+mend: it is printed as one line, and the exit status is 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from goldilocks import __version__
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("goldilocks.verl.train", "train a recipe with verl on this machine or cluster"),
+    "simulate": ("goldilocks.simulate.command", "what would each policy cost on my data? No model, no GPU"),
+    "filter": ("goldilocks.filtering.command", "run the batch filter on saved rollouts"),
+    "data": ("goldilocks.tasks.command", "make a data set as verl parquet files"),
+    "model": ("goldilocks.tasks.model_command", "make a tiny model to train where no other can be had"),
+    "doctor": ("goldilocks.verl.doctor", "is everything installed, and does it work on this machine?"),
+}
+
+EPILOG = """\
+examples:
+  goldilocks simulate --policy uniform --policy dapo --policy contrast --rollouts 20000
+  goldilocks train                         trains a tiny model on arithmetic, on whatever is here
+  goldilocks COMMAND --help                what a command takes
+"""
+
+
+def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
+    """The parser; only the chosen subcommand's module is imported, the others are listed by their one line."""
+    parser = argparse.ArgumentParser(
+        prog="goldilocks",
+        description="Spend rollouts where they teach: which prompts to roll out, how many rollouts each gets, "
+        "and which rows are trained.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"goldilocks {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, summary) in COMMANDS.items():
+        sub = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if name == chosen:
+            importlib.import_module(module).add_arguments(sub)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    try:
+        args = build_parser(chosen).parse_args(words)
+        return int(importlib.import_module(COMMANDS[args.command][0]).run(args) or 0)
+    except (ValueError, OSError) as error:
+        print(f"goldilocks: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("goldilocks: interrupted", file=sys.stderr)
+        return 130
+    except ModuleNotFoundError as error:
+        print(f"goldilocks: {error}; install it with: pip install 'goldilocks-rl[verl,report]'", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
