@@ -1,0 +1,158 @@
+"""Saved rollouts as rows: one ``dict`` per rollout, in the order of the file.
+
+JSONL, CSV, parquet, and a directory of verl's ``trainer.rollout_data_dir`` dumps are read to the same thing. Rows are
+handed on as they were written: nothing is renamed, dropped or made up, and a file that cannot be read whole is an error
+of one line that says where.
+
+verl writes one ``<step>.jsonl`` a step with ``input, output, gts, score, step`` and then
+
+- V0 (``RayPPOTrainer``): the reward function's extra infos, ``request_id`` where the rollout has one, and no uid;
+- V1 (``trainer.use_v1``): ``uid``, which is not the group's but the sample's key ``{group}_{session}_{index}``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+Record = dict[str, object]
+Handler = TypeVar("Handler")
+
+VERL_DUMP_KEYS = frozenset({"input", "output", "gts", "score", "step"})
+_SAMPLE_KEY = re.compile(r"(?P<group>.+)_\d+_\d+")
+
+
+def read_records(path: Path | str) -> list[Record]:
+    """Every rollout saved in a ``.jsonl``, ``.csv`` or ``.parquet`` file, or in a directory of verl's dumps."""
+    path = Path(path)
+    if path.is_dir():
+        return [row for file in _dump_files(path) for row in read_records(file)]
+    reader = _by_extension(path, _READERS)
+    if not path.exists():
+        raise ValueError(f"{path}: no such file")
+    rows = reader(path)
+    if not rows:
+        raise ValueError(f"{path}: the file holds no rows")
+    return rows
+
+
+def write_records(path: Path | str, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows as ``.jsonl`` or ``.parquet``; ``read_records`` reads them back."""
+    path = Path(path)
+    writer = _by_extension(path, _WRITERS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer(path, rows)
+
+
+def group_uids(rows: Sequence[Mapping[str, object]], column: str | None = None) -> list[str]:
+    """The group each row belongs to: ``column`` if named, else ``uid``, else what verl's dumps let us tell.
+
+    A verl V1 dump's ``uid`` is the sample's key, so the group is what precedes its last two numbers. A V0 dump names no
+    group: rows of one step with the same ``input`` are taken as one, so a prompt drawn twice in a step is one group.
+    """
+    return [_group_uid(row, number, column) for number, row in enumerate(rows)]
+
+
+def _group_uid(row: Mapping[str, object], number: int, column: str | None) -> str:
+    dumped_by_verl = row.keys() >= VERL_DUMP_KEYS
+    if column is None and "uid" not in row and dumped_by_verl:
+        return f"{row['step']}/{row['input']}"
+    name = column or "uid"
+    if row.get(name) is None:
+        raise ValueError(f"row {number}: no column {name!r} that says which group it belongs to; there are {list(row)}")
+    uid = str(row[name])
+    sample_key = _SAMPLE_KEY.fullmatch(uid) if column is None and dumped_by_verl else None
+    return sample_key["group"] if sample_key else uid
+
+
+def _dump_files(directory: Path) -> list[Path]:
+    """verl's ``<step>.jsonl`` files, by step: 10 comes after 9."""
+    files = [file for file in directory.glob("*.jsonl") if file.stem.isdecimal()]
+    if not files:
+        raise ValueError(f"{directory}: no <step>.jsonl file in this directory, as verl's rollout_data_dir has them")
+    return sorted(files, key=lambda file: int(file.stem))
+
+
+def _by_extension(path: Path, table: Mapping[str, Handler]) -> Handler:
+    try:
+        return table[path.suffix.lower()]
+    except KeyError:
+        raise ValueError(f"{path}: unknown extension {path.suffix!r}; accepted are {', '.join(table)}") from None
+
+
+def _read_jsonl(path: Path) -> list[Record]:
+    with path.open("rb") as lines:
+        return list(_parsed_lines(path, lines))
+
+
+def _parsed_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Record]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are both
+            raise ValueError(f"{path}:{number}: not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}:{number}: a row must be a JSON object, this is a {type(row).__name__}")
+        yield row
+
+
+def _read_csv(path: Path) -> list[Record]:
+    from pyarrow import ArrowInvalid, csv
+
+    if path.stat().st_size == 0:
+        return []
+    # One block: a column's type is then judged on all its values, and no long answer straddles two blocks.
+    options = csv.ReadOptions(use_threads=False, block_size=path.stat().st_size + 1)
+    try:
+        table = csv.read_csv(path, options, csv.ParseOptions(newlines_in_values=True))
+    except ArrowInvalid as error:
+        number = re.search(r"Row #(\d+)", str(error))
+        where = f"{path}:{number[1]}" if number else str(path)
+        raise ValueError(f"{where}: {str(error).splitlines()[0]}") from None
+    rows: list[Record] = table.to_pylist()
+    return rows
+
+
+def _read_parquet(path: Path) -> list[Record]:
+    from pyarrow import ArrowInvalid, parquet
+
+    try:
+        rows: list[Record] = parquet.read_table(path).to_pylist()
+    except ArrowInvalid as error:
+        raise ValueError(f"{path}: not a parquet file: {str(error).splitlines()[0]}") from None
+    return rows
+
+
+def _write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+
+
+def _write_parquet(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    # The columns of every row, not only of the first: extra infos may come and go between steps.
+    names = dict.fromkeys(name for row in rows for name in row)
+    try:
+        table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError) as error:
+        raise ValueError(f"{path}: a column mixes types, write .jsonl instead: {str(error).splitlines()[0]}") from None
+    parquet.write_table(table, path)
+
+
+_READERS: dict[str, Callable[[Path], list[Record]]] = {
+    ".jsonl": _read_jsonl,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}
+_WRITERS: dict[str, Callable[[Path, Sequence[Mapping[str, object]]], None]] = {
+    ".jsonl": _write_jsonl,
+    ".parquet": _write_parquet,
+}
