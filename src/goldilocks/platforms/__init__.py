@@ -1,0 +1,30 @@
+"""Which of verl's platforms runs on this machine, said the only way verl listens: by environment variables.
+
+verl picks its platform once, while it is imported, so these must be in the environment of the driver before that. This
+package imports neither verl nor torch for that reason.
+"""
+
+from __future__ import annotations
+
+DEVICES = ("cpu", "cuda")
+
+_SHARED = {
+    # A tokenizer that was used before a fork warns on every fork, and verl forks a lot.
+    "TOKENIZERS_PARALLELISM": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray hides every GPU from an actor that asks for none; the rollout server asks for none and sits on its worker's.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+_PLATFORM = {
+    # One thread per process: a run is a dozen processes, and the tensors of one step of a small model do not repay more.
+    "cpu": {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"},
+    "cuda": {"VERL_PLATFORM": "nvidia"},
+}
+
+
+def platform_env(device: str) -> dict[str, str]:
+    """The environment verl and Ray need on ``device``, to be set before verl is first imported."""
+    if device not in _PLATFORM:
+        raise ValueError(f"device={device!r} is not one of {', '.join(DEVICES)}")
+    return {**_SHARED, **_PLATFORM[device]}

@@ -1,0 +1,134 @@
+"""verl's platform ``cpu``: a machine with no accelerator, presented through the calls verl makes on one.
+
+Never detected by itself: on a cluster the driver often sits on a node without a GPU, and taking that for a CPU run
+would be wrong. ``VERL_PLATFORM=cpu`` asks for it (see :func:`goldilocks.platforms.platform_env`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import psutil
+import torch
+from verl.plugin.platform import PlatformBase
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """There is no device to talk to."""
+
+
+def _zero(*_args: Any, **_kwargs: Any) -> int:
+    """No byte lies on a device."""
+    return 0
+
+
+class _HostAsDevice(ModuleType):
+    """``torch.cpu`` with the memory and RNG calls that verl makes on ``torch.cuda``."""
+
+    empty_cache = ipc_collect = set_device = synchronize = reset_peak_memory_stats = staticmethod(_nothing)
+    memory_allocated = memory_reserved = max_memory_allocated = max_memory_reserved = staticmethod(_zero)
+
+    @staticmethod
+    def get_device_name(_device: Any = None) -> str:
+        return "CPU"  # a key of verl's table of peak FLOPS
+
+    @staticmethod
+    def get_rng_state(_device: Any = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    @staticmethod
+    def set_rng_state(state: torch.Tensor, _device: Any = None) -> None:
+        torch.set_rng_state(state)
+
+    @staticmethod
+    def mem_get_info(_device: Any = None) -> tuple[int, int]:
+        memory = psutil.virtual_memory()
+        return memory.available, memory.total
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+
+class PlatformCPU(PlatformBase):
+    """The host as verl's device."""
+
+    _module = _HostAsDevice("goldilocks.platforms.cpu.device")
+
+    @property
+    def device_name(self) -> str:
+        return "cpu"
+
+    @property
+    def vendor_name(self) -> str:
+        return "cpu"
+
+    @property
+    def device_module(self) -> ModuleType:
+        return self._module
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        return False
+
+    def current_device(self) -> Any:
+        # verl hands this to Tensor.to(), where a number would mean a CUDA device.
+        return torch.device("cpu")
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None: ...
+
+    def synchronize(self, device_index: int | None = None) -> None: ...
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def profiler_start(self) -> None: ...
+
+    def profiler_stop(self) -> None: ...
+
+    def ray_resource_name(self) -> str:
+        # verl's resource pools count GPU and NPU only: Ray is started with as many logical GPUs as there are ranks.
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> None:
+        return None
+
+
+def register() -> None:
+    """Make ``VERL_PLATFORM=cpu`` known to verl."""
+    from verl.plugin.platform import PlatformRegistry
+
+    PlatformRegistry.register(platform="cpu")(PlatformCPU)

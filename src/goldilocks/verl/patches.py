@@ -1,0 +1,135 @@
+"""The functions of verl that Goldilocks replaces, because verl has no registry for what they decide.
+
+Each patch names the digest of the source it was written against. Where verl's source is another, the patch stays off
+and says so: a function that was rewritten upstream is never silently overwritten. torch and verl are imported only
+inside the replacements, so that this module costs a process nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+Function = Callable[..., Any]
+
+
+def digest(function: Function) -> str:
+    """A short fingerprint of a function's source."""
+    return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Patch:
+    """``replace(original)`` takes the place of ``module.name`` while that function's source has ``source_digest``."""
+
+    what: str
+    module: str
+    name: str
+    source_digest: str
+    replace: Callable[[Function], Function]
+
+    def apply(self) -> None:
+        """Put the replacement into verl's module, if it is the function this was written for."""
+        module = importlib.import_module(self.module)
+        original = getattr(module, self.name)
+        if digest(original) != self.source_digest:
+            logger.warning("%s.%s is not the one of verl 0.9.1; left as it is: %s", self.module, self.name, self.what)
+            return
+        setattr(module, self.name, self.replace(original))
+
+
+def gloo_group_on_cpu(original: Function) -> Function:
+    """verl asks torch for ``cpu:gloo,cpu:gloo``, which torch rejects; on the CPU one backend is the whole group."""
+
+    @wraps(original)
+    def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
+        from verl.utils.device import get_device_name
+
+        if backend is None and get_device_name() == "cpu":
+            backend = "cpu:gloo"
+        original(timeout_second=timeout_second, backend=backend)
+
+    return initialize_global_process_group_ray
+
+
+# Rows are taken together up to this many logits: 256 MiB in fp32, so that the peak stays what verl's loop keeps low.
+LOGITS_PER_BLOCK = 1 << 26
+
+
+def logprobs_by_blocks(original: Function) -> Function:
+    """Without flash-attn verl takes log-probs row by row, and its rows are single tokens: 417 ms where this takes 2."""
+
+    @wraps(original)
+    def logprobs_from_logits_v2(logits: Any, labels: Any) -> Any:
+        import torch
+
+        vocabulary = logits.shape[-1]
+        rows, picks = logits.reshape(-1, vocabulary), labels.reshape(-1, 1)
+        size = max(1, LOGITS_PER_BLOCK // vocabulary)
+        blocks = zip(rows.split(size), picks.split(size), strict=True)
+        return torch.cat([_logprobs(block, pick) for block, pick in blocks]).view(labels.shape)
+
+    return logprobs_from_logits_v2
+
+
+def _logprobs(rows: Any, picks: Any) -> Any:
+    """verl's own two formulas, which differ by type: logsumexp loses too much in half precision."""
+    import torch
+
+    if rows.dtype in (torch.float32, torch.float64):
+        return rows.gather(-1, picks).squeeze(-1) - rows.logsumexp(-1)
+    return rows.log_softmax(-1).gather(-1, picks).squeeze(-1)
+
+
+def value_model_by_config(original: Function) -> Function:
+    """verl loads every critic with flash_attention_2; this loads it with the attention its config names."""
+
+    @wraps(original)
+    def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
+        attention = model_config._attn_implementation
+        if attention == "flash_attention_2":
+            return original(local_path, torch_dtype, model_config, trust_remote_code)
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path,
+            dtype=torch_dtype,
+            config=model_config,
+            attn_implementation=attention,
+            trust_remote_code=trust_remote_code,
+        )
+
+    return load_valuehead_model
+
+
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        "process group on the CPU",
+        "verl.utils.distributed",
+        "initialize_global_process_group_ray",
+        "761a94d1a2e058d3",
+        gloo_group_on_cpu,
+    ),
+    Patch(
+        "log-probs by blocks",
+        "verl.utils.torch_functional",
+        "logprobs_from_logits_v2",
+        "1074be97faf338ae",
+        logprobs_by_blocks,
+    ),
+    Patch(
+        "critic without flash-attn",
+        "verl.utils.model",
+        "load_valuehead_model",
+        "2371ca280654b53b",
+        value_model_by_config,
+    ),
+)

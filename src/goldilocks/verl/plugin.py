@@ -1,0 +1,99 @@
+"""What Goldilocks adds to verl, and when: the table below is all of it.
+
+verl loads the entry point ``goldilocks.verl.plugin:register`` (group ``verl.plugins``) at the end of ``import verl``, in
+every process of a run. It only *loads* it, so importing this module is what registers. An addition is made right after
+the verl module it belongs to has been imported and before anyone can use it: a process pays for what it uses, and a
+module that copies a patched function by name copies the patched one.
+
+To add something: one line in ``ADDITIONS``. Its function imports whatever it needs and is called once per process.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from goldilocks.verl.patches import PATCHES
+
+
+@dataclass(frozen=True)
+class Addition:
+    """``function`` (``module:name``) is called once ``after``, a module of verl, has been imported."""
+
+    what: str
+    after: str
+    function: str
+
+    def make(self) -> None:
+        """Call the function; an error in it is an error of the import that made it due."""
+        module, name = self.function.split(":")
+        getattr(importlib.import_module(module), name)()
+
+
+ADDITIONS: tuple[Addition, ...] = (
+    Addition("platform cpu", "verl.plugin.platform", "goldilocks.platforms.cpu:register"),
+    Addition("engines for device cpu", "verl.workers.engine", "goldilocks.verl.engines:register"),
+    Addition("rollout server transformers", "verl.workers.rollout.replica", "goldilocks.rollout.replica:register"),
+    Addition("rollout adapter transformers", "verl.workers.rollout.base", "goldilocks.rollout.adapter:register"),
+)
+
+
+@functools.cache
+def register() -> None:
+    """Arrange every addition and patch in this process; the second call does nothing."""
+    due: dict[str, list[Callable[[], None]]] = {}
+    for addition in ADDITIONS:
+        due.setdefault(addition.after, []).append(addition.make)
+    for patch in PATCHES:
+        due.setdefault(patch.module, []).append(patch.apply)
+    for module in [name for name in due if name in sys.modules]:
+        for action in due.pop(module):
+            action()
+    sys.meta_path.insert(0, _AfterImport(due))
+
+
+def additions() -> list[str]:
+    """The names of everything added, after importing all of verl that it touches; raises what an addition raises."""
+    register()
+    for module in [*(addition.after for addition in ADDITIONS), *(patch.module for patch in PATCHES)]:
+        importlib.import_module(module)
+    return [addition.what for addition in ADDITIONS] + [patch.what for patch in PATCHES]
+
+
+class _AfterImport(MetaPathFinder):
+    """Finds no module itself: it has the others find one it waits for, and acts when that has been executed."""
+
+    def __init__(self, due: dict[str, list[Callable[[], None]]]) -> None:
+        self._due = due
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        if fullname not in self._due:
+            return None
+        spec = self._found_by_others(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        execute, actions = spec.loader.exec_module, self._due.pop(fullname)
+
+        def execute_then_act(module: ModuleType) -> None:
+            execute(module)
+            for action in actions:
+                action()
+
+        spec.loader.exec_module = execute_then_act  # type: ignore[method-assign]  # this spec's own loader
+        return spec
+
+    def _found_by_others(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        others = (finder for finder in sys.meta_path if finder is not self)
+        return next((spec for finder in others if (spec := finder.find_spec(fullname, path, target))), None)
+
+
+register()
