@@ -1,0 +1,25 @@
+"""Decides and never does: no token is generated here, no model loaded, no file opened, no thread started.
+
+You tell it what happened (``observe``), it tells you what to do (``requests``, ``cancelled``, ``take``).
+"""
+
+from goldilocks.core.accounts import Accounts
+from goldilocks.core.collector import Collector, Exhausted
+from goldilocks.core.ledger import Ledger
+from goldilocks.core.limits import Limits, Surplus
+from goldilocks.core.registry import build_allocator, build_filter, build_selector
+from goldilocks.core.source import ListSource, Source
+
+__all__ = [
+    "Accounts",
+    "Collector",
+    "Exhausted",
+    "Ledger",
+    "Limits",
+    "ListSource",
+    "Source",
+    "Surplus",
+    "build_allocator",
+    "build_filter",
+    "build_selector",
+]

@@ -1,0 +1,102 @@
+"""Where every generated token went. The classes sum to what was generated, at every moment.
+
+A rollout is posted once, when it arrives, and from then on only moves from one class to another.
+
+====================  ==================================================================
+``open``              in a group that has not been judged
+``carried``           in a kept group that waits to be trained
+``trained``           handed to the trainer
+``trimmed``           in a trained group, beyond the rows it trains (its baseline counts them)
+``backfilled``        in a dropped group that filled up an exhausted batch
+``filtered/<why>``    in a group that was dropped
+``expired``           in a kept group that grew too old to train
+``cancelled``         no longer needed when it came, or never finished
+``rejected/<why>``    taken back after the fact
+``failed``            lost, or without a finite reward
+``duplicate``         sent twice
+====================  ==================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+FIXED_CLASSES = (
+    "open",
+    "carried",
+    "trained",
+    "trimmed",
+    "backfilled",
+    "filtered",
+    "expired",
+    "cancelled",
+    "rejected",
+    "failed",
+    "duplicate",
+)
+
+
+class Accounts:
+    """Rollouts and tokens by class. ``generated_*`` are counted apart from the classes, so that the sum is a check."""
+
+    def __init__(self) -> None:
+        self.generated_rollouts = 0
+        self.generated_tokens = 0
+        self.rollouts: dict[str, int] = {}
+        self.tokens: dict[str, int] = {}
+
+    def post(self, account: str, tokens: int) -> None:
+        """A rollout has arrived."""
+        self.generated_rollouts += 1
+        self.generated_tokens += tokens
+        self._add(account, 1, tokens)
+
+    def move(self, origin: str, target: str, rollouts: int, tokens: int) -> None:
+        """Rollouts already posted change class."""
+        self._add(origin, -rollouts, -tokens)
+        self._add(target, rollouts, tokens)
+
+    def _add(self, account: str, rollouts: int, tokens: int) -> None:
+        self.rollouts[account] = self.rollouts.get(account, 0) + rollouts
+        self.tokens[account] = self.tokens.get(account, 0) + tokens
+
+    def check(self) -> None:
+        """Raise if a token is unaccounted for. Cheap enough to call at every step."""
+        for name, generated, classes in (
+            ("rollouts", self.generated_rollouts, self.rollouts),
+            ("tokens", self.generated_tokens, self.tokens),
+        ):
+            if sum(classes.values()) != generated or min(classes.values(), default=0) < 0:
+                raise AssertionError(f"accounts do not sum: {generated} {name} generated, classes {classes}")
+
+    def by_class(self, counts: dict[str, int]) -> dict[str, int]:
+        """The counts with reasons folded into their class; every class is there, whether or not it was used."""
+        folded = dict.fromkeys(FIXED_CLASSES, 0)
+        for account, count in counts.items():
+            folded[account.partition("/")[0]] += count
+        return folded
+
+    def metrics(self) -> dict[str, float]:
+        """Running totals: ``accounts/<class>_tokens`` and ``_rollouts`` by class and, where there is one, by reason."""
+        values: dict[str, float] = {
+            "accounts/generated_rollouts": self.generated_rollouts,
+            "accounts/generated_tokens": self.generated_tokens,
+        }
+        for unit, counts in (("rollouts", self.rollouts), ("tokens", self.tokens)):
+            for account, count in {**self.by_class(counts), **counts}.items():
+                values[f"accounts/{account}_{unit}"] = count
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "generated_rollouts": self.generated_rollouts,
+            "generated_tokens": self.generated_tokens,
+            "rollouts": dict(self.rollouts),
+            "tokens": dict(self.tokens),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.generated_rollouts = state["generated_rollouts"]
+        self.generated_tokens = state["generated_tokens"]
+        self.rollouts = dict(state["rollouts"])
+        self.tokens = dict(state["tokens"])

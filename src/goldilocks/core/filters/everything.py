@@ -1,0 +1,16 @@
+"""Keeps every group: training as it was before anyone filtered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from goldilocks.core.filters.base import Filter
+from goldilocks.types import KEEP, Group, Verdict
+
+
+@dataclass
+class Everything(Filter):
+    """No filter."""
+
+    def judge(self, group: Group) -> Verdict:
+        return KEEP

@@ -1,0 +1,26 @@
+"""What every policy is, of whichever family: parameters that are checked, state that can be saved, metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Policy:
+    """The common base. A policy without state or metrics of its own inherits these as they are."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changed since construction, as JSON values and numpy arrays."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where ``state_dict`` was written."""
+
+    def metrics(self) -> dict[str, float]:
+        """What to log of this policy, under its own names."""
+        return {}
+
+
+def require(condition: bool, key: str, value: object, accepted: str) -> None:
+    """Check a parameter: a ``ValueError`` names the key, the value, and what would be accepted."""
+    if not condition:
+        raise ValueError(f"{key}={value!r} is not accepted: {accepted}")

@@ -1,0 +1,67 @@
+"""The prompts a selector chooses from: a shuffled pass over all of them, and which are in hand already.
+
+The pass of an epoch is a function of the seed and the epoch alone, so the cursor is all the state there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+
+class Pool:
+    """Indices into the source. ``next`` goes through them in shuffled order; ``free`` is all that are not in hand."""
+
+    def __init__(self, size: int, *, seed: int, repeat: bool) -> None:
+        self.size = size
+        self.epoch = 0
+        self._position = 0
+        self._seed = seed
+        self._repeat = repeat
+        self._held = np.zeros(size, dtype=np.uint16)
+        self._order = self._shuffle()
+
+    def _shuffle(self) -> np.ndarray:
+        return np.random.default_rng([self._seed, self.epoch]).permutation(self.size)
+
+    def next(self, k: int) -> np.ndarray:
+        """The next ``k`` of the pass; a new one begins where it ends. Fewer when prompts may not repeat."""
+        parts: list[np.ndarray] = []
+        while k > 0:
+            part = self._order[self._position : self._position + k]
+            self._position += len(part)
+            k -= len(part)
+            parts.append(part)
+            if k > 0 and not self._repeat:
+                break
+            if k > 0:
+                self.epoch, self._position = self.epoch + 1, 0
+                self._order = self._shuffle()
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    def free(self) -> np.ndarray:
+        """Every index that is not in hand; without repeats, every index never handed out."""
+        return np.flatnonzero(self._held == 0)
+
+    def claim(self, chosen: Iterable[int]) -> None:
+        """These are in hand now."""
+        for index in chosen:
+            self._held[index] += 1
+
+    def release(self, index: int) -> None:
+        """This one is no longer in hand; without repeats it stays claimed for good."""
+        if self._repeat:
+            self._held[index] -= 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The cursor and, without repeats, what was handed out. Whoever has a prompt in hand claims it on loading."""
+        spent = np.empty(0, dtype=np.int64) if self._repeat else np.flatnonzero(self._held)
+        return {"epoch": self.epoch, "position": self._position, "spent": spent}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self._position = int(state["epoch"]), int(state["position"])
+        self._order = self._shuffle()
+        self._held[:] = 0
+        self._held[np.asarray(state["spent"], dtype=np.int64)] = 1

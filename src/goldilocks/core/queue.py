@@ -1,0 +1,72 @@
+"""Prompts that were chosen and are not yet open, each with its first ask.
+
+The selector and the allocator are consulted once for a generation batch; a cancelled prompt returns to the head.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from goldilocks.core.allocators import Allocator
+from goldilocks.core.ledger import Ledger
+from goldilocks.core.pool import Pool
+from goldilocks.core.selectors import Selector
+from goldilocks.core.source import KeyedPositions
+
+
+class PromptQueue:
+    """Hands out ``(index, n)``: a prompt and how many rollouts it is asked for at first."""
+
+    def __init__(
+        self, pool: Pool, selector: Selector, allocator: Allocator, ledger: Ledger, *, batch: int, seed: int
+    ) -> None:
+        self._pool = pool
+        self._selector = selector
+        self._allocator = allocator
+        self._ledger = ledger
+        self._batch = batch
+        self._rng = np.random.default_rng(seed)
+        self._waiting: deque[tuple[int, int]] = deque()
+
+    def head(self) -> tuple[int, int] | None:
+        """The next prompt, left where it is; None when there are no more."""
+        if not self._waiting:
+            self._choose()
+        return self._waiting[0] if self._waiting else None
+
+    @property
+    def indices(self) -> list[int]:
+        """The prompts that wait here."""
+        return [index for index, _ in self._waiting]
+
+    def pop(self) -> tuple[int, int]:
+        return self._waiting.popleft()
+
+    def put_back(self, index: int, n: int) -> None:
+        """A prompt whose visit was cancelled is the next to be visited."""
+        self._waiting.appendleft((index, n))
+
+    def _choose(self) -> None:
+        rows = self._selector.choose(self._pool, self._ledger, self._batch, self._rng)
+        sizes = self._allocator.first(rows, self._ledger)
+        if len(sizes) != len(rows) or any(n < 1 for n in sizes):
+            name = type(self._allocator).__name__
+            raise ValueError(f"{name}.first gave {list(sizes)} for {len(rows)} prompts; accepted: 1 or more for each")
+        chosen = [int(row) for row in rows]
+        self._pool.claim(chosen)
+        self._waiting.extend(zip(chosen, sizes, strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        keys = self._ledger.keys
+        waiting = [(index, n, int(keys[index])) for index, n in self._waiting]
+        return {"rng": self._rng.bit_generator.state, "waiting": waiting}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Prompts that are gone from the data are not visited."""
+        self._rng.bit_generator.state = state["rng"]
+        positions = KeyedPositions(self._ledger.keys)
+        found = ((positions.find_one(key, index), n) for index, n, key in state["waiting"])
+        self._waiting = deque((index, n) for index, n in found if index >= 0)

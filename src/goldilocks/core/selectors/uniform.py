@@ -1,0 +1,19 @@
+"""Every prompt once an epoch, in shuffled order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from goldilocks.core.ledger import Ledger
+from goldilocks.core.pool import Pool
+from goldilocks.core.selectors.base import Selector
+
+
+@dataclass
+class Uniform(Selector):
+    """What a data loader does."""
+
+    def choose(self, pool: Pool, ledger: Ledger, k: int, rng: np.random.Generator) -> np.ndarray:
+        return pool.next(k)

@@ -1,0 +1,127 @@
+"""What happened in one step, as metrics under the names people know.
+
+Groups are counted when they are judged. Kept and generated length and difficulty stand side by side, so that a filter
+that favours short answers or easy prompts shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from goldilocks.types import Group, Verdict
+
+
+@dataclass
+class Tally:
+    """Sums over groups."""
+
+    groups: int = 0
+    rollouts: int = 0
+    tokens: int = 0
+    reward: float = 0.0
+
+    def add(self, group: Group) -> None:
+        self.groups += 1
+        self.rollouts += len(group)
+        self.tokens += group.tokens
+        self.reward += sum(group.rewards)
+
+    @property
+    def mean_tokens(self) -> float:
+        return self.tokens / self.rollouts if self.rollouts else 0.0
+
+    @property
+    def mean_reward(self) -> float:
+        return self.reward / self.rollouts if self.rollouts else 0.0
+
+
+@dataclass
+class Statistics:
+    """One step's counts."""
+
+    prompts_issued: int = 0
+    rollouts_asked: int = 0
+    tokens_arrived: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    judged: Tally = field(default_factory=Tally)
+    kept: Tally = field(default_factory=Tally)
+    dropped: dict[str, int] = field(default_factory=dict)
+    informative: int = 0
+    with_positive: int = 0
+    iterations: int = 0
+    fewest: int = 0
+    most: int = 0
+    expired: int = 0
+    rejected: int = 0
+    backfilled: int = 0
+
+    def judge(self, group: Group, verdict: Verdict, *, informative: bool, positive: bool, iterations: int) -> None:
+        """Count one judged group."""
+        self.fewest = min(self.fewest, len(group)) if self.judged.groups else len(group)
+        self.most = max(self.most, len(group))
+        self.judged.add(group)
+        if verdict.keep:
+            self.kept.add(group)
+        else:
+            self.dropped[verdict.reason] = self.dropped.get(verdict.reason, 0) + 1
+        self.informative += informative
+        self.with_positive += positive
+        self.iterations = max(self.iterations, iterations)
+
+    def fail(self, reason: str) -> None:
+        """Count one failed rollout."""
+        self.failures[reason] = self.failures.get(reason, 0) + 1
+
+    def num_gen_batches(self, gen_batch_size: int) -> int:
+        """Generation batches begun."""
+        return -(-self.prompts_issued // gen_batch_size)
+
+    def metrics(self, gen_batch_size: int) -> dict[str, float]:
+        """The step in metrics; ratios over nothing are 0."""
+        judged, kept = self.judged, self.kept
+        return {
+            "train/num_gen_batches": self.num_gen_batches(gen_batch_size),
+            "train/filtered_prompts_ratio": _ratio(kept.groups, judged.groups),
+            "train/prompts_issued": self.prompts_issued,
+            "train/groups_judged": judged.groups,
+            "train/groups_expired": self.expired,
+            "train/groups_rejected": self.rejected,
+            "train/groups_backfilled": self.backfilled,
+            "train/rollout_failures": sum(self.failures.values()),
+            "length/generated_mean": judged.mean_tokens,
+            "length/kept_mean": kept.mean_tokens,
+            "length/kept_over_generated": _ratio(kept.mean_tokens, judged.mean_tokens),
+            "difficulty/generated_mean_reward": judged.mean_reward,
+            "difficulty/kept_mean_reward": kept.mean_reward,
+            **{f"filter/dropped/{reason}": count for reason, count in self.dropped.items()},
+            **{f"train/rollout_failures/{reason}": count for reason, count in self.failures.items()},
+            **self._adaptive(),
+        }
+
+    def _adaptive(self) -> dict[str, float]:
+        judged = self.judged
+        values = {
+            "iterations": self.iterations,
+            "total_rollouts": judged.rollouts,
+            "avg_rollouts_per_sample": _ratio(judged.rollouts, judged.groups),
+            "min_rollouts_per_sample": self.fewest,
+            "max_rollouts_per_sample": self.most,
+            "samples_with_positive": self.with_positive,
+            "samples_without_positive": judged.groups - self.with_positive,
+            "positive_rate": _ratio(self.with_positive, judged.groups),
+            "efficiency": _ratio(judged.groups, judged.rollouts),
+            "informative_groups_per_1k_rollouts": 1000 * _ratio(self.informative, judged.rollouts),
+        }
+        return {f"adaptive_rollout/{name}": value for name, value in values.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> Statistics:
+        return cls(**{**state, "judged": Tally(**state["judged"]), "kept": Tally(**state["kept"])})
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

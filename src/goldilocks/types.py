@@ -1,0 +1,121 @@
+"""The vocabulary. Everything the core is told, and everything it answers, is one of these.
+
+Data is frozen and knows nothing of policies, engines or trainers. A ``payload`` is opaque: the core carries it from the
+engine to the trainer and never looks inside. On a cluster it is a key into a store, so tensors never pass through here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def content_key(content: object) -> int:
+    """A 64-bit name for a prompt's content: the same in every process, epoch and restart."""
+    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A question. ``key`` names it for ever; ``index`` is where it stands in this run's source."""
+
+    key: int
+    index: int
+    payload: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Roll ``prompt`` out ``n`` times; they are numbered ``first``, ``first + 1``, … within the group ``uid``."""
+
+    uid: str
+    prompt: Prompt
+    n: int
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One answer, graded. ``version`` is the policy that wrote it, in updates; None: the policy of the current step."""
+
+    uid: str
+    index: int
+    reward: float
+    tokens: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    truncated: bool = False
+    version: int | None = None
+    payload: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A rollout that will not come, and what it cost all the same."""
+
+    uid: str
+    index: int
+    reason: str
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a group is kept; the reason becomes the metric ``filter/dropped/<reason>``."""
+
+    keep: bool
+    reason: str = ""
+
+
+KEEP = Verdict(True)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One visit to one prompt, with every rollout it has had so far.
+
+    A policy that is shown an open group reads ``rollouts`` and does not keep it: it is the collector's growing list.
+    ``planned`` is how many rollouts were first asked for, ``version`` the policy of the oldest rollout. ``trained`` is
+    set when the group is taken: the rollouts to train on. Baselines come from ``rollouts``, which is all of them.
+    """
+
+    uid: str
+    prompt: Prompt
+    rollouts: Sequence[Rollout] = ()
+    planned: int = 0
+    version: int = 0
+    trained: Sequence[Rollout] = ()
+
+    def __len__(self) -> int:
+        return len(self.rollouts)
+
+    @property
+    def rewards(self) -> list[float]:
+        return [rollout.reward for rollout in self.rollouts]
+
+    @property
+    def tokens(self) -> int:
+        return sum(rollout.tokens for rollout in self.rollouts)
+
+    def values(self, metric: str) -> list[float]:
+        """The metric of every rollout; ``reward`` is the reward itself, other names come from the reward function."""
+        if metric == "reward":
+            return self.rewards
+        try:
+            return [rollout.metrics[metric] for rollout in self.rollouts]
+        except KeyError:
+            there = sorted({"reward"}.union(*(rollout.metrics for rollout in self.rollouts)))
+            raise ValueError(
+                f"metric={metric!r} is not returned by the reward function for group {self.uid}; "
+                f"there are: {', '.join(there)}"
+            ) from None
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and population standard deviation. Groups are small: plain Python beats an array here."""
+    mean = math.fsum(values) / len(values)
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
