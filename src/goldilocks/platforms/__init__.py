@@ -17,7 +17,7 @@ _SHARED = {
 }
 
 _PLATFORM = {
-    # One thread per process: a run is a dozen processes, and the tensors of one step of a small model do not repay more.
+    # One thread per process: a run is a dozen processes, and the tensors of a small model do not repay more.
     "cpu": {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"},
     "cuda": {"VERL_PLATFORM": "nvidia"},
 }

@@ -110,6 +110,22 @@ def value_model_by_config(original: Function) -> Function:
     return load_valuehead_model
 
 
+def rollout_limits_first(original: Function) -> Function:
+    """What our rollout server cannot do is said by the driver, before Ray and twenty processes are started."""
+
+    @wraps(original)
+    def validate_config(config: Any, *args: Any, **kwargs: Any) -> None:
+        from omegaconf import OmegaConf
+
+        from goldilocks.rollout import limits
+
+        if OmegaConf.select(config, "actor_rollout_ref.rollout.name") == limits.NAME:
+            limits.check(config.actor_rollout_ref.rollout, config.actor_rollout_ref.model)
+        original(config, *args, **kwargs)
+
+    return validate_config
+
+
 PATCHES: tuple[Patch, ...] = (
     Patch(
         "process group on the CPU",
@@ -131,5 +147,12 @@ PATCHES: tuple[Patch, ...] = (
         "load_valuehead_model",
         "2371ca280654b53b",
         value_model_by_config,
+    ),
+    Patch(
+        "limits of the rollout server",
+        "verl.utils.config",
+        "validate_config",
+        "ab4096deecfec745",
+        rollout_limits_first,
     ),
 )

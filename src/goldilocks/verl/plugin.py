@@ -1,9 +1,9 @@
 """What Goldilocks adds to verl, and when: the table below is all of it.
 
-verl loads the entry point ``goldilocks.verl.plugin:register`` (group ``verl.plugins``) at the end of ``import verl``, in
-every process of a run. It only *loads* it, so importing this module is what registers. An addition is made right after
-the verl module it belongs to has been imported and before anyone can use it: a process pays for what it uses, and a
-module that copies a patched function by name copies the patched one.
+At the end of ``import verl``, in every process of a run, verl loads the entry point ``goldilocks.verl.plugin:register``
+(group ``verl.plugins``). It only *loads* it, so importing this module is what registers. An addition is made right
+after the verl module it belongs to has been imported and before anyone can use it: a process pays for what it uses,
+and a module that copies a patched function by name copies the patched one.
 
 To add something: one line in ``ADDITIONS``. Its function imports whatever it needs and is called once per process.
 """
@@ -40,8 +40,14 @@ class Addition:
 ADDITIONS: tuple[Addition, ...] = (
     Addition("platform cpu", "verl.plugin.platform", "goldilocks.platforms.cpu:register"),
     Addition("engines for device cpu", "verl.workers.engine", "goldilocks.verl.engines:register"),
-    Addition("rollout server transformers", "verl.workers.rollout.replica", "goldilocks.rollout.replica:register"),
-    Addition("rollout adapter transformers", "verl.workers.rollout.base", "goldilocks.rollout.adapter:register"),
+    Addition(
+        "rollout server transformers",
+        "verl.workers.rollout.replica",
+        "goldilocks.rollout.registration:register_replica",
+    ),
+    Addition(
+        "rollout adapter transformers", "verl.workers.rollout.base", "goldilocks.rollout.registration:register_adapter"
+    ),
 )
 
 

@@ -1,0 +1,262 @@
+"""Real verl on real Ray on the CPU: a tiny model and task made on the spot; a launch leaves nothing running."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from goldilocks.platforms import platform_env
+
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    acc = float(solution_str.strip() == str(ground_truth))
+    return {"score": acc, "acc": acc}
+
+
+def raises(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    raise LookupError("the answer sheet is missing")
+"""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Single-digit addition, a tiny Llama half-way to it, and its reward."""
+
+    model: Path
+    train: Path
+    validation: Path
+    reward: Path
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished launch: its exit status, everything it printed, and one dict of metrics per logged step."""
+
+    status: int
+    log: str
+    steps: list[dict[str, float]]
+    seconds: float
+    folder: Path
+
+    def tail(self, lines: int = 60) -> str:
+        return "\n".join(self.log.splitlines()[-lines:])
+
+
+Launch = Callable[..., Run]
+
+
+@pytest.fixture(scope="session")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    """Made once for all tests."""
+    root = tmp_path_factory.mktemp("task")
+    tokenizer = _tokenizer()
+    tokenizer.save_pretrained(root / "model")
+    _warm_started(tokenizer).save_pretrained(root / "model")
+    rows = [_row(index, a, b) for index, (a, b) in enumerate(_PAIRS)]
+    random.Random(0).shuffle(rows)
+    _write(root / "train.parquet", rows)
+    _write(root / "validation.parquet", rows[:16])
+    (root / "reward.py").write_text(REWARD)
+    return Task(root / "model", root / "train.parquet", root / "validation.parquet", root / "reward.py")
+
+
+@pytest.fixture
+def launch(task: Task, tmp_path: Path) -> Iterator[Launch]:
+    """``launch(*overrides, within=seconds)`` runs verl's own ``main_ppo`` and waits for its end."""
+    launched: list[subprocess.Popen[bytes]] = []
+
+    def run(*overrides: str, within: float = 200, during: Callable[[Path], None] | None = None) -> Run:
+        folder = tmp_path / f"run{len(launched)}"
+        folder.mkdir()
+        log = folder / "log"
+        started = time.monotonic()
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "verl.trainer.main_ppo", *_overrides(task, tmp_path, folder), *overrides],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=folder,
+                env=_environment(folder),
+                start_new_session=True,
+            )
+        launched.append(process)
+        if during is not None:
+            during(log)
+        try:
+            status = process.wait(timeout=max(1, within - (time.monotonic() - started)))
+        except subprocess.TimeoutExpired:
+            _end(process)
+            pytest.fail(f"still running after {within} s:\n" + "\n".join(log.read_text().splitlines()[-60:]))
+        assert _gone(folder), f"left running: {_left(folder)}"
+        metrics = folder / "metrics.jsonl"
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        steps = [json.loads(line)["data"] | {"step": json.loads(line)["step"]} for line in lines]
+        return Run(status, log.read_text(errors="replace"), steps, time.monotonic() - started, folder)
+
+    yield run
+    for process in launched:
+        _end(process)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    token = folder / "ray_token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    inherited = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+    return (
+        inherited
+        | platform_env("cpu")
+        | {
+            "HF_HUB_OFFLINE": "1",
+            "HYDRA_FULL_ERROR": "1",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_DEDUP_LOGS": "0",
+            "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+            "GOLDILOCKS_TEST_RUN": str(folder),
+        }
+    )
+
+
+def _overrides(task: Task, root: Path, folder: Path) -> list[str]:
+    return [
+        "+device=cpu",
+        f"hydra.run.dir={folder}/hydra",
+        f"data.train_files={task.train}",
+        f"data.val_files={task.validation}",
+        "data.train_batch_size=8",
+        "data.max_prompt_length=16",
+        "data.max_response_length=8",
+        f"actor_rollout_ref.model.path={task.model}",
+        "actor_rollout_ref.actor.optim.lr=3e-4",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "actor_rollout_ref.rollout.n=4",
+        "actor_rollout_ref.rollout.max_num_seqs=32",
+        f"reward.custom_reward_function.path={task.reward}",
+        "algorithm.adv_estimator=grpo",
+        "trainer.logger=[console,file]",
+        "trainer.val_before_train=False",
+        f"trainer.default_local_dir={root}/checkpoints",
+        "trainer.total_training_steps=2",
+        "trainer.resume_mode=disable",
+    ]
+
+
+def _left(folder: Path) -> list[str]:
+    """The processes of a launch, known by a variable they all inherit."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("GOLDILOCKS_TEST_RUN") == str(folder):
+                found.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def _gone(folder: Path, within: float = 20) -> bool:
+    """Whether every process of a launch ends; Ray's last ones need a moment."""
+    deadline = time.monotonic() + within
+    while _left(folder):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a launch that did not end itself, and every process of its session."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    process.wait()
+
+
+_PAIRS = [(a, b) for a in range(10) for b in range(10)]
+
+
+def _row(index: int, a: int, b: int) -> dict[str, Any]:
+    return {
+        "data_source": "addition",
+        "prompt": [{"role": "user", "content": f"{a}+{b}="}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": str(a + b)},
+        "extra_info": {"index": index, "split": "train"},
+    }
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    import pandas as pd
+
+    pd.DataFrame(rows).to_parquet(path)
+
+
+def _tokenizer() -> Any:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<pad>", "<eos>", "<user>", "<assistant>", "<unk>"]
+    vocabulary = {token: index for index, token in enumerate([*special, *"0123456789+=? "])}
+    characters = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    characters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    characters.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=characters,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        additional_special_tokens=["<user>", "<assistant>"],
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}<user>{{ m['content'] }}"
+        "{% elif m['role'] == 'assistant' %}<assistant>{{ m['content'] }}<eos>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    return tokenizer
+
+
+def _warm_started(tokenizer: Any) -> Any:
+    """A model that is sometimes right: rewards must be neither all 0 nor all 1."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    draw = random.Random(0)
+    texts = [f"<user>{a}+{b}=<assistant>{a + b}<eos>" for a, b in _PAIRS]
+    for _ in range(80):
+        batch = tokenizer(draw.choices(texts, k=64), padding=True, return_tensors="pt", return_token_type_ids=False)
+        labels = batch.input_ids.masked_fill(batch.attention_mask == 0, -100)
+        labels[:, :6] = -100
+        model(**batch, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
