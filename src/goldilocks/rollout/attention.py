@@ -36,26 +36,22 @@ def slot_attention(
         if kwargs.get(unsupported) is not None:
             raise ValueError(f"attention with {unsupported} is not supported")
     if attention_mask is not None and attention_mask.dtype == torch.int32:
-        if query.shape[2] == 1:
-            return _decode(query, key, value, attention_mask, scaling), None
+        if query.shape[2] < key.shape[2]:
+            from goldilocks.rollout import kernels  # needs Triton, which only comes with a CUDA build of torch
+
+            return kernels.attend(query, key, value, attention_mask, scaling), None
         attention_mask = None  # a prompt from position 0: plain causal attention
     elif attention_mask is not None and attention_mask.is_floating_point() and query.shape[2] == 1:
-        return _fold(query, key, value, attention_mask, scaling), None
+        return fold(query, key, value, attention_mask, scaling), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, dropout, scaling, **kwargs)
 
 
-def _fold(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
+def fold(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
     """One token per row: the heads that share a key head become the queries of that head, so no key is repeated."""
     rows, heads, _, size = query.shape
     folded = query.reshape(rows, key.shape[1], -1, size)
     out = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
     return out.reshape(rows, 1, heads, value.shape[3])
-
-
-def _decode(query: Tensor, key: Tensor, value: Tensor, last: Tensor, scaling: float | None) -> Tensor:
-    columns = torch.arange(key.shape[2], device=key.device)
-    mask = torch.zeros((), dtype=query.dtype, device=query.device).masked_fill(columns > last, -torch.inf)
-    return _fold(query, key, value, mask, scaling)
 
 
 @contextmanager

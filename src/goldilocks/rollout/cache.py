@@ -6,6 +6,7 @@ appended or reallocated while the store is held, so a captured CUDA graph stays 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -14,7 +15,10 @@ from transformers import Cache
 
 
 class KVStore:
-    """One pair of ``[slots, heads, length, head size]`` tensors per layer."""
+    """``keys`` and ``values`` hold one ``[slots, heads, length, head size]`` tensor per layer.
+
+    Those of one shape are views of one tensor, so that rows of all layers are copied by one operation.
+    """
 
     def __init__(
         self,
@@ -24,16 +28,19 @@ class KVStore:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        def zeros(heads: int, size: int) -> Tensor:
-            return torch.zeros(slots, heads, length, size, dtype=dtype, device=device)
-
-        self.keys = [zeros(heads, size) for heads, size, _ in shapes]
-        self.values = [zeros(heads, size) for heads, _, size in shapes]
+        wanted = [(heads, key) for heads, key, _ in shapes] + [(heads, value) for heads, _, value in shapes]
+        self._stacks = {
+            (heads, size): torch.zeros(count, slots, heads, length, size, dtype=dtype, device=device)
+            for (heads, size), count in Counter(wanted).items()
+        }
+        views = {shape: iter(stack) for shape, stack in self._stacks.items()}
+        tensors = [next(views[shape]) for shape in wanted]
+        self.keys, self.values = tensors[: len(shapes)], tensors[len(shapes) :]
 
     def copy(self, source: Tensor, target: Tensor, length: int) -> None:
         """Copy the first ``length`` columns of the rows ``source`` into the rows ``target``; the two may overlap."""
-        for layer in (*self.keys, *self.values):
-            layer[target, :, :length] = layer[source, :, :length]
+        for stack in self._stacks.values():
+            stack[:, target, :, :length] = stack[:, source, :, :length]
 
 
 class _Window(Cache):
@@ -89,3 +96,18 @@ class DecodeWindow(_Window):
         values[self.rows, :, self.columns] = value_states[:, :, 0]
         count = len(self.rows)
         return keys[:count, :, : self.extent], values[:count, :, : self.extent]
+
+
+class KernelWindow(_Window):
+    """A ``DecodeWindow`` on a GPU: the attention kernel looks only at the columns a row has, so all are shown."""
+
+    def __init__(self, store: KVStore, columns: Tensor) -> None:
+        super().__init__()
+        self.store, self.columns = store, columns
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
+        from goldilocks.rollout import kernels  # needs Triton, which only comes with a CUDA build of torch
+
+        keys, values = self.store.keys[layer_idx], self.store.values[layer_idx]
+        kernels.write(key_states, value_states, keys, values, self.columns)
+        return keys, values

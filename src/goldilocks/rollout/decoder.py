@@ -43,12 +43,12 @@ class Decoder:
         self.vocab_size = int(model.config.get_text_config().vocab_size)
         self._shapes = self._probe()
         self._rows = torch.arange(slots, device=device)
-        self._tokens = torch.zeros(slots, dtype=torch.long, device=device)
-        self._positions = torch.zeros(slots, dtype=torch.long, device=device)
-        self._temperature = torch.ones(slots, device=device)
-        self._greedy = torch.zeros(slots, dtype=torch.bool, device=device)
-        self._top_k = torch.full((slots,), self.vocab_size, device=device)
-        self._top_p = torch.ones(slots, device=device)
+        # One matrix per type, so that placing and moving rows is one transfer and one operation each.
+        self._whole = torch.zeros(4, slots, dtype=torch.long, device=device)
+        self._real = torch.ones(2, slots, device=device)
+        self._tokens, self._positions, self._greedy, self._top_k = self._whole
+        self._temperature, self._top_p = self._real
+        self._top_k.fill_(self.vocab_size)
         self._store: KVStore | None = None
         self.allocate()
 
@@ -112,7 +112,10 @@ class Decoder:
         return rows
 
     def _device(self, values: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+        host = torch.from_numpy(np.ascontiguousarray(values))
+        if self.device.type == "cuda":  # from pinned memory the host need not wait for the copy
+            host = host.pin_memory()
+        return host.to(self.device, non_blocking=True)
 
     @torch.inference_mode()
     def prefill(self, rows: list[int], prompts: list[tuple[int, ...]]) -> None:
@@ -150,23 +153,20 @@ class Decoder:
         top_p: list[float],
     ) -> None:
         """Set what the next step of each row starts from: the token to feed, its position, how to draw."""
-        index = self._device(np.array(rows))
-        hot = np.array(temperatures, dtype=np.float32)
-        self._tokens[index] = self._device(np.array(tokens))
-        self._positions[index] = self._device(np.array(positions))
-        self._temperature[index] = self._device(np.where(hot > 0, hot, np.float32(1)))
-        self._greedy[index] = self._device(hot == 0)
-        limits = np.array(top_k)
-        self._top_k[index] = self._device(np.where(limits > 0, np.minimum(limits, self.vocab_size), self.vocab_size))
-        self._top_p[index] = self._device(np.array(top_p, dtype=np.float32))
+        hot, limits = np.array(temperatures, dtype=np.float32), np.array(top_k)
+        limits = np.where(limits > 0, np.minimum(limits, self.vocab_size), self.vocab_size)
+        whole = self._device(np.array([rows, tokens, positions, hot == 0, limits], dtype=np.int64))
+        real = self._device(np.array([np.where(hot > 0, hot, 1), top_p], dtype=np.float32))
+        self._whole.index_copy_(1, whole[0], whole[1:])
+        self._real.index_copy_(1, whole[0], real)
 
     @torch.inference_mode()
     def move(self, source: list[int], target: list[int], length: int) -> None:
         """Move whole rows, cache and state."""
         self.copy(source, target, length)
         old, new = self._device(np.array(source)), self._device(np.array(target))
-        for state in (self._tokens, self._positions, self._temperature, self._greedy, self._top_k, self._top_p):
-            state[new] = state[old]
+        for state in (self._whole, self._real):
+            state[:, new] = state[:, old]
 
     @torch.inference_mode()
     def decode(self, rows: int, extent: int, uniforms: npt.NDArray[np.float32], cuts: bool) -> Sampled:
@@ -175,15 +175,17 @@ class Decoder:
         return Sampled(*(torch.stack(part).cpu().numpy() for part in zip(*drawn, strict=True)))
 
     def _step(self, rows: int, extent: int, uniforms: Tensor, cuts: bool) -> Drawn:
-        positions = self._positions[:rows]
         logits = self._logits(rows, extent)
         if cuts:
             logits = cut(logits, self._temperature[:rows], self._top_k[:rows], self._top_p[:rows])
         drawn = draw(logits, self._temperature[:rows], self._greedy[:rows], uniforms)
-        self._tokens[:rows] = drawn.tokens
-        # A row that has ended runs on until it is looked at: it stays in its last column.
-        positions.add_(1).clamp_(max=self.max_length - 1)
+        self._advance(rows, drawn.tokens)
         return drawn
+
+    def _advance(self, rows: int, tokens: Tensor) -> None:
+        self._tokens[:rows] = tokens
+        # A row that has ended runs on until it is looked at: it stays in its last column.
+        self._positions[:rows].add_(1).clamp_(max=self.max_length - 1)
 
     def _logits(self, rows: int, extent: int) -> Tensor:
         positions = self._positions[:rows, None]

@@ -61,7 +61,7 @@ class Engine:
         self._model = model
         self._eos_ids = frozenset(eos_ids)
         self._max_length = max_length
-        self._decoder = Decoder(model, slots, max_length, pad_id, torch.device(device))
+        self._decoder = _decoder(model, slots, max_length, pad_id, torch.device(device))
         self._waiting: deque[_Request] = deque()
         self._aborted: list[Generation] = []
         self._ids: set[str] = set()
@@ -111,9 +111,12 @@ class Engine:
 
     def step(self) -> list[Generation]:
         """Admit what fits, decode, and return every request that ended."""
+        running = bool(self._waiting) or any(self._live)
+        if running and self._decoder.asleep:
+            raise RuntimeError("the engine is asleep and has requests to run: call wake() first")
         ended, self._aborted = self._aborted, []
         self._ids.difference_update(generation.request_id for generation in ended)
-        if self._waiting or any(self._live):
+        if running:
             self._admit()
             self._compact()
             ended += self._decode()
@@ -287,6 +290,14 @@ class Engine:
             self._top_log_probs[slot, answer].tolist(),
             reason,
         )
+
+
+def _decoder(model: PreTrainedModel, slots: int, max_length: int, pad_id: int, device: torch.device) -> Decoder:
+    if device.type != "cuda":
+        return Decoder(model, slots, max_length, pad_id, device)
+    from goldilocks.rollout.graphs import GraphDecoder  # needs Triton, which only comes with a CUDA build of torch
+
+    return GraphDecoder(model, slots, max_length, pad_id, device)
 
 
 def _check_length(model: PreTrainedModel, max_length: int) -> None:

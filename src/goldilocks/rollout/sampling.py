@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BLOCK = 1024
+BLOCK = 4096
 
 
 class Drawn(NamedTuple):
@@ -54,6 +54,6 @@ def draw(logits: Tensor, temperature: Tensor, greedy: Tensor, uniforms: Tensor) 
     block = _first_above(mass, uniforms[:, 0])
     inside = blocks.take_along_dim(block[:, None, None], 1).squeeze(1)
     sampled = block * BLOCK + _first_above(inside, uniforms[:, 1])
-    tokens = torch.where(greedy, best, sampled)
+    tokens = torch.where(greedy > 0, best, sampled)
     chosen = scaled.gather(1, tokens[:, None]).squeeze(1)
     return Drawn(tokens, chosen - top - log_total, -log_total)

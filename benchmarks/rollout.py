@@ -1,0 +1,218 @@
+"""Tokens per second of the rollout engine against ``model.generate``, and against what the machine could do at all.
+
+    python benchmarks/rollout.py                  # CPU: answers of ragged lengths
+    python benchmarks/rollout.py --device cuda    # one GPU: 512 sequences of 32 + 128 tokens, bf16, 30M and 0.5B shapes
+
+Both sides run in the same process, on the same weights and prompts, drawing at temperature 1. Weights are random: no
+speed here depends on their values, and every answer has the length the workload says it has. ``generate`` draws tokens
+only; the engine also returns two log-probs for each. The limit is that of a decode step which reads every weight and
+every cached key and value once at the copy bandwidth, or multiplies at the matrix rate, whichever takes longer; both
+rates are measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from goldilocks.rollout import Engine, SamplingParams
+
+_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+
+SHAPES: dict[str, PretrainedConfig] = {
+    "3M": LlamaConfig(
+        vocab_size=2048, hidden_size=256, intermediate_size=704, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=4, max_position_embeddings=4096, tie_word_embeddings=True, **_IDS,
+    ),
+    "30M": LlamaConfig(
+        vocab_size=12288, hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8,
+        num_key_value_heads=4, max_position_embeddings=4096, tie_word_embeddings=True, **_IDS,
+    ),
+    "0.5B": Qwen2Config(
+        vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+        num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=True, **_IDS,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Prompts of one length, answers of given lengths; ``batch`` rows at a time on either side."""
+
+    name: str
+    prompts: np.ndarray
+    lengths: np.ndarray
+    batch: int
+
+    @property
+    def tokens(self) -> int:
+        return int(self.lengths.sum())
+
+    @property
+    def longest(self) -> int:
+        return int(self.prompts.shape[1] + self.lengths.max())
+
+
+def uniform(count: int, prompt: int, answer: int) -> Workload:
+    """Every prompt different, every answer equally long, all at once: no room for clever scheduling."""
+    prompts = np.random.default_rng(0).integers(1, 2048, (count, prompt))
+    return Workload(f"{count} × ({prompt} + {answer})", prompts, np.full(count, answer), count)
+
+
+def ragged(groups: int, n: int, prompt: int, longest: int, batch: int) -> Workload:
+    """What RL sees: n answers to each prompt, most short, some cut off at the limit."""
+    rng = np.random.default_rng(0)
+    prompts = np.repeat(rng.integers(1, 2048, (groups, prompt)), n, axis=0)
+    lengths = np.clip(rng.lognormal(np.log(longest / 4), 0.8, groups * n), 4, longest).astype(int)
+    return Workload(f"{groups} × n={n}, {prompt} + 4…{longest}", prompts, lengths, batch)
+
+
+class _RowLengths(StoppingCriteria):
+    """Ends each row at its own length, as an end-of-sequence token would."""
+
+    def __init__(self, lengths: torch.Tensor) -> None:
+        self.lengths = lengths
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: object) -> torch.Tensor:
+        return input_ids.shape[1] >= self.lengths
+
+
+@torch.inference_mode()
+def run_generate(model: PreTrainedModel, work: Workload) -> None:
+    width = work.prompts.shape[1]
+    for start in range(0, len(work.prompts), work.batch):
+        ids = torch.from_numpy(work.prompts[start : start + work.batch]).to(model.device)
+        lengths = torch.from_numpy(work.lengths[start : start + work.batch]).to(model.device)
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=int(lengths.max()),
+            pad_token_id=0,
+            stopping_criteria=StoppingCriteriaList([_RowLengths(lengths + width)]),
+        )
+        assert out.shape[1] == width + int(lengths.max())
+
+
+def run_engine(engine: Engine, work: Workload) -> None:
+    for i, (prompt, length) in enumerate(zip(work.prompts.tolist(), work.lengths.tolist(), strict=True)):
+        engine.submit(str(i), prompt, SamplingParams(max_tokens=length, seed=i))
+    count = 0
+    while engine.busy:
+        count += sum(len(generation.token_ids) for generation in engine.step())
+    assert count == work.tokens, (count, work.tokens)
+
+
+def seconds(run: Callable[[], None], device: torch.device, repeats: int) -> float:
+    """The best of a few runs: the rest is other people's load."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    return min(once() for _ in range(repeats))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the device does at best, measured."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+    @classmethod
+    def measure(cls, device: torch.device, dtype: torch.dtype) -> Machine:
+        on_gpu = device.type == "cuda"
+        source = torch.ones(2**30 if on_gpu else 2**26, dtype=torch.float32, device=device)
+        target = torch.empty_like(source)
+        copy = seconds(lambda: [target.copy_(source) for _ in range(10)] and None, device, 3) / 10
+        size = 8192 if on_gpu else 1024
+        a, b = torch.randn(2, size, size, device=device).to(dtype)
+        multiply = seconds(lambda: [a @ b for _ in range(10)] and None, device, 3) / 10
+        return cls(2 * source.nbytes / copy, 2 * size**3 / multiply)
+
+    def seconds(self, model: PreTrainedModel, work: Workload) -> float:
+        """The least time for ``work``, its rows in full batches that never hold a finished row."""
+        config = model.config
+        weights = sum(p.numel() for p in model.parameters())
+        size = next(model.parameters()).element_size()
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * head * size
+        width = work.prompts.shape[1]
+        # A row of length n attends over width + 1 … width + n columns.
+        columns = float((work.lengths * width + work.lengths * (work.lengths + 1) / 2).sum())
+        steps = max(work.tokens / work.batch, work.lengths.max())
+        moved = steps * weights * size + columns * per_token
+        computed = 2 * weights * work.tokens + 4 * columns * config.num_hidden_layers * config.hidden_size
+        return max(moved / self.bytes_per_s, computed / self.flops_per_s)
+
+
+def workloads(device: torch.device) -> list[Workload]:
+    if device.type == "cuda":
+        return [uniform(512, 32, 128), ragged(128, 8, 32, 256, 512)]
+    return [ragged(12, 8, 16, 128, 32)]
+
+
+def measure(name: str, work: Workload, model: PreTrainedModel, machine: Machine) -> tuple[str, ...]:
+    """One row of the table. ``generate`` goes first: the engine then takes the model over."""
+    device = model.device
+    model.set_attn_implementation("sdpa")
+    run_generate(model, Workload("warm-up", work.prompts[: work.batch], np.full(work.batch, 4), work.batch))
+    slow = seconds(lambda: run_generate(model, work), device, 1)
+    engine = Engine(model, slots=work.batch, max_length=work.longest, eos_ids=(), pad_id=0, device=device)
+    run_engine(engine, work)
+
+    def cold() -> None:
+        engine.load_weights([])  # forgets the prompts of the run before
+        run_engine(engine, work)
+
+    fast = seconds(cold, device, 3)
+    least = machine.seconds(model, work)
+    speeds = [f"{work.tokens / took:,.0f}" for took in (slow, fast, least)]
+    return name, work.name, speeds[0], speeds[1], f"{slow / fast:.1f}×", speeds[2], f"{least / fast:.0%}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="default: 3M on a CPU, 30M and 0.5B on a GPU")
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    machine = Machine.measure(device, dtype)
+    print(
+        f"copy {machine.bytes_per_s / 1e9:,.0f} GB/s, matrix product {machine.flops_per_s / 1e12:,.2f} TFLOP/s, {dtype}"
+    )
+    table = Table("model", "sequences", "generate tok/s", "engine tok/s", "ratio", "limit tok/s", "of limit")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for name in args.shapes or (["30M", "0.5B"] if device.type == "cuda" else ["3M"]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(SHAPES[name], dtype=dtype).to(device)
+        for work in workloads(device):
+            table.add_row(*measure(name, work, model, machine))
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    main()

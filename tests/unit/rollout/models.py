@@ -1,0 +1,59 @@
+"""Tiny random models, one per architecture the engine is tested with, made once."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig, PreTrainedModel
+from transformers import Qwen2Config, Qwen3Config
+
+VOCABULARY = 61
+
+_SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,  # far enough from uniform that a wrong position or mask changes the answer
+}
+
+CONFIGS: dict[str, PretrainedConfig] = {
+    "llama": LlamaConfig(**_SHAPE),
+    "qwen2": Qwen2Config(**_SHAPE, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**_SHAPE, head_dim=16),
+    "gpt2": GPT2Config(
+        vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=None, eos_token_id=None,
+        initializer_range=0.3,
+    ),
+}  # fmt: skip
+
+
+@cache
+def _made(name: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation="sdpa").eval()
+
+
+def reference(name: str) -> PreTrainedModel:
+    """The model as transformers runs it; shared, not to be changed."""
+    return _made(name)
+
+
+def fresh(name: str) -> PreTrainedModel:
+    """A copy an engine may own."""
+    return copy.deepcopy(_made(name))
+
+
+@torch.inference_mode()
+def logits_after(name: str, prompt: list[int], answer: list[int]) -> torch.Tensor:
+    """The logits each token of ``answer`` was drawn from, by one full forward pass."""
+    ids = torch.tensor([prompt + answer])
+    return reference(name)(ids, attention_mask=torch.ones_like(ids)).logits[0, len(prompt) - 1 : -1].float()
