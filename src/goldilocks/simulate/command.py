@@ -1,0 +1,113 @@
+"""``goldilocks simulate``: what would each policy cost on my data?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from goldilocks.core.presets import PRESETS, preset
+from goldilocks.simulate.engine import EngineConfig
+from goldilocks.simulate.mixture import BANDS, mixture
+from goldilocks.simulate.outcome import Outcome
+from goldilocks.simulate.overrides import apply_overrides
+from goldilocks.simulate.pass_rates import PassRates, read_pass_rates
+from goldilocks.simulate.run import Progress as Told
+from goldilocks.simulate.run import Setup, simulate
+from goldilocks.simulate.table import LEGEND, tables
+
+WIDEST = 160  # columns, where the output is no terminal
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    setup, engine = Setup(), EngineConfig()
+    policies = "\n".join(f"  {name:<18} {one.about}" for name, one in PRESETS.items())
+    bands = ", ".join(f"{band.prompts} {band.name}" for band in BANDS)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"policies:\n{policies}\n\nwithout --pass-rates, the built-in mixture: {bands} prompts"
+    add = parser.add_argument
+    add("--pass-rates", metavar="FILE", type=Path, help=".jsonl, .csv or .parquet with pass_rate or rewards a prompt, "
+        "or score a rollout; or a directory of verl's rollout_data_dir dumps")  # fmt: skip
+    add("--policy", metavar="NAME", action="append", help="a policy to compare, again for another (default: all)")
+    add("--rollouts", metavar="N", type=int, default=setup.rollouts, help="what each may spend (default %(default)s)")
+    add("--seed", metavar="S", type=int, default=setup.seed, help="same seed, same table (default %(default)s)")
+    add("--set", metavar="KEY=VALUE", action="append", default=[], help="a parameter of the policies that have it, "
+        "such as allocator.max_n=64; or another part, such as allocator=package.module:Class")  # fmt: skip
+    add("--target-groups", metavar="N", type=int, default=setup.target_groups, help="groups a batch "
+        "(default %(default)s)")  # fmt: skip
+    add("--gen-batch-size", metavar="N", type=int, help="prompts chosen, and open, at a time (default: target groups)")
+    add("--no-repeat", action="store_true", help="visit no prompt twice; a run ends where the data do")
+    add("--slots", metavar="N", type=int, default=engine.slots, help="rollouts the engine writes at once "
+        "(default %(default)s)")  # fmt: skip
+    add("--improvement", metavar="X", type=float, default=engine.improvement, help="log-odds of its pass rate that a "
+        "prompt gains from an informative group trained (default %(default)s: nothing is learnt)")  # fmt: skip
+    add("--failure-rate", metavar="X", type=float, default=engine.failure_rate, help="share of rollouts that fail "
+        "(default %(default)s)")  # fmt: skip
+    add("--json", action="store_true", help="print one JSON object instead of the tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate every policy and print what came of it."""
+    setup = Setup(
+        rollouts=args.rollouts,
+        seed=args.seed,
+        target_groups=args.target_groups,
+        gen_batch_size=args.gen_batch_size,
+        repeat=not args.no_repeat,
+        engine=EngineConfig(slots=args.slots, improvement=args.improvement, failure_rate=args.failure_rate),
+    )
+    policies = apply_overrides({name: preset(name) for name in args.policy or PRESETS}, args.set)
+    prompts = read_pass_rates(args.pass_rates) if args.pass_rates else mixture()
+    with _progress() as bar:
+        outcomes = [simulate(name, one, prompts, setup, _told(bar, name, setup)) for name, one in policies.items()]
+    if args.json:
+        print(json.dumps(_as_json(prompts, setup, outcomes), indent=2))
+    else:
+        console = Console(width=None if sys.stdout.isatty() else WIDEST)
+        console.print(_caption(args.pass_rates, prompts, setup), highlight=False, markup=False)
+        console.print(tables(outcomes), highlight=False, markup=False)
+        console.print(f"\n{LEGEND}", highlight=False, markup=False)
+    return 0
+
+
+def _progress() -> Progress:
+    """Bars on stderr where someone is looking; they are gone when the work is done."""
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
+
+
+def _told(bar: Progress, name: str, setup: Setup) -> Told:
+    """Moves a bar of its own, a hundred times at most: a simulation tells more often than is worth drawing."""
+    task = bar.add_task(name, total=setup.rollouts)
+    moved = 0
+
+    def tell(rollouts: int) -> None:
+        nonlocal moved
+        if rollouts - moved >= setup.rollouts / 100:
+            moved = rollouts
+            bar.update(task, completed=rollouts)
+
+    return tell
+
+
+def _caption(path: Path | None, prompts: PassRates, setup: Setup) -> str:
+    return (
+        f"{path or 'built-in mixture'}: {len(prompts):,} prompts, mean pass rate {prompts.pass_rate.mean():.3f}; "
+        f"{setup.rollouts:,} rollouts each, {setup.target_groups} groups a batch, seed {setup.seed}\n"
+    )
+
+
+def _as_json(prompts: PassRates, setup: Setup, outcomes: list[Outcome]) -> dict[str, Any]:
+    return {
+        "prompts": len(prompts),
+        "mean_pass_rate": float(prompts.pass_rate.mean()),
+        "setup": asdict(setup),
+        "policies": [outcome.as_dict() for outcome in outcomes],
+    }

@@ -1,0 +1,141 @@
+"""A simulated engine: slots, and rollouts that take as many engine steps as they have tokens.
+
+What a rollout turns out to be is a function of the seed, the prompt's key, the group's uid and the rollout's index (and
+of the pass rate when it begins), never of what else is in flight: two engines that are asked for the same thing in
+another order give the same answers.
+
+An engine step writes one token in every busy slot. A rollout first waits, holding its slot (prefill, tools, grading: an
+exponential time), then writes. Lengths are log-normal around the prompt's mean. Aborting one costs what it has written.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from statistics import NormalDist
+from struct import Struct
+
+import numpy as np
+
+from goldilocks.core.policy import require
+from goldilocks.simulate.learner import Learner
+from goldilocks.simulate.pass_rates import PassRates
+from goldilocks.types import Failure, Group, Prompt, Request, Rollout
+
+_NORMAL = NormalDist()
+_FIVE_WORDS = Struct("<5Q")
+_UNIT = 2.0**-52  # one bit less than a float holds, so that neither end of (0, 1) is ever reached
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """``spread``: the standard deviation of log length. ``wait``: how many steps a rollout waits, on average."""
+
+    slots: int = 256
+    spread: float = 0.5
+    wait: float = 32.0
+    max_tokens: int = 16_384
+    failure_rate: float = 0.0
+    improvement: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.slots >= 1, "slots", self.slots, "1 or more")
+        require(0 <= self.spread <= 3, "spread", self.spread, "between 0 and 3")
+        require(0 <= self.wait < math.inf, "wait", self.wait, "0 or more engine steps")
+        require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
+        require(0 <= self.failure_rate < 1, "failure_rate", self.failure_rate, "a share of rollouts in [0, 1)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A rollout in its slot: the step at which it begins to write, and what it will turn out to be."""
+
+    writes_from: int
+    event: Rollout | Failure
+
+
+class SimulatedEngine:
+    """``submit`` what the collector requests, ``step`` to the next arrivals, ``abort`` what it cancels."""
+
+    def __init__(self, prompts: PassRates, config: EngineConfig, *, seed: int) -> None:
+        self.config = config
+        self.learner = Learner(prompts.pass_rate, improvement=config.improvement)
+        self.clock = 0
+        self.submitted = 0
+        self._seed = seed
+        # log-normal: the mean of exp(spread · z) is exp(spread² / 2), which is taken off so that ``tokens`` is the mean
+        self._log_tokens = (np.log(prompts.tokens) - config.spread**2 / 2).tolist()
+        self._busy = 0
+        self._flights: dict[str, dict[int, _Flight]] = {}
+        self._finishes: list[tuple[int, int, str, int]] = []  # a heap: when, in which order submitted, uid, index
+        self._aborted: list[Failure] = []
+
+    @property
+    def free(self) -> int:
+        """Slots that nothing occupies."""
+        return self.config.slots - self._busy
+
+    def submit(self, request: Request) -> None:
+        """Begin ``request.n`` rollouts; there must be slots for them."""
+        require(request.n <= self.free, "request.n", request.n, f"at most the {self.free} free slots")
+        flights = self._flights.setdefault(request.uid, {})
+        for index in range(request.first, request.first + request.n):
+            wait, event = self._draw(request.prompt, request.uid, index)
+            writes_from = self.clock + wait
+            flights[index] = _Flight(writes_from, event)
+            heapq.heappush(self._finishes, (writes_from + event.tokens, self.submitted, request.uid, index))
+            self.submitted += 1
+        self._busy += request.n
+
+    def step(self) -> list[Rollout | Failure]:
+        """What was aborted since; else time passes until something finishes. Empty: nothing is in flight."""
+        arrived: list[Rollout | Failure] = [*self._aborted]
+        self._aborted.clear()
+        while self._finishes and (not arrived or self._finishes[0][0] == self.clock):
+            finish, _, uid, index = heapq.heappop(self._finishes)
+            flight = self._flights.get(uid, {}).pop(index, None)
+            if flight is not None:  # None: it was aborted
+                self.clock = finish
+                self._leave(uid, 1)
+                arrived.append(flight.event)
+        return arrived
+
+    def abort(self, uid: str) -> None:
+        """Stop every rollout of this group; ``step`` reports each with the tokens it had written."""
+        flights = self._flights.get(uid, {})
+        for index, flight in flights.items():
+            written = min(max(self.clock - flight.writes_from, 0), flight.event.tokens)
+            self._aborted.append(Failure(uid, index, "aborted", written))
+        stopped = len(flights)
+        flights.clear()
+        self._leave(uid, stopped)
+
+    def train(self, batch: Iterable[Group]) -> None:
+        """The model learns from a batch; rollouts that begin from now on are the new model's."""
+        self.learner.train(batch)
+
+    def _leave(self, uid: str, rollouts: int) -> None:
+        self._busy -= rollouts
+        if not self._flights.get(uid, True):
+            del self._flights[uid]
+
+    def _draw(self, prompt: Prompt, uid: str, index: int) -> tuple[int, Rollout | Failure]:
+        """How long this rollout waits, and what comes of it."""
+        config = self.config
+        right, length, waiting, failing, broken = _uniforms(f"{self._seed}/{prompt.key}/{uid}/{index}")
+        wait = int(-config.wait * math.log(waiting))
+        longest = round(math.exp(self._log_tokens[prompt.index] + config.spread * _NORMAL.inv_cdf(length)))
+        tokens = min(max(longest, 1), config.max_tokens)
+        if failing < config.failure_rate:
+            return wait, Failure(uid, index, "engine", int(broken * tokens))
+        reward = float(right < self.learner.pass_rate(prompt.index))
+        return wait, Rollout(uid, index, reward, tokens, truncated=longest > config.max_tokens)
+
+
+def _uniforms(name: str) -> tuple[float, ...]:
+    """Five numbers in (0, 1) that are a function of the name."""
+    words = _FIVE_WORDS.unpack(blake2b(name.encode(), digest_size=_FIVE_WORDS.size).digest())
+    return tuple([((word >> 12) + 0.5) * _UNIT for word in words])

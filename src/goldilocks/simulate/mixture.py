@@ -1,0 +1,40 @@
+"""The data set used where none is given: 2,000 prompts, as mixed as reasoning data is for a model that starts on it.
+
+It is fixed: it does not depend on the seed of a simulation, so that two seeds differ by sampling alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from goldilocks.simulate.pass_rates import PassRates
+
+LONGEST, SHORTEST = 1400, 200  # mean tokens of an answer that is never right, and of one that always is
+
+
+@dataclass(frozen=True)
+class Band:
+    """``prompts`` prompts with pass rates spread evenly from ``lowest`` to ``highest``."""
+
+    name: str
+    prompts: int
+    lowest: float
+    highest: float
+
+
+BANDS = (
+    Band("impossible", 400, 0.0, 0.0),
+    Band("hard", 500, 0.01, 0.2),
+    Band("medium", 500, 0.2, 0.8),
+    Band("easy", 300, 0.8, 0.99),
+    Band("trivial", 300, 1.0, 1.0),
+)
+
+
+def mixture() -> PassRates:
+    """The built-in data set. Harder prompts have longer answers: a geometric path from SHORTEST to LONGEST."""
+    rates = np.concatenate([np.linspace(band.lowest, band.highest, band.prompts) for band in BANDS])
+    names = tuple(f"{band.name} {number}" for band in BANDS for number in range(band.prompts))
+    return PassRates(names, rates, LONGEST * (SHORTEST / LONGEST) ** rates)

@@ -1,0 +1,155 @@
+"""What a simulated engine knows of each prompt: how often it is answered rightly, and how long its answers are.
+
+Saved data says it in one of three ways, told apart by the columns there are: a ``pass_rate`` a row, a list of
+``rewards`` a row, or one rollout a row with its ``score`` (verl's dumps among them), where rows of one prompt belong
+together. A reward of 0.5 or more is a pass, as it is for the collector's beliefs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from goldilocks.records import Record, read_records
+from goldilocks.types import content_key
+
+POSITIVE_THRESHOLD = 0.5
+DEFAULT_TOKENS = 512
+CHARACTERS_PER_TOKEN = 4  # of English text, roughly; only where no column counts tokens
+
+PROMPT_COLUMNS = ("prompt", "input", "uid")
+SCORE_COLUMNS = ("score", "reward")
+LENGTH_COLUMNS = ("tokens", "mean_tokens", "response_length", "length")
+TEXT_COLUMNS = ("output", "response")
+
+
+@dataclass(frozen=True)
+class PassRates:
+    """One row a prompt: its content, the chance that an answer is right, and the mean tokens of an answer."""
+
+    contents: tuple[object, ...]
+    pass_rate: np.ndarray
+    tokens: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.contents)
+
+
+def read_pass_rates(path: Path | str) -> PassRates:
+    """The prompts of a JSONL, CSV or parquet file, or of a directory of verl's dumps."""
+    rows = read_records(path)
+    try:
+        return interpret(rows)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def interpret(rows: Sequence[Record]) -> PassRates:
+    """Prompts from rows, by the columns of the first."""
+    columns = rows[0].keys()
+    if "pass_rate" in columns:
+        return _one_row_a_prompt(rows, _pass_rate)
+    if "rewards" in columns:
+        return _one_row_a_prompt(rows, _share_of_passes)
+    score, prompt = _first(SCORE_COLUMNS, columns), _prompt_column(columns)
+    if score and prompt:
+        return _one_row_a_rollout(rows, score, prompt)
+    raise ValueError(
+        "no columns that say a pass rate; accepted: pass_rate, or rewards (a list), a row a prompt; or score with "
+        f"prompt or input, a row a rollout; there are: {', '.join(columns)}"
+    )
+
+
+def _one_row_a_prompt(rows: Sequence[Record], rate: Callable[[Record], float]) -> PassRates:
+    prompt = _prompt_column(rows[0].keys())
+    contents = [number if prompt is None else row.get(prompt) for number, row in enumerate(rows)]
+    return _pass_rates(contents, _each(rate, rows), _each(_length, rows))
+
+
+def _one_row_a_rollout(rows: Sequence[Record], score: str, prompt: str) -> PassRates:
+    passes = _each(lambda row: _number(row, score) >= POSITIVE_THRESHOLD, rows)
+    lengths = _each(_length, rows)
+    contents = _each(lambda row: _present(row, prompt), rows)
+    rollouts: dict[int, list[int]] = {}
+    for number, content in enumerate(contents):
+        rollouts.setdefault(content_key(content), []).append(number)
+
+    def means(values: Sequence[float]) -> list[float]:
+        return [math.fsum(values[number] for number in numbers) / len(numbers) for numbers in rollouts.values()]
+
+    return _pass_rates([contents[numbers[0]] for numbers in rollouts.values()], means(passes), means(lengths))
+
+
+def _pass_rates(contents: Iterable[object], rates: Sequence[float], lengths: Sequence[float]) -> PassRates:
+    return PassRates(tuple(contents), np.asarray(rates, dtype=np.float64), np.asarray(lengths, dtype=np.float64))
+
+
+def _each(read: Callable[[Record], Any], rows: Sequence[Record]) -> list[Any]:
+    """``read`` of every row; an error says in which row, counted from 1."""
+    values = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            values.append(read(row))
+        except ValueError as error:
+            raise ValueError(f"row {number}: {error}") from None
+    return values
+
+
+def _pass_rate(row: Record) -> float:
+    rate = _number(row, "pass_rate")
+    if not 0 <= rate <= 1:
+        raise ValueError(f"pass_rate={rate!r} is not accepted: between 0 and 1")
+    return rate
+
+
+def _share_of_passes(row: Record) -> float:
+    rewards = _present(row, "rewards")
+    if isinstance(rewards, str):  # CSV has no lists: a list is written as JSON there
+        try:
+            rewards = json.loads(rewards)
+        except ValueError:
+            raise ValueError(f"rewards={rewards!r} is not accepted: a list of numbers such as [0, 1, 1]") from None
+    if not isinstance(rewards, list) or not rewards:
+        raise ValueError(f"rewards={rewards!r} is not accepted: a list of at least one number")
+    passes = [_number({"rewards": reward}, "rewards") >= POSITIVE_THRESHOLD for reward in rewards]
+    return sum(passes) / len(passes)
+
+
+def _length(row: Record) -> float:
+    """Mean tokens of an answer: counted, or guessed from the text of one, or what we assume of all."""
+    column = _first(LENGTH_COLUMNS, row)
+    if column:
+        tokens = _number(row, column)
+        if tokens < 0:
+            raise ValueError(f"{column}={tokens!r} is not accepted: a number of tokens, 0 or more")
+        return max(tokens, 1.0)
+    text = _first(TEXT_COLUMNS, row)
+    return max(len(str(row[text])) / CHARACTERS_PER_TOKEN, 1.0) if text else float(DEFAULT_TOKENS)
+
+
+def _number(row: Mapping[str, object], column: str) -> float:
+    value = _present(row, column)
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{column}={value!r} is not accepted: a finite number")
+    return float(value)
+
+
+def _present(row: Mapping[str, object], column: str) -> object:
+    if row.get(column) is None:
+        raise ValueError(f"no value in column {column!r}; there are: {', '.join(row)}")
+    return row[column]
+
+
+def _prompt_column(columns: Iterable[str]) -> str | None:
+    return _first(PROMPT_COLUMNS, columns)
+
+
+def _first(names: Sequence[str], columns: Iterable[str]) -> str | None:
+    there = set(columns)
+    return next((name for name in names if name in there), None)

@@ -1,0 +1,94 @@
+"""The real collector against the simulated engine, until a budget of rollouts is spent.
+
+Policies are compared at equal cost: whatever was asked of the engine counts, cancelled and failed rollouts too, and
+what is in flight when the budget ends is waited for. So each has exactly the same number of rollouts to show for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from goldilocks.core.collector import Collector, Exhausted
+from goldilocks.core.policy import require
+from goldilocks.core.presets import Preset
+from goldilocks.core.source import ListSource
+from goldilocks.simulate.engine import EngineConfig, SimulatedEngine
+from goldilocks.simulate.outcome import Harvest, Outcome
+from goldilocks.simulate.pass_rates import PassRates
+from goldilocks.types import Group
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every policy of one comparison has in common."""
+
+    rollouts: int = 50_000
+    seed: int = 1
+    target_groups: int = 64
+    gen_batch_size: int | None = None
+    repeat: bool = True
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        require(self.rollouts >= 1, "rollouts", self.rollouts, "1 or more")
+        require(self.seed >= 0, "seed", self.seed, "0 or more")
+
+
+def _untold(rollouts: int) -> None:
+    """Nobody asked."""
+
+
+def simulate(name: str, policy: Preset, prompts: PassRates, setup: Setup, progress: Progress = _untold) -> Outcome:
+    """What this policy makes of the budget. ``progress`` is told, often, how many rollouts have been asked for."""
+    selector, allocator, filter = policy.build()
+    collector = Collector(
+        ListSource(prompts.contents),
+        selector,
+        allocator,
+        filter,
+        target_groups=setup.target_groups,
+        gen_batch_size=setup.gen_batch_size,
+        repeat=setup.repeat,
+        seed=setup.seed,
+    )
+    engine = SimulatedEngine(prompts, setup.engine, seed=setup.seed)
+    harvest = Harvest()
+    try:
+        for batch in batches(collector, engine, setup.rollouts, progress):
+            harvest.add(batch, engine.clock)
+    except Exhausted as error:
+        if setup.repeat:
+            raise ValueError(f"{name}: {error}") from None
+        # Without repeats this is how every run ends that has rollouts to spare: the data are used up.
+    harvest.add_waiting(collector)
+    collector.accounts.check()
+    return Outcome.of(name, prompts, collector, engine, harvest)
+
+
+def batches(
+    collector: Collector, engine: SimulatedEngine, rollouts: int, progress: Progress = _untold
+) -> Iterator[tuple[Group, ...]]:
+    """Every batch that ``rollouts`` rollouts fill; each is trained on before the next is collected."""
+    while True:
+        while not collector.ready:
+            for request in collector.requests(room=min(engine.free, rollouts - engine.submitted)):
+                engine.submit(request)
+            progress(engine.submitted)
+            arrived = engine.step()
+            if not arrived:
+                return
+            for event in arrived:
+                collector.observe(event)
+            _abort_cancelled(collector, engine)
+        batch = collector.take()
+        _abort_cancelled(collector, engine)
+        engine.train(batch)
+        yield batch
+
+
+def _abort_cancelled(collector: Collector, engine: SimulatedEngine) -> None:
+    for uid in collector.cancelled():
+        engine.abort(uid)

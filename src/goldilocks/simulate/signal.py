@@ -1,0 +1,19 @@
+"""What a group teaches: its rewards differ or they do not, and by how much."""
+
+from __future__ import annotations
+
+import math
+
+from goldilocks.core.collector import MIN_STD
+from goldilocks.types import Group, mean_and_std
+
+
+def is_informative(group: Group) -> bool:
+    """Whether the rewards differ: otherwise every advantage is zero."""
+    return len(group) > 1 and mean_and_std(group.rewards)[1] > MIN_STD
+
+
+def signal(group: Group) -> float:
+    """Σ(r − r̄)² over the rollouts that are trained; the baseline r̄ is of all."""
+    mean, _ = mean_and_std(group.rewards)
+    return math.fsum((rollout.reward - mean) ** 2 for rollout in group.trained)

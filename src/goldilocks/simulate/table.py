@@ -1,0 +1,75 @@
+"""Outcomes as two tables, a row a policy in each: what it yields, and where its tokens went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group as Stack
+from rich.table import Table
+
+from goldilocks.simulate.outcome import Outcome
+
+LEGEND = """\
+groups: informative ones, whose rewards differ, trained or kept for the next batch; signal: Σ(r − r̄)² over them
+steps: engine steps (a token in every busy slot) until a batch is full; hard reached: of the prompts with a pass
+rate in (0, 0.2], those that had an informative group; second table: the share of all generated tokens"""
+
+
+def figure(value: float | None, digits: int = 1) -> str:
+    """A number as the tables show it."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def percent(share: float | None) -> str:
+    """A share as the tables show it."""
+    return "-" if share is None else f"{100 * share:.1f}%"
+
+
+def tables(outcomes: Sequence[Outcome]) -> Stack:
+    """Both tables."""
+    return Stack(yield_table(outcomes), "", token_table(outcomes))
+
+
+def yield_table(outcomes: Sequence[Outcome]) -> Table:
+    """What each policy makes of its rollouts and tokens."""
+    table = _table(
+        "groups\n/1k roll.",
+        "signal\n/1k roll.",
+        "groups\n/1M tok.",
+        "signal\n/1M tok.",
+        "batches",
+        "steps\n/batch",
+        "hard\nreached",
+    )
+    for one in outcomes:
+        table.add_row(
+            one.policy,
+            figure(one.informative_groups_per_1k_rollouts),
+            figure(one.signal_per_1k_rollouts),
+            figure(one.informative_groups_per_1m_tokens),
+            figure(one.signal_per_1m_tokens),
+            figure(one.batches, 0),
+            figure(one.engine_steps_per_batch, 0),
+            percent(one.hard_prompts_reached),
+        )
+    return table
+
+
+def token_table(outcomes: Sequence[Outcome]) -> Table:
+    """The share of tokens in each account that any policy used."""
+    used = [account for account in outcomes[0].token_share if any(one.token_share[account] for one in outcomes)]
+    table = _table("rollouts", "tokens", *used, "pass rate\nat end")
+    for one in outcomes:
+        shares = [percent(one.token_share[account]) for account in used]
+        table.add_row(
+            one.policy, f"{one.rollouts:,}", f"{one.tokens / 1e6:,.1f}M", *shares, figure(one.mean_pass_rate, 3)
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("\npolicy", no_wrap=True)
+    for column in columns:
+        table.add_column(column if "\n" in column else f"\n{column}", justify="right", no_wrap=True)
+    return table
