@@ -1,3 +1,42 @@
 """Goldilocks: spend rollouts where they teach."""
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from goldilocks.core import Accounts, Collector, Exhausted, Ledger, Limits, ListSource, Source, Surplus
+from goldilocks.types import Failure, Group, Prompt, Request, Rollout, Verdict
+
 __version__ = "0.1.0"
+
+# Names whose modules need torch or verl: imported when they are first used, so that the core stays light.
+_LAZY = {
+    "PPOBatchFilter": "goldilocks.filtering",
+    "PPOFilterConfig": "goldilocks.filtering",
+}
+
+__all__ = [
+    "Accounts",
+    "Collector",
+    "Exhausted",
+    "Failure",
+    "Group",
+    "Ledger",
+    "Limits",
+    "ListSource",
+    "PPOBatchFilter",
+    "PPOFilterConfig",
+    "Prompt",
+    "Request",
+    "Rollout",
+    "Source",
+    "Surplus",
+    "Verdict",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'goldilocks' has no attribute {name!r}")

@@ -22,7 +22,7 @@ def save_state(state: dict[str, Any], path: str | Path) -> None:
     text = json.dumps(_without_arrays(state, arrays))
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
-        np.savez(file, **{_STATE: np.frombuffer(text.encode(), dtype=np.uint8)}, **arrays)
+        np.savez(file, allow_pickle=False, **{_STATE: np.frombuffer(text.encode(), dtype=np.uint8), **arrays})
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)

@@ -118,4 +118,4 @@ class Group:
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     """Mean and population standard deviation. Groups are small: plain Python beats an array here."""
     mean = math.fsum(values) / len(values)
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    return mean, math.sqrt(math.fsum([(value - mean) ** 2 for value in values]) / len(values))

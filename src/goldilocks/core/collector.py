@@ -422,8 +422,9 @@ class Collector:
         self._unsent_rollouts = sum(visit.unsent for visit in visits)
         self._in_flight = sum(len(visit.in_flight) for visit in visits)
         self._cancelled = list(state["cancelled"])
-        in_hand = [*self._open.values(), *self._shelf.kept]
-        self._pool.claim([*self._queue.indices, *(one.prompt.index for one in in_hand)])
+        self._pool.claim(self._queue.indices)
+        self._pool.claim(visit.prompt.index for visit in visits)
+        self._pool.claim(group.prompt.index for group in self._shelf.kept)
 
     def _find_prompt(self, packed: dict[str, Any]) -> Prompt:
         place = KeyedPositions(self.ledger.keys).find_one(packed["key"], packed["index"])
@@ -439,7 +440,7 @@ _PARTS = ("ledger", "accounts", "selector", "allocator", "filter", "_pool", "_qu
 
 
 def _finite(rollout: Rollout) -> bool:
-    return math.isfinite(rollout.reward) and all(math.isfinite(value) for value in rollout.metrics.values())
+    return math.isfinite(rollout.reward) and all(map(math.isfinite, rollout.metrics.values()))
 
 
 def _was_issued(uid: str, prompts_issued: int) -> bool:

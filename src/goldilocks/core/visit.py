@@ -25,6 +25,7 @@ class Visit:
     failures: int = 0
     rollouts: list[Rollout] = field(default_factory=list)
     in_flight: set[int] = field(default_factory=set)
+    _view: Group | None = field(default=None, repr=False)
 
     @property
     def asked(self) -> int:
@@ -50,12 +51,15 @@ class Visit:
 
     def arrive(self, rollout: Rollout) -> None:
         self.rollouts.append(rollout)
-        if rollout.version is not None:
-            self.version = min(self.version, rollout.version)
+        if rollout.version is not None and rollout.version < self.version:
+            self.version = rollout.version
+            self._view = None
 
     def view(self) -> Group:
-        """The group as policies see it while it is open."""
-        return Group(self.uid, self.prompt, self.rollouts, self.planned, self.version)
+        """The group as policies see it while it is open: made once, since its list of rollouts grows under it."""
+        if self._view is None:
+            self._view = Group(self.uid, self.prompt, self.rollouts, self.planned, self.version)
+        return self._view
 
     def close(self) -> Group:
         """The finished group, in the order the rollouts were asked for, not in which they came."""

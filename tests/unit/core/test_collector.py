@@ -1,0 +1,374 @@
+"""The collector, one behaviour at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from goldilocks import Collector, Exhausted, Failure, Limits, ListSource, Rollout, Surplus
+from goldilocks.core.allocators import Adaptive, Allocator, Fixed
+from goldilocks.core.filters import Everything, Variance
+from goldilocks.core.selectors import Uniform
+
+
+def collector(prompts: int = 100, allocator: Allocator | None = None, filter: Any = None, **bounds: Any) -> Collector:
+    bounds = {"target_groups": 2, **bounds}
+    source = ListSource([f"prompt {index}" for index in range(prompts)])
+    return Collector(source, Uniform(), allocator or Fixed(2), filter or Variance(), **bounds)
+
+
+def answer(collector: Collector, requests: list[Any], rewards: Any = (1.0, 0.0), tokens: int = 10) -> None:
+    """Every request is answered in full; ``rewards`` go round."""
+    for request in requests:
+        for i in range(request.n):
+            index = request.first + i
+            collector.observe(Rollout(request.uid, index, rewards[index % len(rewards)], tokens))
+
+
+def test_the_first_wave_is_one_generation_batch() -> None:
+    subject = collector(target_groups=4, gen_batch_size=12)
+    assert len(subject.requests()) == 12
+    assert subject.requests() == []
+
+
+def test_requests_never_exceed_the_room_and_go_on_where_they_stopped() -> None:
+    subject = collector(allocator=Fixed(4))
+    first = subject.requests(room=3)
+    assert [(request.n, request.first) for request in first] == [(3, 0)]
+    rest = subject.requests(room=5)
+    assert [(request.uid, request.n, request.first) for request in rest] == [("g0", 1, 3), ("g1", 4, 0)]
+
+
+def test_a_refill_asks_for_what_is_missing_over_the_keep_rate() -> None:
+    subject = collector(target_groups=20, gen_batch_size=80)
+    requests = subject.requests()
+    answer(subject, requests[:60], rewards=(1.0, 1.0))  # dropped
+    answer(subject, requests[60:], rewards=(1.0, 0.0))
+    assert subject.ready
+    subject.take()
+    subject.ready  # noqa: B018  (begins the next step)
+    assert len(subject.requests()) == pytest.approx(80, abs=2)  # a quarter was kept: four times as many are needed
+
+
+def test_groups_are_taken_in_the_order_their_prompts_were_issued() -> None:
+    subject = collector(gen_batch_size=4)
+    requests = subject.requests()
+    for request in reversed(requests):
+        answer(subject, [request])
+    assert [group.uid for group in subject.take()] == ["g0", "g1"]
+    assert [group.uid for group in subject.kept] == ["g2", "g3"]
+
+
+def test_surplus_is_carried_and_trained_first_and_expires_with_age() -> None:
+    subject = collector(gen_batch_size=6, surplus=Surplus(max_carry_steps=1))
+    answer(subject, subject.requests())
+    assert [group.uid for group in subject.take()] == ["g0", "g1"]
+    assert subject.ready
+    assert [group.uid for group in subject.take()] == ["g2", "g3"]
+    assert not subject.ready  # g4 and g5 are two updates old
+    assert subject.metrics()["train/groups_expired"] == 2
+    assert subject.accounts.tokens["expired"] == 40
+
+
+def test_no_carry_is_dapos_trimming() -> None:
+    subject = collector(gen_batch_size=6, surplus=Surplus(max_carry_steps=0))
+    answer(subject, subject.requests())
+    subject.take()
+    assert not subject.ready
+    assert subject.metrics()["train/groups_expired"] == 4
+
+
+def test_open_groups_finish_and_are_carried_when_the_batch_is_full() -> None:
+    subject = collector(gen_batch_size=3)
+    requests = subject.requests()
+    answer(subject, requests[1:])
+    subject.take()
+    assert subject.cancelled() == []
+    answer(subject, requests[:1])
+    assert [group.uid for group in subject.kept] == ["g0"]
+
+
+def test_requeued_groups_are_cancelled_and_their_prompts_come_first_again() -> None:
+    subject = collector(gen_batch_size=3, surplus=Surplus(on_full="requeue"))
+    requests = subject.requests()
+    answer(subject, requests[1:])
+    subject.observe(Rollout("g0", 0, 1.0, tokens=7))
+    subject.take()
+    assert subject.cancelled() == ["g0"]
+    assert subject.accounts.tokens["cancelled"] == 7
+    subject.observe(Rollout("g0", 1, 1.0, tokens=5))  # it was on its way already
+    assert subject.accounts.tokens["cancelled"] == 12
+    assert subject.requests()[0].prompt == requests[0].prompt
+
+
+def test_a_satisfied_group_cancels_its_siblings() -> None:
+    subject = collector(allocator=Adaptive(max_n=8, rollouts_per_batch=6), filter=Everything(), target_groups=1)
+    answer(subject, subject.requests(), rewards=(0.0,))
+    assert [request.n for request in subject.requests()] == [6]
+    subject.observe(Rollout("g0", 4, 1.0, tokens=10))
+    assert subject.cancelled() == ["g0"]
+    (group,) = subject.take()
+    assert group.rewards == [0, 0, 1]
+
+
+def test_limits_reached_is_an_error_in_the_documented_words_and_loses_nothing() -> None:
+    subject = collector(limits=Limits(max_num_gen_batches=2))
+    answer(subject, subject.requests(), rewards=(1.0, 1.0))
+    answer(subject, subject.requests(), rewards=(0.0, 0.0))
+    with pytest.raises(
+        ValueError,
+        match=r"num_gen_batches=2 >= max_num_gen_batches=2\. "
+        r"Generated too many batches\. Please check if your data are too difficult\.",
+    ):
+        subject.requests()
+    assert not subject.ready
+    subject.accounts.check()
+    assert subject.accounts.tokens == {"open": 0, "filtered/too_easy": 40, "filtered/too_hard": 40}
+
+
+def test_shrink_trains_on_what_is_there() -> None:
+    subject = collector(limits=Limits(max_num_gen_batches=1, on_exhausted="shrink"))
+    requests = subject.requests()
+    answer(subject, requests[:1])
+    answer(subject, requests[1:], rewards=(0.0, 0.0))
+    assert not subject.ready
+    assert subject.requests() == []
+    assert [group.uid for group in subject.take()] == ["g0"]
+
+
+def test_shrink_to_nothing_is_an_error() -> None:
+    subject = collector(limits=Limits(max_num_gen_batches=1, on_exhausted="shrink"))
+    answer(subject, subject.requests(), rewards=(0.0, 0.0))
+    subject.requests()
+    with pytest.raises(Exhausted, match="Generated too many batches"):
+        subject.take()
+
+
+def test_backfill_keeps_the_shape_with_dropped_groups() -> None:
+    subject = collector(limits=Limits(max_num_gen_batches=1, on_exhausted="backfill"))
+    requests = subject.requests()
+    answer(subject, requests[:1], rewards=(0.0, 0.0))
+    answer(subject, requests[1:])
+    subject.requests()
+    assert [group.uid for group in subject.take()] == ["g1", "g0"]
+    assert subject.accounts.rollouts["backfilled"] == 2
+    assert subject.metrics()["train/groups_backfilled"] == 1
+
+
+def test_a_group_is_not_opened_when_the_budget_cannot_pay_for_its_first_ask() -> None:
+    subject = collector(allocator=Fixed(4), limits=Limits(max_rollouts_per_step=6, on_exhausted="shrink"))
+    assert [request.n for request in subject.requests()] == [4]
+
+
+def test_a_group_that_the_budget_starves_is_judged_with_what_it_has() -> None:
+    bounds = Limits(max_rollouts_per_step=4, on_exhausted="shrink")
+    subject = collector(
+        allocator=Adaptive(max_n=8, rollouts_per_batch=4), filter=Everything(), target_groups=1, limits=bounds
+    )
+    answer(subject, subject.requests(), rewards=(0.0,))
+    answer(subject, subject.requests(), rewards=(0.0,))  # two of the four it wants
+    assert subject.requests() == []
+    (group,) = subject.take()
+    assert len(group) == 4
+
+
+def test_tokens_are_reserved_before_they_are_written() -> None:
+    bounds = Limits(max_tokens_per_step=100, max_tokens_per_rollout=30, on_exhausted="shrink")
+    subject = collector(filter=Everything(), target_groups=5, limits=bounds)
+    assert [request.n for request in subject.requests()] == [2]  # four could be 120 tokens
+    subject.observe(Rollout("g0", 0, 1.0, tokens=5))
+    subject.observe(Rollout("g0", 1, 1.0, tokens=5))
+    assert [request.n for request in subject.requests()] == [2]
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_rollout_is_asked_for_again_up_to_the_limit() -> None:
+    subject = collector(target_groups=1, limits=Limits(max_retries=1))
+    subject.requests()
+    subject.observe(Failure("g0", 0, "engine_died", tokens=3))
+    (retry,) = subject.requests()
+    assert (retry.uid, retry.n, retry.first) == ("g0", 1, 2)
+    subject.observe(Failure("g0", 2, "engine_died"))
+    subject.observe(Rollout("g0", 1, 1.0, tokens=10))
+    (group,) = subject.take()  # judged with the one it has
+    assert group.rewards == [1.0]
+    assert subject.accounts.rollouts["failed"] == 2
+    assert subject.metrics()["train/rollout_failures/engine_died"] == 2
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf")])
+def test_a_reward_that_is_not_finite_is_a_failure(reward: float) -> None:
+    subject = collector(target_groups=1)
+    subject.requests()
+    subject.observe(Rollout("g0", 0, reward, tokens=4))
+    assert subject.accounts.tokens["failed"] == 4
+    assert subject.metrics()["train/rollout_failures/non_finite_reward"] == 1
+
+
+def test_a_metric_that_is_not_finite_is_a_failure() -> None:
+    subject = collector(target_groups=1)
+    subject.requests()
+    subject.observe(Rollout("g0", 0, 1.0, tokens=4, metrics={"acc": float("nan")}))
+    assert subject.accounts.tokens["failed"] == 4
+
+
+def test_a_group_whose_rollouts_all_fail_is_dropped() -> None:
+    subject = collector(target_groups=1, limits=Limits(max_retries=0))
+    subject.requests()
+    for index in (0, 1):
+        subject.observe(Failure("g0", index, "lost"))
+    assert subject.metrics()["filter/dropped/failed"] == 1
+    assert subject.requests()[0].uid == "g1"
+
+
+def test_a_duplicate_is_counted_and_not_trained_twice() -> None:
+    subject = collector(allocator=Fixed(3), target_groups=1)
+    subject.requests()
+    for index in (0, 0, 1, 2):
+        subject.observe(Rollout("g0", index, float(index == 0), tokens=10))
+    (group,) = subject.take()
+    assert [rollout.index for rollout in group.rollouts] == [0, 1, 2]
+    assert subject.accounts.tokens["duplicate"] == 10
+
+
+def test_an_unknown_uid_or_index_is_an_error_that_names_it() -> None:
+    subject = collector()
+    subject.requests()
+    with pytest.raises(ValueError, match="uid='g99' is unknown"):
+        subject.observe(Rollout("g99", 0, 1.0, 1))
+    with pytest.raises(ValueError, match="uid='elephant' is unknown"):
+        subject.observe(Failure("elephant", 0, "lost"))
+    with pytest.raises(ValueError, match="index=7 of group g0 was never requested: 0 to 1 were"):
+        subject.observe(Rollout("g0", 7, 1.0, 1))
+
+
+# -- rejection ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_that_keeps_its_signal_survives_the_rejection_of_a_row() -> None:
+    subject = collector(allocator=Fixed(3))
+    answer(subject, subject.requests(), rewards=(1.0, 0.0, 0.0))
+    subject.take()
+    assert subject.reject({"g0": [2]}, "gate1") == ()
+    assert subject.accounts.tokens["rejected/gate1"] == 10
+    assert subject.accounts.tokens["trained"] == 50
+
+
+def test_a_group_that_loses_its_signal_is_replaced_in_the_same_step() -> None:
+    subject = collector(allocator=Fixed(3), gen_batch_size=3, surplus=Surplus(max_carry_steps=0))
+    answer(subject, subject.requests(), rewards=(1.0, 0.0, 0.0))
+    subject.take()
+    assert subject.reject({"g0": [0]}, "gate1") == ("g0",)
+    assert subject.ready  # the surplus serves before it expires
+    assert [group.uid for group in subject.take()] == ["g2"]
+    assert subject.step == 0
+
+
+def test_a_kept_group_can_be_rejected_before_it_is_taken() -> None:
+    subject = collector(gen_batch_size=3)
+    answer(subject, subject.requests())
+    assert subject.reject(["g1"], "stale") == ("g1",)
+    assert [group.uid for group in subject.take()] == ["g0", "g2"]
+
+
+def test_rejecting_what_is_not_there_is_an_error() -> None:
+    with pytest.raises(ValueError, match="uid='g5' is neither in the batch in hand nor kept"):
+        collector().reject(["g5"], "gate1")
+
+
+# -- metrics and state -------------------------------------------------------------------------------------------------
+
+
+def test_metrics_have_the_documented_names() -> None:
+    subject = collector(gen_batch_size=4, target_groups=2)
+    requests = subject.requests()
+    answer(subject, requests[:1], rewards=(1.0, 1.0), tokens=2)
+    answer(subject, requests[1:2], rewards=(0.0, 0.0))
+    answer(subject, requests[2:])
+    metrics = subject.metrics()
+    assert metrics["train/num_gen_batches"] == 1
+    assert metrics["train/filtered_prompts_ratio"] == 0.5
+    assert metrics["filter/dropped/too_easy"] == metrics["filter/dropped/too_hard"] == 1
+    assert metrics["length/generated_mean"] == 8
+    assert metrics["length/kept_mean"] == 10
+    expected = {
+        "iterations": 1,
+        "total_rollouts": 8,
+        "avg_rollouts_per_sample": 2,
+        "min_rollouts_per_sample": 2,
+        "max_rollouts_per_sample": 2,
+        "samples_with_positive": 3,
+        "samples_without_positive": 1,
+        "positive_rate": 0.75,
+        "efficiency": 0.5,
+        "informative_groups_per_1k_rollouts": 250,
+    }
+    assert {name: metrics[f"adaptive_rollout/{name}"] for name in expected} == expected
+
+
+def test_a_reordered_data_set_finds_its_groups_and_beliefs_again() -> None:
+    names = [f"prompt {index}" for index in range(20)]
+    before = Collector(ListSource(names), Uniform(), Fixed(2), Variance(), target_groups=2, gen_batch_size=6)
+    requests = before.requests()
+    answer(before, requests[:3])
+    after = Collector(ListSource(names[::-1]), Uniform(), Fixed(2), Variance(), target_groups=2, gen_batch_size=6)
+    after.load_state_dict(before.state_dict())
+    assert [g.prompt.payload for g in after.kept] == [request.prompt.payload for request in requests[:3]]
+    visited = {names[::-1][index] for index in after.ledger.visits.nonzero()[0]}
+    assert visited == {request.prompt.payload for request in requests[:3]}
+
+
+def test_a_prompt_in_hand_that_is_gone_from_the_data_is_named() -> None:
+    before = collector(prompts=5)
+    before.requests()
+    with pytest.raises(ValueError, match="group g0 of the saved state is about a prompt"):
+        Collector(ListSource(["other"]), Uniform(), Fixed(2), Variance(), target_groups=1).load_state_dict(
+            before.state_dict()
+        )
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ({"prompts": 0}, "source='0 prompts' is not accepted"),
+        ({"target_groups": 0}, "target_groups=0 is not accepted: 1 or more"),
+        ({"gen_batch_size": 0}, "gen_batch_size=0 is not accepted"),
+        (
+            {"prompts": 3, "target_groups": 4, "repeat": False},
+            "target_groups=4 is not accepted: at most 3 without repeats",
+        ),
+    ],
+)
+def test_bounds_that_cannot_be_met_are_refused(bounds: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        collector(**bounds)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: Limits(on_exhausted="panic"),
+            "limits.on_exhausted='panic' is not accepted: one of error, shrink, backfill",
+        ),
+        (lambda: Limits(max_tokens_per_step=9), "limits.max_tokens_per_rollout=None is not accepted"),
+        (lambda: Limits(max_rollouts_per_step=0), "limits.max_rollouts_per_step=0 is not accepted"),
+        (lambda: Limits(max_retries=-1), "limits.max_retries=-1 is not accepted"),
+        (lambda: Surplus(max_carry_steps=-1), "surplus.max_carry_steps=-1 is not accepted"),
+        (lambda: Surplus(on_full="wait"), "surplus.on_full='wait' is not accepted: one of finish, requeue"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_without_repeats_the_data_end_and_the_error_says_so() -> None:
+    subject = collector(prompts=3, repeat=False)
+    answer(subject, subject.requests(), rewards=(1.0, 1.0))
+    answer(subject, subject.requests(), rewards=(1.0, 1.0))
+    with pytest.raises(Exhausted, match=r"0 of 2 groups are kept and no more can be had: .* 3 visits to 3 prompts"):
+        subject.requests()

@@ -1,0 +1,254 @@
+"""What the collector keeps, whatever the engine, the policies, the faults and the moment it is cut."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from unit.core.driver import MAX_TOKENS, FaultyEngine, Log, run, take, turn
+
+from goldilocks.checkpoint import load_state, save_state
+from goldilocks.core import Collector, Exhausted, Limits, ListSource, Surplus
+from goldilocks.core.presets import PRESETS, preset
+
+SMALL = {
+    "adaptive": {"allocator.max_n": 12},
+    "contrast": {"allocator.max_n": 12},
+    "thompson+contrast": {"allocator.max_n": 12},
+}
+MAX_N = {"pilot": 16, "knapsack": 32, "adaptive": 12, "contrast": 12, "thompson+contrast": 12}
+
+limits = st.builds(
+    Limits,
+    max_num_gen_batches=st.sampled_from([0, 3, 20]),
+    max_rollouts_per_step=st.sampled_from([None, 60, 400]),
+    max_tokens_per_step=st.sampled_from([None, 2_000, 20_000]),
+    max_tokens_per_rollout=st.just(MAX_TOKENS),
+    max_retries=st.integers(0, 3),
+    on_exhausted=st.sampled_from(["shrink", "backfill"]),
+)
+surplus = st.builds(Surplus, max_carry_steps=st.integers(0, 2), on_full=st.sampled_from(["finish", "requeue"]))
+cases = st.fixed_dictionaries(
+    {
+        "policy": st.sampled_from(sorted(PRESETS)),
+        "prompts": st.integers(12, 80),
+        "target_groups": st.integers(1, 10),
+        "gen_batch_size": st.integers(1, 20),
+        "limits": limits,
+        "surplus": surplus,
+        "seed": st.integers(0, 2**31),
+    }
+)
+properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def make(case: dict[str, Any]) -> Collector:
+    selector, allocator, filter = preset(case["policy"]).build(SMALL.get(case["policy"]))
+    bounds = {name: case[name] for name in ("target_groups", "gen_batch_size", "limits", "surplus", "seed")}
+    source = ListSource([f"prompt {index}" for index in range(case["prompts"])])
+    return Collector(source, selector, allocator, filter, **bounds)
+
+
+def run_until_exhausted(case: dict[str, Any], steps: int = 4) -> tuple[Collector, Log]:
+    collector, log, engine = make(case), Log(), FaultyEngine(case["seed"])
+    try:
+        for _ in range(steps):
+            while not collector.ready:
+                turn(collector, engine, log)
+            take(collector, engine, log)
+    except Exhausted:
+        pass  # not one group was to be had within the limits
+    return collector, log
+
+
+@properties
+@given(cases)
+def test_accounts_sum_at_every_event_and_end_where_the_batches_say(case: dict[str, Any]) -> None:
+    collector, log = run_until_exhausted(case)  # every event is checked on the way
+    accounts = collector.accounts.by_class(collector.accounts.rollouts)
+    trained = sum(len(group.trained) for batch in log.batches for group in batch)
+    assert accounts["trained"] + accounts["backfilled"] == trained
+    assert accounts["carried"] == sum(len(group) for group in collector.kept)
+
+
+@properties
+@given(cases)
+def test_a_batch_is_never_larger_than_asked_and_smaller_only_when_the_limits_say_so(case: dict[str, Any]) -> None:
+    unlimited = {**case, "limits": Limits()}
+    _, log = run_until_exhausted(unlimited)
+    assert [len(batch) for batch in log.batches] == [case["target_groups"]] * 4
+    _, log = run_until_exhausted(case)
+    assert all(len(batch) <= case["target_groups"] for batch in log.batches)
+
+
+@properties
+@given(cases.filter(lambda case: PRESETS[case["policy"]].filter == "variance"))
+def test_no_group_without_variance_is_trained_unless_it_fills_up_an_exhausted_batch(case: dict[str, Any]) -> None:
+    _, log = run_until_exhausted({**case, "limits": Limits(max_retries=case["limits"].max_retries)})
+    for group in (group for batch in log.batches for group in batch if len(group) > 1):
+        assert len(set(group.rewards)) > 1
+
+
+@properties
+@given(cases)
+def test_groups_are_trained_once_in_issue_order_and_within_their_age(case: dict[str, Any]) -> None:
+    _, log = run_until_exhausted({**case, "limits": Limits()})
+    trained = [group.uid for batch in log.batches for group in batch]
+    assert len(trained) == len(set(trained))
+    for step, batch in enumerate(log.batches):
+        order = [int(group.uid[1:]) for group in batch]
+        assert order == sorted(order)
+        assert all(step - group.version <= case["surplus"].max_carry_steps for group in batch)
+
+
+@properties
+@given(cases)
+def test_no_limit_is_exceeded(case: dict[str, Any]) -> None:
+    bounds, collector, log = case["limits"], make(case), Log()
+    engine = FaultyEngine(case["seed"], duplicate_rate=0.0, late_rate=0.0)
+    asked: dict[str, int] = {}
+    try:
+        for _ in range(3):
+            before = collector.accounts.generated_tokens
+            log.decisions.clear()
+            while not collector.ready:
+                turn(collector, engine, log)
+            rollouts = sum(decision[3] for decision in log.decisions if decision[0] == "ask")
+            prompts = len({decision[1] for decision in log.decisions if decision[0] == "ask" and decision[4] == 0})
+            for decision in (decision for decision in log.decisions if decision[0] == "ask"):
+                asked[decision[1]] = asked.get(decision[1], 0) + decision[3]
+            assert rollouts <= (bounds.max_rollouts_per_step or rollouts)
+            assert prompts <= (bounds.max_num_gen_batches or prompts) * case["gen_batch_size"]
+            tokens = collector.accounts.generated_tokens - before
+            assert tokens <= (bounds.max_tokens_per_step or tokens)
+            batch = take(collector, engine, log)
+            most = MAX_N.get(case["policy"], 8)
+            assert all(len(group) <= most for group in batch)
+            assert all(asked[group.uid] <= most + bounds.max_retries + 1 for group in batch)
+    except Exhausted:
+        pass
+
+
+@properties
+@given(cases)
+def test_the_same_seed_gives_the_same_decisions(case: dict[str, Any]) -> None:
+    assert run_until_exhausted(case)[1].decisions == run_until_exhausted(case)[1].decisions
+
+
+@properties
+@given(cases, st.integers(1, 60))
+def test_cut_at_any_event_saved_and_loaded_it_decides_as_if_uncut(
+    tmp_path_factory: pytest.TempPathFactory, case: dict[str, Any], cut: int
+) -> None:
+    case = {**case, "limits": Limits(max_retries=case["limits"].max_retries)}
+    whole = run(make(case), FaultyEngine(case["seed"]), steps=3)
+    collector, engine, log = make(case), FaultyEngine(case["seed"]), Log()
+    path = tmp_path_factory.mktemp("state") / "collector.npz"
+    events = 0
+    for _ in range(3):
+        while not collector.ready:
+            for request in collector.requests(room=engine.free):
+                log.decisions.append(["ask", request.uid, request.prompt.index, request.n, request.first])
+                engine.submit(request)
+            for event in engine.step():
+                collector.observe(event)
+                events += 1
+                if events == cut:
+                    save_state(collector.state_dict(), path)
+                    collector = make(case)
+                    collector.load_state_dict(load_state(path))
+            for uid in collector.cancelled():
+                log.decisions.append(["cancel", uid])
+                engine.abort(uid)
+        take(collector, engine, log)
+    assert log.decisions == whole.decisions
+
+
+@properties
+@given(cases, st.integers(1, 20))
+def test_after_a_crash_that_loses_everything_in_flight_the_batches_are_still_full(
+    tmp_path_factory: pytest.TempPathFactory, case: dict[str, Any], cut: int
+) -> None:
+    case = {**case, "limits": Limits()}
+    collector, engine, log = make(case), FaultyEngine(case["seed"]), Log()
+    for _ in range(cut):
+        if collector.ready:
+            take(collector, engine, log)
+        turn(collector, engine, log)
+    reborn = make(case)
+    path = tmp_path_factory.mktemp("state") / "collector.npz"
+    save_state(collector.state_dict(), path)
+    reborn.load_state_dict(load_state(path))
+    reborn.reissue()
+    after = run(reborn, FaultyEngine(case["seed"] + 1), steps=2)
+    trained = [group.uid for batch in log.batches + after.batches for group in batch]
+    assert len(trained) == len(set(trained))
+    assert all(len(batch) == case["target_groups"] for batch in after.batches)
+
+
+@properties
+@given(cases, st.data())
+def test_what_is_rejected_is_replaced_until_the_batch_is_full(case: dict[str, Any], data: st.DataObject) -> None:
+    case = {**case, "limits": Limits()}
+    collector, engine, log = make(case), FaultyEngine(case["seed"]), Log()
+    while not collector.ready:
+        turn(collector, engine, log)
+    held = {group.uid for group in take(collector, engine, log)}
+    for _ in range(3):
+        gone = data.draw(st.sets(st.sampled_from(sorted(held))))
+        if not gone:
+            break
+        assert set(collector.reject(gone, "gate")) == gone
+        held -= gone
+        while not collector.ready:
+            turn(collector, engine, log)
+        fresh = {group.uid for group in take(collector, engine, log)}
+        assert not fresh & held
+        held |= fresh
+        assert len(held) == case["target_groups"]
+        collector.accounts.check()
+    rejected = collector.accounts.by_class(collector.accounts.rollouts)["rejected"]
+    assert rejected == sum(len(g) for batch in log.batches for g in batch if g.uid not in held)
+
+
+def test_a_new_process_goes_on_with_the_same_decisions(tmp_path: Path) -> None:
+    case = {
+        "policy": "thompson+contrast",
+        "prompts": 50,
+        "target_groups": 6,
+        "gen_batch_size": 9,
+        "limits": Limits(),
+        "surplus": Surplus(),
+        "seed": 7,
+    }
+    collector, engine = make(case), FaultyEngine(7)
+    run(collector, engine, steps=2)
+    turn(collector, engine, Log())
+    save_state(collector.state_dict(), tmp_path / "collector.npz")
+    (tmp_path / "engine.json").write_text(json.dumps(asdict(engine)))
+    here = run(collector, engine, steps=2).decisions
+    script = (
+        "import json, sys; from pathlib import Path; folder = Path(sys.argv[1]); "
+        "from unit.core.driver import FaultyEngine, run; from unit.core.test_collector_properties import make; "
+        "from goldilocks.checkpoint import load_state; from goldilocks.core import Limits, Surplus; "
+        "case = {**json.loads(sys.argv[2]), 'limits': Limits(), 'surplus': Surplus()}; collector = make(case); "
+        "collector.load_state_dict(load_state(folder / 'collector.npz')); "
+        "engine = FaultyEngine(**json.loads((folder / 'engine.json').read_text())); "
+        "print(json.dumps(run(collector, engine, steps=2).decisions))"
+    )
+    plain = json.dumps({name: value for name, value in case.items() if name not in ("limits", "surplus")})
+    there = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), plain],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": ":".join(path for path in sys.path if path), "PYTHONHASHSEED": "99"},
+    )
+    assert json.loads(there.stdout) == here

@@ -1,0 +1,287 @@
+"""Each policy, as its definition says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from goldilocks.core import Ledger, build_allocator, build_filter, build_selector
+from goldilocks.core.allocators import ALLOCATORS, Adaptive, Fixed, Knapsack, Pilot
+from goldilocks.core.filters import FILTERS, Band, Length, Variance
+from goldilocks.core.pool import Pool
+from goldilocks.core.presets import PRESETS, preset
+from goldilocks.core.selectors import SELECTORS, Greso, Thompson, Uniform
+from goldilocks.testing import check_allocator, check_filter, check_selector
+from goldilocks.types import Group, Prompt, Rollout
+
+
+def ledger(size: int = 10) -> Ledger:
+    return Ledger(np.arange(size, dtype=np.uint64))
+
+
+def group(rewards: Sequence[float], *, planned: int = 0, tokens: int = 5, truncated: bool = False) -> Group:
+    rollouts = [
+        Rollout("g0", index, reward, tokens, metrics={"acc": reward}, truncated=truncated)
+        for index, reward in enumerate(rewards)
+    ]
+    return Group("g0", Prompt(0, 0), rollouts, planned)
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+def test_every_selector_keeps_the_contract(name: str) -> None:
+    check_selector(lambda: build_selector(name))
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_every_allocator_keeps_the_contract(name: str) -> None:
+    check_allocator(lambda: build_allocator(name))
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_every_filter_keeps_the_contract(name: str) -> None:
+    check_filter(lambda: build_filter(name))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_builds(name: str) -> None:
+    assert all(preset(name).build())
+
+
+# -- allocators --------------------------------------------------------------------------------------------------------
+
+
+def test_fixed_wants_n_whatever_happened() -> None:
+    assert Fixed(5).first(np.arange(3), ledger()) == [5, 5, 5]
+    assert Fixed(5).wanted(group([1, 1, 1]), ledger()) == 5
+
+
+@pytest.mark.parametrize(
+    ("stop", "rewards", "wanted"),
+    [
+        ("positive", [], 2),
+        ("positive", [1], 2),
+        ("positive", [1, 1], 2),  # an easy prompt costs two
+        ("positive", [0, 1], 2),
+        ("positive", [0, 0], 10),  # two, then eight at a time
+        ("positive", [0, 0, 1], 3),  # satisfied: what is in flight is cancelled
+        ("positive", [0] * 10, 18),
+        ("positive", [0] * 18, 20),  # never past max_n
+        ("positive", [0] * 20, 20),
+        ("contrast", [1, 1], 10),
+        ("contrast", [1, 0], 2),
+        ("balanced", [1, 0], 10),
+        ("balanced", [1, 0, 1, 0], 4),
+    ],
+)
+def test_adaptive_asks_until_the_rule_is_satisfied(stop: str, rewards: list[float], wanted: int) -> None:
+    assert Adaptive(max_n=20, stop=stop).wanted(group(rewards), ledger()) == wanted
+
+
+def test_adaptive_counts_a_reward_at_the_threshold_as_positive() -> None:
+    beliefs = Ledger(np.arange(1, dtype=np.uint64), positive_threshold=0.7)
+    assert Adaptive().wanted(group([0.69, 0.0]), beliefs) > 2
+    assert Adaptive().wanted(group([0.7, 0.0]), beliefs) == 2
+
+
+def test_max_train_n_keeps_both_signs_and_their_ratio() -> None:
+    chosen = Adaptive(max_train_n=4).trained(group([0] * 15 + [1]), ledger())
+    assert sorted(rollout.reward for rollout in chosen) == [0, 0, 0, 1]
+    chosen = Adaptive(max_train_n=4).trained(group([0] * 8 + [1] * 8), ledger())
+    assert sum(rollout.reward for rollout in chosen) == 2
+    chosen = Adaptive(max_train_n=4).trained(group([1] * 15 + [0]), ledger())
+    assert sorted(rollout.reward for rollout in chosen) == [0, 1, 1, 1]
+    assert len(Adaptive(max_train_n=4).trained(group([0] * 9), ledger())) == 4
+
+
+@pytest.mark.parametrize(
+    ("rewards", "wanted"), [([], 4), ([1, 0], 4), ([1, 1, 1, 1], 4), ([0, 0, 0, 0], 4), ([1, 0, 1, 1], 16)]
+)
+def test_pilot_commits_only_where_the_pilots_differ(rewards: list[float], wanted: int) -> None:
+    assert Pilot().wanted(group(rewards), ledger()) == wanted
+
+
+def test_knapsack_spends_its_budget_on_uncertain_prompts_and_prefers_hard_ones() -> None:
+    beliefs = ledger(4)
+    for index, positives in enumerate([0, 5, 15, 20]):
+        beliefs.positives[index], beliefs.negatives[index] = positives, 20 - positives
+    sizes = Knapsack(mean_n=8, max_n=64, memory=0).first(np.arange(4), beliefs)
+    assert sum(sizes) == 32
+    assert sizes[1] > sizes[2] > sizes[3]  # a quarter right is worth more than three quarters right
+    assert min(sizes) >= 2
+
+
+def test_knapsack_prefers_the_cheaper_of_two_equal_prompts() -> None:
+    beliefs = ledger(2)
+    beliefs.visits[:] = 1
+    beliefs.tokens[:] = [100, 1000]
+    cheap, dear = Knapsack(memory=0).first(np.arange(2), beliefs)
+    assert cheap > dear
+
+
+def test_knapsack_weighs_a_lone_prompt_against_those_seen_before() -> None:
+    beliefs = ledger(40)
+    beliefs.negatives[:20], beliefs.positives[:20] = 20, 8
+    beliefs.positives[20:] = 30
+    allocator = Knapsack()
+    allocator.first(np.arange(1, 39), beliefs)
+    worth, worthless = allocator.first(np.array([0]), beliefs)[0], allocator.first(np.array([39]), beliefs)[0]
+    assert worth > 8 > worthless
+
+
+# -- selectors ---------------------------------------------------------------------------------------------------------
+
+
+def test_uniform_shows_every_prompt_once_an_epoch() -> None:
+    pool, rng = Pool(10, seed=0, repeat=True), np.random.default_rng(0)
+    first = np.concatenate([Uniform().choose(pool, ledger(), k, rng) for k in (3, 3, 4)])
+    second = Uniform().choose(pool, ledger(), 10, rng)
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert list(first) != list(second)
+    assert pool.epoch == 1
+
+
+def test_without_repeats_the_pass_ends() -> None:
+    pool, rng = Pool(10, seed=0, repeat=False), np.random.default_rng(0)
+    assert [len(Uniform().choose(pool, ledger(), 7, rng)) for _ in range(3)] == [7, 3, 0]
+
+
+def test_greso_skips_streaks_and_comes_back_to_them_now_and_then() -> None:
+    beliefs, pool, rng = ledger(2_000), Pool(2_000, seed=0, repeat=True), np.random.default_rng(0)
+    beliefs.streak[:1_000] = 3
+    chosen = np.concatenate([Greso(p=0.5).choose(pool, beliefs, 100, rng) for _ in range(10)])
+    share = np.mean(chosen < 1_000)
+    assert share == pytest.approx(0.125 / 1.125, abs=0.04)  # 1,000 × 0.5³ against 1,000
+
+
+def test_greso_explores_less_while_too_much_comes_back_without_variance() -> None:
+    selector, pool, rng = Greso(p=0.5), Pool(10, seed=0, repeat=True), np.random.default_rng(0)
+    for informative, p in ((False, 0.49), (False, 0.48), (True, 0.49)):
+        for _ in range(4):
+            selector.learn(group([1, 0]), informative=informative)
+        selector.choose(pool, ledger(), 2, rng)
+        assert selector.metrics()["selector/greso_p"] == pytest.approx(p)
+
+
+def test_thompson_prefers_prompts_believed_near_the_target_and_tries_the_unknown() -> None:
+    beliefs, pool, rng = ledger(300), Pool(300, seed=0, repeat=True), np.random.default_rng(0)
+    beliefs.positives[:100] = beliefs.negatives[:100] = 50
+    beliefs.positives[100:200] = 100
+    chosen = Thompson().choose(pool, beliefs, 100, rng)
+    known, solved, unknown = (np.sum((chosen >= lo) & (chosen < lo + 100)) for lo in (0, 100, 200))
+    assert known > 60
+    assert solved == 0
+    assert unknown > 0
+
+
+def test_thompson_never_chooses_a_prompt_in_hand() -> None:
+    pool = Pool(10, seed=0, repeat=True)
+    pool.claim([1, 2, 3])
+    assert sorted(Thompson().choose(pool, ledger(), 10, np.random.default_rng(0))) == [0, 4, 5, 6, 7, 8, 9]
+
+
+# -- filters -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rewards", "keep", "reason"),
+    [
+        ([1, 0], True, ""),
+        ([1, 1, 1], False, "too_easy"),
+        ([0, 0, 0], False, "too_hard"),
+        ([0.5, 0.5 + 1e-9], False, "too_easy"),  # shaped rewards never give an exact zero
+        ([0.7], True, ""),  # nothing can be said of a group of one
+    ],
+)
+def test_variance_keeps_groups_whose_rewards_differ(rewards: list[float], keep: bool, reason: str) -> None:
+    verdict = Variance().judge(group(rewards))
+    assert (verdict.keep, verdict.reason) == (keep, reason)
+
+
+def test_variance_judges_the_metric_it_is_told_to() -> None:
+    assert Variance(metric="acc").judge(group([1, 0])).keep
+    with pytest.raises(ValueError, match=r"metric='f1' is not returned .* there are: acc, reward"):
+        Variance(metric="f1").judge(group([1, 0]))
+
+
+def test_band_excludes_its_ends() -> None:
+    assert Band(lo=0, hi=1).judge(group([1, 0])).keep
+    assert Band(lo=0, hi=1).judge(group([1, 1])).reason == "above_band"
+    assert Band(lo=0.5, hi=1).judge(group([1, 0])).reason == "below_band"
+
+
+def test_length_drops_groups_with_too_few_finished_answers() -> None:
+    assert Length().judge(group([1, 0])).keep
+    assert Length().judge(group([1, 0], truncated=True)).reason == "overlong"
+    assert Length(max_tokens=4).judge(group([1, 0], tokens=5)).reason == "overlong"
+    assert not Length(min_finished=3).judge(group([1, 0])).keep
+
+
+def test_a_chain_gives_the_first_reason() -> None:
+    both = build_filter(["length", "variance"], {"max_tokens": 4, "metric": "acc"})
+    assert both.judge(group([1, 0], tokens=4)).keep
+    assert both.judge(group([1, 1], tokens=4)).reason == "too_easy"
+    assert both.judge(group([1, 1], tokens=5)).reason == "overlong"
+
+
+# -- names and parameters ----------------------------------------------------------------------------------------------
+
+
+class Twice(Fixed):
+    """A user's own policy, named as package.module:Class."""
+
+    def wanted(self, group: Group, ledger: Ledger) -> int:
+        return 2 * self.n
+
+
+def test_a_policy_of_ones_own_is_named_by_module_and_class() -> None:
+    built = build_allocator("unit.core.test_policies:Twice", {"n": 3})
+    assert built.wanted(group([]), ledger()) == 6
+    check_allocator(lambda: Twice(3))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: build_selector("tompson"), r"selector='tompson' is not known \(did you mean 'thompson'\?\)"),
+        (lambda: build_allocator("fixed", {"m": 3}), r"allocator.m is not a parameter of fixed"),
+        (lambda: build_allocator("fixed", {"n": -1}), r"allocator.n=-1 is not accepted: 1 or more"),
+        (lambda: build_allocator("no.such:Thing"), r"cannot be imported: No module named 'no'"),
+        (lambda: build_allocator("pathlib:Path"), r"is not accepted: a subclass of .*Allocator"),
+        (lambda: build_allocator("adaptive", {"max_n": 1}), r"max_n=1 is not accepted: min_rollouts=2 or more"),
+        (lambda: build_allocator("knapsack", {"mean_n": 99}), r"mean_n=99 is not accepted: between"),
+        (lambda: build_filter("band", {"lo": 2}), r"filter.lo=2 is not accepted: below hi=1.0"),
+        (lambda: build_filter(["band", "length"], {"low": 2}), r"filter.low is not a parameter of band, length"),
+        (lambda: preset("dappo"), r"policy='dappo' is not known \(did you mean 'dapo'\?\)"),
+        (lambda: preset("dapo").build({"n": 3}), r"n=3 is not accepted: selector.NAME, allocator.NAME or filter.NAME"),
+    ],
+)
+def test_bad_names_and_parameters_say_what_would_be_accepted(build, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_a_policy_that_forgets_its_state_fails_the_contract() -> None:
+    class Forgetful(Fixed):
+        def __post_init__(self) -> None:
+            self.calls = 0
+
+        def first(self, rows, ledger):
+            self.calls += 1
+            return [1 + self.calls % 3] * len(rows)
+
+        def wanted(self, group: Group, ledger: Ledger) -> int:
+            return group.planned
+
+    with pytest.raises(AssertionError, match="state_dict misses something"):
+        check_allocator(Forgetful)
+
+
+def test_a_policy_that_draws_from_a_generator_of_its_own_fails_the_contract() -> None:
+    class Fickle(Uniform):
+        def choose(self, pool, ledger, k, rng):
+            return np.random.default_rng().choice(pool.free(), size=k, replace=False)
+
+    with pytest.raises(AssertionError, match="draw only from the rng you are given"):
+        check_selector(Fickle)
