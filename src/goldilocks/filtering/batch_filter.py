@@ -1,0 +1,245 @@
+"""``PPOBatchFilter``: which rows of a finished batch are trained.
+
+The stages are the methods of ``filter_batch``, in order. Each takes the rows still in play and returns those left, with
+metrics that count what it dropped; a group's fate is counted exactly once.
+
+Invariant: what comes out are distinct rows of the batch, whole groups in the order of first occurrence, each with
+``min_group_size`` to ``target_group_size`` samples and, unless asked otherwise, with variance in its rewards. No sample
+is ever dropped for its own length.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Literal, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from goldilocks.filtering.config import PPOFilterConfig
+from goldilocks.filtering.draws import Draws
+from goldilocks.filtering.rows import Rows, Uids, read_rows, valid_rows
+from goldilocks.filtering.segments import Segments
+from goldilocks.filtering.selection import Samples, cut
+from goldilocks.filtering.two_gate import TwoGateFilter
+
+logger = logging.getLogger(__name__)
+
+LOW_VARIANCE_STD = 1e-3
+LOW_BATCH_SIZE_RATIO = 0.5
+
+Metrics = dict[str, float]
+
+
+class PPOBatchFilter:
+    """Takes a batch of tensors and the uid of each row; gives back the rows to train on, and metrics.
+
+    ``config`` is a ``PPOFilterConfig``, or a mapping of its fields. ``data_config["seed"]`` (default 1) seeds the one
+    generator, which is advanced by one number a call.
+    """
+
+    def __init__(
+        self, config: PPOFilterConfig | Mapping[str, Any], data_config: Mapping[str, Any] | None = None
+    ) -> None:
+        self.config = config if isinstance(config, PPOFilterConfig) else PPOFilterConfig.from_mapping(config)
+        self._generator = torch.Generator().manual_seed(_seed(data_config))
+        self._gates = TwoGateFilter(self.config)
+
+    @overload
+    def filter_batch(
+        self, batch: Mapping[str, Any], uids: Uids, return_indices: Literal[False] = False
+    ) -> tuple[dict[str, Any], Metrics]: ...
+    @overload
+    def filter_batch(
+        self, batch: Mapping[str, Any], uids: Uids, return_indices: Literal[True]
+    ) -> tuple[Tensor, Metrics]: ...
+    @overload
+    def filter_batch(
+        self, batch: Mapping[str, Any], uids: Uids, return_indices: bool
+    ) -> tuple[dict[str, Any] | Tensor, Metrics]: ...
+
+    def filter_batch(
+        self, batch: Mapping[str, Any], uids: Uids, return_indices: bool = False
+    ) -> tuple[dict[str, Any] | Tensor, Metrics]:
+        """The rows to train on, or their indices; and what happened to the others.
+
+        Args:
+            batch: ``rewards`` [rows], ``response_lengths`` [rows] or ``response_mask`` [rows, tokens]; for the gates
+                ``old_log_probs``, ``rollout_log_probs``, ``top_log_probs`` [rows, tokens]; anything else with rows.
+            uids: the group of each row; rows of a group need not be neighbours.
+            return_indices: return the indices of the rows instead of the rows.
+
+        """
+        salt = int(torch.randint(1 << 62, (), generator=self._generator))
+        generated = read_rows(batch, uids)
+        metrics = self._describe(generated)
+
+        rows = valid_rows(generated, self.config.invalid_rows)
+        metrics["rejection/invalid_rows"] = len(generated) - len(rows)
+        rows = self._gate(rows, batch, metrics)
+        rows = self._filter_groups(rows, metrics)
+        rows = self._filter_samples(rows, metrics)
+        rows = self._select(rows, salt, metrics)
+
+        self._summarise(rows, metrics)
+        selected = rows.index
+        return (selected if return_indices else take_rows(batch, selected, len(generated))), metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next call depends on beside the batch."""
+        return {"generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where ``state_dict`` was taken."""
+        self._generator.set_state(state["generator"])
+
+    def _describe(self, rows: Rows) -> Metrics:
+        """What was generated, before anything is dropped."""
+        groups = rows.groups
+        positives = groups.sum(rows.reward > 0)
+        return {
+            "batch/total_samples_generated": len(rows),
+            "batch/total_groups_generated": len(groups),
+            "batch/solve_none_ratio": _share(positives == 0),
+            "batch/solve_all_ratio": _share(positives == groups.sizes),
+            "batch/response_clip_ratio": int((groups.sizes - self._short(rows)).sum()) / max(1, len(rows)),
+        }
+
+    def _gate(self, rows: Rows, batch: Mapping[str, Any], metrics: Metrics) -> Rows:
+        """Stage 0: reject rows on which trainer and engine disagree, and groups that this leaves too small."""
+        metrics["rejection/two_gate_insufficient_groups"] = 0
+        oversampled = bool((rows.groups.sizes > self.config.target_group_size).any())
+        if not self.config.enable_two_gate_filter or not (oversampled or self.config.gate_always):
+            return rows
+        judged = torch.zeros_like(batch["rewards"], dtype=torch.bool).index_fill_(0, rows.index, True)
+        verdict = self._gates.judge(batch, judged)
+        metrics.update(verdict.metrics)
+        accepted = verdict.accepted[rows.index]
+        large_enough = rows.groups.sizes >= self.config.min_group_size
+        insufficient = large_enough & (rows.groups.sum(accepted) < self.config.min_group_size)
+        metrics["rejection/two_gate_insufficient_groups"] = int(insufficient.sum())
+        return rows.where(accepted & ~rows.groups.spread(insufficient))
+
+    def _filter_groups(self, rows: Rows, metrics: Metrics) -> Rows:
+        """Stage 1: drop groups that teach nothing or are cut short, judged on the rows that are left."""
+        overlong, flat = self._overlong(rows), self._flat(rows)
+        metrics["batch/low_variance_groups"] = int(flat.sum())
+        metrics["batch/overlong_groups"] = int(overlong.sum())
+        metrics["batch/filter_all_groups"] = int((flat | overlong).sum())
+        return rows.where_group(~(flat | overlong))
+
+    def _filter_samples(self, rows: Rows, metrics: Metrics) -> Rows:
+        """Stage 2: drop samples by their reward, never by their length."""
+        if self.config.reward_threshold is None:
+            metrics["rejection/reward_rejection_rate"] = 0.0
+            return rows
+        kept = rows.reward >= self.config.reward_threshold
+        metrics["rejection/reward_rejection_rate"] = _share(~kept)
+        return rows.where(kept)
+
+    def _select(self, rows: Rows, salt: int, metrics: Metrics) -> Rows:
+        """Stage 3: drop groups too small, cut those too large, and choose among what is left.
+
+        Groups are cut before they are chosen, so that a group which loses its variance to the cut leaves its place to
+        another. Neither step looks at other groups' samples, so the order changes no cut.
+        """
+        rows = self._drop_small_groups(rows, metrics)
+        draws = Draws.keyed_by_content(salt, rows.reward, rows.length, rows.groups)
+        samples = Samples(rows.groups, rows.reward, rows.length, draws.row)
+        config = self.config
+        kept = cut(config.sample_selection_strategy, samples, config.target_group_size, config.selection_temperature)
+        rows = rows.where(kept)  # at least one row of every group, so draws.group still fits
+        flat = self._flat(rows)
+        metrics["batch/variance_lost_groups"] = int(flat.sum())
+        metrics["batch/groups_before_selection"] = len(flat) - int(flat.sum())
+        rows = rows.where_group(self._choose(rows.groups, ~flat, draws.group, self._groups_wanted(metrics)))
+        metrics["batch/groups_after_selection"] = len(rows.groups)
+        return rows
+
+    def _drop_small_groups(self, rows: Rows, metrics: Metrics) -> Rows:
+        sizes, least = rows.groups.sizes, self.config.min_group_size
+        large = sizes >= least
+        single = int(((sizes == 1) & ~large).sum())
+        fates = ("rejection/two_gate_insufficient_groups", "batch/filter_all_groups")
+        elsewhere = sum(int(metrics[fate]) for fate in fates)
+        metrics["batch/single_sample_groups_rejected"] = single
+        # Told by what is missing, since a group that lost all its rows on the way is not in `sizes`.
+        metrics["batch/poor_groups_rejected"] = (
+            int(metrics["batch/total_groups_generated"]) - elsewhere - single - int(large.sum())
+        )
+        return rows.where_group(large)
+
+    def _choose(self, groups: Segments, candidate: Tensor, draw: Tensor, wanted: int) -> Tensor:
+        """True for the groups to train: candidates, complete ones before incomplete ones, in each by lot."""
+        incomplete = groups.sizes < self.config.target_group_size
+        order = torch.argsort(draw + incomplete.double() + 2 * (~candidate).double(), stable=True)
+        return torch.zeros_like(candidate).index_fill_(0, order[:wanted], True) & candidate
+
+    def _groups_wanted(self, metrics: Metrics) -> int:
+        return self.config.groups_to_keep(int(metrics["batch/total_groups_generated"]))
+
+    def _summarise(self, rows: Rows, metrics: Metrics) -> None:
+        """Stage 4: what is trained, against what was generated and what was wanted."""
+        samples, sizes = len(rows), rows.groups.sizes
+        ratio = samples / max(1, self._groups_wanted(metrics) * self.config.target_group_size)
+        metrics["batch/total_samples_selected"] = samples
+        metrics["batch/selection_rate"] = samples / max(1, int(metrics["batch/total_samples_generated"]))
+        metrics["batch/selected_groups"] = len(sizes)
+        metrics["batch/complete_groups_selected"] = int((sizes == self.config.target_group_size).sum())
+        metrics["batch/avg_group_size"] = samples / max(1, len(sizes))
+        metrics["batch/batch_size_ratio"] = ratio
+        metrics["batch/low_batch_size_warning"] = float(ratio < LOW_BATCH_SIZE_RATIO)
+        metrics["batch/critical_empty_batch"] = float(samples == 0)
+        if samples == 0:
+            logger.warning("the batch filter kept none of %d rows", metrics["batch/total_samples_generated"])
+
+    def _flat(self, rows: Rows) -> Tensor:
+        """True for groups without variance, where those are rejected; a sample alone is judged by its group's size."""
+        if not self.config.reject_low_variance_groups:
+            return torch.zeros_like(rows.groups.sizes, dtype=torch.bool)
+        return rows.groups.std(rows.reward) < LOW_VARIANCE_STD
+
+    def _overlong(self, rows: Rows) -> Tensor:
+        """True for groups with no, or with ``remove_clip`` too few, samples under ``max_response_length``."""
+        return self._short(rows) < (self.config.min_rollout_n if self.config.remove_clip else 1)
+
+    def _short(self, rows: Rows) -> Tensor:
+        """How many samples of each group stay under ``max_response_length``; one that reaches it was cut off there."""
+        limit = self.config.max_response_length
+        return rows.groups.sizes if limit is None else rows.groups.sum(rows.length < limit)
+
+
+def take_rows(batch: Mapping[str, Any], index: Tensor, rows: int) -> dict[str, Any]:
+    """The rows at ``index`` of every field: tensors, numpy arrays and lists that have ``rows`` of them."""
+    return {name: _take(name, value, index, rows) for name, value in batch.items()}
+
+
+def _take(name: str, value: Any, index: Tensor, rows: int) -> Any:
+    if not isinstance(value, (Tensor, np.ndarray, list)) or len(value) != rows:
+        raise ValueError(
+            f"{name}: expected a tensor, a numpy array or a list of {rows} rows, got {_describe_value(value)}"
+        )
+    if isinstance(value, Tensor):
+        return value.index_select(0, index.to(value.device))
+    if isinstance(value, np.ndarray):
+        return value[index.cpu().numpy()]
+    return [value[row] for row in index.tolist()]
+
+
+def _describe_value(value: Any) -> str:
+    return f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__
+
+
+def _share(true: Tensor) -> float:
+    return int(true.sum()) / max(1, true.numel())
+
+
+def _seed(data_config: Mapping[str, Any] | None) -> int:
+    seed = (data_config or {}).get("seed", 1)
+    if seed is None:
+        return 1
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise ValueError(f"seed={seed!r}: expected an integer")
+    return seed

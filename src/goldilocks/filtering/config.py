@@ -1,0 +1,142 @@
+"""What the batch filter is asked to do: one frozen, validated set of fields.
+
+Invariant: a ``PPOFilterConfig`` that exists is consistent. Every field has its type and range, ``min_group_size`` is
+filled in, and no combination is left that could train a group below it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+STRATEGIES = ("uniform", "efficiency", "efficiency_stochastic", "max_variance")
+GATE1_MODES = ("mean", "abs")
+INVALID_ROWS = ("error", "drop")
+
+
+@dataclass(frozen=True)
+class PPOFilterConfig:
+    """Every field of ``batch_filter.*``; the comment beside a field says what it means."""
+
+    sample_selection_strategy: str = "efficiency_stochastic"  # how a group with too many samples is cut
+    selection_temperature: float = 0.25  # efficiency_stochastic: 0+ always takes the best, large is uniform
+
+    target_group_size: int = 16  # samples a trained group has at most; the trainer sets it to rollout.n
+    target_num_groups: int | None = None  # groups a batch has at most; None keeps every valid one
+    min_group_size: int = None  # type: ignore[assignment]  # smaller groups are dropped; None becomes target // 2 + 1
+
+    reward_threshold: float | None = None  # samples below it are dropped
+    max_response_length: int | None = None  # a group all of whose samples reach it is dropped; never a sample
+    remove_clip: bool = False  # also drop groups with fewer than min_rollout_n samples under max_response_length
+    min_rollout_n: int = 1
+    reject_low_variance_groups: bool = True  # unbiased std of the rewards below 1e-3
+    invalid_rows: str = "error"  # a NaN or infinite reward, an empty response: "error", or "drop" and count
+
+    enable_two_gate_filter: bool = False
+    gate1_bias_epsilon: float = 0.01  # gate 1 keeps |mean over tokens of old − rollout log-prob| below this
+    gate1_mode: str = "mean"  # "abs": the mean of |old − rollout|, in which opposite errors do not cancel
+    gate2_instability_threshold: float = -15.0  # gate 2 keeps min over tokens of rollout − top log-prob above this
+    gate_always: bool = False  # gate even when no group has more samples than the target
+
+    prompt_oversampling_factor: float = 1.0  # prompts rolled out per prompt trained
+    sample_oversampling_factor: float = 1.0  # rollouts made per rollout trained
+
+    def __post_init__(self) -> None:
+        for name, (accepts, wanted) in _ACCEPTED.items():
+            if not accepts(getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected {wanted}")
+        floor = self.target_group_size // 2 + 1
+        if self.min_group_size is None:
+            object.__setattr__(self, "min_group_size", floor)
+        elif not floor <= self.min_group_size <= self.target_group_size:
+            raise ValueError(
+                f"min_group_size={self.min_group_size}: expected {floor} to {self.target_group_size}, "
+                f"more than half of target_group_size={self.target_group_size} so that less than half of it is padding"
+            )
+        if self.target_group_size == 1 and self.reject_low_variance_groups:
+            raise ValueError(
+                "reject_low_variance_groups=True: expected False when target_group_size=1, "
+                "since a group of one has no variance and none would be kept"
+            )
+        if self.remove_clip and self.max_response_length is None:
+            raise ValueError("max_response_length=None: expected an integer when remove_clip=True")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> PPOFilterConfig:
+        """Built from a ``dict`` or an OmegaConf node; an unknown key is an error that suggests the nearest field."""
+        names = [field.name for field in fields(cls)]
+        for key in values:
+            if key not in names:
+                nearest = get_close_matches(str(key), names, n=1, cutoff=0.0)[0]
+                raise ValueError(
+                    f"{key}={values[key]!r}: no such field; did you mean {nearest}? Fields: {', '.join(names)}"
+                )
+        return cls(**{str(key): value for key, value in values.items()})
+
+    @property
+    def rollouts_to_generate(self) -> int:
+        """Rollouts to make of each prompt, so that the target is left after cutting."""
+        return math.ceil(self.target_group_size * self.sample_oversampling_factor - _ROUNDING)
+
+    def prompts_to_generate(self, prompts: int) -> int:
+        """Prompts to roll out so that ``prompts`` are left after choosing."""
+        return math.ceil(prompts * self.prompt_oversampling_factor - _ROUNDING)
+
+    def groups_to_keep(self, groups: int) -> int:
+        """Of a batch of ``groups`` how many may be trained: the inverse of ``prompts_to_generate`` unless stated."""
+        if self.target_num_groups is not None:
+            return self.target_num_groups
+        return math.floor(groups / self.prompt_oversampling_factor + _ROUNDING)
+
+
+_ROUNDING = 1e-9  # 10 × 1.1 is 11, not the 11.000000000000002 that would round up to 12
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _integer_from(low: int) -> tuple[Callable[[Any], bool], str]:
+    return (lambda value: _is_integer(value) and value >= low), f"an integer of at least {low}"
+
+
+def _optional(check: tuple[Callable[[Any], bool], str]) -> tuple[Callable[[Any], bool], str]:
+    return (lambda value: value is None or check[0](value)), f"{check[1]}, or null"
+
+
+def _one_of(names: tuple[str, ...]) -> tuple[Callable[[Any], bool], str]:
+    return (lambda value: value in names), f"one of {', '.join(names)}"
+
+
+_BOOLEAN = (lambda value: isinstance(value, bool)), "true or false"
+_NUMBER = _is_number, "a finite number"
+_POSITIVE = (lambda value: _is_number(value) and value > 0), "a number above 0"
+_FACTOR = (lambda value: _is_number(value) and value >= 1), "a number of at least 1"
+
+_ACCEPTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "sample_selection_strategy": _one_of(STRATEGIES),
+    "selection_temperature": _POSITIVE,
+    "target_group_size": _integer_from(1),
+    "target_num_groups": _optional(_integer_from(1)),
+    "min_group_size": _optional(_integer_from(1)),
+    "reward_threshold": _optional(_NUMBER),
+    "max_response_length": _optional(_integer_from(1)),
+    "remove_clip": _BOOLEAN,
+    "min_rollout_n": _integer_from(1),
+    "reject_low_variance_groups": _BOOLEAN,
+    "invalid_rows": _one_of(INVALID_ROWS),
+    "enable_two_gate_filter": _BOOLEAN,
+    "gate1_bias_epsilon": _POSITIVE,
+    "gate1_mode": _one_of(GATE1_MODES),
+    "gate2_instability_threshold": _NUMBER,
+    "gate_always": _BOOLEAN,
+    "prompt_oversampling_factor": _FACTOR,
+    "sample_oversampling_factor": _FACTOR,
+}

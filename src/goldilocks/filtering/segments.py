@@ -1,0 +1,97 @@
+"""Groups as runs of rows: what makes a loop over groups unnecessary.
+
+Invariant: rows are sorted by group, so a group is a slice ``[start, start + size)`` and anything asked of all groups at
+once is one reduction or one sort over the whole tensor. The cost is that of the rows, whatever the number of groups.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress, count, islice
+from operator import ne
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def first_occurrence_codes(uids: Sequence[object] | np.ndarray | Tensor) -> Tensor:
+    """Each uid's number, counted from 0 in the order in which uids first appear.
+
+    Rows of a group usually stand together, so a uid is looked up only where it differs from the one before it.
+    """
+    values: Sequence[object] = uids.tolist() if isinstance(uids, (np.ndarray, Tensor)) else uids
+    begins = np.ones(len(values), bool)
+    begins[1:] = np.fromiter(map(ne, islice(values, 1, None), values), bool, max(0, len(values) - 1))
+    number_of: defaultdict[object, int] = defaultdict(count().__next__)
+    numbers = np.fromiter(map(number_of.__getitem__, compress(values, begins)), np.int64, np.count_nonzero(begins))
+    return torch.from_numpy(numbers[begins.cumsum() - 1])
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Runs of equal keys in a sorted tensor."""
+
+    of_row: Tensor  # the run each row belongs to, counted from 0
+    starts: Tensor
+    sizes: Tensor
+
+    @classmethod
+    def from_sorted(cls, keys: Tensor) -> Segments:
+        """The runs of a sorted tensor; none where it is empty."""
+        first = torch.ones_like(keys, dtype=torch.bool)
+        torch.ne(keys[1:], keys[:-1], out=first[1:])
+        starts = first.nonzero().squeeze(1)
+        ends = torch.cat([starts[1:], starts.new_full((min(1, keys.numel()),), keys.numel())])
+        return cls(first.cumsum(0) - 1, starts, ends - starts)
+
+    def __len__(self) -> int:
+        return self.starts.numel()
+
+    @cached_property
+    def position(self) -> Tensor:
+        """Where each row stands in its run, from 0."""
+        return torch.arange(self.of_row.numel(), device=self.of_row.device).sub_(self.spread(self.starts))
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Each run's value, at every row of the run."""
+        return values.index_select(0, self.of_row)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over each run; exact for integers and booleans."""
+        if values.is_floating_point():
+            return self._reduce(values, "sum")
+        total = torch.cat([values.new_zeros(1, dtype=torch.int64), values.cumsum(0, dtype=torch.int64)])
+        return total[self.starts + self.sizes] - total[self.starts]
+
+    def min(self, values: Tensor) -> Tensor:
+        """Smallest value of each run."""
+        return self._reduce(values, "min")
+
+    def max(self, values: Tensor) -> Tensor:
+        """Largest value of each run."""
+        return self._reduce(values, "max")
+
+    def std(self, values: Tensor) -> Tensor:
+        """Unbiased standard deviation of each run; NaN for a run of one, exactly zero for equal values."""
+        offset = values - self.spread(self.min(values))
+        mean = self.sum(offset) / self.sizes
+        squares = offset.sub_(self.spread(mean)).square_()
+        return (self.sum(squares) / (self.sizes - 1)).sqrt_()
+
+    def sort_within(self, keys: Tensor) -> Tensor:
+        """The permutation that sorts each run by ``keys``, ascending and stable; runs stay where they are.
+
+        Keys are compared in single precision, so that a run's number and a key fit one integer and one radix sort does.
+        """
+        bits = (keys.to(torch.float32) + 0.0).view(torch.int32)  # + 0.0: one zero, not two
+        bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)  # negative numbers' bits count downwards: now integers sort alike
+        return torch.sort((self.of_row << 32).add_(bits), stable=True).indices
+
+    def _reduce(self, values: Tensor, how: str) -> Tensor:
+        if not len(self):
+            return values.new_empty(0)
+        return torch.segment_reduce(values, how, lengths=self.sizes, unsafe=True)

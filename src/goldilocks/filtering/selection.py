@@ -1,0 +1,141 @@
+"""Which samples of a group with too many are trained.
+
+Invariant: a strategy puts each group's samples in an order and says how many to keep of its head and of its tail; it
+keeps ``target`` samples of a group that has more, and all of a group that has no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from goldilocks.filtering.segments import Segments
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a strategy sees: samples sorted by group."""
+
+    groups: Segments
+    reward: Tensor  # float64
+    length: Tensor
+    draw: Tensor  # uniform in (0, 1), one per sample
+
+    @cached_property
+    def positive(self) -> Tensor:
+        """True for samples with a reward above zero."""
+        return self.reward > 0
+
+    @cached_property
+    def positives(self) -> Tensor:
+        """How many positive samples each group has."""
+        return self.groups.sum(self.positive)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Samples in order within their groups, and how many of each group's head and tail to keep."""
+
+    rows: Tensor
+    head: Tensor
+    tail: Tensor
+
+
+def cut(strategy: str, samples: Samples, target: int, temperature: float) -> Tensor:
+    """True for the samples to keep: ``target`` of each group that has more, every sample of the others."""
+    order = _STRATEGIES[strategy](samples, target, temperature)
+    groups, whole = samples.groups, samples.groups.sizes <= target
+    kept = groups.position < groups.spread(torch.where(whole, groups.sizes, order.head))
+    kept |= groups.position >= groups.spread(groups.sizes - order.tail)
+    return torch.empty_like(kept).index_put_((order.rows,), kept)
+
+
+def uniform(samples: Samples, target: int, temperature: float) -> Order:
+    """Every subset of ``target`` samples is as likely as any other."""
+    head = torch.full_like(samples.groups.sizes, target)
+    return Order(samples.groups.sort_within(samples.draw), head, torch.zeros_like(head))
+
+
+def efficiency(samples: Samples, target: int, temperature: float) -> Order:
+    """Positives and negatives in their natural ratio: the most reward per token, and the shortest."""
+    order = samples.groups.sort_within(_from_both_ends(samples.positive, _efficiency(samples)))
+    return Order(order, *_natural_ratio(samples, target))
+
+
+def efficiency_stochastic(samples: Samples, target: int, temperature: float) -> Order:
+    """As ``efficiency``, but drawn: a sample's weight falls by e for each ``temperature`` of the way down the ranks.
+
+    Weights come from ranks, not from reward per token, so no scale of rewards or lengths makes them flat or greedy.
+    Drawing without replacement by weight is sorting by log-weight plus Gumbel noise (Kool et al., 2019).
+    """
+    groups, place = samples.groups, samples.groups.position
+    order = groups.sort_within(_from_both_ends(samples.positive, _efficiency(samples)))
+    positives, size = groups.spread(samples.positives), groups.spread(groups.sizes)
+    positive = place < positives  # from here on in order: the draw is the place's, whichever sample came to stand there
+    depth = torch.where(positive, place / positives, (size - 1 - place) / (size - positives))
+    gumbel = samples.draw.log().neg_().log_().neg_()
+    positive_anyway = 64 + 1 / temperature  # Gumbel noise made of 53 bits is above -4, and a depth below 1
+    score = gumbel.sub_(depth, alpha=1 / temperature).add_(positive_anyway)
+    drawn = groups.sort_within(_from_both_ends(positive, score))
+    return Order(order.index_select(0, drawn), *_natural_ratio(samples, target))
+
+
+def max_variance(samples: Samples, target: int, temperature: float) -> Order:
+    """The ``target`` samples whose rewards vary most: the top i and the bottom target − i, for the best i.
+
+    Rewards are put on an integer grid between a group's smallest and largest, so that sums are exact and a tie is a tie
+    on every device; it goes to the most even split.
+    """
+    groups = samples.groups
+    order = groups.sort_within(-samples.reward)
+    bits = max(1, min(20, 30 - target.bit_length()))  # target² × grid² stays below 2⁶²
+    grid = _integer_grid(samples.reward, groups, 2**bits - 1)[order]
+    over = (groups.sizes > target).nonzero().squeeze(1)
+    start, end = groups.starts[over, None], (groups.starts + groups.sizes)[over, None]
+    top = torch.arange(target + 1, device=grid.device)
+
+    def of_each_split(values: Tensor) -> Tensor:
+        before = torch.cat([values.new_zeros(1), values.cumsum(0)])
+        return before[start + top] - before[start] + before[end] - before[end - target + top]
+
+    spread = target * of_each_split(grid * grid) - of_each_split(grid).square()
+    even_first = (2 * top - target).abs().argsort(stable=True)
+    head = torch.full_like(groups.sizes, target)
+    head[over] = even_first[spread[:, even_first].argmax(dim=1)]
+    return Order(order, head, target - head)
+
+
+def _efficiency(samples: Samples) -> Tensor:
+    """Reward per token of a positive; of a negative, how short it is."""
+    return torch.where(samples.positive, samples.reward, 1.0).div_(samples.length)
+
+
+def _from_both_ends(positive: Tensor, score: Tensor) -> Tensor:
+    """Keys that sort positives to the head, best first, and negatives to the tail, best last. Scores are above 0."""
+    return torch.where(positive, -score, score)
+
+
+def _natural_ratio(samples: Samples, target: int) -> tuple[Tensor, Tensor]:
+    """How many positives and negatives to keep: the group's own ratio, rounded, and at least one of each there is."""
+    sizes, positives = samples.groups.sizes, samples.positives
+    head = (2 * target * positives + sizes) // (2 * sizes)
+    both = (positives > 0) & (positives < sizes)
+    head = torch.where(both, head.clamp(min(1, target - 1), max(1, target - 1)), head)
+    return head, target - head
+
+
+def _integer_grid(values: Tensor, groups: Segments, steps: int) -> Tensor:
+    """Values between their group's smallest (0) and largest (``steps``), rounded; 0 where all are equal."""
+    low, high = groups.min(values), groups.max(values)
+    span = torch.where(high > low, high - low, 1.0)
+    return ((values - groups.spread(low)) / groups.spread(span) * steps).round_().to(torch.int64)
+
+
+Strategy = Callable[[Samples, int, float], Order]
+_STRATEGIES: dict[str, Strategy] = {
+    strategy.__name__: strategy for strategy in (uniform, efficiency, efficiency_stochastic, max_variance)
+}

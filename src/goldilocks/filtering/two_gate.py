@@ -1,0 +1,105 @@
+"""Stage 0: rows whose log-probs the trainer and the rollout engine do not agree on.
+
+Gate 1 asks whether the two disagree on average (the engine's lower precision, a stale weight): a row is kept while the
+mean over its tokens of old − rollout log-prob is nearer to zero than ``gate1_bias_epsilon``. Gate 2 asks whether a
+token was sampled that the engine itself thought next to impossible: a row is kept while every token's rollout log-prob
+is above the most likely token's plus ``gate2_instability_threshold``.
+
+Invariant: a comparison with NaN is false, so a row with an undefined log-prob is rejected, never kept. Token tensors
+are read block by block: no temporary has their size.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldilocks.filtering.config import PPOFilterConfig
+from goldilocks.filtering.rows import count_tokens, row_blocks, row_tensor
+
+logger = logging.getLogger(__name__)
+
+GATE1_FIELDS = ("response_mask", "old_log_probs", "rollout_log_probs")
+GATE2_FIELDS = ("response_mask", "rollout_log_probs", "top_log_probs")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the gates think of each row of the batch."""
+
+    accepted: Tensor
+    metrics: dict[str, float]
+
+
+class TwoGateFilter:
+    """Both gates; a gate whose tensors are not in the batch is skipped, said once and counted every time."""
+
+    def __init__(self, config: PPOFilterConfig) -> None:
+        self.config = config
+        self._warned: set[str] = set()
+
+    def judge(self, batch: Mapping[str, Any], judged: Tensor) -> Verdict:
+        """Judge the rows of the batch for which ``judged`` is true; the others are not accepted and not counted."""
+        accepted, metrics = judged.clone(), {}
+        rows = max(1, int(judged.sum()))
+        for name, fields, gate in (("gate1", GATE1_FIELDS, self._gate1), ("gate2", GATE2_FIELDS, self._gate2)):
+            missing = [field for field in fields if field not in batch]
+            metrics[f"filter/{name}_missing_tensors"] = float(bool(missing))
+            if missing:
+                self._warn_once(name, missing)
+                continue
+            mask, first, second = (row_tensor(batch, field, 2, judged) for field in fields)
+            _check_shapes(dict(zip(fields, (mask, first, second), strict=True)))
+            passed, statistics = gate(mask, first, second, judged)
+            metrics[f"filter/{name}_rejection_rate"] = int((judged & ~passed).sum()) / rows
+            metrics.update(statistics)
+            accepted &= passed
+        metrics["filter/acceptance_rate"] = int(accepted.sum()) / rows
+        return Verdict(accepted, metrics)
+
+    def _gate1(self, mask: Tensor, old: Tensor, rollout: Tensor, judged: Tensor) -> tuple[Tensor, dict[str, float]]:
+        signed = torch.empty(len(mask), dtype=torch.float64, device=mask.device)
+        bias = torch.empty_like(signed)
+        for block in row_blocks(mask):
+            difference = _masked_difference(old[block], rollout[block], mask[block], 0.0)
+            signed[block] = difference.sum(-1)
+            bias[block] = signed[block].abs() if self.config.gate1_mode == "mean" else difference.abs_().sum(-1)
+        tokens = count_tokens(mask)
+        bias /= tokens
+        drift = signed.div_(-tokens).expm1_().abs_()[judged]  # perplexity is exp(−mean log-prob)
+        drift = drift[drift.isfinite()]  # a row whose drift is not finite is rejected below
+        return bias < self.config.gate1_bias_epsilon, {"filter/ppl_drift": float(drift.mean()) if len(drift) else 0.0}
+
+    def _gate2(self, mask: Tensor, rollout: Tensor, top: Tensor, judged: Tensor) -> tuple[Tensor, dict[str, float]]:
+        lowest = torch.empty(len(mask), dtype=torch.float32, device=mask.device)
+        extreme = torch.empty(len(mask), dtype=torch.int64, device=mask.device)
+        for block in row_blocks(mask):
+            gap = _masked_difference(rollout[block], top[block], mask[block], torch.inf)
+            lowest[block] = gap.amin(-1)
+            extreme[block] = (gap <= self.config.gate2_instability_threshold).sum(-1, dtype=torch.int32)
+        tokens = count_tokens(mask)
+        rate = int(extreme[judged].sum()) / max(1, int(tokens[judged].sum()))
+        return (lowest > self.config.gate2_instability_threshold) & (tokens > 0), {"filter/extreme_token_rate": rate}
+
+    def _warn_once(self, gate: str, missing: list[str]) -> None:
+        if gate not in self._warned:
+            self._warned.add(gate)
+            logger.warning(
+                "enable_two_gate_filter=True, but %s is skipped: no %s in the batch", gate, ", ".join(missing)
+            )
+
+
+def _masked_difference(left: Tensor, right: Tensor, mask: Tensor, fill: float) -> Tensor:
+    """left − right in single precision where the mask is set; ``fill`` elsewhere, whatever stands there."""
+    return torch.where(mask.bool(), left.float() - right.float(), fill)
+
+
+def _check_shapes(tensors: dict[str, Tensor]) -> None:
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"{', '.join(shapes)}: expected one shape, got {', '.join(map(str, shapes.values()))}")

@@ -1,0 +1,106 @@
+"""The configuration: what is filled in, what is refused, and what oversampling asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
+
+
+def test_min_group_size_is_filled_in_as_more_than_half_of_the_target() -> None:
+    assert [PPOFilterConfig(target_group_size=n).min_group_size for n in (2, 8, 9, 16)] == [2, 5, 5, 9]
+    assert PPOFilterConfig().target_group_size == 16
+    assert PPOFilterConfig(target_group_size=8, min_group_size=8).min_group_size == 8
+
+
+@pytest.mark.parametrize("size", [1, 4, 9])
+def test_min_group_size_outside_half_to_all_of_the_target_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match=f"min_group_size={size}: expected 5 to 8"):
+        PPOFilterConfig(target_group_size=8, min_group_size=size)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("sample_selection_strategy", "best", "one of uniform, efficiency, efficiency_stochastic, max_variance"),
+        ("selection_temperature", 0, "a number above 0"),
+        ("selection_temperature", float("nan"), "a number above 0"),
+        ("target_group_size", 0, "an integer of at least 1"),
+        ("target_group_size", 8.0, "an integer of at least 1"),
+        ("target_group_size", True, "an integer of at least 1"),
+        ("target_num_groups", 0, "an integer of at least 1, or null"),
+        ("min_group_size", "5", "an integer of at least 1, or null"),
+        ("reward_threshold", "0.5", "a finite number, or null"),
+        ("max_response_length", 0, "an integer of at least 1, or null"),
+        ("remove_clip", "yes", "true or false"),
+        ("min_rollout_n", 0, "an integer of at least 1"),
+        ("reject_low_variance_groups", 1, "true or false"),
+        ("invalid_rows", "ignore", "one of error, drop"),
+        ("enable_two_gate_filter", None, "true or false"),
+        ("gate1_bias_epsilon", -0.1, "a number above 0"),
+        ("gate1_mode", "max", "one of mean, abs"),
+        ("gate2_instability_threshold", float("inf"), "a finite number"),
+        ("gate_always", 0, "true or false"),
+        ("prompt_oversampling_factor", 0.5, "a number of at least 1"),
+        ("sample_oversampling_factor", "2", "a number of at least 1"),
+    ],
+)
+def test_a_value_that_is_not_accepted_is_named_with_what_would_be(field: str, value: object, wanted: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field}=.*: expected {wanted}"):
+        PPOFilterConfig(**{field: value})
+
+
+def test_every_field_has_a_check() -> None:
+    from goldilocks.filtering.config import _ACCEPTED
+
+    assert set(_ACCEPTED) == {field.name for field in dataclasses.fields(PPOFilterConfig)}
+
+
+def test_combinations_that_would_keep_nothing_or_mean_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="reject_low_variance_groups=True: expected False when target_group_size=1"):
+        PPOFilterConfig(target_group_size=1)
+    assert PPOFilterConfig(target_group_size=1, reject_low_variance_groups=False).min_group_size == 1
+    with pytest.raises(ValueError, match="max_response_length=None: expected an integer when remove_clip=True"):
+        PPOFilterConfig(remove_clip=True)
+
+
+def test_it_is_built_from_a_mapping_as_yaml_gives_it() -> None:
+    given = {"target_group_size": 8, "min_group_size": None, "sample_oversampling_factor": 1.5}
+    assert PPOFilterConfig.from_mapping(given) == PPOFilterConfig(target_group_size=8, sample_oversampling_factor=1.5)
+    assert PPOBatchFilter(given).config.min_group_size == 5
+
+
+def test_it_is_built_from_an_omegaconf_node() -> None:
+    omegaconf = pytest.importorskip("omegaconf")
+    node = omegaconf.OmegaConf.create({"n": 8, "filter": {"target_group_size": "${n}", "gate1_mode": "abs"}})
+    assert PPOFilterConfig.from_mapping(node.filter) == PPOFilterConfig(target_group_size=8, gate1_mode="abs")
+
+
+def test_an_unknown_key_is_an_error_that_suggests_the_nearest_field() -> None:
+    with pytest.raises(ValueError, match="target_groupsize=8: no such field; did you mean target_group_size?"):
+        PPOFilterConfig.from_mapping({"target_groupsize": 8})
+
+
+def test_it_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        PPOFilterConfig().target_group_size = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.1, 1.5, 2.0, 3.3])
+@pytest.mark.parametrize("prompts", [1, 7, 10, 512])
+def test_prompt_oversampling_asks_for_more_and_keeps_what_was_wanted(factor: float, prompts: int) -> None:
+    config = PPOFilterConfig(prompt_oversampling_factor=factor)
+    asked = config.prompts_to_generate(prompts)
+    assert factor * prompts - 1e-6 <= asked < factor * prompts + 1
+    assert config.groups_to_keep(asked) == prompts
+
+
+def test_a_stated_number_of_groups_wins_over_the_factor() -> None:
+    assert PPOFilterConfig(prompt_oversampling_factor=2.0, target_num_groups=3).groups_to_keep(100) == 3
+
+
+def test_sample_oversampling_asks_for_more_rollouts_of_each_prompt() -> None:
+    made = {f: PPOFilterConfig(target_group_size=10, sample_oversampling_factor=f).rollouts_to_generate for f in (1, 1.1, 1.5)}
+    assert made == {1: 10, 1.1: 11, 1.5: 15}
