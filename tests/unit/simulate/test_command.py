@@ -1,0 +1,190 @@
+"""``goldilocks simulate`` as a user types it: the tables, the JSON object, and one clear line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from goldilocks.cli import main
+from goldilocks.core.allocators import Fixed
+from goldilocks.core.presets import PRESETS
+from goldilocks.records import write_records
+from goldilocks.simulate.table import figure, percent
+
+
+class Sixteen(Fixed):
+    """An allocator of a user's own."""
+
+    def __init__(self, n: int = 16) -> None:
+        super().__init__(n)
+
+
+@pytest.fixture
+def rates(tmp_path: Path) -> str:
+    path = tmp_path / "rates.jsonl"
+    write_records(path, [{"prompt": f"p{i}", "pass_rate": i / 50, "tokens": 90 - i} for i in range(51)])
+    return str(path)
+
+
+def simulated(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["simulate", "--rollouts", "1500", "--target-groups", "8", *words]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return printed.out
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(simulated(capsys, "--json", *words))
+    return loaded
+
+
+def test_without_a_file_or_a_policy_every_policy_meets_the_mixture(capsys: pytest.CaptureFixture[str]) -> None:
+    result = as_json(capsys)
+    assert [one["policy"] for one in result["policies"]] == list(PRESETS)
+    assert result["prompts"] == 2_000
+    assert {one["rollouts"] for one in result["policies"]} == {1_500}
+
+
+def test_the_tables_show_what_the_json_holds(capsys: pytest.CaptureFixture[str], rates: str) -> None:
+    words = ("--pass-rates", rates, "--policy", "dapo", "--policy", "contrast", "--failure-rate", "0.05")
+    result = as_json(capsys, *words)
+    lines = [line.split() for line in simulated(capsys, *words).splitlines()]
+    used = [name for name in result["policies"][0]["token_share"] if any(
+        one["token_share"][name] for one in result["policies"])]  # fmt: skip
+    assert ["policy", "rollouts", "tokens", *used, "at", "end"] in lines
+    for one in result["policies"]:
+        rows = [line for line in lines if line[:1] == [one["policy"]]]
+        assert rows == [
+            [
+                one["policy"],
+                figure(one["informative_groups_per_1k_rollouts"]),
+                figure(one["signal_per_1k_rollouts"]),
+                figure(one["informative_groups_per_1m_tokens"]),
+                figure(one["signal_per_1m_tokens"]),
+                str(one["batches"]),
+                figure(one["engine_steps_per_batch"], 0),
+                percent(one["hard_prompts_reached"]),
+            ],
+            [
+                one["policy"],
+                f"{one['rollouts']:,}",
+                f"{one['tokens'] / 1e6:.1f}M",
+                *(percent(one["token_share"][name]) for name in used),
+                figure(one["mean_pass_rate"], 3),
+            ],
+        ]
+        assert sum(one["token_share"].values()) == pytest.approx(1.0)
+
+
+def test_the_same_seed_prints_the_same_and_another_does_not(capsys: pytest.CaptureFixture[str], rates: str) -> None:
+    first, again, other = (simulated(capsys, "--pass-rates", rates, "--seed", seed) for seed in "557")
+    assert first == again
+    assert first.splitlines()[3:] != other.splitlines()[3:]
+
+
+def test_a_directory_of_verl_dumps_is_simulated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for step in (1, 2):
+        rows = [
+            {"input": f"q{q}", "output": "so 4", "gts": "4", "score": float(i < q), "step": step}
+            for q in range(9)
+            for i in range(8)
+        ]
+        write_records(tmp_path / f"{step}.jsonl", rows)
+    result = as_json(capsys, "--pass-rates", str(tmp_path), "--policy", "uniform")
+    assert result["prompts"] == 9
+    assert result["mean_pass_rate"] == pytest.approx(0.5)
+
+
+def test_a_parameter_goes_to_the_policies_that_have_it(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--policy", "uniform", "--policy", "contrast")
+    plain, set_to_four = as_json(capsys, *words), as_json(capsys, *words, "--set", "allocator.max_n=4")
+    assert plain["policies"][0] == set_to_four["policies"][0]
+    assert plain["policies"][1] != set_to_four["policies"][1]
+
+
+def test_settings_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--policy", "contrast", "--set", "allocator.max_n=12", "--set", "allocator.stop=balanced")
+    both = as_json(capsys, *words, "--set", "allocator.max_train_n=4")
+    untrimmed = as_json(capsys, *words, "--set", "allocator.max_train_n=none")
+    assert both["policies"][0]["token_share"]["trimmed"] > 0
+    assert untrimmed["policies"][0]["token_share"]["trimmed"] == 0
+
+
+def test_a_part_of_the_users_own_takes_the_place_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    named = f"{Sixteen.__module__}:{Sixteen.__name__}"
+    own = as_json(capsys, "--policy", "contrast", "--set", f"allocator={named}", "--set", "allocator.n=5")
+    ours = as_json(capsys, "--policy", "dapo", "--set", "allocator.n=5")
+    assert {**own["policies"][0], "policy": "dapo"} == ours["policies"][0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--policy", "unifrom"], "policy='unifrom' is not known (did you mean 'uniform'?)"),
+        (["--rollouts", "-3"], "rollouts=-3 is not accepted"),
+        (["--seed", "-3"], "seed=-3 is not accepted"),
+        (["--slots", "0"], "slots=0 is not accepted"),
+        (["--failure-rate", "1.5"], "failure_rate=1.5 is not accepted"),
+        (["--improvement", "nan"], "improvement=nan is not accepted"),
+        (["--gen-batch-size", "0"], "gen_batch_size=0 is not accepted"),
+        (
+            ["--target-groups", "2001", "--no-repeat"],
+            "target_groups=2001 is not accepted: at most 2000 without repeats",
+        ),
+        (["--set", "allocator.n=-8"], "allocator.n=-8 is not accepted"),
+        (["--set", "allocator.n=many"], "allocator.n='many' is not accepted: a whole number"),
+        (["--set", "allocator.n=2.5"], "allocator.n=2.5 is not accepted: a whole number"),
+        (["--set", "selector.target=true"], "selector.target=True is not accepted: a number"),
+        (["--policy", "contrast", "--set", "allocator.max_n=1"], "max_n=1 is not accepted"),
+        (["--policy", "knapsack", "--set", "allocator.min_n=64"], "allocator.max_n=32 is not accepted: min_n=64"),
+        (["--policy", "uniform", "--set", "allocator.max_n=4"], "allocator.max_n fits none of the policies uniform"),
+        (["--set", "allocator.max_m=4"], "(did you mean 'max_n'?)"),
+        (["--set", "allocator"], "--set='allocator' is not accepted: KIND.PARAMETER=VALUE"),
+        (["--set", "engine.slots=4"], "--set='engine.slots=4' is not accepted"),
+        (["--set", "allocator=nobody"], "allocator='nobody' is not known"),
+        (["--set", "allocator=no.such:Class"], "allocator='no.such:Class' cannot be imported"),
+        (["--pass-rates", "no/such.jsonl"], "no/such.jsonl: no such file"),
+        (["--pass-rates", "notes.txt"], "notes.txt: unknown extension '.txt'"),
+    ],
+)
+def test_a_mistake_gets_one_line(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert main(["simulate", *words]) == 2
+    assert_one_line(capsys, message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file holds no rows"),
+        ('{"pass_rate": ', "rates.jsonl:1: not JSON"),
+        ('{"pass_rate": 1.01}', "row 1: pass_rate=1.01 is not accepted: between 0 and 1"),
+        ('{"question": "?", "answer": 4}', "there are: question, answer"),
+    ],
+)
+def test_a_file_that_is_no_use_gets_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "rates.jsonl"
+    path.write_text(text)
+    assert main(["simulate", "--pass-rates", str(path)]) == 2
+    assert_one_line(capsys, message)
+
+
+def assert_one_line(capsys: pytest.CaptureFixture[str], message: str) -> None:
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert message in printed.err
+
+
+def test_an_interrupt_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    assert main(["simulate", "--rollouts", "100000000"]) == 130
+    assert_one_line(capsys, "interrupted")

@@ -1,0 +1,166 @@
+"""The real collector is driven to exactly the budget, and the figures are what the mathematics says."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from goldilocks.core import Collector, ListSource
+from goldilocks.core.presets import PRESETS, Preset, preset
+from goldilocks.simulate import EngineConfig, Outcome, PassRates, Setup, SimulatedEngine, batches, mixture, simulate
+
+
+def constant(rate: float, prompts: int = 200) -> PassRates:
+    return PassRates(tuple(range(prompts)), np.full(prompts, rate), np.full(prompts, 50.0))
+
+
+def outcome(name: str, data: PassRates, *, policy: Preset | None = None, **setup: Any) -> Outcome:
+    return simulate(name, policy or preset(name), data, Setup(**{"rollouts": 4_000, "target_groups": 16, **setup}))
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.1, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("name", ["uniform", "dapo"])
+def test_fixed_groups_are_informative_as_often_as_the_binomial_says(name: str, rate: float) -> None:
+    n, groups = 8, 1_000
+    got = outcome(name, constant(rate), rollouts=n * groups)
+    share = got.informative_groups_per_1k_rollouts * n / 1_000
+    expected = 1 - rate**n - (1 - rate) ** n
+    assert abs(share - expected) < 4 * math.sqrt(expected * (1 - expected) / groups)
+
+
+def test_the_binomial_holds_over_a_mixture_of_pass_rates() -> None:
+    data, epochs = mixture(), 2
+    got = outcome("uniform", data, rollouts=8 * len(data) * epochs, target_groups=50)
+    p = data.pass_rate
+    chance = 1 - p**8 - (1 - p) ** 8
+    groups = got.informative_groups_per_1k_rollouts * got.rollouts / 1_000
+    error = math.sqrt(epochs * float((chance * (1 - chance)).sum()))
+    assert abs(groups - epochs * float(chance.sum())) < 4 * error
+
+
+def test_signal_of_fixed_groups_is_what_a_binomial_leaves() -> None:
+    n, groups, rate = 8, 2_000, 0.4
+    got = outcome("uniform", constant(rate), rollouts=n * groups)
+    assert got.signal_per_1k_rollouts == pytest.approx(1_000 * rate * (1 - rate) * (n - 1) / n, rel=0.03)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    name=st.sampled_from(sorted(PRESETS)),
+    seed=st.integers(0, 99),
+    failure_rate=st.sampled_from([0.0, 0.05, 0.5]),
+    slots=st.sampled_from([3, 40, 256]),
+    rollouts=st.integers(1, 1_500),
+)
+def test_every_policy_spends_exactly_the_budget_and_every_token_has_an_account(
+    name: str, seed: int, failure_rate: float, slots: int, rollouts: int
+) -> None:
+    data = PassRates(tuple(range(60)), np.linspace(0, 1, 60), np.linspace(90, 20, 60))
+    engine = EngineConfig(slots=slots, failure_rate=failure_rate, improvement=0.2)
+    got = outcome(name, data, rollouts=rollouts, target_groups=8, seed=seed, engine=engine)
+    assert got.rollouts == rollouts
+    assert math.fsum(got.token_share.values()) == pytest.approx(1.0)
+    assert min(got.token_share.values()) >= 0
+    assert (got.token_share["failed"] > 0) <= (failure_rate > 0)
+    assert got.hard_prompts_reached is not None
+    assert 0 <= got.hard_prompts_reached <= 1
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_the_same_seed_gives_the_same_outcome_and_another_seed_another(name: str) -> None:
+    data = mixture()
+    engine = EngineConfig(failure_rate=0.02, improvement=0.1)
+    first, again, other = (outcome(name, data, seed=seed, engine=engine) for seed in (3, 3, 4))
+    assert first == again
+    assert first.tokens != other.tokens
+
+
+def test_batches_are_whole_and_without_groups_that_teach_nothing() -> None:
+    data = mixture()
+    selector, allocator, keep = preset("dapo").build()
+    collector = Collector(ListSource(data.contents), selector, allocator, keep, target_groups=20, seed=5)
+    engine = SimulatedEngine(data, EngineConfig(failure_rate=0.1), seed=5)
+    seen = list(batches(collector, engine, 6_000))
+    assert len(seen) > 5
+    assert {len(batch) for batch in seen} == {20}
+    assert all(len(set(group.rewards)) == 2 for batch in seen for group in batch)
+    collector.accounts.check()
+
+
+def test_failed_rollouts_are_made_up_for() -> None:
+    got = outcome("uniform", constant(0.5), engine=EngineConfig(failure_rate=0.1), rollouts=8_000)
+    whole_groups = 8_000 * 0.9 / 8
+    expected = 1_000 * whole_groups * (1 - 2 * 0.5**8) / 8_000
+    assert got.informative_groups_per_1k_rollouts == pytest.approx(expected, rel=0.05)
+
+
+def test_data_without_a_right_answer_costs_the_budget_and_fills_nothing() -> None:
+    got = outcome("dapo", constant(0.0))
+    assert (got.rollouts, got.batches, got.signal_per_1k_rollouts) == (4_000, 0, 0.0)
+    assert (got.engine_steps_per_batch, got.hard_prompts_reached) == (None, None)
+    assert got.token_share["filtered"] == pytest.approx(1.0)
+
+
+def test_a_batch_takes_fewer_steps_when_there_are_more_slots() -> None:
+    few, many = (outcome("uniform", constant(0.5), engine=EngineConfig(slots=slots)) for slots in (16, 128))
+    assert few.engine_steps_per_batch is not None
+    assert many.engine_steps_per_batch is not None
+    assert many.engine_steps_per_batch < few.engine_steps_per_batch / 2
+
+
+def test_a_model_that_learns_ends_with_a_higher_pass_rate() -> None:
+    data = mixture()
+    still = outcome("dapo", data)
+    learning = outcome("dapo", data, engine=EngineConfig(improvement=0.5))
+    assert still.mean_pass_rate == pytest.approx(data.pass_rate.mean())
+    assert learning.mean_pass_rate > still.mean_pass_rate
+
+
+def test_hard_prompts_are_reached_more_often_by_more_rollouts() -> None:
+    data = PassRates(tuple(range(100)), np.full(100, 0.05), np.full(100, 50.0))
+    few = outcome("uniform", data, rollouts=800)
+    many = outcome("uniform", data, rollouts=8_000)
+    assert few.hard_prompts_reached == pytest.approx(1 - 0.95**8, abs=0.2)
+    assert many.hard_prompts_reached is not None
+    assert many.hard_prompts_reached > 0.9
+
+
+def test_without_repeats_a_run_ends_where_the_data_do() -> None:
+    got = outcome("uniform", constant(0.5, prompts=40), repeat=False, target_groups=10)
+    assert (got.rollouts, got.batches) == (320, 4)
+
+
+def test_progress_is_told_up_to_the_budget() -> None:
+    told: list[int] = []
+    simulate("dapo", preset("dapo"), constant(0.5), Setup(rollouts=500, target_groups=8), told.append)
+    assert told == sorted(told)
+    assert told[-1] == 500
+
+
+@pytest.mark.parametrize(
+    ("setup", "message"),
+    [
+        ({"rollouts": 0}, "rollouts=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"target_groups": 0}, "target_groups=0"),
+        ({"target_groups": 300, "repeat": False}, "target_groups=300 is not accepted: at most 200 without repeats"),
+    ],
+)
+def test_a_setup_that_cannot_be_met_is_refused(setup: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        outcome("uniform", constant(0.5), **setup)
+
+
+def test_an_empty_data_set_is_refused() -> None:
+    with pytest.raises(ValueError, match="a data set with at least one prompt"):
+        outcome("uniform", constant(0.5, prompts=0))
+
+
+def test_a_selector_that_runs_dry_says_which_policy_it_was() -> None:
+    with pytest.raises(ValueError, match="thompson: 3 of 16 groups are kept and no more can be had"):
+        outcome("thompson", constant(0.5, prompts=3))
