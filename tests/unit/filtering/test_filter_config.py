@@ -79,7 +79,7 @@ def test_it_is_built_from_an_omegaconf_node() -> None:
 
 
 def test_an_unknown_key_is_an_error_that_suggests_the_nearest_field() -> None:
-    with pytest.raises(ValueError, match="target_groupsize=8: no such field; did you mean target_group_size?"):
+    with pytest.raises(ValueError, match=r"target_groupsize=8: no such field; did you mean target_group_size\?"):
         PPOFilterConfig.from_mapping({"target_groupsize": 8})
 
 
@@ -102,5 +102,8 @@ def test_a_stated_number_of_groups_wins_over_the_factor() -> None:
 
 
 def test_sample_oversampling_asks_for_more_rollouts_of_each_prompt() -> None:
-    made = {f: PPOFilterConfig(target_group_size=10, sample_oversampling_factor=f).rollouts_to_generate for f in (1, 1.1, 1.5)}
+    made = {
+        f: PPOFilterConfig(target_group_size=10, sample_oversampling_factor=f).rollouts_to_generate
+        for f in (1, 1.1, 1.5)
+    }
     assert made == {1: 10, 1.1: 11, 1.5: 15}
