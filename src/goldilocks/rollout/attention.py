@@ -39,7 +39,7 @@ def slot_attention(
         if query.shape[2] < key.shape[2]:
             from goldilocks.rollout import kernels  # needs Triton, which only comes with a CUDA build of torch
 
-            return kernels.attend(query, key, value, attention_mask, scaling), None
+            return kernels.attend(query, key, value, attention_mask, scaling or query.shape[3] ** -0.5), None
         attention_mask = None  # a prompt from position 0: plain causal attention
     elif attention_mask is not None and attention_mask.is_floating_point() and query.shape[2] == 1:
         return fold(query, key, value, attention_mask, scaling), None

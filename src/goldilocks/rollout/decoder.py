@@ -35,6 +35,8 @@ class Decoder:
 
     stride = 1
     """Steps between two looks at the results."""
+    spare = 0
+    """Rows of the cache beyond the slots."""
 
     def __init__(self, model: PreTrainedModel, slots: int, max_length: int, pad_id: int, device: torch.device) -> None:
         nn.Module.to(model, device)
@@ -101,7 +103,7 @@ class Decoder:
 
     def allocate(self) -> None:
         """Take the memory of the cache."""
-        self._store = KVStore(self._shapes, self.slots, self.max_length, self.model.dtype, self.device)
+        self._store = KVStore(self._shapes, self.slots + self.spare, self.max_length, self.model.dtype, self.device)
 
     def release(self) -> None:
         """Give the memory of the cache back."""
@@ -128,14 +130,19 @@ class Decoder:
             self._prefill([rows[i] for i in chunk], [prompts[i] for i in chunk])
 
     def _prefill(self, rows: list[int], prompts: list[tuple[int, ...]]) -> None:
-        width = max(map(len, prompts))
-        padded = np.full((len(rows), width), self.pad_id, dtype=np.int64)
-        for i, prompt in enumerate(prompts):
-            padded[i, : len(prompt)] = prompt
-        positions = torch.arange(width, device=self.device).expand(len(rows), -1)
-        # Padding stands to the right: causal attention keeps it out of the prompt, later tokens overwrite it.
-        window = PrefillWindow(self.store, self._device(np.array(rows)))
-        self._forward(self._device(padded), positions, self._last(positions), window)
+        tokens = self._padded(prompts, len(rows), max(map(len, prompts)))
+        self._fill(self._device(np.array(rows)), self._device(tokens))
+
+    def _padded(self, prompts: list[tuple[int, ...]], height: int, width: int) -> npt.NDArray[np.int64]:
+        """Padding stands to the right: causal attention keeps it out of the prompt, later tokens overwrite it."""
+        padded = np.full((height, width), self.pad_id, dtype=np.int64)
+        for row, prompt in zip(padded, prompts, strict=False):
+            row[: len(prompt)] = prompt
+        return padded
+
+    def _fill(self, rows: Tensor, tokens: Tensor) -> None:
+        positions = torch.arange(tokens.shape[1], device=self.device).expand(len(rows), -1)
+        self._forward(tokens, positions, self._last(positions), PrefillWindow(self.store, rows))
 
     @torch.inference_mode()
     def copy(self, source: list[int], target: list[int], length: int) -> None:

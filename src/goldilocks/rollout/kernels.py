@@ -2,7 +2,8 @@
 
 ``write`` puts the new keys and values into their columns; ``attend`` reads of each row only what is there, whatever the
 static length, each key once for all heads that share it; ``draw`` is ``sampling.draw`` reading the logits once.
-All work at fixed addresses without a host synchronisation, so they can be captured.
+All work at fixed addresses without a host synchronisation, so they can be captured; the first two are operators of
+torch, so that a model around them can be compiled.
 """
 
 # Triton's language has no types a checker could read.
@@ -39,6 +40,11 @@ def _write(
     tl.store(values + row * v_row + head * v_head + column * v_column + d, value, mask=d < VALUE)
 
 
+@torch.library.custom_op(
+    "goldilocks::write",
+    mutates_args=("keys", "values"),
+    schema="(Tensor new_keys, Tensor new_values, Tensor(a!) keys, Tensor(b!) values, Tensor columns) -> ()",
+)
 def write(new_keys: Tensor, new_values: Tensor, keys: Tensor, values: Tensor, columns: Tensor) -> None:
     """``keys[row, :, columns[row]] = new_keys[row, :, 0]`` for every row of ``new_keys``, and likewise the values."""
     rows, heads, _, key_size = new_keys.shape
@@ -113,7 +119,12 @@ def _join(partial, log_mass, out, VALUE: tl.constexpr, VALUE_PAD: tl.constexpr, 
     tl.store(out + head * VALUE + d, joined.to(out.dtype.element_ty), mask=d < VALUE)
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, last: Tensor, scaling: float | None) -> Tensor:
+@torch.library.custom_op(
+    "goldilocks::attend",
+    mutates_args=(),
+    schema="(Tensor query, Tensor keys, Tensor values, Tensor last, float scaling) -> Tensor",
+)
+def attend(query: Tensor, keys: Tensor, values: Tensor, last: Tensor, scaling: float) -> Tensor:
     """One query token per row over the row's columns 0 to ``last``. Returns ``[rows, 1, heads, value size]``."""
     rows, heads, _, key_size = query.shape
     key_heads, length, value_size = keys.shape[1], keys.shape[2], values.shape[3]
@@ -130,13 +141,18 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, last: Tensor, scaling: f
         *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3],
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), KEY=key_size, VALUE=value_size,
         KEY_PAD=max(16, triton.next_power_of_2(key_size)), VALUE_PAD=value_pad, COLUMNS=_COLUMNS, SPLITS=splits,
-        SCALE=key_size**-0.5 if scaling is None else scaling,
+        SCALE=scaling,
     )  # fmt: skip
     if not whole:
         _join[(rows * heads,)](
             partial, log_mass, out, VALUE=value_size, VALUE_PAD=value_pad, SPLITS=splits, num_warps=1
         )
     return out
+
+
+@attend.register_fake
+def _(query: Tensor, keys: Tensor, values: Tensor, last: Tensor, scaling: float) -> Tensor:
+    return query.new_empty(query.shape[0], 1, query.shape[1], values.shape[3])
 
 
 @triton.jit

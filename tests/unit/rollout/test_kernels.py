@@ -30,7 +30,7 @@ def test_a_row_attends_to_its_own_columns(rows: int, heads: int, key_heads: int,
     row = torch.arange(rows, device="cuda")
     assert torch.equal(keys[row, :, last], new_keys[:, :, 0])
     assert torch.equal(values[row, :, last], new_values[:, :, 0])
-    out = kernels.attend(query, keys, values, last.int()[:, None, None, None], None)
+    out = kernels.attend(query, keys, values, last.int()[:, None, None, None], size**-0.5)
     hidden = torch.arange(length, device="cuda") > last[:, None]
     mask = torch.zeros((), device="cuda").masked_fill(hidden, -torch.inf)[:, None, None]
     torch.testing.assert_close(out, fold(query, keys[:rows], values[:rows], mask, None), atol=1e-5, rtol=1e-5)
