@@ -33,11 +33,12 @@ class Bucket:
         self._bytes: np.ndarray = torch.cat(flat).numpy()
 
     def tensors(self) -> Iterable[Named]:
-        """The tensors again. They may lie in memory that is not ours to write."""
+        """The tensors again, one at a time and each in memory of its own: the bytes may be the store's, unaligned."""
         start = 0
         for name, shape, dtype, size in self._meta:
-            # A copy of the slice: it aligns the bytes for the type, and leaves the store's memory untouched.
-            yield name, torch.from_numpy(self._bytes[start : start + size].copy()).view(dtype).view(shape)
+            tensor = torch.empty(shape, dtype=dtype)
+            tensor.flatten().view(torch.uint8).numpy()[:] = self._bytes[start : start + size]
+            yield name, tensor
             start += size
 
 

@@ -7,14 +7,16 @@ inside the replacements, so that this module costs a process nothing.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
+
+from goldilocks.verl import failures
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +30,10 @@ def digest(function: Function) -> str:
 
 @dataclass(frozen=True)
 class Patch:
-    """``replace(original)`` takes the place of ``module.name`` while that function's source has ``source_digest``."""
+    """``replace(original)`` takes the place of ``module.name`` while that function's source has ``source_digest``.
+
+    ``name`` may be that of a method, ``Class.method``.
+    """
 
     what: str
     module: str
@@ -38,18 +43,19 @@ class Patch:
 
     def apply(self) -> None:
         """Put the replacement into verl's module, if it is the function this was written for."""
-        module = importlib.import_module(self.module)
-        original = getattr(module, self.name)
+        *owner, name = self.name.split(".")
+        holder = functools.reduce(getattr, owner, importlib.import_module(self.module))
+        original = getattr(holder, name)
         if digest(original) != self.source_digest:
             logger.warning("%s.%s is not the one of verl 0.9.1; left as it is: %s", self.module, self.name, self.what)
             return
-        setattr(module, self.name, self.replace(original))
+        setattr(holder, name, self.replace(original))
 
 
 def gloo_group_on_cpu(original: Function) -> Function:
     """verl asks torch for ``cpu:gloo,cpu:gloo``, which torch rejects; on the CPU one backend is the whole group."""
 
-    @wraps(original)
+    @functools.wraps(original)
     def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
         from verl.utils.device import get_device_name
 
@@ -67,7 +73,7 @@ LOGITS_PER_BLOCK = 1 << 26
 def logprobs_by_blocks(original: Function) -> Function:
     """Without flash-attn verl takes log-probs row by row, and its rows are single tokens: 417 ms where this takes 2."""
 
-    @wraps(original)
+    @functools.wraps(original)
     def logprobs_from_logits_v2(logits: Any, labels: Any) -> Any:
         import torch
 
@@ -92,7 +98,7 @@ def _logprobs(rows: Any, picks: Any) -> Any:
 def value_model_by_config(original: Function) -> Function:
     """verl loads every critic with flash_attention_2; this loads it with the attention its config names."""
 
-    @wraps(original)
+    @functools.wraps(original)
     def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
         attention = model_config._attn_implementation
         if attention == "flash_attention_2":
@@ -113,7 +119,7 @@ def value_model_by_config(original: Function) -> Function:
 def rollout_limits_first(original: Function) -> Function:
     """What our rollout server cannot do is said by the driver, before Ray and twenty processes are started."""
 
-    @wraps(original)
+    @functools.wraps(original)
     def validate_config(config: Any, *args: Any, **kwargs: Any) -> None:
         from omegaconf import OmegaConf
 
@@ -154,5 +160,33 @@ PATCHES: tuple[Patch, ...] = (
         "validate_config",
         "ab4096deecfec745",
         rollout_limits_first,
+    ),
+    Patch(
+        "first error of a rollout, published",
+        "verl.trainer.ppo.v1.agent_loop_tq",
+        "_settle_session_tasks",
+        "21a713e8560104b4",
+        failures.publish_first_error,
+    ),
+    Patch(
+        "workers of a rollout, remembered",
+        "verl.trainer.ppo.v1.agent_loop_tq",
+        "AgentLoopManagerTQ.generate_sequences",
+        "de5ab7fe338523ca",
+        failures.remember_workers,
+    ),
+    Patch(
+        "first error of a rollout, named",
+        "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBuffer.sample",
+        "cdcecebeb7f0b44e",
+        failures.name_first_error,
+    ),
+    Patch(
+        "workers of a rollout, looked after",
+        "verl.trainer.ppo.v1.replay_buffer",
+        "ReplayBuffer._wait_for_next_poll",
+        "10088bf03da69383",
+        failures.look_after_workers,
     ),
 )

@@ -1,0 +1,120 @@
+"""A failure in one of verl's processes reaches the user: the run ends, and its last line says why.
+
+verl's V1 trainer hands prompts to agent-loop workers without waiting and then watches a table of their states. What
+goes wrong there is only written to a worker's log, and a worker that dies leaves its prompts "running" for ever. Here
+the first error of a rollout is put into that table too, where the trainer finds it, and the trainer looks after its
+workers while it waits.
+"""
+
+from __future__ import annotations
+
+import traceback
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+Function = Callable[..., Any]
+
+# A partition of verl's transfer queue that holds no samples: one key, tagged with the reason.
+PARTITION = "failures"
+KEY = "first"
+
+# The managers of this process's agent-loop workers, and for each worker a call that it has not answered yet.
+_managers: weakref.WeakSet[Any] = weakref.WeakSet()
+_unanswered: dict[Any, Any] = {}
+
+
+def publish_first_error(original: Function) -> Function:
+    """Wraps verl's ``_settle_session_tasks``, which returns the errors of one prompt's rollouts."""
+
+    @wraps(original)
+    async def settle(tasks: list[Any]) -> list[BaseException]:
+        errors: list[BaseException] = await original(tasks)
+        if errors:
+            import transfer_queue
+
+            await transfer_queue.async_kv_put(key=KEY, partition_id=PARTITION, tag={"reason": reason(errors[0])})
+        return errors
+
+    return settle
+
+
+def name_first_error(original: Function) -> Function:
+    """Wraps ``ReplayBuffer.sample``: where no rollout of a batch succeeded, the run ends with the reason.
+
+    verl raises there in training without saying it, and goes on with an empty batch in validation.
+    """
+
+    @wraps(original)
+    def sample(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            batch, metrics = original(self, *args, **kwargs)
+        except RuntimeError as error:
+            if "no materializable trajectories" not in str(error):
+                raise
+            raise _none_succeeded() from error
+        if not batch.keys:
+            raise _none_succeeded()
+        return batch, metrics
+
+    return sample
+
+
+def remember_workers(original: Function) -> Function:
+    """Wraps ``AgentLoopManagerTQ.generate_sequences``, after which its workers are at work on their own."""
+
+    @wraps(original)
+    def generate_sequences(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _managers.add(self)
+        return original(self, *args, **kwargs)
+
+    return generate_sequences
+
+
+def look_after_workers(original: Function) -> Function:
+    """Wraps ``ReplayBuffer._wait_for_next_poll``: a dead worker is an error at the next poll."""
+
+    @wraps(original)
+    def wait_for_next_poll(self: Any, *args: Any, **kwargs: Any) -> Any:
+        check_workers()
+        return original(self, *args, **kwargs)
+
+    return wait_for_next_poll
+
+
+def check_workers() -> None:
+    """Raise Ray's error, which says how it died, if an agent-loop worker of this process's managers is dead.
+
+    Every worker owes an answer to one call at any time. A busy one may be late with it; a dead one fails it at once.
+    """
+    import ray
+
+    for worker in [worker for manager in _managers for worker in manager.agent_loop_workers]:
+        call = _unanswered.pop(worker, None) or worker.__ray_ready__.remote()
+        if ray.wait([call], timeout=0)[0]:
+            ray.get(call)
+        else:
+            _unanswered[worker] = call
+
+
+def _none_succeeded() -> RuntimeError:
+    return RuntimeError(f"no rollout succeeded; the first to fail said: {published_error()}")
+
+
+def published_error() -> str | None:
+    """The reason of the first failed rollout of this run, if there is one."""
+    import transfer_queue
+
+    tag = (transfer_queue.kv_list() or {}).get(PARTITION, {}).get(KEY)
+    return None if tag is None else tag["reason"]
+
+
+def reason(error: BaseException) -> str:
+    """An error in one line: what was raised and where. Ray's wrapping of a remote error is taken off first."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, BaseException):
+        return reason(cause)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"

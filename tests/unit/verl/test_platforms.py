@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from goldilocks.platforms import DEVICES, platform_env
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_device_names_a_platform_verl_knows(device: str) -> None:
+    from verl.plugin.platform import PlatformRegistry
+
+    import goldilocks.verl.plugin  # noqa: F401
+
+    assert PlatformRegistry.get(platform_env(device)["VERL_PLATFORM"]) is not None
+
+
+def test_an_unknown_device_is_an_error_that_names_the_known() -> None:
+    with pytest.raises(ValueError, match=r"device='tpu' is not one of cpu, cuda"):
+        platform_env("tpu")
+
+
+def test_the_cpu_platform_is_never_taken_for_an_accelerator() -> None:
+    from goldilocks.platforms.cpu import PlatformCPU
+
+    platform = PlatformCPU()
+    assert not platform.is_platform_available(use_smi_check=True)
+    assert not platform.is_ipc_supported()
+    assert torch.zeros(1).to(platform.current_device()).device.type == "cpu"
+
+
+def test_the_host_answers_the_calls_verl_makes_on_a_device() -> None:
+    from goldilocks.platforms.cpu import PlatformCPU
+
+    device = PlatformCPU().device_module
+    state = device.get_rng_state()
+    first = torch.rand(3)
+    device.set_rng_state(state)
+    assert torch.equal(torch.rand(3), first)
+    free, total = device.mem_get_info()
+    assert 0 < free <= total
+    assert device.max_memory_allocated() == 0
+    assert device.is_available()  # torch.cpu's own

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from goldilocks.verl import plugin
+
+
+def test_verl_finds_the_plug_in_by_its_entry_point() -> None:
+    found = [entry for entry in entry_points(group="verl.plugins") if entry.name == "goldilocks"]
+    assert [entry.load() for entry in found] == [plugin.register]
+
+
+def test_everything_is_added_once_verl_is_imported() -> None:
+    assert plugin.additions() == [item.what for item in (*plugin.ADDITIONS, *plugin.PATCHES)]
+    from verl.workers.rollout.base import get_rollout_class
+    from verl.workers.rollout.replica import get_rollout_replica_class
+
+    assert get_rollout_replica_class("transformers").__name__ == "TransformersReplica"
+    assert get_rollout_class("transformers").__name__ == "TransformersAdapter"
+
+
+@pytest.mark.parametrize("model_type", ["language_model", "value_model"])
+def test_fsdp2_has_an_engine_for_the_cpu(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.workers.engine import EngineRegistry
+
+    monkeypatch.setenv("VERL_ENGINE_DEVICE", "cpu")
+    assert EngineRegistry.get_engine_cls(model_type, "fsdp2").__module__ == "goldilocks.verl.engines"
+
+
+def test_an_addition_waits_for_the_module_it_belongs_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "late_module.py").write_text("value = 1\ncopied_by_name = value\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    calls: list[bool] = []
+    finder = plugin._AfterImport({"late_module": [lambda: calls.append("late_module" in sys.modules)]})
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    assert calls == []
+    importlib.import_module("late_module")
+    importlib.reload(sys.modules["late_module"])
+    assert calls == [True]
+
+
+def test_an_addition_that_fails_fails_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "doomed_module.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    broken = plugin.Addition("nothing", "doomed_module", "goldilocks.verl.plugin:no_such_function")
+    monkeypatch.setattr(sys, "meta_path", [plugin._AfterImport({"doomed_module": [broken.make]}), *sys.meta_path])
+    with pytest.raises(AttributeError, match="no_such_function"):
+        importlib.import_module("doomed_module")
+
+
+def test_the_plug_in_itself_imports_neither_verl_nor_torch() -> None:
+    code = (
+        "import sys, goldilocks.verl.plugin; print([name for name in ('verl', 'torch', 'ray') if name in sys.modules])"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
