@@ -13,7 +13,7 @@ from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
 from goldilocks.filtering.config import STRATEGIES
 
 TOKENS = 4
-EXAMPLES = settings(max_examples=120, deadline=None)
+EXAMPLES = settings(max_examples=60, deadline=None)
 
 
 @dataclass(frozen=True)
