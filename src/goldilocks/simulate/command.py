@@ -20,7 +20,7 @@ from goldilocks.simulate.overrides import apply_overrides
 from goldilocks.simulate.pass_rates import PassRates, read_pass_rates
 from goldilocks.simulate.run import Progress as Told
 from goldilocks.simulate.run import Setup, simulate
-from goldilocks.simulate.table import LEGEND, tables
+from goldilocks.simulate.table import tables
 
 WIDEST = 160  # columns, where the output is no terminal
 
@@ -72,8 +72,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         console = Console(width=None if sys.stdout.isatty() else WIDEST)
         console.print(_caption(args.pass_rates, prompts, setup), highlight=False, markup=False)
-        console.print(tables(outcomes), highlight=False, markup=False)
-        console.print(f"\n{LEGEND}", highlight=False, markup=False)
+        console.print(tables(outcomes))
     return 0
 
 

@@ -22,13 +22,17 @@ PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "
 
 
 def apply_overrides(presets: Mapping[str, Preset], settings: Sequence[str]) -> dict[str, Preset]:
-    """The presets with every ``KEY=VALUE`` applied to those that it fits."""
+    """The presets with every ``KEY=VALUE`` applied to those that it fits. Each of them is known to build."""
     pairs = [_parse(setting) for setting in settings]
-    parts = {key: value for key, value in pairs if key in KINDS}
-    changed = {name: _replace_parts(preset, parts) for name, preset in presets.items()}
+    replaced = {key: value for key, value in pairs if key in KINDS}
+    changed = {name: _replace_parts(preset, replaced) for name, preset in presets.items()}
+    parts = {name: _build(name, preset) for name, preset in changed.items()}
     for key, value in pairs:
         if key not in KINDS:
-            changed = _set_parameter(changed, key, value)
+            for name in _takers(parts, key, value):
+                changed[name] = _with_parameter(changed[name], key, value)
+    for name, preset in changed.items():
+        _build(name, preset)
     return changed
 
 
@@ -54,26 +58,31 @@ def _replace_parts(preset: Preset, parts: Mapping[str, str]) -> Preset:
     return replace(preset, **changes)
 
 
-def _set_parameter(presets: Mapping[str, Preset], key: str, value: Any) -> dict[str, Preset]:
+def _build(name: str, preset: Preset) -> dict[str, Policy]:
+    try:
+        return dict(zip(KINDS, preset.build(), strict=True))
+    except TypeError as error:  # a part of the user's own, with parameters that have no default
+        raise ValueError(f"{name} cannot be built with its parameters as they are: {error}") from error
+
+
+def _takers(parts: Mapping[str, Mapping[str, Policy]], key: str, value: Any) -> list[str]:
+    """The policies whose part of this kind has this parameter: at least one."""
     kind, _, parameter = key.partition(".")
-    parts = {name: preset.build()[KINDS.index(kind)] for name, preset in presets.items()}
-    known = {name: inspect.signature(type(part)).parameters for name, part in parts.items()}
-    takers = [name for name in presets if parameter in known[name]]
+    known = {name: inspect.signature(type(part[kind])).parameters for name, part in parts.items()}
+    takers = [name for name in parts if parameter in known[name]]
     if not takers:
         there = sorted({one for parameters in known.values() for one in parameters})
         raise ValueError(
-            f"--set {key} fits none of the policies {', '.join(presets)}{nearest(parameter, there)}; "
+            f"--set {key} fits none of the policies {', '.join(parts)}{nearest(parameter, there)}; "
             f"their {kind}s have: {', '.join(there) or 'no parameters'}"
         )
     for name in takers:
-        _check_type(parts[name], key, parameter, value)
-    return {
-        name: _with_parameter(preset, kind, parameter, value) if name in takers else preset
-        for name, preset in presets.items()
-    }
+        _check_type(parts[name][kind], key, parameter, value)
+    return takers
 
 
-def _with_parameter(preset: Preset, kind: str, parameter: str, value: Any) -> Preset:
+def _with_parameter(preset: Preset, key: str, value: Any) -> Preset:
+    kind, _, parameter = key.partition(".")
     params = {**preset.params, kind: {**preset.params.get(kind, {}), parameter: value}}
     return replace(preset, params=params)
 

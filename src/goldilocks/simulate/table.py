@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 from rich.console import Group as Stack
 from rich.table import Table
+from rich.text import Text
 
 from goldilocks.simulate.outcome import Outcome
 
 LEGEND = """\
-groups: informative ones, whose rewards differ, trained or kept for the next batch; signal: Σ(r − r̄)² over them
-steps: engine steps (a token in every busy slot) until a batch is full; hard reached: of the prompts with a pass
-rate in (0, 0.2], those that had an informative group; second table: the share of all generated tokens"""
+groups: informative ones (their rewards differ), trained or kept for the next
+batch; signal: Σ(r − r̄)² over them; steps: engine steps, each a token in every
+busy slot, until a batch is full; hard reached: of the prompts with a pass rate
+in (0, 0.2], those with an informative group. Below: shares of all tokens."""
 
 
 def figure(value: float | None, digits: int = 1) -> str:
@@ -26,8 +28,8 @@ def percent(share: float | None) -> str:
 
 
 def tables(outcomes: Sequence[Outcome]) -> Stack:
-    """Both tables."""
-    return Stack(yield_table(outcomes), "", token_table(outcomes))
+    """Both tables, with what their columns mean."""
+    return Stack(yield_table(outcomes), Text(f"\n{LEGEND}\n"), token_table(outcomes))
 
 
 def yield_table(outcomes: Sequence[Outcome]) -> Table:

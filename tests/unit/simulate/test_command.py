@@ -83,7 +83,8 @@ def test_the_tables_show_what_the_json_holds(capsys: pytest.CaptureFixture[str],
 
 
 def test_the_same_seed_prints_the_same_and_another_does_not(capsys: pytest.CaptureFixture[str], rates: str) -> None:
-    first, again, other = (simulated(capsys, "--pass-rates", rates, "--seed", seed) for seed in "557")
+    words = ("--pass-rates", rates, "--policy", "contrast", "--policy", "thompson", "--failure-rate", "0.1")
+    first, again, other = (simulated(capsys, *words, "--seed", seed) for seed in "557")
     assert first == again
     assert first.splitlines()[3:] != other.splitlines()[3:]
 
@@ -123,6 +124,18 @@ def test_a_part_of_the_users_own_takes_the_place_of_one(capsys: pytest.CaptureFi
     assert {**own["policies"][0], "policy": "dapo"} == ours["policies"][0]
 
 
+def test_settings_are_judged_together(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--policy", "knapsack", "--set", "allocator.min_n=40", "--set", "allocator.mean_n=41")
+    assert as_json(capsys, *words, "--set", "allocator.max_n=42")["policies"][0]["rollouts"] == 1_500
+
+
+class Needy(Fixed):
+    """It has no default."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -147,6 +160,7 @@ def test_a_part_of_the_users_own_takes_the_place_of_one(capsys: pytest.CaptureFi
         (["--set", "allocator.max_m=4"], "(did you mean 'max_n'?)"),
         (["--set", "allocator"], "--set='allocator' is not accepted: KIND.PARAMETER=VALUE"),
         (["--set", "engine.slots=4"], "--set='engine.slots=4' is not accepted"),
+        (["--set", f"allocator={__name__}:Needy"], "uniform cannot be built with its parameters as they are"),
         (["--set", "allocator=nobody"], "allocator='nobody' is not known"),
         (["--set", "allocator=no.such:Class"], "allocator='no.such:Class' cannot be imported"),
         (["--pass-rates", "no/such.jsonl"], "no/such.jsonl: no such file"),
