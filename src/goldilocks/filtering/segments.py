@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress, count, islice
-from operator import ne
+from itertools import count
 
 import numpy as np
 import torch
@@ -23,12 +22,17 @@ def first_occurrence_codes(uids: Sequence[object] | np.ndarray | Tensor) -> Tens
 
     Rows of a group usually stand together, so a uid is looked up only where it differs from the one before it.
     """
-    values: Sequence[object] = uids.tolist() if isinstance(uids, (np.ndarray, Tensor)) else uids
-    begins = np.ones(len(values), bool)
-    begins[1:] = np.fromiter(map(ne, islice(values, 1, None), values), bool, max(0, len(values) - 1))
+    array = _as_array(uids)
+    begins = np.flatnonzero(np.concatenate([np.ones(min(1, len(array)), bool), array[1:] != array[:-1]]))
     number_of: defaultdict[object, int] = defaultdict(count().__next__)
-    numbers = np.fromiter(map(number_of.__getitem__, compress(values, begins)), np.int64, np.count_nonzero(begins))
-    return torch.from_numpy(numbers[begins.cumsum() - 1])
+    numbers = np.fromiter(map(number_of.__getitem__, array[begins].tolist()), np.int64, len(begins))
+    return torch.from_numpy(numbers.repeat(np.diff(begins, append=len(array))))
+
+
+def _as_array(uids: Sequence[object] | np.ndarray | Tensor) -> np.ndarray:
+    if isinstance(uids, Tensor):
+        return uids.numpy(force=True)
+    return uids if isinstance(uids, np.ndarray) else np.fromiter(uids, object, len(uids))
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,13 @@ class Segments:
         """The permutation that sorts each run by ``keys``, ascending and stable; runs stay where they are.
 
         Keys are compared in single precision, so that a run's number and a key fit one integer and one radix sort does.
+        Runs of one size are the rows of a matrix, which torch sorts several times faster, to the same order.
         """
-        bits = (keys.to(torch.float32) + 0.0).view(torch.int32)  # + 0.0: one zero, not two
+        keys = keys.to(torch.float32)
+        if len(self) and bool((self.sizes == self.sizes[0]).all()):
+            within = torch.sort(keys.view(len(self), -1), dim=1, stable=True).indices
+            return within.add_(self.starts[:, None]).flatten()
+        bits = (keys + 0.0).view(torch.int32)  # + 0.0: one zero, not two
         bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)  # negative numbers' bits count downwards: now integers sort alike
         return torch.sort((self.of_row << 32).add_(bits), stable=True).indices
 

@@ -20,6 +20,7 @@ def test_uids_are_numbered_by_first_occurrence(kind: object) -> None:
 
 def test_uids_may_be_integers_of_a_tensor() -> None:
     assert first_occurrence_codes(torch.tensor([7, 3, 3, 7])).tolist() == [0, 1, 1, 0]
+    assert first_occurrence_codes([("a", 1), ("b", 1), ("a", 1)]).tolist() == [0, 1, 0]
     assert first_occurrence_codes([]).tolist() == []
 
 
@@ -49,6 +50,15 @@ def test_equal_values_have_exactly_no_deviation_however_large_they_are() -> None
 
 
 def test_sorting_keeps_ties_in_order_and_takes_negative_numbers_and_both_zeros() -> None:
-    segments = Segments.from_sorted(torch.tensor([0, 0, 0, 0, 0, 1, 1]))
     keys = torch.tensor([0.0, -1.0, -0.0, -torch.inf, 2.0, 5.0, 5.0])
-    assert segments.sort_within(keys).tolist() == [3, 1, 0, 2, 4, 5, 6]
+    ragged, even = Segments.from_sorted(torch.tensor([0] * 5 + [1, 1])), Segments.from_sorted(torch.zeros(7))
+    assert ragged.sort_within(keys).tolist() == even.sort_within(keys).tolist() == [3, 1, 0, 2, 4, 5, 6]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(-2, 2, width=16), min_size=12, max_size=12))
+def test_runs_of_one_size_are_sorted_as_others_are(values: list[float]) -> None:
+    keys = torch.tensor(values)
+    even = Segments.from_sorted(torch.arange(12) // 4)
+    ragged = Segments.from_sorted(torch.cat([torch.arange(12) // 4, torch.tensor([3])]))
+    assert even.sort_within(keys).tolist() == ragged.sort_within(torch.cat([keys, torch.zeros(1)])).tolist()[:12]
