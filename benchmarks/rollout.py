@@ -176,7 +176,6 @@ def workloads(device: torch.device) -> list[Workload]:
 def measure(name: str, work: Workload, model: PreTrainedModel, machine: Machine) -> tuple[str, ...]:
     """One row of the table. ``generate`` goes first: the engine then takes the model over."""
     device = model.device
-    model.set_attn_implementation("sdpa")
     run_generate(model, Workload("warm-up", work.prompts[: work.batch], np.full(work.batch, 4), work.batch))
     slow = seconds(lambda: run_generate(model, work), device, 1)
     engine = Engine(model, slots=work.batch, max_length=work.longest, eos_ids=(), pad_id=0, device=device)
@@ -207,9 +206,9 @@ def main() -> None:
     for column in table.columns[2:]:
         column.justify = "right"
     for name in args.shapes or (["30M", "0.5B"] if device.type == "cuda" else ["3M"]):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(SHAPES[name], dtype=dtype).to(device)
         for work in workloads(device):
+            torch.manual_seed(0)
+            model = AutoModelForCausalLM.from_config(SHAPES[name], dtype=dtype).to(device)
             table.add_row(*measure(name, work, model, machine))
     Console(width=110).print(table)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from goldilocks.rollout import kernels
+from goldilocks.rollout import kernels, norms, rotary
 from goldilocks.rollout.cache import KernelWindow
 from goldilocks.rollout.decoder import Decoder, Sampled
 from goldilocks.rollout.sampling import cut
@@ -51,6 +51,7 @@ class GraphDecoder(Decoder):
         self._drawn = torch.zeros(self.stride, slots, dtype=torch.long, device=device)
         self._scores = torch.zeros(self.stride, 2, slots, device=device)
         super().__init__(model, slots, max_length, pad_id, device)
+        norms.fuse(model)
 
     def release(self) -> None:
         """Give back the cache and the graphs, which hold its addresses."""
@@ -105,15 +106,16 @@ class GraphDecoder(Decoder):
 
     def _captured(self, step: Callable[[], None], undo: Callable[[], object] = lambda: None) -> torch.cuda.CUDAGraph:
         """A graph of ``step``, which runs once beforehand so that every kernel is compiled."""
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            step()
-            undo()
-        torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            step()
+        with rotary.fused(self.model, self.model.dtype, self.device):
+            with torch.cuda.stream(side):
+                step()
+                undo()
+            torch.cuda.current_stream(self.device).wait_stream(side)
+            with torch.cuda.graph(graph, pool=self._pool):
+                step()
         return graph
 
     def _captured_step(self, rows: int, cuts: bool) -> None:

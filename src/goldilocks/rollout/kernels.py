@@ -1,9 +1,9 @@
-"""Triton kernels for the three things a decode step on a GPU does that torch does slowly.
+"""Triton kernels for what a decode step on a GPU does slowly without them.
 
 ``write`` puts the new keys and values into their columns; ``attend`` reads of each row only what is there, whatever the
-static length, each key once for all heads that share it; ``draw`` is ``sampling.draw`` reading the logits once.
-All work at fixed addresses without a host synchronisation, so they can be captured; the first two are operators of
-torch, so that a model around them can be compiled.
+static length, each key once for all heads that share it; ``draw`` is ``sampling.draw`` reading the logits once;
+``rms_norm`` and ``rotate`` are one kernel each where transformers launches seven and five.
+All work at fixed addresses without a host synchronisation, so they can be captured.
 """
 
 # Triton's language has no types a checker could read.
@@ -40,11 +40,6 @@ def _write(
     tl.store(values + row * v_row + head * v_head + column * v_column + d, value, mask=d < VALUE)
 
 
-@torch.library.custom_op(
-    "goldilocks::write",
-    mutates_args=("keys", "values"),
-    schema="(Tensor new_keys, Tensor new_values, Tensor(a!) keys, Tensor(b!) values, Tensor columns) -> ()",
-)
 def write(new_keys: Tensor, new_values: Tensor, keys: Tensor, values: Tensor, columns: Tensor) -> None:
     """``keys[row, :, columns[row]] = new_keys[row, :, 0]`` for every row of ``new_keys``, and likewise the values."""
     rows, heads, _, key_size = new_keys.shape
@@ -119,11 +114,6 @@ def _join(partial, log_mass, out, VALUE: tl.constexpr, VALUE_PAD: tl.constexpr, 
     tl.store(out + head * VALUE + d, joined.to(out.dtype.element_ty), mask=d < VALUE)
 
 
-@torch.library.custom_op(
-    "goldilocks::attend",
-    mutates_args=(),
-    schema="(Tensor query, Tensor keys, Tensor values, Tensor last, float scaling) -> Tensor",
-)
 def attend(query: Tensor, keys: Tensor, values: Tensor, last: Tensor, scaling: float) -> Tensor:
     """One query token per row over the row's columns 0 to ``last``. Returns ``[rows, 1, heads, value size]``."""
     rows, heads, _, key_size = query.shape
@@ -150,9 +140,66 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, last: Tensor, scaling: f
     return out
 
 
-@attend.register_fake
-def _(query: Tensor, keys: Tensor, values: Tensor, last: Tensor, scaling: float) -> Tensor:
-    return query.new_empty(query.shape[0], 1, query.shape[1], values.shape[3])
+@triton.jit
+def _rms_norm(states, weight, out, eps, SIZE: tl.constexpr, SIZE_PAD: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, SIZE_PAD)
+    x = tl.load(states + row * SIZE + d, mask=d < SIZE, other=0.0).to(tl.float32)
+    scaled = x * tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
+    w = tl.load(weight + d, mask=d < SIZE, other=0.0)
+    # transformers rounds to the model's type before the weight, and once more after it
+    rounded = scaled.to(out.dtype.element_ty).to(tl.float32) * w.to(tl.float32)
+    tl.store(out + row * SIZE + d, rounded.to(out.dtype.element_ty), mask=d < SIZE)
+
+
+def rms_norm(states: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``weight · states / rms(states)`` over the last dimension."""
+    size = len(weight)
+    states = states.contiguous()
+    out = torch.empty_like(states)
+    pad = triton.next_power_of_2(size)
+    _rms_norm[(states.numel() // size,)](
+        states, weight, out, eps, SIZE=size, SIZE_PAD=pad, num_warps=4 if pad > 256 else 1
+    )
+    return out
+
+
+@triton.jit
+def _rotate(
+    states, cos, sin, out, s_row, s_head, s_token, c_row, c_token, tokens, heads,
+    HALF: tl.constexpr, HALF_PAD: tl.constexpr,
+):  # fmt: skip
+    place, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, token = place // tokens, place % tokens
+    d = tl.arange(0, HALF_PAD)
+    inside = d < HALF
+    kind = out.dtype.element_ty
+    angle = row * c_row + token * c_token + d
+    base = states + row * s_row + head * s_head + token * s_token + d
+    x1 = tl.load(base, mask=inside).to(tl.float32)
+    x2 = tl.load(base + HALF, mask=inside).to(tl.float32)
+    c1 = tl.load(cos + angle, mask=inside).to(tl.float32)
+    c2 = tl.load(cos + angle + HALF, mask=inside).to(tl.float32)
+    s1 = tl.load(sin + angle, mask=inside).to(tl.float32)
+    s2 = tl.load(sin + angle + HALF, mask=inside).to(tl.float32)
+    # transformers rounds each product and then the sum
+    first = (x1 * c1).to(kind).to(tl.float32) - (x2 * s1).to(kind).to(tl.float32)
+    second = (x2 * c2).to(kind).to(tl.float32) + (x1 * s2).to(kind).to(tl.float32)
+    target = out + (place * heads + head) * 2 * HALF + d
+    tl.store(target, first.to(kind), mask=inside)
+    tl.store(target + HALF, second.to(kind), mask=inside)
+
+
+def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of ``states`` [rows, heads, tokens, size] by ``cos`` and ``sin`` [rows, tokens, size]."""
+    rows, heads, tokens, size = states.shape
+    out = states.new_empty(rows, tokens, heads, size)
+    cos, sin = cos.expand(rows, -1, -1), sin.expand(rows, -1, -1)
+    _rotate[(rows * tokens, heads)](
+        states, cos, sin, out, *states.stride()[:3], *cos.stride()[:2], tokens, heads,
+        HALF=size // 2, HALF_PAD=triton.next_power_of_2(size // 2), num_warps=1,
+    )  # fmt: skip
+    return out.transpose(1, 2)
 
 
 @triton.jit
