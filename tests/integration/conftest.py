@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import secrets
-import signal
 import subprocess
 import sys
 import time
@@ -52,7 +52,19 @@ class Run:
     folder: Path
 
     def tail(self, lines: int = 60) -> str:
+        """The end of the log, to show when an assertion fails."""
         return "\n".join(self.log.splitlines()[-lines:])
+
+    def assert_trained(self, *steps: int) -> None:
+        """Ended well, logged exactly these steps, and at each the rollout's probabilities were the trainer's."""
+        assert self.status == 0, self.tail()
+        trained = [step for step in self.steps if "actor/grad_norm" in step]
+        assert [step["step"] for step in trained] == list(steps)
+        for step in trained:
+            assert step["training/rollout_probs_diff_valid"] == 1
+            assert step["training/rollout_probs_diff_max"] < 1e-5
+            assert abs(step["rollout_corr/log_ppl_diff"]) < 1e-5
+            assert 0 < step["actor/grad_norm"] < 1e3
 
 
 Launch = Callable[..., Run]
@@ -76,7 +88,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 @pytest.fixture
 def launch(task: Task, tmp_path: Path) -> Iterator[Launch]:
     """``launch(*overrides, within=seconds)`` runs verl's own ``main_ppo`` and waits for its end."""
-    launched: list[subprocess.Popen[bytes]] = []
+    launched: dict[Path, subprocess.Popen[bytes]] = {}
 
     def run(*overrides: str, within: float = 200, during: Callable[[Path], None] | None = None) -> Run:
         folder = tmp_path / f"run{len(launched)}"
@@ -92,23 +104,39 @@ def launch(task: Task, tmp_path: Path) -> Iterator[Launch]:
                 env=_environment(folder),
                 start_new_session=True,
             )
-        launched.append(process)
+        launched[folder] = process
         if during is not None:
             during(log)
         try:
             status = process.wait(timeout=max(1, within - (time.monotonic() - started)))
         except subprocess.TimeoutExpired:
-            _end(process)
+            _end(process, folder)
             pytest.fail(f"still running after {within} s:\n" + "\n".join(log.read_text().splitlines()[-60:]))
-        assert _gone(folder), f"left running: {_left(folder)}"
+        assert _gone(folder), f"left running: {_processes(folder)}"
         metrics = folder / "metrics.jsonl"
         lines = metrics.read_text().splitlines() if metrics.exists() else []
         steps = [json.loads(line)["data"] | {"step": json.loads(line)["step"]} for line in lines]
         return Run(status, log.read_text(errors="replace"), steps, time.monotonic() - started, folder)
 
     yield run
-    for process in launched:
-        _end(process)
+    for folder, process in launched.items():
+        _end(process, folder)
+
+
+def kill(process_name: str) -> Callable[[Path], None]:
+    """For ``launch(during=...)``: SIGKILL a process of the launch after its first training step."""
+
+    def during(log: Path) -> None:
+        deadline = time.monotonic() + 150
+        while "step:1 -" not in log.read_text(errors="replace"):
+            assert time.monotonic() < deadline, "no first step:\n" + log.read_text(errors="replace")[-5000:]
+            time.sleep(0.2)
+        victims = [process for process in _processes(log.parent) if process_name in " ".join(process.cmdline())]
+        assert victims, f"no process {process_name!r}"
+        for process in victims:
+            process.kill()
+
+    return during
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -154,13 +182,13 @@ def _overrides(task: Task, root: Path, folder: Path) -> list[str]:
     ]
 
 
-def _left(folder: Path) -> list[str]:
+def _processes(folder: Path) -> list[psutil.Process]:
     """The processes of a launch, known by a variable they all inherit."""
     found = []
     for process in psutil.process_iter():
         try:
             if process.environ().get("GOLDILOCKS_TEST_RUN") == str(folder):
-                found.append(f"{process.pid} {' '.join(process.cmdline())[:80]}")
+                found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
     return found
@@ -169,19 +197,18 @@ def _left(folder: Path) -> list[str]:
 def _gone(folder: Path, within: float = 20) -> bool:
     """Whether every process of a launch ends; Ray's last ones need a moment."""
     deadline = time.monotonic() + within
-    while _left(folder):
+    while _processes(folder):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.2)
     return True
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a launch that did not end itself, and every process of its session."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """End a launch that did not end itself. Ray's daemons have sessions of their own, so each is ended by its id."""
+    for left in _processes(folder):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            left.kill()
     process.wait()
 
 

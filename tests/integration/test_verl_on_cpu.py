@@ -1,11 +1,69 @@
+"""verl 0.9.1 as it is installed, with nothing but the plug-in and ``+device=cpu``, from start to end.
+
+A launch is most of what a test costs, so each one shows several things.
+"""
+
 from __future__ import annotations
+
+import re
 
 import pytest
 
+from .conftest import Launch, kill
 
-@pytest.mark.integration
-def test_grpo(launch):
-    run = launch("trainer.total_training_steps=3", "trainer.test_freq=3")
-    assert run.status == 0, run.tail()
-    print(run.steps[-1])
-    print(run.seconds)
+pytestmark = pytest.mark.integration
+
+ACCURACY = "val-core/addition/acc/mean@1"
+
+
+def test_two_ranks_with_two_replicas_train_grpo_save_and_go_on_with_gspo(launch: Launch) -> None:
+    grpo = launch("trainer.n_gpus_per_node=2", "trainer.save_freq=2", "trainer.test_freq=2")
+    grpo.assert_trained(1, 2)
+    assert re.search(r"LLMServerManager: \['[^']+:0', '[^']+:1'\]", grpo.log), "not two servers"
+    gspo = launch(
+        "trainer.n_gpus_per_node=2",
+        "trainer.total_training_steps=3",
+        "trainer.resume_mode=auto",
+        "trainer.val_before_train=True",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+        "actor_rollout_ref.actor.clip_ratio_low=3e-4",
+        "actor_rollout_ref.actor.clip_ratio_high=4e-4",
+        # Two updates of a batch: at the second the ratio has left 1, so there is something to clip.
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    )
+    gspo.assert_trained(3)
+    validated, trained = gspo.steps
+    assert trained["actor/pg_clipfrac"] > 0
+    # Validation is greedy: the same weights give the same answers.
+    assert validated["step"] == 2
+    assert validated[ACCURACY] == grpo.steps[-1][ACCURACY] > 0
+
+
+def test_ppo_trains_with_a_critic_and_kl_in_the_reward(launch: Launch) -> None:
+    run = launch("algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=True", "critic.optim.lr=1e-3")
+    run.assert_trained(1, 2)
+    first, second = run.steps
+    assert first["actor/reward_kl_penalty"] == pytest.approx(0, abs=1e-5)  # the policy is still its reference
+    assert second["actor/reward_kl_penalty"] > 1e-4
+    assert first["critic/grad_norm"] > 0
+    assert second["critic/vf_loss"] < first["critic/vf_loss"]
+
+
+def test_the_legacy_trainer_trains_too(launch: Launch) -> None:
+    run = launch("trainer.use_v1=False", "actor_rollout_ref.actor.use_kl_loss=True")
+    run.assert_trained(1, 2)
+    assert run.steps[0]["actor/kl_loss"] == pytest.approx(0, abs=1e-5)
+
+
+def test_a_reward_function_that_raises_ends_the_run_with_its_message(launch: Launch) -> None:
+    run = launch("reward.custom_reward_function.name=raises")
+    assert run.status == 1
+    assert "no rollout succeeded; the first to fail said: LookupError: the answer sheet is missing" in run.tail(5)
+
+
+def test_a_worker_that_dies_ends_the_run_with_the_reason(launch: Launch) -> None:
+    run = launch("trainer.total_training_steps=100", during=kill("AgentLoopWorker"))
+    assert run.status == 1
+    assert "ActorDiedError" in run.tail()
+    assert "AgentLoopWorker" in run.tail()

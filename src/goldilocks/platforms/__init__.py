@@ -6,6 +6,8 @@ package imports neither verl nor torch for that reason.
 
 from __future__ import annotations
 
+import os
+
 DEVICES = ("cpu", "cuda")
 
 _SHARED = {
@@ -17,7 +19,7 @@ _SHARED = {
 }
 
 _PLATFORM = {
-    # One thread per process: a run is a dozen processes, and the tensors of a small model do not repay more.
+    # A run is a dozen processes. Those that compute take their share of the cores themselves: threads_per_rank.
     "cpu": {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"},
     "cuda": {"VERL_PLATFORM": "nvidia"},
 }
@@ -28,3 +30,8 @@ def platform_env(device: str) -> dict[str, str]:
     if device not in _PLATFORM:
         raise ValueError(f"device={device!r} is not one of {', '.join(DEVICES)}")
     return {**_SHARED, **_PLATFORM[device]}
+
+
+def threads_per_rank(ranks: int) -> int:
+    """How many threads one of ``ranks`` equal processes may compute with. Trainer and rollout server take turns."""
+    return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import torch
-from verl.plugin.platform import PlatformBase
+from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> None:
@@ -52,6 +52,7 @@ class _HostAsDevice(ModuleType):
         return getattr(torch.cpu, name)
 
 
+@PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
     """The host as verl's device."""
 
@@ -125,10 +126,3 @@ class PlatformCPU(PlatformBase):
 
     def cudart(self) -> None:
         return None
-
-
-def register() -> None:
-    """Make ``VERL_PLATFORM=cpu`` known to verl."""
-    from verl.plugin.platform import PlatformRegistry
-
-    PlatformRegistry.register(platform="cpu")(PlatformCPU)

@@ -5,23 +5,18 @@ Both are named here and imported only by the process that asks for one.
 
 from __future__ import annotations
 
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
+
 from goldilocks.rollout.limits import NAME
 
 
-def register_replica() -> None:
-    """verl calls the loader when a run asks for this server."""
-    from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
+def _replica() -> type[RolloutReplica]:
+    from goldilocks.rollout.replica import TransformersReplica
 
-    def load() -> type[RolloutReplica]:
-        from goldilocks.rollout.replica import TransformersReplica
-
-        return TransformersReplica
-
-    RolloutReplicaRegistry.register(NAME, load)
+    return TransformersReplica
 
 
-def register_adapter() -> None:
-    """verl has no function for adapters, only the table."""
-    from verl.workers.rollout.base import _ROLLOUT_REGISTRY
-
-    _ROLLOUT_REGISTRY[(NAME, "async")] = "goldilocks.rollout.adapter.TransformersAdapter"
+RolloutReplicaRegistry.register(NAME, _replica)
+# verl has no function for adapters, only the table.
+_ROLLOUT_REGISTRY[(NAME, "async")] = "goldilocks.rollout.adapter.TransformersAdapter"

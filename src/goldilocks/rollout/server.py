@@ -21,6 +21,7 @@ from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
+from goldilocks.platforms import threads_per_rank
 from goldilocks.rollout import transfer
 from goldilocks.rollout.engine import Engine
 from goldilocks.rollout.loop import EngineLoop
@@ -52,7 +53,7 @@ class RolloutServer:
         self._seed = self._config.seed + replica_rank
         self._device = torch.device(get_device_name(), 0) if visible_device is not None else torch.device("cpu")
         if self._device.type == "cpu":
-            torch.set_num_threads(_threads(self._config))
+            torch.set_num_threads(threads_per_rank(self._config.n_gpus_per_node))
         self._max_length = self._config.max_model_len or self._config.prompt_length + self._config.response_length
         engine = Engine(
             _model(self._config, model, self._device),
@@ -70,7 +71,7 @@ class RolloutServer:
 
     async def ready(self) -> str:
         """The address of the node, once the engine is built."""
-        return str(ray.util.get_node_ip_address()).strip("[]")  # type: ignore[no-untyped-call]
+        return str(ray.util.get_node_ip_address()).strip("[]")
 
     async def generate(
         self,
@@ -228,8 +229,3 @@ def _pad_id(model: HFModelConfig) -> int:
 def _seed(base: int, request_id: str) -> int:
     """The same for the same request in every run, another for every other request."""
     return int.from_bytes(hashlib.sha256(f"{base}/{request_id}".encode()).digest()[:8], "big")
-
-
-def _threads(config: RolloutConfig) -> int:
-    """This replica's share of the cores: while it generates, the trainer waits."""
-    return max(1, len(os.sched_getaffinity(0)) // max(1, config.n_gpus_per_node))

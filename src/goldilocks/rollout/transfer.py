@@ -21,7 +21,7 @@ from torch import Tensor
 Named = tuple[str, Tensor]
 
 # Longer than any bucket takes to fill, shorter than a night.
-PEER_TIMEOUT_S = 600
+PEER_TIMEOUT_S = 600.0
 
 
 class Bucket:
@@ -79,7 +79,7 @@ def _limit_waiting(peer: Any) -> None:
 
     def open_with_limit() -> None:
         open_socket()
-        peer.socket.setsockopt(zmq.RCVTIMEO, PEER_TIMEOUT_S * 1000)
+        peer.socket.setsockopt(zmq.RCVTIMEO, int(PEER_TIMEOUT_S * 1000))
 
     peer._init_socket = open_with_limit
 

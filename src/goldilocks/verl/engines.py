@@ -7,16 +7,24 @@ are on the host already, and there is no accelerator to pin them for: here nothi
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
+import torch
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
+from goldilocks.platforms import threads_per_rank
 
-class _OnHost:
-    """Builds the FSDP2 module with offloading switched off, for this engine's config of it only."""
+
+class OnHost:
+    """Takes its share of the cores, and builds the FSDP2 module with offloading switched off."""
 
     engine_config: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        torch.set_num_threads(threads_per_rank(int(os.environ.get("RAY_LOCAL_WORLD_SIZE", "1"))))
 
     def _build_fsdp_module(self, module: Any) -> Any:
         config = self.engine_config
@@ -27,15 +35,11 @@ class _OnHost:
             self.engine_config = config
 
 
-class LanguageModelOnHost(_OnHost, FSDPEngineWithLMHead):
+@EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
+class LanguageModelOnHost(OnHost, FSDPEngineWithLMHead):
     """Actor and reference policy."""
 
 
-class ValueModelOnHost(_OnHost, FSDPEngineWithValueHead):
+@EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")
+class ValueModelOnHost(OnHost, FSDPEngineWithValueHead):
     """Critic."""
-
-
-def register() -> None:
-    """Make both known to verl as the engines of backend ``fsdp2`` on device ``cpu``."""
-    EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")(LanguageModelOnHost)
-    EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")(ValueModelOnHost)

@@ -5,7 +5,8 @@ At the end of ``import verl``, in every process of a run, verl loads the entry p
 after the verl module it belongs to has been imported and before anyone can use it: a process pays for what it uses,
 and a module that copies a patched function by name copies the patched one.
 
-To add something: one line in ``ADDITIONS``. Its function imports whatever it needs and is called once per process.
+To add something: one line in ``ADDITIONS``. The module it names registers what it has by being imported, with verl's
+own decorators.
 """
 
 from __future__ import annotations
@@ -25,29 +26,23 @@ from goldilocks.verl.patches import PATCHES
 
 @dataclass(frozen=True)
 class Addition:
-    """``function`` (``module:name``) is called once ``after``, a module of verl, has been imported."""
+    """``module`` is imported, and thereby adds what it has, once ``after``, a module of verl, has been imported."""
 
     what: str
     after: str
-    function: str
+    module: str
 
     def make(self) -> None:
-        """Call the function; an error in it is an error of the import that made it due."""
-        module, name = self.function.split(":")
-        getattr(importlib.import_module(module), name)()
+        """Import the module; an error in it is an error of the import that made it due."""
+        importlib.import_module(self.module)
 
 
 ADDITIONS: tuple[Addition, ...] = (
-    Addition("platform cpu", "verl.plugin.platform", "goldilocks.platforms.cpu:register"),
-    Addition("engines for device cpu", "verl.workers.engine", "goldilocks.verl.engines:register"),
-    Addition(
-        "rollout server transformers",
-        "verl.workers.rollout.replica",
-        "goldilocks.rollout.registration:register_replica",
-    ),
-    Addition(
-        "rollout adapter transformers", "verl.workers.rollout.base", "goldilocks.rollout.registration:register_adapter"
-    ),
+    Addition("platform cpu", "verl.plugin.platform", "goldilocks.platforms.cpu"),
+    Addition("engines for device cpu", "verl.workers.engine", "goldilocks.verl.engines"),
+    Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.rollout.registration"),
+    Addition("one warning per tokenizer", "verl.utils.tokenizer.continuous_token_wiring", "goldilocks.verl.logs"),
+    Addition("trainer goldilocks", "verl.trainer.ppo.v1", "goldilocks.verl.trainer"),
 )
 
 

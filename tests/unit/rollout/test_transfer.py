@@ -3,11 +3,16 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import pytest
 import torch
+import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from goldilocks.platforms.cpu import PlatformCPU
+from goldilocks.rollout import transfer
 from goldilocks.rollout.transfer import Bucket, Named, buckets
 
 
@@ -57,3 +62,10 @@ def test_a_buffer_that_is_used_again_does_not_change_what_was_sent() -> None:
         return [named async for bucket in buckets(reused(), 1 << 20) for named in bucket.tensors()]
 
     assert [tensor.tolist() for _, tensor in asyncio.run(collect())] == [[1.0] * 3, [2.0] * 3]
+
+
+def test_a_receiver_whose_sender_never_comes_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "PEER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("verl.plugin.platform.platform_manager._current_platform", PlatformCPU())
+    with pytest.raises(zmq.Again):
+        transfer.receive_by_ipc(f"ipc://{tmp_path}/nobody.sock", torch.device("cpu"), lambda named: None)

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from goldilocks.platforms import DEVICES, platform_env
+from goldilocks.platforms import DEVICES, platform_env, threads_per_rank
+from goldilocks.platforms.cpu import PlatformCPU
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -21,8 +22,6 @@ def test_an_unknown_device_is_an_error_that_names_the_known() -> None:
 
 
 def test_the_cpu_platform_is_never_taken_for_an_accelerator() -> None:
-    from goldilocks.platforms.cpu import PlatformCPU
-
     platform = PlatformCPU()
     assert not platform.is_platform_available(use_smi_check=True)
     assert not platform.is_ipc_supported()
@@ -30,8 +29,6 @@ def test_the_cpu_platform_is_never_taken_for_an_accelerator() -> None:
 
 
 def test_the_host_answers_the_calls_verl_makes_on_a_device() -> None:
-    from goldilocks.platforms.cpu import PlatformCPU
-
     device = PlatformCPU().device_module
     state = device.get_rng_state()
     first = torch.rand(3)
@@ -41,3 +38,9 @@ def test_the_host_answers_the_calls_verl_makes_on_a_device() -> None:
     assert 0 < free <= total
     assert device.max_memory_allocated() == 0
     assert device.is_available()  # torch.cpu's own
+
+
+def test_ranks_share_the_cores_and_each_gets_at_least_one() -> None:
+    cores = threads_per_rank(1)
+    assert threads_per_rank(2) == max(1, cores // 2)
+    assert threads_per_rank(10_000) == 1

@@ -48,9 +48,9 @@ def test_an_addition_waits_for_the_module_it_belongs_to(tmp_path: Path, monkeypa
 def test_an_addition_that_fails_fails_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "doomed_module.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    broken = plugin.Addition("nothing", "doomed_module", "goldilocks.verl.plugin:no_such_function")
+    broken = plugin.Addition("nothing", "doomed_module", "goldilocks.no_such_module")
     monkeypatch.setattr(sys, "meta_path", [plugin._AfterImport({"doomed_module": [broken.make]}), *sys.meta_path])
-    with pytest.raises(AttributeError, match="no_such_function"):
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         importlib.import_module("doomed_module")
 
 
@@ -58,5 +58,21 @@ def test_the_plug_in_itself_imports_neither_verl_nor_torch() -> None:
     code = (
         "import sys, goldilocks.verl.plugin; print([name for name in ('verl', 'torch', 'ray') if name in sys.modules])"
     )
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == "[]"
+    assert _run(code) == "[]"
+
+
+@pytest.mark.parametrize("module", ["goldilocks.platforms.cpu", "goldilocks.verl.engines"])
+def test_a_module_of_an_addition_may_be_the_first_to_import_verl(module: str) -> None:
+    assert _run(f"import {module}; from goldilocks.verl import plugin; print(len(plugin.additions()) > 0)") == "True"
+
+
+def _run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_message_verl_repeats_for_every_rollout_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    from verl.utils.tokenizer import continuous_token_wiring
+
+    for family in ("llama", "llama", "gpt2"):
+        continuous_token_wiring.logger.warning("no builder for %s", family)
+    assert [record.getMessage() for record in caplog.records] == ["no builder for llama", "no builder for gpt2"]
