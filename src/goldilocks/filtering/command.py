@@ -25,10 +25,10 @@ LENGTH_COLUMNS = ("response_length", "response_lengths", "length", "tokens")
 TEXT_COLUMNS = ("output", "response")  # the first is verl's
 
 _OPTIONS: dict[str, tuple[str, type, str]] = {
-    "--target-group-size": ("target_group_size", int, "samples a group has at most"),
-    "--target-num-groups": ("target_num_groups", int, "groups to keep at most (of a verl dump: of each step)"),
+    "--target-group-size": ("target_group_size", int, "samples a group has at most; default 16"),
+    "--target-num-groups": ("target_num_groups", int, "groups to keep at most, of each step where rows have one"),
     "--min-group-size": ("min_group_size", int, "samples a group has at least; default target // 2 + 1"),
-    "--temperature": ("selection_temperature", float, "of efficiency_stochastic"),
+    "--temperature": ("selection_temperature", float, "of efficiency_stochastic: towards 0 greedy, large is uniform"),
     "--reward-threshold": ("reward_threshold", float, "drop samples below it"),
     "--max-response-length": ("max_response_length", int, "drop groups all of whose samples reach it"),
     "--min-rollout-n": ("min_rollout_n", int, "short samples a group needs with --remove-clip"),
@@ -43,16 +43,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strategy", dest="sample_selection_strategy", choices=STRATEGIES, help="how to cut groups")
     for option, (field, kind, text) in _OPTIONS.items():
         parser.add_argument(option, dest=field, type=kind, metavar="N", help=text)
-    parser.add_argument("--remove-clip", action="store_true", default=None, help="see --min-rollout-n")
     parser.add_argument(
-        "--keep-low-variance", dest="reject_low_variance_groups", action="store_false", default=None, help="keep them"
+        "--remove-clip", action="store_true", default=None, help="drop groups with too few short samples"
+    )
+    parser.add_argument(
+        "--keep-low-variance",
+        dest="reject_low_variance_groups",
+        action="store_false",
+        default=None,
+        help="keep groups whose rewards are all equal",
     )
     parser.add_argument(
         "--drop-invalid",
         dest="invalid_rows",
         action="store_const",
         const="drop",
-        help="drop invalid rows, not an error",
+        help="drop rows with a NaN reward or no response",
     )
     parser.add_argument("--seed", type=int, default=1, help="of the draws; default 1")
     parser.add_argument("--uid-column", help="names the group; default uid, or what verl's dumps let us tell")

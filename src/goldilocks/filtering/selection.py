@@ -91,9 +91,10 @@ def max_variance(samples: Samples, target: int, temperature: float) -> Order:
     on every device; it goes to the most even split.
     """
     groups = samples.groups
-    order = groups.sort_within(-samples.reward)
     bits = max(1, min(20, 30 - target.bit_length()))  # target² × grid² stays below 2⁶²
-    grid = _integer_grid(samples.reward, groups, 2**bits - 1)[order]
+    grid = _integer_grid(samples.reward, groups, 2**bits - 1)
+    order = groups.sort_within(-grid)
+    grid = grid.index_select(0, order)
     over = (groups.sizes > target).nonzero().squeeze(1)
     start, end = groups.starts[over, None], (groups.starts + groups.sizes)[over, None]
     top = torch.arange(target + 1, device=grid.device)

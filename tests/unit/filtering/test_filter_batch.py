@@ -175,10 +175,10 @@ def test_which_groups_are_chosen_is_by_lot() -> None:
     batch, uids = make(*groups)
     chooser = PPOBatchFilter({"target_group_size": 2, "target_num_groups": 2})
     counts = torch.zeros(8)
-    for _ in range(400):
+    for _ in range(200):
         index, _ = chooser.filter_batch(batch, uids, return_indices=True)
         counts[index[::2] // 2] += 1
-    assert (counts / 400 - 0.25).abs().max() < 0.08
+    assert (counts / 200 - 0.25).abs().max() < 0.1
 
 
 def test_a_group_that_loses_its_variance_to_the_cut_leaves_its_place_to_another() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -170,6 +171,14 @@ def test_permuting_groups_permutes_the_result(case: Case, random: Any) -> None:
         for n, v in metrics.items()
         if n != "filter/ppl_drift"  # a mean over rows: order changes its last bit
     }
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@EXAMPLES
+@given(cases())
+def test_a_gpu_chooses_the_same_rows(case: Case) -> None:
+    on_gpu = Case({name: value.cuda() for name, value in case.batch.items()}, case.uids, case.config, case.seed)
+    assert on_gpu.run()[0] == case.run()[0]
 
 
 @EXAMPLES

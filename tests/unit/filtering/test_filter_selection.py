@@ -123,6 +123,11 @@ def test_max_variance_finds_the_subset_of_largest_variance(rewards: list[float],
     assert variance(kept) == pytest.approx(best, abs=1e-4)
 
 
+def test_max_variance_tells_rewards_apart_that_single_precision_does_not() -> None:
+    rewards = [1e9 + 0.1 * row for row in (3, 1, 0, 2)]
+    assert keep("max_variance", rewards, [1] * 4, 2) == [0, 2]
+
+
 def test_max_variance_prefers_the_even_split_among_equals() -> None:
     rewards = [1.0] * 6 + [0.0] * 6
     assert sum(rewards[row] for row in keep("max_variance", rewards, [1] * 12, 4)) == 2
