@@ -10,7 +10,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,17 +87,22 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 @pytest.fixture
 def launch(task: Task, tmp_path: Path) -> Iterator[Launch]:
-    """``launch(*overrides, within=seconds)`` runs verl's own ``main_ppo`` and waits for its end."""
+    """``launch(*overrides, within=seconds)`` runs verl's own ``main_ppo``, or another program, and waits for its end."""
     launched: dict[Path, subprocess.Popen[bytes]] = {}
 
-    def run(*overrides: str, within: float = 200, during: Callable[[Path], None] | None = None) -> Run:
+    def run(
+        *overrides: str,
+        program: Sequence[str] = ("-m", "verl.trainer.main_ppo"),
+        within: float = 200,
+        during: Callable[[Path], None] | None = None,
+    ) -> Run:
         folder = tmp_path / f"run{len(launched)}"
         folder.mkdir()
         log = folder / "log"
         started = time.monotonic()
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "verl.trainer.main_ppo", *_overrides(task, tmp_path, folder), *overrides],
+                [sys.executable, *program, *_overrides(task, tmp_path, folder), *overrides],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
