@@ -1,0 +1,1 @@
+"""Data sets made on the spot, their rewards, and a tiny model to train on them."""

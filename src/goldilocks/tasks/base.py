@@ -1,0 +1,80 @@
+"""What a task is: problems with known answers, and a grader; how it becomes the rows that verl reads.
+
+Invariant: a problem's split is a property of the problem, not of the draw. Whatever the seed, the size, or who draws
+(the data set, the warm start of the tiny model), a validation problem is never trained on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+Split = Literal["train", "val"]
+SPLITS: tuple[Split, ...] = ("train", "val")
+VALIDATION_SHARE = 10  # one problem in this many is held out
+
+Score = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question as the model sees it, its answer as the grader wants it, and how hard it is."""
+
+    question: str
+    answer: str
+    difficulty: float
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Task(Protocol):
+    """A family of problems and its grader. ``data_source`` is what a row says to find the grader again."""
+
+    data_source: str
+
+    def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
+        """``size`` different problems of the split, fewer where there are no more; the same for the same seed."""
+        ...
+
+    def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
+        """The reward of a model's answer, which is text to compare and never code to run."""
+        ...
+
+
+def split_of(key: str) -> Split:
+    """The split that the problem named ``key`` belongs to, for ever."""
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    return "val" if int.from_bytes(digest, "little") % VALIDATION_SHARE == 0 else "train"
+
+
+def graded(right: bool) -> Score:
+    """The reward of an answer that is right or wrong, under the two names verl and the filters read."""
+    value = float(right)
+    return {"score": value, "acc": value}
+
+
+def to_row(problem: Problem, data_source: str, split: Split, index: int) -> dict[str, Any]:
+    """One row of a verl parquet file."""
+    return {
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": problem.question}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": problem.answer},
+        "extra_info": {"index": index, "split": split, "difficulty": problem.difficulty, **problem.extra},
+    }
+
+
+def write_split(out: Path, data_source: str, split: Split, problems: Iterable[Problem]) -> Path:
+    """Write ``out/<split>.parquet`` whole or not at all: a reader never sees half a file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    out.mkdir(parents=True, exist_ok=True)
+    rows = [to_row(problem, data_source, split, index) for index, problem in enumerate(problems)]
+    path = out / f"{split}.parquet"
+    unfinished = out / f".{split}.parquet.unfinished"
+    pq.write_table(pa.Table.from_pylist(rows), unfinished)
+    unfinished.replace(path)
+    return path

@@ -1,0 +1,57 @@
+"""``goldilocks data make TASK --out DIR``: a data set as verl parquet files."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+from goldilocks.tasks.base import SPLITS, Problem, Split, write_split
+from goldilocks.tasks.registry import TASKS, create
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "tasks:\n" + "\n".join(f"  {name:<15} {about}" for name, (_, _, about) in TASKS.items())
+    parser.add_argument("action", choices=["make"])
+    parser.add_argument("task", metavar="TASK", help=", ".join(TASKS))
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="gets train.parquet and val.parquet")
+    parser.add_argument("--train", metavar="N", type=int, default=2048, help="training problems (default %(default)s)")
+    parser.add_argument("--val", metavar="N", type=int, default=256, help="validation problems (default %(default)s)")
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="same seed, same problems")
+    parser.add_argument("--generator", metavar="NAME", help="reasoning_gym: which generator")
+    parser.add_argument("--source", metavar="PATH", help="gsm8k: a parquet file or a folder of them (default: the hub)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the files and say what is in them."""
+    options = {key: value for key in ("generator", "source") if (value := getattr(args, key)) is not None}
+    _check_options(args.task, options)
+    task = create(args.task, **options)
+    for split in SPLITS:
+        size = getattr(args, split)
+        if size < 1:
+            raise ValueError(f"--{split}={size}: at least 1")
+        problems = task.problems(split, size, args.seed)
+        if not problems:
+            raise ValueError(f"task={args.task} has no problems for its {split} split")
+        path = write_split(args.out, task.data_source, split, problems)
+        print(f"{path}: {_summary(problems, split, size)}")
+    return 0
+
+
+def _check_options(task: str, options: dict[str, str]) -> None:
+    taken = {"reasoning_gym": {"generator"}, "gsm8k": {"source"}}.get(task, set())
+    if task in TASKS and (extra := options.keys() - taken):
+        raise ValueError(f"--{extra.pop()} is not an option of task {task}")
+    if task == "reasoning_gym" and "generator" not in options:
+        raise ValueError("task reasoning_gym needs --generator NAME, such as --generator leg_counting")
+
+
+def _summary(problems: list[Problem], split: Split, asked: int) -> str:
+    by_difficulty = Counter(problem.difficulty for problem in problems)
+    counts = ", ".join(f"{count} of difficulty {level:g}" for level, count in sorted(by_difficulty.items())[:8])
+    fewer = f" (asked for {asked}: there are no more)" if len(problems) < asked else ""
+    more = ", …" if len(by_difficulty) > 8 else ""
+    return f"{len(problems)} {split} problems{fewer}: {counts}{more}"

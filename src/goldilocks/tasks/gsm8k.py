@@ -1,0 +1,88 @@
+"""GSM8K: grade-school word problems, from parquet files at hand or from the hub; answers compared by ``math-verify``.
+
+Invariant: the published test set is the validation set. A single file without that division is divided by content.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from goldilocks.tasks.base import Problem, Score, Split, graded, split_of
+
+INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
+_PUBLISHED: dict[Split, str] = {"train": "train", "val": "test"}
+_FINAL = re.compile(r"####\s*(.+)")
+_ANSWER_CHARACTERS = 100  # a final answer is a number: what is longer is not parsed
+
+
+class Gsm8k:
+    """``source``: a parquet file with ``question`` and ``answer``, a folder of train and test files, or None: the hub."""
+
+    data_source = "openai/gsm8k"
+
+    def __init__(self, source: str | None = None) -> None:
+        self.source = source
+
+    def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
+        """The first ``size`` problems; the seed has no say, since nothing is drawn."""
+        return [_problem(row) for row in self._rows(split)[:size]]
+
+    def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
+        """Right when the final answer equals the truth as a number, however it is written."""
+        from math_verify import parse, verify
+
+        text = final_answer(answer)
+        # A power is no part of any answer here, and a tower of them would keep sympy busy for ever. The library's own
+        # timeouts are off because they use signals, which only a main thread may.
+        if text is None or "^" in text or "**" in text:
+            return graded(False)
+        gold, given = (parse(side, parsing_timeout=None) for side in (truth, text))
+        return graded(bool(verify(gold, given, timeout_seconds=None)))
+
+    def _rows(self, split: Split) -> list[dict[str, str]]:
+        if self.source is None:
+            from datasets import load_dataset
+
+            return load_dataset(self.data_source, "main", split=_PUBLISHED[split]).to_list()
+        path = Path(self.source)
+        if not path.exists():
+            raise ValueError(f"source={self.source!r} does not exist; give a parquet file or a folder of them")
+        if path.is_file():
+            return [row for row in _read(path) if split_of(row["question"]) == split]
+        files = sorted(path.rglob(f"*{_PUBLISHED[split]}*.parquet"))
+        if not files:
+            raise ValueError(f"source={self.source!r} has no file named *{_PUBLISHED[split]}*.parquet")
+        return [row for file in files for row in _read(file)]
+
+
+def final_answer(solution: str) -> str | None:
+    """What follows the last ``####``, else what is in the last ``\\boxed{}``, else None."""
+    if marked := _FINAL.findall(solution):
+        return _short(marked[-1].strip())
+    start = solution.rfind("\\boxed{")
+    return _short(solution[start:].splitlines()[0]) if start >= 0 else None
+
+
+def _short(text: str) -> str | None:
+    return text if len(text) <= _ANSWER_CHARACTERS else None
+
+
+def _problem(row: Mapping[str, str]) -> Problem:
+    truth = final_answer(row["answer"])
+    if truth is None:
+        raise ValueError(f"answer={row['answer'][-40:]!r} has no '#### number' at its end")
+    # Each step of the published solution carries one calculator annotation <<…>>.
+    return Problem(f"{row['question']} {INSTRUCTION}", truth.replace(",", ""), float(row["answer"].count("<<")))
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(path)
+    missing = {"question", "answer"} - set(table.column_names)
+    if missing:
+        raise ValueError(f"{path}: no column {', '.join(sorted(missing))}; there are {', '.join(table.column_names)}")
+    return table.select(["question", "answer"]).to_pylist()

@@ -1,0 +1,60 @@
+"""The tasks there are: found by the name on the command line, and by the ``data_source`` of a row."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from goldilocks.tasks.base import Score, Task
+
+# name: (module:class, what its data sources begin with, what it is)
+TASKS: Mapping[str, tuple[str, str, str]] = {
+    "arithmetic": (
+        "goldilocks.tasks.arithmetic:Arithmetic",
+        "goldilocks/arithmetic",
+        "sums, differences and products of one to six digits",
+    ),
+    "reasoning_gym": (
+        "goldilocks.tasks.reasoning_gym:ReasoningGym",
+        "reasoning_gym/",
+        "a generator of the reasoning-gym library, by name",
+    ),
+    "gsm8k": (
+        "goldilocks.tasks.gsm8k:Gsm8k",
+        "openai/gsm8k",
+        "grade-school word problems, from a parquet file or the hub",
+    ),
+}
+
+
+def create(name: str, **options: Any) -> Task:
+    """The task called ``name``; its class says which options it takes."""
+    if name not in TASKS:
+        near = difflib.get_close_matches(name, TASKS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"task={name!r} is not one of {', '.join(TASKS)}{hint}")
+    module, kind = TASKS[name][0].split(":")
+    return getattr(importlib.import_module(module), kind)(**options)
+
+
+@cache
+def of_data_source(data_source: str) -> Task:
+    """The task whose rows carry ``data_source``."""
+    for name, (_, prefix, _) in TASKS.items():
+        if data_source == prefix or (prefix.endswith("/") and data_source.startswith(prefix)):
+            return create(name, generator=data_source.removeprefix(prefix)) if prefix.endswith("/") else create(name)
+    known = ", ".join(prefix + "…" if prefix.endswith("/") else prefix for _, prefix, _ in TASKS.values())
+    raise ValueError(
+        f"data_source={data_source!r} has no grader here; known are {known}. For other data set "
+        "reward.custom_reward_function.path"
+    )
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, **_: Any
+) -> Score:
+    """verl's reward function for every task: ``score`` and ``acc``. verl passes more than is needed here."""
+    return of_data_source(data_source).grade(solution_str, ground_truth, extra_info or {})

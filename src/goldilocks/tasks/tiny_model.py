@@ -1,0 +1,103 @@
+"""A small Qwen2-style model and its tokenizer, from scratch: something to train where nothing can be downloaded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.progress import Progress
+
+from goldilocks.tasks.base import Problem
+from goldilocks.tasks.tokenizer import character_tokenizer
+from goldilocks.tasks.warm_start import STEPS, warm_start
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+
+ANSWER_TOKENS = 8
+
+
+def make(out: Path, seed: int = 0, steps: int = STEPS) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
+    """Build the model, warm-start it under a progress bar, and save both to ``out`` as transformers does."""
+    tokenizer = character_tokenizer()
+    model = build(tokenizer, seed)
+    with _few_threads(), Progress(transient=True) as bar:
+        task = bar.add_task("warming up the tiny model", total=steps)
+        warm_start(
+            model, lambda *turn: encode(tokenizer, *turn), seed, steps, lambda done: bar.update(task, completed=done)
+        )
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    return model, tokenizer
+
+
+def build(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
+    """The untrained model: 87 thousand parameters."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=32,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+        # The usual 0.02 suits a width of thousands: here it would leave the first hundreds of steps without a signal.
+        initializer_range=0.1,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Qwen2ForCausalLM(config)
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, question: str, answer: str) -> tuple[list[int], list[int]]:
+    """The tokens of the prompt as the chat template renders it, and those of the answer with its end."""
+    messages = [{"role": "user", "content": question}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return prompt, [*tokenizer.encode(answer), tokenizer.eos_token_id]
+
+
+@torch.no_grad()
+def pass_rates(model: Any, tokenizer: Any, problems: list[Problem], samples: int, seed: int = 0) -> list[float]:
+    """How often each problem is answered right, by sampling at temperature 1."""
+    texts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": p.question}], add_generation_prompt=True, tokenize=False
+        )
+        for p in problems
+    ]
+    inputs = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    with torch.random.fork_rng(devices=[]), _few_threads():
+        torch.manual_seed(seed)
+        out = model.generate(
+            **inputs, do_sample=True, top_k=0, max_new_tokens=ANSWER_TOKENS, num_return_sequences=samples
+        )
+    answers = out[:, inputs.input_ids.shape[1] :].view(len(problems), samples, -1)
+    return [
+        sum(_finished(row, tokenizer) == problem.answer for row in rows) / samples
+        for problem, rows in zip(problems, answers, strict=True)
+    ]
+
+
+def _finished(tokens: torch.Tensor, tokenizer: Any) -> str | None:
+    ids = tokens.tolist()
+    return tokenizer.decode(ids[: ids.index(tokenizer.eos_token_id)]) if tokenizer.eos_token_id in ids else None
+
+
+@contextlib.contextmanager
+def _few_threads() -> Iterator[None]:
+    """More than two threads wait for each other longer than they work, with tensors this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(2, before))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,28 @@
+"""What this machine can train on, found without importing torch where that is not needed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+ENGINES = ("transformers", "vllm", "sglang")
+
+
+def find_device() -> str:
+    """``cuda`` where torch can use an NVIDIA GPU, else ``cpu``."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not any(Path("/dev").glob("nvidia[0-9]*")):
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def rollout_engines() -> list[str]:
+    """The rollout engines installed here, by the names ``actor_rollout_ref.rollout.name`` takes."""
+    return [name for name in ENGINES if importlib.util.find_spec(name) is not None]
+
+
+def rollout_engine(device: str) -> str:
+    """The fastest one for the device: vLLM on a GPU where it is installed, else our own."""
+    return "vllm" if device == "cuda" and "vllm" in rollout_engines() else "transformers"

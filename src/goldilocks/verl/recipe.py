@@ -1,0 +1,120 @@
+"""From the words of a command line to verl's config: ``[RECIPE] [key=value …]``, in Hydra's own grammar.
+
+Invariant: it is what ``python -m verl.trainer.main_ppo +device=… +task=… +recipe=… key=value …`` composes. verl itself is
+not imported: only its YAML files are read, so a typing error costs a second and not a start of Ray.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+DEFAULT_RECIPE = "grpo"
+DEFAULT_TASK = "arithmetic"
+GROUPS = ("device", "task")
+
+CONFIG = Path(__file__).parent / "config"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the command line chose."""
+
+    recipe: str
+    task: str
+    device: str
+    overrides: tuple[str, ...]
+
+
+def names(group: str) -> list[str]:
+    """The choices of a config group, such as ``recipe``."""
+    return sorted(path.stem for path in (CONFIG / group).glob("*.yaml"))
+
+
+def choose(words: Sequence[str], device: str) -> Choice:
+    """Tell recipe, ``task=`` and ``device=`` from the overrides; unknown names are answered with the nearest."""
+    recipes = [word for word in words if "=" not in word and not word.startswith("~")]
+    if len(recipes) > 1:
+        raise ValueError(f"one recipe at a time, not {' and '.join(recipes)}; settings are written key=value")
+    chosen = {"device": device, "task": DEFAULT_TASK}
+    overrides = []
+    for word in words:
+        key, _, value = word.lstrip("+").partition("=")
+        if key in GROUPS:
+            chosen[key] = value
+        elif word not in recipes:
+            overrides.append(word)
+    choice = Choice(recipes[0] if recipes else DEFAULT_RECIPE, chosen["task"], chosen["device"], tuple(overrides))
+    for group in ("recipe", *GROUPS):
+        _require_known(group, getattr(choice, group))
+    return choice
+
+
+def compose_config(choice: Choice, extra: Sequence[str] = ()) -> DictConfig:
+    """verl's config: its defaults, the device, the task, the recipe, ``extra``, and last what the user set."""
+    groups = [f"+device={choice.device}", f"+task={choice.task}", f"+recipe={choice.recipe}", *extra]
+    with initialize_config_dir(str(_verl_config()), version_base=None):
+        base = compose("ppo_trainer", overrides=groups)
+        try:
+            return compose("ppo_trainer", overrides=[*groups, *choice.overrides])
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ValueError(_explain(error, base, choice.overrides)) from None
+
+
+def _require_known(group: str, name: str) -> None:
+    known = names(group)
+    if name not in known:
+        raise ValueError(f"{group}={name!r} is not one of {', '.join(known)}{_did_you_mean(name, known)}")
+
+
+def _explain(error: Exception, base: DictConfig, overrides: Sequence[str]) -> str:
+    """Hydra's message in one line; where a key does not exist, with the nearest that do."""
+    keys = list(_keys(base))
+    for override in overrides:
+        key = re.split(r"[=@]", override.lstrip("~"), maxsplit=1)[0]
+        if not override.startswith("+") and OmegaConf.select(base, key, default=_MISSING) is _MISSING:
+            near = _nearest_keys(key, keys)
+            hint = f"nearest: {', '.join(near)}" if near else "no key is like it"
+            return (
+                f"unknown key {key!r} in {override!r}; {hint}. To add a key that verl does not have, write +{override}"
+            )
+    return " ".join(str(error).split())
+
+
+_MISSING = object()
+
+
+def _nearest_keys(key: str, keys: Sequence[str]) -> list[str]:
+    """Keys that end the same way come first: people remember the last word of a path."""
+    last = key.rsplit(".", 1)[-1]
+    same_end = [known for known in keys if known.rsplit(".", 1)[-1] == last]
+    return (difflib.get_close_matches(key, same_end, n=3, cutoff=0) + difflib.get_close_matches(key, keys, n=3))[:3]
+
+
+def _keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
+    for key in config:
+        node = config._get_node(key)
+        yield f"{prefix}{key}"
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            yield from _keys(node, f"{prefix}{key}.")
+
+
+def _did_you_mean(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _verl_config() -> Path:
+    spec = importlib.util.find_spec("verl")
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError("No module named 'verl'", name="verl")
+    return Path(spec.origin).parent / "trainer" / "config"

@@ -1,0 +1,74 @@
+"""A run's directory: all that a run leaves behind has its place here, and nothing of an earlier try is overwritten."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """``runs/<name>/``."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, root: Path, name: str) -> RunDir:
+        """Make the directory. Where it exists the run goes on from its checkpoints; old logs and metrics are kept."""
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"--name={name!r}: letters, digits, '.', '_' and '-' only")
+        run = cls((root / name).resolve())
+        run.path.mkdir(parents=True, exist_ok=True)
+        if not os.access(run.path, os.W_OK):
+            raise ValueError(f"{run.path} cannot be written to; choose another with --runs DIR")
+        for file in (run.log, run.metrics, run.reason):
+            _set_aside(file)
+        run._write_secret()
+        return run
+
+    @property
+    def config(self) -> Path:
+        """The composed config, as verl got it."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line: ``{"step": …, "data": {…}}``."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """verl's checkpoints, one folder each."""
+        return self.path / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        """Everything that every process of the run printed."""
+        return self.path / "log"
+
+    @property
+    def reason(self) -> Path:
+        """Why the run failed, in one line; written by the driver, absent after a good end."""
+        return self.path / "reason"
+
+    @property
+    def secret(self) -> Path:
+        """What Ray's processes of this run know each other by."""
+        return self.path / ".ray_token"
+
+    def _write_secret(self) -> None:
+        self.secret.unlink(missing_ok=True)
+        self.secret.touch(mode=0o600)
+        self.secret.write_text(secrets.token_hex(32))
+
+
+def _set_aside(file: Path) -> None:
+    if not file.exists():
+        return
+    earlier = (file.with_name(f"{file.stem}.{number}{file.suffix}") for number in range(1, 1 << 20))
+    file.rename(next(path for path in earlier if not path.exists()))

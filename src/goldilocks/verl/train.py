@@ -1,0 +1,241 @@
+"""``goldilocks train [RECIPE] [key=value …]``: verl trains, this shows one line, and nothing is left running."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.status import Status
+
+from goldilocks.platforms import platform_env
+from goldilocks.verl import defaults
+from goldilocks.verl.guarded_reward import TIMEOUT_S, guarded
+from goldilocks.verl.hardware import find_device, rollout_engine
+from goldilocks.verl.preflight import check_paths
+from goldilocks.verl.progress import Progress, Tail, clock
+from goldilocks.verl.recipe import DEFAULT_RECIPE, DEFAULT_TASK, Choice, choose, compose_config, names
+from goldilocks.verl.run_dir import RunDir
+from goldilocks.verl.supervisor import Supervisor
+
+POLL_S = 0.25
+STALL_S = 1800.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"""\
+recipes: {", ".join(names("recipe"))} (default {DEFAULT_RECIPE})
+tasks:   {", ".join(names("task"))} (default {DEFAULT_TASK}; choose with task=NAME)
+
+examples:
+  goldilocks train
+  goldilocks train {DEFAULT_RECIPE} trainer.total_training_steps=200 actor_rollout_ref.rollout.n=16
+  goldilocks train actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct task=gsm8k
+
+every key is verl's own: python -m verl.trainer.main_ppo --cfg job lists them
+"""
+    parser.add_argument("words", nargs="*", metavar="RECIPE | key=value", help="a recipe's name, and verl's settings")
+    parser.add_argument("--name", help="of the run; one that exists goes on from its last checkpoint")
+    parser.add_argument("--runs", metavar="DIR", type=Path, default=Path("runs"), help="where runs go (default runs/)")
+    parser.add_argument("--reward-timeout", metavar="S", type=float, default=TIMEOUT_S, help="seconds the reward "
+        "function has for one answer (default %(default)s)")  # fmt: skip
+    parser.add_argument("--stall-timeout", metavar="S", type=float, default=STALL_S, help="seconds without a sign of "
+        "life after which a run is ended (default %(default)s)")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train; 0 when the run reached its end."""
+    console = Console()
+    choice = choose(args.words, find_device())
+    os.environ[defaults.VARIABLE] = str(defaults.folder())
+    name = args.name or f"{choice.recipe}-{datetime.now():%Y%m%d-%H%M%S}"
+    # Composed twice: a mistake in a key is answered before a directory, a model or data are made.
+    compose_config(choice)
+    if choice.task == DEFAULT_TASK:
+        defaults.make_missing()
+    with _ray_folder() as ray_folder:
+        config = compose_config(choice, _own_overrides(choice, args.runs / name, ray_folder))
+        check_paths(config)
+        if config.reward.custom_reward_function.path:
+            with open_dict(config):
+                config.reward.custom_reward_function = guarded(
+                    config.reward.custom_reward_function, args.reward_timeout
+                )
+        run_dir = RunDir.create(args.runs, name)
+        _save(config, run_dir)
+        engine = config.actor_rollout_ref.rollout.name
+        console.print(f"{choice.recipe} on {choice.device}, rollouts by {engine}, {_relative(run_dir)}")
+        return _supervise(run_dir, config, _environment(choice, config, run_dir), args.stall_timeout, console)
+
+
+def _own_overrides(choice: Choice, run_path: Path, ray_folder: str) -> list[str]:
+    """Settings that belong to a run and not to a recipe; what the user sets still comes after them."""
+    return [
+        f"actor_rollout_ref.rollout.name={rollout_engine(choice.device)}",
+        "trainer.logger=[console,file]",
+        "trainer.project_name=goldilocks",
+        f"trainer.experiment_name={run_path.name}",
+        f"trainer.default_local_dir={run_path.resolve() / 'checkpoints'}",
+        # Ray of this run alone, on this machine alone; ray_kwargs.ray_init.address=auto joins a cluster instead.
+        "++ray_kwargs.ray_init.address=local",
+        "++ray_kwargs.ray_init.include_dashboard=false",
+        f"++ray_kwargs.ray_init._temp_dir={ray_folder}",
+    ]
+
+
+def _environment(choice: Choice, config: DictConfig, run_dir: RunDir) -> dict[str, str]:
+    env = platform_env(choice.device) | {
+        "VERL_FILE_LOGGER_PATH": str(run_dir.metrics),
+        "RAY_AUTH_TOKEN_PATH": str(run_dir.secret),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if config.trainer.nnodes == 1:  # one machine talks to itself, with or without a network
+        env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    if config.ray_kwargs.ray_init.get("address") == "local":
+        os.environ.pop("RAY_ADDRESS", None)
+    return env
+
+
+@contextlib.contextmanager
+def _ray_folder() -> Iterator[str]:
+    """Short, since Ray's sockets live in it and a socket's path has 107 characters at most."""
+    folder = tempfile.mkdtemp(prefix="gl", dir="/tmp")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _save(config: DictConfig, run_dir: RunDir) -> None:
+    try:
+        run_dir.config.write_text(OmegaConf.to_yaml(config, resolve=True))
+    except OmegaConfBaseException as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def _supervise(run_dir: RunDir, config: DictConfig, env: dict[str, str], stall_s: float, console: Console) -> int:
+    progress = Progress(_total_steps(config), config.data.train_batch_size * config.actor_rollout_ref.rollout.n)
+    started = time.monotonic()
+    with _interruptible(), Supervisor(run_dir, env) as driver, _Line(console) as line:
+        tail, watch = Tail(run_dir.metrics), _Watch(run_dir, stall_s)
+        while driver.running:
+            line.show(_records(tail, progress), progress, time.monotonic() - started)
+            if watch.stalled():
+                line.close()
+                return _failed(run_dir, f"no sign of life for {stall_s:g} s", console)
+            time.sleep(POLL_S)
+        _records(tail, progress)
+    if driver.status != 0:
+        reason = (
+            run_dir.reason.read_text() if run_dir.reason.exists() else f"the driver ended with status {driver.status}"
+        )
+        return _failed(run_dir, reason, console)
+    width = max(len(label) for label, _ in progress.summary(0))
+    for label, value in [*progress.summary(time.monotonic() - started), ("run", _relative(run_dir))]:
+        console.print(f"{label:<{width}}  {value}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _records(tail: Tail, progress: Progress) -> bool:
+    """Take in what is new; whether anything was."""
+    before = progress.step, len(progress.validations), progress.steps_done
+    for record in tail.records():
+        progress.add(record)
+    return before != (progress.step, len(progress.validations), progress.steps_done)
+
+
+def _failed(run_dir: RunDir, reason: str, console: Console) -> int:
+    print(f"goldilocks: the run failed: {reason}\ngoldilocks: everything it printed: {run_dir.log}", file=sys.stderr)
+    return 1
+
+
+def _total_steps(config: DictConfig) -> int:
+    """As verl counts: set, or epochs over the rows of the training files."""
+    if config.trainer.total_training_steps:
+        return int(config.trainer.total_training_steps)
+    import pyarrow.parquet as pq
+
+    files: Any = config.data.train_files
+    paths = [files] if isinstance(files, str) else list(files)
+    rows = sum(pq.read_metadata(Path(path).expanduser()).num_rows for path in paths if path.endswith(".parquet"))
+    return rows // config.data.train_batch_size * config.trainer.total_epochs
+
+
+def _relative(run_dir: RunDir) -> str:
+    with contextlib.suppress(ValueError):
+        return str(run_dir.path.relative_to(Path.cwd()))
+    return str(run_dir.path)
+
+
+class _Watch:
+    """Whether the log still grows."""
+
+    def __init__(self, run_dir: RunDir, limit_s: float) -> None:
+        self._files: Sequence[Path] = (run_dir.log, run_dir.metrics)
+        self._limit_s = limit_s
+        self._sizes: list[int] = []
+        self._since = time.monotonic()
+
+    def stalled(self) -> bool:
+        """True when nothing was written for the limit."""
+        sizes = [file.stat().st_size if file.exists() else 0 for file in self._files]
+        if sizes != self._sizes:
+            self._sizes, self._since = sizes, time.monotonic()
+        return time.monotonic() - self._since > self._limit_s
+
+
+class _Line:
+    """One live line on a terminal; where there is none, a line for every validation and every tenth of the way."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status: Status | None = console.status("starting") if console.is_terminal else None
+        self._printed = (-1, 0)
+
+    def __enter__(self) -> _Line:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the live line away, so that what is printed next stands alone."""
+        if self._status is not None:
+            self._status.stop()
+
+    def show(self, news: bool, progress: Progress, elapsed: float) -> None:
+        """Draw the state of the run."""
+        if self._status is not None:
+            waiting = f"starting Ray and verl · {clock(elapsed)}"
+            self._status.update(progress.line() if progress.validations or progress.steps_done else waiting)
+        elif news:
+            at = (progress.step * 10 // max(progress.total_steps, 1), len(progress.validations))
+            if at != self._printed:
+                self._printed = at
+                print(progress.line(), flush=True)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
