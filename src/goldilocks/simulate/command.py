@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from goldilocks.simulate.run import Progress as Told
 from goldilocks.simulate.run import Setup, simulate
 from goldilocks.simulate.table import tables
 
-WIDEST = 160  # columns, where the output is no terminal
+WIDEST = 160  # columns, whatever the terminal has: a wrapped row can be read, one cut short cannot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_as_json(prompts, setup, outcomes), indent=2))
     else:
-        console = Console(width=None if sys.stdout.isatty() else WIDEST)
+        console = Console(width=WIDEST)
         console.print(_caption(args.pass_rates, prompts, setup), highlight=False, markup=False)
         console.print(tables(outcomes))
     return 0
