@@ -113,7 +113,7 @@ def count_tokens(mask: Tensor) -> Tensor:
 
 
 def row_blocks(tokens: Tensor) -> Iterator[slice]:
-    """Slices of rows small enough that what is computed of one stays in cache, whatever the size of the batch."""
-    elements = 2**20 if tokens.device.type == "cpu" else 2**26
+    """Slices of rows, so that what is computed of one stays small, and on the CPU in cache, whatever the batch."""
+    elements = 2**20 if tokens.device.type == "cpu" else 2**22
     step = max(1, elements // max(1, tokens.shape[1]))
     return (slice(start, start + step) for start in range(0, len(tokens), step))

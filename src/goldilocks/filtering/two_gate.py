@@ -96,7 +96,8 @@ class TwoGateFilter:
 
 def _masked_difference(left: Tensor, right: Tensor, mask: Tensor, fill: float) -> Tensor:
     """left − right in single precision where the mask is set; ``fill`` elsewhere, whatever stands there."""
-    return torch.where(mask.bool(), left.float() - right.float(), fill)
+    difference = left.float() - right.float()
+    return torch.where(mask.bool(), difference, difference.new_tensor(fill), out=difference)
 
 
 def _check_shapes(tensors: dict[str, Tensor]) -> None:
