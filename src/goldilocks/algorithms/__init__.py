@@ -1,0 +1,14 @@
+"""Tensor maths that verl lacks. Imports without verl; ``registration.py`` is what puts it into verl's registries."""
+
+from goldilocks.algorithms.checks import check_algorithm
+from goldilocks.algorithms.pool import PoolStatistics, pool_advantages, pool_statistics
+from goldilocks.algorithms.prompt_mean import prompt_mean_weights, weigh_prompts_equally
+
+__all__ = [
+    "PoolStatistics",
+    "check_algorithm",
+    "pool_advantages",
+    "pool_statistics",
+    "prompt_mean_weights",
+    "weigh_prompts_equally",
+]

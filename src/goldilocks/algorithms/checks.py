@@ -1,0 +1,94 @@
+"""What is wrong with an algorithm's config, said by the driver before any GPU time is spent.
+
+Nothing here imports verl: a config is anything that nests and has ``get``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from goldilocks.algorithms import pool, prompt_mean
+from goldilocks.algorithms.gspo import clip_range
+
+# The losses that clip a ratio from both sides. CISPO is not one: it is run with a lower bound that never binds.
+CLIPPED = ("vanilla", "gspo", "geo_mean", "clip_cov", "bypass_mode")
+GSPO_AGG_MODE = "seq-mean-token-mean"
+TOKEN_LEVEL = 0.01  # ε of GSPO is a few 1e-4, of token-level PPO a few 1e-1
+ACTOR = "actor_rollout_ref.actor"
+
+
+def check_algorithm(config: Any) -> list[str]:
+    """Warnings about verl's whole ``config``; a ``ValueError`` for what cannot be meant."""
+    actor = config.get("actor_rollout_ref").get("actor")
+    mode = actor.get("policy_loss", {}).get("loss_mode", "vanilla")
+    if mode in CLIPPED:
+        _check_clip_range(actor)
+    _check_pool(config.get("algorithm") or {})
+    warnings = _about_gspo(actor) if mode == "gspo" else []
+    if (config.get("goldilocks") or {}).get("loss_agg") is not None:
+        warnings += _about_prompt_mean(config, actor, mode)
+    return warnings
+
+
+def _check_clip_range(actor: Any) -> None:
+    low, high = clip_range(actor)
+    if low > high:
+        raise ValueError(
+            f"{ACTOR}.clip_ratio_low={low} is above {ACTOR}.clip_ratio_high={high}; clip_ratio_low may be at most "
+            f"clip_ratio_high (the usual pairs: 0.2 and 0.28; for gspo 0.0003 and 0.0004)"
+        )
+
+
+def _check_pool(algorithm: Any) -> None:
+    if algorithm.get("adv_estimator") == pool.NAME and algorithm.get("use_kl_in_reward"):
+        raise ValueError(
+            f"algorithm.use_kl_in_reward=True with algorithm.adv_estimator={pool.NAME}: the penalty of rollouts that "
+            f"are not trained is unknown, so a pool has no mean; it takes False, with {ACTOR}.use_kl_loss=True instead"
+        )
+
+
+def _about_gspo(actor: Any) -> list[str]:
+    low, high = clip_range(actor)
+    warnings = []
+    if max(low, high) >= TOKEN_LEVEL:
+        warnings.append(
+            f"{ACTOR}.policy_loss.loss_mode=gspo with clip_ratio_low={low}, clip_ratio_high={high}: a token-level "
+            f"range, which a sequence's ratio hardly ever leaves, so next to nothing is clipped; GSPO uses 0.0003 "
+            f"and 0.0004"
+        )
+    if actor.get("loss_agg_mode") != GSPO_AGG_MODE:
+        warnings.append(
+            f"{ACTOR}.policy_loss.loss_mode=gspo with loss_agg_mode={actor.get('loss_agg_mode')}: long answers weigh "
+            f"more than short ones; GSPO uses {GSPO_AGG_MODE}"
+        )
+    return warnings
+
+
+def _about_prompt_mean(config: Any, actor: Any, mode: str) -> list[str]:
+    how, agg_mode = config.get("goldilocks").get("loss_agg"), actor.get("loss_agg_mode")
+    if how != "prompt-mean":
+        raise ValueError(f"goldilocks.loss_agg={how!r}; it takes prompt-mean, or null for {ACTOR}.loss_agg_mode alone")
+    if mode not in prompt_mean.LOSS_MODES:
+        raise ValueError(
+            f"goldilocks.loss_agg=prompt-mean with {ACTOR}.policy_loss.loss_mode={mode}: it takes a loss that scales "
+            f"with the advantage, one of {', '.join(prompt_mean.LOSS_MODES)}"
+        )
+    if agg_mode not in prompt_mean.AGG_MODES:
+        raise ValueError(
+            f"goldilocks.loss_agg=prompt-mean with {ACTOR}.loss_agg_mode={agg_mode}: it takes one of "
+            f"{', '.join(prompt_mean.AGG_MODES)}"
+        )
+    warnings = []
+    if agg_mode == "token-mean" and actor.get("ppo_mini_batch_size") != config.get("data").get("train_batch_size"):
+        warnings.append(
+            f"goldilocks.loss_agg=prompt-mean with {ACTOR}.loss_agg_mode=token-mean and several mini-batches: prompts "
+            f"weigh the same only as far as mini-batches hold equally many tokens; the seq-mean modes are exact"
+        )
+    terms = {"use_kl_loss": actor.get("use_kl_loss"), "entropy_coeff": actor.get("entropy_coeff")}
+    warnings += [
+        f"goldilocks.loss_agg=prompt-mean weighs the policy-gradient term; {ACTOR}.{key}={value} adds one that "
+        f"keeps loss_agg_mode={agg_mode}"
+        for key, value in terms.items()
+        if value
+    ]
+    return warnings

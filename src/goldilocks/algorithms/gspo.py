@@ -1,0 +1,87 @@
+"""What GSPO's clipping does, measured beside verl's loss.
+
+Invariant: the loss and every metric verl returns stay as they are, to the bit, except ``actor/pg_clipfrac_lower``,
+which verl fills with a constant 0. The lower and the upper share sum to verl's own ``actor/pg_clipfrac``.
+
+verl takes the plain mean of a policy loss's metrics over micro-batches, ranks and mini-batches, and wants the same
+names from every micro-batch: so one that is all padding reports what an unmoved policy would, a ratio of 1.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PolicyLoss = Callable[..., tuple[Tensor, dict[str, Any]]]
+
+MAX_LOG_RATIO = 10.0  # where verl's loss clamps it
+QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
+
+
+def sequence_ratio(old_log_prob: Tensor, log_prob: Tensor, response_mask: Tensor) -> Tensor:
+    """Each row's importance ratio s = exp(mean over its tokens of log π − log π_old), as verl's loss takes it."""
+    lengths = response_mask.sum(-1).clamp(min=1)
+    log_ratio = ((log_prob - old_log_prob) * response_mask).sum(-1) / lengths
+    return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
+
+
+@torch.no_grad()
+def clipping_metrics(
+    ratio: Tensor, advantages: Tensor, response_mask: Tensor, clip_ratio_low: float, clip_ratio_high: float
+) -> dict[str, float]:
+    """Where the clip binds, as a share of tokens, and how the ratio is spread over sequences.
+
+    The clip takes the gradient away below 1 − ε_low where the advantage is negative, above 1 + ε_high where positive.
+    """
+    tokens = response_mask.sum().clamp(min=1)
+    below = (ratio < 1 - clip_ratio_low).unsqueeze(-1) & (advantages < 0)
+    above = (ratio > 1 + clip_ratio_high).unsqueeze(-1) & (advantages > 0)
+    values = {
+        "pg_clipfrac_lower": (below * response_mask).sum() / tokens,
+        "pg_clipfrac_upper": (above * response_mask).sum() / tokens,
+        **_spread(ratio.float(), response_mask.bool().any(-1)),
+    }
+    numbers = torch.stack(list(values.values())).tolist()  # one wait for the device, not one per metric
+    return {f"actor/{name}": number for name, number in zip(values, numbers, strict=True)}
+
+
+def _spread(ratio: Tensor, real: Tensor) -> dict[str, Tensor]:
+    """Mean and quantiles over the rows that are not padding, 1 where all are. A NaN of a row shows in the mean."""
+    mean = 1 + torch.where(real, ratio - 1, 0).sum() / real.sum().clamp(min=1)
+    points = torch.tensor(list(QUANTILES.values()), dtype=ratio.dtype, device=ratio.device)
+    quantiles = torch.where(real.any(), torch.where(real, ratio, torch.nan).nanquantile(points), 1)
+    named = zip(QUANTILES, quantiles.unbind(), strict=True)
+    return {"seq_importance_ratio": mean, **{f"seq_importance_ratio_{name}": value for name, value in named}}
+
+
+def with_clipping_metrics(loss: PolicyLoss) -> PolicyLoss:
+    """verl's GSPO loss, returning what it returns and the metrics of its clipping."""
+
+    @functools.wraps(loss)
+    def compute_policy_loss_gspo(
+        old_log_prob: Tensor,
+        log_prob: Tensor,
+        advantages: Tensor,
+        response_mask: Tensor,
+        loss_agg_mode: str = "seq-mean-token-mean",
+        config: Any = None,
+        rollout_is_weights: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        value, metrics = loss(
+            old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights
+        )
+        ratio = sequence_ratio(old_log_prob, log_prob.detach(), response_mask)
+        return value, {**metrics, **clipping_metrics(ratio, advantages, response_mask, *clip_range(config))}
+
+    return compute_policy_loss_gspo
+
+
+def clip_range(actor: Any) -> tuple[float, float]:
+    """ε_low and ε_high of an actor's config; ``clip_ratio`` stands in for one that is null."""
+    low, high = actor.get("clip_ratio_low"), actor.get("clip_ratio_high")
+    both = actor.get("clip_ratio")
+    return (both if low is None else low), (both if high is None else high)

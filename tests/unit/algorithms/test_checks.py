@@ -1,0 +1,121 @@
+"""What is said about a config before a run begins."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError
+from verl.utils import config as verl_config
+
+from goldilocks.algorithms import check_algorithm
+from goldilocks.algorithms.registration import ALGORITHM_CHECKS
+from goldilocks.verl.patches import digest
+
+
+def config(loss_mode: str = "gspo", algorithm: Any = None, goldilocks: Any = None, **actor: Any) -> Any:
+    """verl's defaults of what is looked at, with GSPO's range and aggregation."""
+    defaults = {
+        "policy_loss": {"loss_mode": loss_mode},
+        "clip_ratio": 0.2,
+        "clip_ratio_low": 3e-4,
+        "clip_ratio_high": 4e-4,
+        "loss_agg_mode": "seq-mean-token-mean",
+        "use_kl_loss": False,
+        "entropy_coeff": 0,
+        "ppo_mini_batch_size": 8,
+    }
+    return OmegaConf.create(
+        {
+            "actor_rollout_ref": {"actor": {**defaults, **actor}},
+            "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False, **(algorithm or {})},
+            "data": {"train_batch_size": 8},
+            "goldilocks": goldilocks,
+        }
+    )
+
+
+def test_a_sound_config_gives_no_warning() -> None:
+    assert check_algorithm(config()) == []
+    assert (
+        check_algorithm(config("vanilla", clip_ratio_low=0.2, clip_ratio_high=0.28, loss_agg_mode="token-mean")) == []
+    )
+    assert check_algorithm(config(goldilocks={"loss_agg": "prompt-mean"})) == []
+
+
+@pytest.mark.parametrize("loss_mode", ["vanilla", "gspo"])
+def test_a_lower_range_above_the_upper_is_an_error_naming_both(loss_mode: str) -> None:
+    with pytest.raises(ValueError, match=r"actor\.clip_ratio_low=0\.2 is above .*actor\.clip_ratio_high=0\.0004"):
+        check_algorithm(config(loss_mode, clip_ratio_low=0.2))
+
+
+def test_a_null_range_is_clip_ratio() -> None:
+    with pytest.raises(ValueError, match=r"clip_ratio_low=0\.2 is above .*clip_ratio_high=0\.1"):
+        check_algorithm(config("vanilla", clip_ratio_low=None, clip_ratio_high=0.1))
+
+
+def test_cispo_may_have_no_lower_bound() -> None:
+    assert check_algorithm(config("cispo", clip_ratio_low=10, clip_ratio_high=0.2)) == []
+
+
+def test_gspo_with_a_token_level_range_is_warned_of() -> None:
+    (warning,) = check_algorithm(config(clip_ratio_low=0.2, clip_ratio_high=0.2))
+    assert "clip_ratio_low=0.2, clip_ratio_high=0.2" in warning
+    assert "0.0003 and 0.0004" in warning
+    assert check_algorithm(config(clip_ratio_high=0.01)) != []
+    assert check_algorithm(config(clip_ratio_high=0.0099)) == []
+
+
+def test_gspo_over_tokens_is_warned_of() -> None:
+    (warning,) = check_algorithm(config(loss_agg_mode="token-mean"))
+    assert "loss_agg_mode=token-mean" in warning
+    assert "seq-mean-token-mean" in warning
+
+
+def test_a_pool_of_penalised_rewards_is_an_error() -> None:
+    pool = {"adv_estimator": "grpo_pool"}
+    assert check_algorithm(config(algorithm=pool)) == []
+    with pytest.raises(ValueError, match=r"algorithm\.use_kl_in_reward=True .*adv_estimator=grpo_pool"):
+        check_algorithm(config(algorithm={**pool, "use_kl_in_reward": True}))
+
+
+@pytest.mark.parametrize(
+    ("loss_mode", "how", "agg_mode", "named"),
+    [
+        ("gspo", "group-mean", "token-mean", r"goldilocks\.loss_agg='group-mean'; it takes prompt-mean"),
+        ("kl_cov", "prompt-mean", "token-mean", r"loss_mode=kl_cov: it takes .*vanilla, gspo"),
+        ("vanilla", "prompt-mean", "token-sum", r"loss_agg_mode=token-sum: it takes one of seq-mean-token-mean"),
+    ],
+)
+def test_prompt_mean_where_it_cannot_be_exact_is_an_error(loss_mode: str, how: str, agg_mode: str, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        check_algorithm(config(loss_mode, goldilocks={"loss_agg": how}, loss_agg_mode=agg_mode))
+
+
+def test_prompt_mean_says_which_terms_it_does_not_weigh() -> None:
+    weighed = {"loss_agg": "prompt-mean"}
+    kl, entropy = check_algorithm(config(goldilocks=weighed, use_kl_loss=True, entropy_coeff=0.01))
+    assert "use_kl_loss=True" in kl
+    assert "entropy_coeff=0.01" in entropy
+    (tokens,) = check_algorithm(
+        config("vanilla", goldilocks=weighed, loss_agg_mode="token-mean", ppo_mini_batch_size=4)
+    )
+    assert "several mini-batches" in tokens
+
+
+def test_verl_still_has_the_check_ours_goes_before() -> None:
+    """Fails when verl changes it: read the new check and write down its new digest."""
+    assert digest(inspect.unwrap(verl_config.validate_config)) == ALGORITHM_CHECKS.source_digest
+
+
+def test_verls_own_check_says_it_once_and_stops_at_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ValueError, match="clip_ratio_low"):
+        verl_config.validate_config(config(clip_ratio_low=0.2), use_reference_policy=False, use_critic=False)
+    token_level = config(clip_ratio_low=0.2, clip_ratio_high=0.2)
+    # verl's own part, which comes after, wants all of a config
+    with caplog.at_level(logging.WARNING), pytest.raises(ConfigAttributeError, match="trainer"):
+        verl_config.validate_config(token_level, use_reference_policy=False, use_critic=False)
+    assert caplog.text.count("a token-level range") == 1
