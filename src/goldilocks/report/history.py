@@ -1,0 +1,85 @@
+"""A run's metrics by step, as verl's file logger wrote them.
+
+A step may be logged in several lines (validation in one, training in another) and, after a restart, again: later values
+win. Only finite numbers are kept; a metric that is not there has an empty series, never an error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Series = dict[int, float]
+
+
+@dataclass(frozen=True)
+class History:
+    """Metrics by step, in the order of the steps."""
+
+    steps: Mapping[int, Mapping[str, float]]
+
+    @classmethod
+    def of(cls, records: Iterable[Mapping[str, Any]]) -> History:
+        """From ``{"step": N, "data": {metric: value}}`` objects."""
+        steps: dict[int, dict[str, float]] = {}
+        for record in records:
+            step, data = record.get("step"), record.get("data")
+            if isinstance(step, int) and isinstance(data, dict):
+                numbers = {name: float(value) for name, value in data.items() if _number(value)}
+                steps.setdefault(step, {}).update(numbers)
+        return cls(dict(sorted(steps.items())))
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def last_step(self) -> int:
+        return max(self.steps, default=0)
+
+    @property
+    def names(self) -> list[str]:
+        """Every metric that was ever logged."""
+        return sorted({name for data in self.steps.values() for name in data})
+
+    def matching(self, pattern: str) -> list[str]:
+        """The metrics whose whole name fits a regular expression."""
+        return [name for name in self.names if re.fullmatch(pattern, name)]
+
+    def series(self, name: str) -> Series:
+        """A metric's value at every step that has one."""
+        return {step: data[name] for step, data in self.steps.items() if name in data}
+
+    def first_of(self, *names: str) -> Series:
+        """The series of the first of these metrics that was logged at all."""
+        return next((series for series in map(self.series, names) if series), {})
+
+    def last(self, name: str) -> float | None:
+        """The metric's latest value."""
+        return next(reversed(self.series(name).values()), None)
+
+
+def increments(totals: Series) -> Series:
+    """What each step added to a running total, the first from zero."""
+    before = [0.0, *totals.values()]
+    return {step: total - earlier for (step, total), earlier in zip(totals.items(), before, strict=False)}
+
+
+def running_total(series: Series) -> Series:
+    """The sum up to and including each step."""
+    total, totals = 0.0, {}
+    for step, value in series.items():
+        total += value
+        totals[step] = total
+    return totals
+
+
+def at_or_before(series: Series, step: int) -> float | None:
+    """The value that held at a step."""
+    return next((value for when, value in reversed(series.items()) if when <= step), None)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

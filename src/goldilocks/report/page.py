@@ -1,0 +1,141 @@
+"""Runs as one HTML page that needs nothing beside it.
+
+What models and data sets wrote is text everywhere: escaped in the markup by the template, put into the table as text
+nodes, and in the embedded JSON no ``<`` is left that could end the script. The page's own policy forbids every script
+but its two, by their hashes, and every connection (a live page may ask the server it came from).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from goldilocks.report.dumps import GROUPS_WITH_ANSWERS, Dump, evenly
+from goldilocks.report.run import Run
+from goldilocks.report.sections import SECTIONS, Plot, Section
+from goldilocks.report.summary import figures
+from goldilocks.report.theme import DARK, LIGHT, run_colour
+from goldilocks.report.vega import vega_script
+
+MOST_PROMPTS = 5000
+LONGEST_PROMPT = 600  # characters of a prompt in the table
+LONGEST_ANSWER = 4000
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page, the plots on it, and everything that was missing, each in a line."""
+
+    html: str
+    plots: tuple[Plot, ...]
+    missing: tuple[str, ...]
+
+
+def make_page(runs: Sequence[Run], *, live: str | None = None) -> Page:
+    """``live`` is the version of what is shown, for a page that asks its server for newer ones."""
+    sections = [make(runs) for make in SECTIONS]
+    plots = tuple(plot for section in sections for plot in section.plots)
+    prompts, prompt_note = _prompts(runs)
+    html = _environment().get_template("page.html").render(
+        title=" · ".join(run.name for run in runs),
+        runs=[{"name": run.name, "colour": run_colour(number), "run": run} for number, run in enumerate(runs)],
+        figures=figures(runs),
+        sections=sections,
+        prompts=prompts,
+        prompt_note=prompt_note,
+        answers=[_answers(run) for run in runs],
+        clip=_clip,
+        made=datetime.now().strftime("%Y-%m-%d %H:%M:%S"),
+        live=live,
+        data=_json({
+            "plots": {plot.name: plot.spec() for plot in plots},
+            "config": {"light": LIGHT, "dark": DARK},
+            "runs": [{"name": run.name, "colour": run_colour(number)} for number, run in enumerate(runs)],
+            "prompts": prompts,
+        }),
+        **_assets(live is not None),
+    )  # fmt: skip
+    return Page(html, plots, _missing(runs, sections))
+
+
+def _missing(runs: Sequence[Run], sections: Sequence[Section]) -> tuple[str, ...]:
+    of_runs = [line if len(runs) == 1 else f"{run.name}: {line}" for run in runs for line in run.missing]
+    return (*of_runs, *(note for section in sections for note in section.notes))
+
+
+def _prompts(runs: Sequence[Run]) -> tuple[list[list[Any]], str]:
+    """The table's rows, the most visited prompts of each run, and a note where some are left out."""
+    rows: list[list[Any]] = []
+    total = 0
+    for number, run in enumerate(runs):
+        beliefs = run.beliefs[-1].rows if run.beliefs else ()
+        total += len(beliefs)
+        for one in beliefs[: MOST_PROMPTS // len(runs)]:
+            text = run.texts.get(one.key)
+            shown = f"#{one.key:016x}" if text is None else _clip(text, LONGEST_PROMPT)
+            rate, spread, tokens = round(one.pass_rate, 3), round(one.spread, 3), round(one.tokens)
+            rows.append([number, shown, rate, spread, one.visits, one.streak, tokens, one.last_step])
+    return rows, f"the {len(rows):,} most visited of {total:,} prompts" if len(rows) < total else ""
+
+
+def _answers(run: Run) -> list[dict[str, Any]]:
+    """A few groups of the first and of the last step that was dumped: how answers were, and how they are."""
+    ends: list[Dump] = [run.dumps[0], run.dumps[-1]] if len(run.dumps) > 1 else list(run.dumps)
+    share = GROUPS_WITH_ANSWERS // max(len(ends), 1)
+    return [{"step": dump.step, "groups": evenly(dump.groups, share)} for dump in ends]
+
+
+def _clip(text: str, longest: int = LONGEST_ANSWER) -> str:
+    return text if len(text) <= longest else text[:longest] + f" … ({len(text) - longest:,} more characters)"
+
+
+def _json(value: Any) -> Markup:
+    """JSON that may stand inside a script element."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("goldilocks.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+@lru_cache(maxsize=2)
+def _assets(live: bool) -> dict[str, Markup]:
+    """The page's style and scripts, and the policy that lets in these and no others."""
+    folder = resources.files("goldilocks.report") / "templates"
+    style, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    vega = vega_script()
+    allowed = " ".join(f"'sha256-{_sha256(text)}'" for text in (vega, script))
+    rules = [
+        "default-src 'none'",
+        f"script-src {allowed}",
+        "style-src 'unsafe-inline'",
+        "img-src data:",
+        "connect-src 'self'" if live else "connect-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    return {"style": Markup(style), "script": Markup(script), "vega": Markup(vega), "policy": Markup("; ".join(rules))}
+
+
+def _sha256(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

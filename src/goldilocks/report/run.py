@@ -1,0 +1,130 @@
+"""A run directory as it is now, whole or not. What it lacks is in ``missing``, a line each; only no directory at all is
+an error.
+
+====================================  ====================================================================
+``config.yaml``                       the configuration, resolved
+``metrics.jsonl``                     a line a step, by verl's file logger
+``rollouts/<step>.jsonl``             answers, where ``trainer.rollout_data_dir`` points here
+``checkpoints/global_step_N/…``       ``goldilocks.npz``, the collector with what it believes of the prompts
+====================================  ====================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from goldilocks.report.beliefs import Beliefs, checkpoints, read_beliefs
+from goldilocks.report.costs import Spending, spending
+from goldilocks.report.dumps import Dump, evenly, read_dumps
+from goldilocks.report.history import History
+from goldilocks.report.lines import Lines
+from goldilocks.report.texts import prompt_texts
+
+METRICS = "metrics.jsonl"
+BELIEFS_OVER_TIME = 20
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything a report shows of one run."""
+
+    name: str
+    path: Path
+    config: Mapping[str, Any]
+    history: History
+    spending: Spending
+    dumps: tuple[Dump, ...]
+    beliefs: tuple[Beliefs, ...]
+    texts: Mapping[int, str]
+    missing: tuple[str, ...]
+
+
+def read_run(path: Path, name: str) -> Run:
+    """What is there. The directory itself must be."""
+    if not path.is_dir():
+        raise ValueError(f"RUN={str(path)!r} is not accepted: a run directory, as goldilocks train makes it")
+    missing: list[str] = []
+    config = _config(path / "config.yaml", missing)
+    history = _history(path / METRICS, missing)
+    dumps = _dumps(path / "rollouts", missing)
+    beliefs = _beliefs(path / "checkpoints", missing)
+    keys = [row.key for row in beliefs[-1].rows] if beliefs else []
+    texts = prompt_texts(keys, config, dumps)
+    if len(texts) < len(keys):
+        missing.append(f"the texts of {len(keys) - len(texts):,} of {len(keys):,} prompts: their keys stand in")
+    return Run(
+        name, path, config, history, spending(history, config), tuple(dumps), tuple(beliefs), texts, tuple(missing)
+    )
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Several runs; each is called by as much of the end of its path as tells it from the others."""
+    resolved = [path.resolve() for path in paths]
+    if len(set(resolved)) < len(resolved):
+        raise ValueError(f"RUN={', '.join(map(str, paths))} is not accepted: each run once")
+    return [read_run(path, name) for path, name in zip(paths, run_names(resolved), strict=True)]
+
+
+def run_names(paths: Sequence[Path]) -> list[str]:
+    """``a/x b/y`` are ``x y``; ``a/x b/x`` are ``a/x b/x``."""
+    for depth in range(1, max((len(path.parts) for path in paths), default=1) + 1):
+        names = ["/".join(path.parts[-depth:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _config(file: Path, missing: list[str]) -> Mapping[str, Any]:
+    if not file.is_file():
+        missing.append("config.yaml is not there")
+        return {}
+    try:
+        config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        missing.append("config.yaml cannot be read: it is not YAML, or only half of it was written")
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _history(file: Path, missing: list[str]) -> History:
+    if not file.is_file():
+        missing.append(f"{METRICS} is not there: no step has been logged (trainer.logger needs 'file')")
+        return History({})
+    lines = Lines(file)
+    history = History.of(lines)
+    if lines.broken:
+        missing.append(f"{METRICS}: {_lines(lines.broken)} not whole and left out")
+    if not history:
+        missing.append(f"{METRICS} holds no step")
+    return history
+
+
+def _dumps(directory: Path, missing: list[str]) -> list[Dump]:
+    dumps = read_dumps(directory) if directory.is_dir() else []
+    if not dumps:
+        missing.append("rollouts/ holds no answers: trainer.rollout_data_dir did not point there")
+    broken = sum(dump.broken for dump in dumps)
+    if broken:
+        missing.append(f"rollouts/: {_lines(broken)} not whole and left out")
+    return [dump for dump in dumps if dump.groups]
+
+
+def _beliefs(directory: Path, missing: list[str]) -> list[Beliefs]:
+    read: list[Beliefs] = []
+    for step, file in evenly(checkpoints(directory), BELIEFS_OVER_TIME):
+        try:
+            read.append(read_beliefs(step, file))
+        except (ValueError, OSError):
+            missing.append(f"the beliefs of step {step} cannot be read: the checkpoint is not whole")
+    if not read:
+        missing.append("checkpoints/ holds no beliefs: nothing was saved yet, or the run had no collector")
+    return read
+
+
+def _lines(count: int) -> str:
+    return "1 line is" if count == 1 else f"{count} lines are"

@@ -1,0 +1,13 @@
+"""The page's plots, a file a section, in the order they are read."""
+
+from goldilocks.report.sections.base import Plot, Section, SectionMaker
+from goldilocks.report.sections.learning import learning
+from goldilocks.report.sections.lengths import lengths
+from goldilocks.report.sections.pass_rates import pass_rates
+from goldilocks.report.sections.ratios import ratios
+from goldilocks.report.sections.rollouts import rollouts
+from goldilocks.report.sections.tokens import tokens
+
+SECTIONS: tuple[SectionMaker, ...] = (learning, tokens, pass_rates, rollouts, lengths, ratios)
+
+__all__ = ["SECTIONS", "Plot", "Section"]

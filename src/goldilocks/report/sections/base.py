@@ -1,0 +1,159 @@
+"""What a section is, and the pieces that its plots share.
+
+A section is made from whatever its runs have. A plot is there only if it has something to show; what keeps it from
+being there is a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+
+from goldilocks.report.history import Series
+from goldilocks.report.run import Run
+from goldilocks.report.theme import run_colour
+
+HEIGHT = 240
+MOST_POINTS = 240  # of one line; more cannot be told apart at the width of a page
+VALUES = "values"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """``name`` is the PNG's file name, ``hint`` says in a few words how to read it."""
+
+    name: str
+    title: str
+    chart: alt.Chart | alt.LayerChart
+    values: Sequence[Row]
+    hint: str = ""
+    height: int = HEIGHT
+    wide: bool = False
+
+    def spec(self) -> dict[str, Any]:
+        """Vega-Lite, its data beside it: Altair would check every row against the schema."""
+        spec = self.chart.properties(width="container", height=self.height).to_dict()
+        spec.pop("$schema")
+        spec.pop("config")  # Altair's own; ours depends on light and dark
+        return {**spec, "datasets": {VALUES: list(self.values)}}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, what it shows in a sentence, its plots, and a line for everything that is missing.
+
+    ``legend``: names and colours, where the colours of its plots are not the runs'.
+    """
+
+    name: str
+    title: str
+    lead: str
+    plots: Sequence[Plot] = ()
+    notes: Sequence[str] = ()
+    legend: Sequence[tuple[str, str]] = ()
+    columns: int = 2
+
+
+SectionMaker = Callable[[Sequence[Run]], Section]
+
+
+def data() -> alt.NamedData:
+    """The plot's own values."""
+    return alt.NamedData(name=VALUES)
+
+
+def by_run(runs: Sequence[Run]) -> alt.Color:
+    """The colour of each run, the same in every plot."""
+    names = [run.name for run in runs]
+    scale = alt.Scale(domain=names, range=[run_colour(number) for number in range(len(names))])
+    return alt.Color("run:N", scale=scale) if len(runs) > 1 else alt.Color("run:N", scale=scale, legend=None)
+
+
+def number_axis(title: str | None, form: str = "~s") -> alt.Axis:
+    """An axis of numbers, in thousands and millions where they are large."""
+    return alt.Axis(title=title, format=form, labelExpr="datum.value === 0 ? '0' : datum.label")
+
+
+STEP = ("step", "step")
+
+
+def line_plot(
+    runs: Sequence[Run],
+    x: tuple[str, str],
+    y: tuple[str, str],
+    *,
+    form: str = "~s",
+    scale: alt.Scale | None = None,
+) -> alt.LayerChart:
+    """A line a run; ``x`` and ``y`` are a field and its title. Hovering tells the numbers.
+
+    The line is the field ``trend`` of the rows (``with_trend``); the field ``y`` itself is drawn faintly behind it.
+    """
+    y_scale = scale or alt.Scale(zero=False)
+    base = alt.Chart(data()).encode(
+        x=alt.X(x[0], type="quantitative", axis=number_axis(x[1]), scale=alt.Scale(nice=False)), color=by_run(runs)
+    )
+
+    def at(field: str) -> alt.Y:
+        return alt.Y(field, type="quantitative", axis=number_axis(y[1], form), scale=y_scale)
+
+    fields = dict.fromkeys([STEP, x, y])
+    tips = [alt.Tooltip("run:N"), *(alt.Tooltip(name, type="quantitative", title=title) for name, title in fields)]
+    return layered(
+        base.mark_line(strokeWidth=1, opacity=0.25).encode(y=at(y[0])),
+        base.mark_line().encode(y=at("trend")),
+        base.mark_circle(size=140, opacity=0).encode(y=at(y[0]), tooltip=tips),
+    )
+
+
+def with_trend(run: Run, series: Series, field: str) -> list[Row]:
+    """A row a step, thinned, with the value and its trend."""
+    values = thinned(series)
+    trend = smoothed(values)
+    return [
+        {"run": run.name, "step": step, field: rounded(value), "trend": rounded(trend[step])}
+        for step, value in values.items()
+    ]
+
+
+def layered(*charts: alt.Chart | alt.LayerChart) -> alt.LayerChart:
+    """One over the other, the last on top."""
+    return alt.LayerChart(layer=list(charts))
+
+
+def reference(value: float) -> alt.Chart:
+    """A dashed horizontal line."""
+    return alt.Chart().mark_rule(strokeDash=[4, 4], opacity=0.7).encode(y=alt.datum(value))
+
+
+def thinned(series: Series, most: int = MOST_POINTS) -> Series:
+    """At most so many points: the mean of each stretch, at its last step."""
+    steps, values = list(series), list(series.values())
+    size = -(-len(steps) // most) or 1
+    stretches = [slice(start, start + size) for start in range(0, len(steps), size)]
+    return {steps[part][-1]: sum(values[part]) / len(values[part]) for part in stretches}
+
+
+def smoothed(series: Series, share: float = 0.05) -> Series:
+    """A centred moving mean over a share of the run: noise goes, trend stays."""
+    values, reach = list(series.values()), int(len(series) * share)
+    windows = (values[max(0, place - reach) : place + reach + 1] for place in range(len(values)))
+    return {step: sum(window) / len(window) for step, window in zip(series, windows, strict=True)}
+
+
+def rounded(value: float) -> float:
+    """Six digits: what a plot can show, at a third of the bytes."""
+    return float(f"{value:.6g}")
+
+
+def lacking(runs: Sequence[Run], there: Callable[[Run], object], what: str) -> list[str]:
+    """A note that names the runs without something, if there are any."""
+    names = [run.name for run in runs if not there(run)]
+    if not names:
+        return []
+    return [f"{what}: not logged" + ("" if len(runs) == 1 else f" by {', '.join(names)}")]

@@ -1,0 +1,118 @@
+"""Learning curves: what was reached for what was spent, in rollouts, tokens and time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+import altair as alt
+
+from goldilocks.report.costs import COSTS, Cost
+from goldilocks.report.history import History, Series
+from goldilocks.report.run import Run
+from goldilocks.report.sections.base import (
+    Plot,
+    Row,
+    Section,
+    by_run,
+    data,
+    lacking,
+    layered,
+    line_plot,
+    rounded,
+    with_trend,
+)
+
+VALIDATION = r"val-core/(?P<source>.+)/(?P<metric>[^/]+)/mean@\d+"
+MOST_LABELS = 5  # runs that are named at the end of their line; more would cover the lines
+
+
+def validation_metrics(runs: Sequence[Run]) -> list[str]:
+    """Every validation accuracy that any run logged."""
+    return sorted({name for run in runs for name in run.history.matching(VALIDATION)})
+
+
+def reward(history: History) -> Series:
+    """The mean reward of all that was generated; a run without a collector trains all of it."""
+    return history.first_of("difficulty/generated_mean_reward", "critic/score/mean")
+
+
+def learning(runs: Sequence[Run]) -> Section:
+    """Validation accuracy and reward against every cost."""
+    plots: list[Plot] = []
+    metrics = validation_metrics(runs)
+    notes = [] if metrics else ["validation accuracy: not logged (trainer.test_freq)"]
+    for metric in metrics:
+        notes += lacking(runs, lambda run, metric=metric: run.history.series(metric), metric)  # type: ignore[misc]
+        plots += [plot for cost in COSTS for plot in _validation(runs, metric, cost)]
+    plots += [plot for cost in COSTS for plot in _reward(runs, cost)]
+    notes += lacking(runs, lambda run: reward(run.history), "training reward")
+    for cost in COSTS:
+        notes += lacking(runs, lambda run, cost=cost: run.spending.totals[cost.name], cost.title)  # type: ignore[misc]
+    return Section(
+        "learning",
+        "Learning",
+        "What was reached for what was spent. Every rollout is charged, those that were thrown away too.",
+        plots,
+        notes,
+        columns=len(COSTS),
+    )
+
+
+def _validation(runs: Sequence[Run], metric: str, cost: Cost) -> list[Plot]:
+    found = re.fullmatch(VALIDATION, metric)
+    source = found["source"] if found else metric
+    rows: list[Row] = []
+    for run in runs:
+        points = run.history.series(metric).items()  # validations are few, and each one counts: no smoothing
+        exact = [{"run": run.name, "step": step, "value": rounded(y), "trend": rounded(y)} for step, y in points]
+        rows += _against(cost, run, exact)
+    if not rows:
+        return []
+    chart = line_plot(runs, (cost.name, cost.title), ("value", "accuracy"), form="~%")
+    ends = _ends(rows, cost) if 1 < len(runs) <= MOST_LABELS else []
+    if ends:
+        chart = layered(chart, _end_labels(runs, "left"), _end_labels(runs, "right"))
+    name = re.sub(r"[^a-z0-9]+", "-", source.lower()).strip("-")
+    title = f"Accuracy on {source}, by {cost.name}"
+    return [Plot(f"accuracy-{name}-by-{cost.name}", title, chart, rows + ends)]
+
+
+def _reward(runs: Sequence[Run], cost: Cost) -> list[Plot]:
+    rows = [row for run in runs for row in _against(cost, run, with_trend(run, reward(run.history), "value"))]
+    if not rows:
+        return []
+    chart = line_plot(runs, (cost.name, cost.title), ("value", "mean reward"), form="~r")
+    return [Plot(f"reward-by-{cost.name}", f"Reward while training, by {cost.name}", chart, rows)]
+
+
+def _against(cost: Cost, run: Run, rows: Sequence[Row]) -> list[Row]:
+    """The rows with what had been spent by then."""
+    spent = [(row, run.spending.until(cost.name, row["step"])) for row in rows]
+    return [{**row, cost.name: rounded(x)} for row, x in spent if x is not None]
+
+
+def _ends(rows: Sequence[Row], cost: Cost) -> list[Row]:
+    """A label for the end of each line, moved up where it would cover the one below."""
+    last = {row["run"]: row for row in rows}
+    values = [row["value"] for row in rows]
+    gap = 0.07 * (max(values) - min(values))
+    middle = max(row[cost.name] for row in rows) / 2
+    labels: list[Row] = []
+    for row in sorted(last.values(), key=lambda row: row["value"]):
+        place = max(row["value"], labels[-1]["label_y"] + gap) if labels else row["value"]
+        side = "left" if row[cost.name] < middle else "right"
+        labels.append({"run": row["run"], "side": side, "label_x": row[cost.name], "label_y": place})
+    return labels
+
+
+def _end_labels(runs: Sequence[Run], side: Literal["left", "right"]) -> alt.Chart:
+    """A line that ends early has its label after it, one that fills the plot above its end."""
+    dx, dy = (8, 0) if side == "left" else (0, -12)
+    return (
+        alt.Chart(data())
+        .mark_text(align=side, baseline="middle", dx=dx, dy=dy, fontSize=11, fontWeight=600)
+        .encode(x=alt.X("label_x:Q"), y=alt.Y("label_y:Q"), text="run:N", color=by_run(runs))
+        .transform_filter(alt.FieldEqualPredicate(field="side", equal=side))
+    )

@@ -1,0 +1,70 @@
+"""Kept against generated length: a filter, or a stream, that favours short answers shows here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import altair as alt
+
+from goldilocks.report.run import Run
+from goldilocks.report.sections.base import (
+    STEP,
+    Plot,
+    Row,
+    Section,
+    by_run,
+    data,
+    lacking,
+    layered,
+    line_plot,
+    number_axis,
+    reference,
+    with_trend,
+)
+
+GENERATED = ("length/generated_mean", "response_length/mean")  # without a collector, all that is generated is trained
+KEPT = "length/kept_mean"
+RATIO = "length/kept_over_generated"
+
+
+def lengths(runs: Sequence[Run]) -> Section:
+    """Both lengths, and their ratio."""
+    return Section(
+        "lengths",
+        "Kept and generated length",
+        "Mean tokens of an answer. Where kept runs below generated, short answers are favoured.",
+        [*_lengths(runs), *_ratio(runs)],
+        lacking(runs, lambda run: run.history.first_of(*GENERATED), "generated length")
+        + lacking(runs, lambda run: run.history.series(KEPT), "kept length"),
+    )
+
+
+def _lengths(runs: Sequence[Run]) -> list[Plot]:
+    rows: list[Row] = []
+    for run in runs:
+        for kind, series in (("generated", run.history.first_of(*GENERATED)), ("kept", run.history.series(KEPT))):
+            rows += [{**row, "of": kind} for row in with_trend(run, series, "tokens")]
+    if not rows:
+        return []
+    dash = alt.StrokeDash("of:N", scale=alt.Scale(domain=["kept", "generated"], range=[[1, 0], [4, 4]]))
+    chart = (
+        alt.Chart(data())
+        .mark_line()
+        .encode(
+            x=alt.X("step:Q", axis=number_axis("step"), scale=alt.Scale(nice=False)),
+            y=alt.Y("trend:Q", axis=number_axis("tokens an answer"), scale=alt.Scale(zero=False)),
+            color=by_run(runs),
+            strokeDash=dash,
+            tooltip=["run:N", "of:N", "step:Q", "tokens:Q"],
+        )
+    )
+    return [Plot("lengths", "Length", chart, rows, hint="solid: kept; dashed: generated")]
+
+
+def _ratio(runs: Sequence[Run]) -> list[Plot]:
+    rows = [row for run in runs for row in with_trend(run, run.history.series(RATIO), "ratio")]
+    if not rows:
+        return []
+    chart = line_plot(runs, STEP, ("ratio", "kept / generated length"), form="~r")
+    hint = "below the dashed line, short answers are favoured"
+    return [Plot("length-ratio", "Kept over generated", layered(reference(1.0), chart), rows, hint=hint)]

@@ -1,0 +1,106 @@
+"""How hard the prompts were: pass rates of what was trained, over time, and what is believed of all prompts visited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import altair as alt
+
+from goldilocks.report.run import Run
+from goldilocks.report.sections.base import Plot, Row, Section, by_run, data, number_axis, rounded
+from goldilocks.report.theme import run_colour
+
+# never right and always right stand apart from nearly so: they teach nothing
+BELIEF_BINS = tuple(f"{low / 10:.1f}–{(low + 1) / 10:.1f}" for low in range(10))  # a posterior mean is never 0 or 1
+BINS = ("0", *BELIEF_BINS, "1")
+
+
+def bin_of(rate: float) -> str:
+    """The bin of a pass rate."""
+    if rate <= 0:
+        return BINS[0]
+    return BINS[-1] if rate >= 1 else BINS[1 + min(int(rate * 10), 9)]
+
+
+def pass_rates(runs: Sequence[Run]) -> Section:
+    """A heat map a run of the groups it trained, one of its beliefs, and all beliefs side by side."""
+    plots: list[Plot] = []
+    for number, run in enumerate(runs):
+        trained = {dump.step: [group.pass_rate for group in dump.groups] for dump in run.dumps}
+        believed = {one.step: [row.pass_rate for row in one.rows] for one in run.beliefs}
+        if trained:
+            plots.append(_over_time(number, "trained", f"{run.name}: groups trained", trained, BINS))
+        if len(believed) > 1:
+            plots.append(_over_time(number, "believed", f"{run.name}: prompts, as believed", believed, BELIEF_BINS))
+    latest = _beliefs_now(runs)
+    plots += [latest] if latest else []
+    return Section(
+        "pass-rates",
+        "How hard the prompts were",
+        "The share of prompts at each pass rate. A group at 0 or at 1 teaches nothing: every advantage in it is zero.",
+        plots,
+        _notes(runs),
+    )
+
+
+def _notes(runs: Sequence[Run]) -> list[str]:
+    def of(names: Iterable[str]) -> str:
+        return "" if len(runs) == 1 else f" ({', '.join(names)})"
+
+    no_dumps, no_beliefs = [r.name for r in runs if not r.dumps], [r.name for r in runs if not r.beliefs]
+    notes = [f"pass rates of trained groups: no answers in rollouts/{of(no_dumps)}"] if no_dumps else []
+    return notes + ([f"believed pass rates: no beliefs in checkpoints/{of(no_beliefs)}"] if no_beliefs else [])
+
+
+def _histogram(rates: Sequence[float]) -> dict[str, float]:
+    counts = dict.fromkeys(BINS, 0)
+    for rate in rates:
+        counts[bin_of(rate)] += 1
+    return {name: count / max(len(rates), 1) for name, count in counts.items()}
+
+
+def _over_time(number: int, kind: str, title: str, rates: Mapping[int, Sequence[float]], bins: Sequence[str]) -> Plot:
+    steps = sorted(rates)
+    ends = [*steps[1:], 2 * steps[-1] - steps[-2] if len(steps) > 1 else steps[-1] + 1]
+    rows: list[Row] = [
+        {"from": step, "to": end, "bin": name, "share": rounded(share), "groups": len(rates[step])}
+        for step, end in zip(steps, ends, strict=True)
+        for name, share in _histogram(rates[step]).items()
+        if share
+    ]
+    chart = (
+        alt.Chart(data())
+        .mark_rect(fill=run_colour(number), stroke=None)
+        .encode(
+            x=alt.X("from:Q", axis=number_axis("step", "d"), scale=alt.Scale(nice=False, zero=False)),
+            x2="to:Q",
+            y=alt.Y("bin:O", sort=list(reversed(bins)), scale=alt.Scale(domain=list(reversed(bins))),
+                    axis=alt.Axis(title="pass rate", grid=False)),
+            opacity=alt.Opacity("share:Q", scale=alt.Scale(range=[0.06, 1], type="sqrt"), legend=None),
+            tooltip=[alt.Tooltip("from:Q", title="step"), alt.Tooltip("bin:O", title="pass rate"),
+                     alt.Tooltip("share:Q", format=".0%"), alt.Tooltip("groups:Q", title="of")],
+        )
+    )  # fmt: skip
+    return Plot(f"pass-rates-{kind}-{number + 1}", title, chart, rows, hint="stronger: more of them")
+
+
+def _beliefs_now(runs: Sequence[Run]) -> Plot | None:
+    rows: list[Row] = []
+    for run in runs:
+        if run.beliefs:
+            shares = _histogram([row.pass_rate for row in run.beliefs[-1].rows])
+            rows += [
+                {"run": run.name, "rate": (place + 0.5) / 10, "share": rounded(shares[name])}
+                for place, name in enumerate(BELIEF_BINS)
+            ]
+    if not rows:
+        return None
+    base = alt.Chart(data()).encode(
+        x=alt.X("rate:Q", axis=number_axis("pass rate, as believed at the last checkpoint", "~r"),
+                scale=alt.Scale(domain=[0, 1])),
+        y=alt.Y("share:Q", axis=number_axis("share of prompts visited", "~%"), stack=None),
+        color=by_run(runs),
+        tooltip=["run:N", alt.Tooltip("rate:Q", title="pass rate"), alt.Tooltip("share:Q", format=".1%")],
+    )  # fmt: skip
+    chart = base.mark_line(interpolate="monotone", point=alt.OverlayMarkDef(size=30))
+    return Plot("beliefs", "What is believed now", chart, rows)

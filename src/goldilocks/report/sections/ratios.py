@@ -1,0 +1,150 @@
+"""GSPO's sequence-level importance ratio, by quantile, and how often it is clipped on either side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+
+from goldilocks.report.costs import setting
+from goldilocks.report.history import History, Series
+from goldilocks.report.run import Run
+from goldilocks.report.sections.base import (
+    Plot,
+    Row,
+    Section,
+    by_run,
+    data,
+    lacking,
+    layered,
+    number_axis,
+    reference,
+    rounded,
+    thinned,
+    with_trend,
+)
+from goldilocks.report.theme import run_colour
+
+RATIO = "actor/seq_importance_ratio"
+_QUANTILE = re.compile(rf"{RATIO}[/_](?P<level>min|max|p\d+)")
+_ENDS = {"min": 0.0, "max": 100.0}
+CLIPS = {"below": "actor/pg_clipfrac_lower", "above": "actor/pg_clipfrac_upper", "both": "actor/pg_clipfrac"}
+DASHES = {"below": [4, 4], "above": [1, 0], "both": [1, 3]}
+
+
+def quantiles(history: History) -> dict[float, Series]:
+    """The ratio's quantiles that were logged, by level in percent, lowest first."""
+    found = {name: match["level"] for name in history.names if (match := _QUANTILE.fullmatch(name))}
+    percents = {name: _ENDS[level] if level in _ENDS else float(level[1:]) for name, level in found.items()}
+    return {percents[name]: history.series(name) for name in sorted(percents, key=percents.__getitem__)}
+
+
+def ratios(runs: Sequence[Run]) -> Section:
+    """A plot of quantiles a run, and clip fractions of all."""
+    plots = [plot for number, run in enumerate(runs) for plot in _ratio(number, run)]
+    return Section(
+        "ratios",
+        "Importance ratios and clipping",
+        "How far the policy moved within a step, a sequence at a time (GSPO), and the share that was clipped.",
+        [*plots, *_clips(runs)],
+        lacking(runs, lambda run: run.history.series(RATIO) or quantiles(run.history), RATIO)
+        + lacking(runs, lambda run: quantiles(run.history), f"quantiles of {RATIO}")
+        + lacking(runs, lambda run: run.history.first_of(*CLIPS.values()), "actor/pg_clipfrac*"),
+    )
+
+
+def _ratio(number: int, run: Run) -> list[Plot]:
+    levels, mean = quantiles(run.history), thinned(run.history.series(RATIO))
+    if not levels and not mean:
+        return []
+    rows: list[Row] = [{"step": step, "mean": rounded(value)} for step, value in mean.items()]
+    layers: list[alt.Chart] = []
+    for low, high in _pairs(levels):
+        name = f"{low:g}–{high:g}%"
+        rows += _band(name, thinned(levels[low]), thinned(levels[high]))
+        layers.append(_band_layer(name, run_colour(number)))
+    if 50.0 in levels:
+        rows += [{"step": step, "median": rounded(value)} for step, value in thinned(levels[50.0]).items()]
+    centre = "median" if 50.0 in levels else "mean"
+    line = (
+        alt.Chart(data())
+        .mark_line(color=run_colour(number))
+        .encode(x=_step_axis(), y=_ratio_axis(centre), tooltip=["step:Q", f"{centre}:Q"])
+        .transform_filter(f"isValid(datum.{centre})")
+    )
+    hint = f"line: {centre}" + "".join(f"; band: {low:g}–{high:g}%" for low, high in _pairs(levels))
+    bounds = _clip_bounds(run.config)
+    if bounds:
+        hint += "; dashed: where it is clipped"
+    chart = layered(*layers, *map(reference, bounds or [1.0]), line)
+    return [Plot(f"ratios-{number + 1}", f"{run.name}: sequence ratio", chart, rows, hint=hint)]
+
+
+def _clip_bounds(config: Mapping[str, Any]) -> list[float]:
+    """1 − ε_low and 1 + ε_high, where the configuration says them."""
+    actor = setting(config, "actor_rollout_ref.actor")
+    low, high = setting(actor or {}, "clip_ratio_low"), setting(actor or {}, "clip_ratio_high")
+    gspo = setting(actor or {}, "policy_loss.loss_mode") == "gspo"
+    return [1 - low, 1 + high] if gspo and isinstance(low, float) and isinstance(high, float) else []
+
+
+def _pairs(levels: Mapping[float, Series]) -> list[tuple[float, float]]:
+    """Quantiles that lie across from one another, the widest pair first."""
+    below = [level for level in levels if level < 50]
+    above = [level for level in reversed(list(levels)) if level > 50]
+    return list(zip(below, above, strict=False))
+
+
+def _band(name: str, low: Series, high: Series) -> list[Row]:
+    return [
+        {"step": step, "band": name, "low": rounded(low[step]), "high": rounded(high[step])}
+        for step in low
+        if step in high
+    ]
+
+
+def _band_layer(name: str, colour: str) -> alt.Chart:
+    return (
+        alt.Chart(data())
+        .mark_area(color=colour, opacity=0.16)
+        .encode(x=_step_axis(), y=_ratio_axis("low"), y2="high:Q")
+        .transform_filter(alt.FieldEqualPredicate(field="band", equal=name))
+    )
+
+
+def _step_axis() -> alt.X:
+    return alt.X("step:Q", axis=number_axis("step"), scale=alt.Scale(nice=False))
+
+
+def _ratio_axis(field: str) -> alt.Y:
+    return alt.Y(f"{field}:Q", axis=number_axis("ratio", "~g"), scale=alt.Scale(zero=False))
+
+
+def _clips(runs: Sequence[Run]) -> list[Plot]:
+    rows: list[Row] = []
+    for run in runs:
+        sides = {side: run.history.series(name) for side, name in CLIPS.items()}
+        if sides["above"]:
+            del sides["both"]
+        for side, series in sides.items():
+            rows += [{**row, "side": side} for row in with_trend(run, series, "share")]
+    if not rows:
+        return []
+    dash = alt.StrokeDash("side:N", scale=alt.Scale(domain=list(DASHES), range=list(DASHES.values())))
+    chart = (
+        alt.Chart(data())
+        .mark_line()
+        .encode(
+            x=_step_axis(),
+            y=alt.Y("trend:Q", axis=number_axis("share clipped", "~%")),
+            color=by_run(runs),
+            strokeDash=dash,
+            tooltip=["run:N", "side:N", "step:Q", alt.Tooltip("share:Q", format=".2%")],
+        )
+    )
+    sides_there = {row["side"] for row in rows}
+    names = {"above": "solid: above", "below": "dashed: below", "both": "dotted: either side"}
+    hint = "; ".join(text for side, text in names.items() if side in sides_there)
+    return [Plot("clip-fractions", "Clipped", chart, rows, hint=hint)]

@@ -1,0 +1,148 @@
+"""Where every generated token went: the accounts, over the whole run and step by step.
+
+The accounts are running totals, so a step is the difference of two. Tokens that wait (open, carried) leave their
+account again when they are judged or trained: that is drawn below zero, and a step's bars sum to what it generated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import altair as alt
+
+from goldilocks.core.accounts import FIXED_CLASSES
+from goldilocks.report.history import History, Series, at_or_before, increments
+from goldilocks.report.run import Run
+from goldilocks.report.sections.base import Plot, Row, Section, data, lacking, layered, number_axis, rounded
+from goldilocks.report.theme import account_colour, account_order, account_title
+
+MOST_BARS = 60
+LABELLED_SHARE = 0.06
+ROW = 44
+_ACCOUNT = re.compile(r"accounts/(?P<account>.+)_tokens")
+
+
+def accounts(history: History) -> dict[str, Series]:
+    """Running totals by account: each reason its own, and a class where nobody gave reasons."""
+    found = {match["account"]: name for name in history.names if (match := _ACCOUNT.fullmatch(name))}
+    with_reasons = {account.partition("/")[0] for account in found if "/" in account}
+    leaves = [account for account in found if account.partition("/")[0] in FIXED_CLASSES]
+    series = {account: history.series(found[account]) for account in leaves if account not in with_reasons}
+    return {account: totals for account, totals in series.items() if any(totals.values())}
+
+
+def tokens(runs: Sequence[Run]) -> Section:
+    """Shares of each run, and every run's steps."""
+    by_run = {run.name: accounts(run.history) for run in runs}
+    there = {name: totals for name, totals in by_run.items() if totals}
+    used = account_order(list({account for totals in there.values() for account in totals}))
+    plots = [_shares(there, used)] if there else []
+    plots += [_steps(number, run.name, there[run.name]) for number, run in enumerate(runs) if run.name in there]
+    return Section(
+        "tokens",
+        "Where every token went",
+        "Tokens below zero waited in an earlier step and left in this one: each step’s bars sum to what it generated.",
+        plots,
+        lacking(runs, lambda run: by_run[run.name], "accounts/*_tokens"),
+        [(account_title(account), account_colour(account)) for account in used],
+    )
+
+
+def _scale(used: Sequence[str]) -> alt.Scale:
+    return alt.Scale(domain=[account_title(one) for one in used], range=[account_colour(one) for one in used])
+
+
+def _shares(there: Mapping[str, Mapping[str, Series]], used: Sequence[str]) -> Plot:
+    rows: list[Row] = []
+    for name, totals in there.items():
+        final = {account: list(totals[account].values())[-1] for account in used if account in totals}
+        generated, start = sum(final.values()) or 1.0, 0.0
+        for account, count in final.items():
+            share = count / generated
+            rows.append(
+                {
+                    "run": name,
+                    "account": account_title(account),
+                    "tokens": count,
+                    "share": rounded(share),
+                    "from": rounded(start),
+                    "to": rounded(start + share),
+                    "middle": rounded(start + share / 2),
+                    "label": f"{share:.0%}" if share >= LABELLED_SHARE else "",
+                }
+            )
+            start += share
+    y = alt.Y("run:N", sort=list(there), axis=alt.Axis(title=None, labelLimit=110, grid=False))
+    bars = (
+        alt.Chart(data())
+        .mark_bar(height=24)
+        .encode(
+            x=alt.X("from:Q", axis=number_axis("share of all generated tokens", "~%"), scale=alt.Scale(domain=[0, 1])),
+            x2="to:Q",
+            y=y,
+            color=alt.Color("account:N", scale=_scale(used)),
+            tooltip=["run:N", "account:N", alt.Tooltip("tokens:Q", format=","), alt.Tooltip("share:Q", format=".1%")],
+        )
+    )
+    labels = (
+        alt.Chart(data())
+        .mark_text(fontSize=11, fontWeight=600, fill="#16181c")
+        .encode(x="middle:Q", y=y, text="label:N")
+    )
+    return Plot(
+        "tokens-by-account", "Over the whole run", layered(bars, labels), rows, height=ROW * len(there), wide=True
+    )
+
+
+def _steps(number: int, name: str, totals: Mapping[str, Series]) -> Plot:
+    order = account_order(list(totals))
+    edges = _edges(sorted({step for series in totals.values() for step in series}))
+    sampled = {
+        account: increments({edge: at_or_before(totals[account], edge) or 0.0 for _, edge in edges})
+        for account in order
+    }
+    rows = [row for start, end in edges for row in _stack(start, end, {one: sampled[one][end] for one in order})]
+    chart = (
+        alt.Chart(data())
+        .mark_rect()
+        .encode(
+            x=alt.X("from:Q", axis=number_axis("step", "d"), scale=alt.Scale(nice=False, zero=False)),
+            x2="to:Q",
+            y=alt.Y("low:Q", axis=number_axis("tokens a step")),
+            y2="high:Q",
+            color=alt.Color("account:N", scale=_scale(order)),
+            tooltip=["account:N", "steps:N", alt.Tooltip("tokens:Q", format=",", title="tokens a step")],
+        )
+    )
+    return Plot(f"tokens-by-step-{number + 1}", name, chart, rows)
+
+
+def _edges(steps: Sequence[int]) -> list[tuple[int, int]]:
+    """Stretches of steps, first and last of each; the same number in all but the last."""
+    size = -(-len(steps) // MOST_BARS) or 1
+    return [(steps[start], steps[min(start + size, len(steps)) - 1]) for start in range(0, len(steps), size)]
+
+
+def _stack(start: int, end: int, counts: Mapping[str, float]) -> list[Row]:
+    """One bar: what an account gained stands on zero, what it gave back hangs below."""
+    width = end - start + 1
+    tops = {True: 0.0, False: 0.0}
+    rows: list[Row] = []
+    for account, count in counts.items():
+        a_step, up = count / width, count > 0
+        if not count:
+            continue
+        rows.append(
+            {
+                "account": account_title(account),
+                "from": start - 0.44,
+                "to": end + 0.44,
+                "low": rounded(tops[up]),
+                "high": rounded(tops[up] + a_step),
+                "tokens": rounded(a_step),
+                "steps": str(start) if start == end else f"{start}–{end}",
+            }
+        )
+        tops[up] += a_step
+    return rows

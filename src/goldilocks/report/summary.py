@@ -1,0 +1,136 @@
+"""Runs side by side in figures: what each spent, what it reached, and what it reached for the same rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from goldilocks.report.run import Run
+from goldilocks.report.sections.learning import reward, validation_metrics
+from goldilocks.report.sections.rollouts import INFORMATIVE
+from goldilocks.report.sections.tokens import accounts
+
+ABSENT = "–"
+JUDGED = "adaptive_rollout/total_rollouts"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One column: its heading, what it means, and a value for each run. ``best``: the runs where it is highest."""
+
+    title: str
+    about: str
+    values: Sequence[str]
+    best: Sequence[bool]
+
+
+def figures(runs: Sequence[Run]) -> list[Figure]:
+    """The comparison; a column that no run has a value for is left out."""
+    columns = [
+        *(column for metric in validation_metrics(runs) for column in _accuracy(runs, metric)),
+        _figure("mean reward", "of all answers generated, over the last tenth of the run", runs, _late_reward, _share),
+        _figure("updates", "steps of training", runs, _updates, _count, ranked=False),
+        _figure("rollouts", "generated, all charged", runs, _spent("rollouts"), _count, ranked=False),
+        _figure("tokens", "generated, all charged", runs, _spent("tokens"), _large, ranked=False),
+        _figure("wall-clock", "the sum of all steps", runs, _spent("minutes"), _duration, ranked=False),
+        _figure("tokens trained", "of all tokens generated", runs, _trained_share, _percent),
+        _figure("informative groups", "per 1,000 rollouts judged", runs, _informative, _tenths),
+    ]
+    return [column for column in columns if any(value != ABSENT for value in column.values)]
+
+
+def _accuracy(runs: Sequence[Run], metric: str) -> list[Figure]:
+    source = metric.removeprefix("val-core/").rpartition("/")[0].rpartition("/")[0]
+    final = _figure("accuracy", f"on {source}, at the end", runs, lambda run: run.history.last(metric), _percent)
+    spent = [run.spending.total("rollouts") for run in runs if run.history.series(metric)]
+    known = [total for total in spent if total is not None]
+    if len(runs) == 1 or len(known) < len(runs):
+        return [final]
+    budget = min(known)
+    about = f"on {source}, after {_large(budget)} rollouts each"
+    equal = _figure("at equal rollouts", about, runs, lambda run: _after(run, metric, budget), _percent)
+    return [final, equal]
+
+
+def _after(run: Run, metric: str, rollouts: float) -> float | None:
+    """The last validation that this many rollouts paid for."""
+    paid = [
+        value
+        for step, value in run.history.series(metric).items()
+        if (run.spending.until("rollouts", step) or 0.0) <= rollouts
+    ]
+    return paid[-1] if paid else None
+
+
+def _figure(
+    title: str,
+    about: str,
+    runs: Sequence[Run],
+    read: Callable[[Run], float | None],
+    show: Callable[[float], str],
+    *,
+    ranked: bool = True,
+) -> Figure:
+    values = [read(run) for run in runs]
+    known = [value for value in values if value is not None]
+    compared = ranked and len(known) > 1
+    best = [compared and value is not None and show(value) == show(max(known)) for value in values]
+    return Figure(title, about, [ABSENT if value is None else show(value) for value in values], best)
+
+
+def _updates(run: Run) -> float | None:
+    return float(len(reward(run.history))) or None
+
+
+def _spent(cost: str) -> Callable[[Run], float | None]:
+    return lambda run: run.spending.total(cost)
+
+
+def _late_reward(run: Run) -> float | None:
+    values = list(reward(run.history).values())
+    late = values[-max(len(values) // 10, 1) :]
+    return sum(late) / len(late) if late else None
+
+
+def _trained_share(run: Run) -> float | None:
+    totals = {account: list(series.values())[-1] for account, series in accounts(run.history).items()}
+    generated = sum(totals.values())
+    return totals.get("trained", 0.0) / generated if generated else None
+
+
+def _informative(run: Run) -> float | None:
+    """The mean over steps, each by the rollouts it judged."""
+    rates, judged = run.history.series(INFORMATIVE), run.history.series(JUDGED)
+    weight = sum(judged.get(step, 0.0) for step in rates)
+    return sum(rate * judged.get(step, 0.0) for step, rate in rates.items()) / weight if weight else None
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}%"
+
+
+def _share(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _tenths(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _large(value: float) -> str:
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= unit:
+            return f"{value / unit:.3g}{name}"
+    return f"{value:.0f}"
+
+
+def _duration(minutes: float) -> str:
+    if minutes < 1:
+        return f"{60 * minutes:.0f} s"
+    if minutes < 120:
+        return f"{minutes:.0f} min"
+    return f"{int(minutes // 60)} h {int(minutes % 60):02d} min"

@@ -1,0 +1,163 @@
+"use strict";
+// Draws the plots, fills and searches the table of prompts and, on a live page, puts newer versions in place.
+(() => {
+  const A_PAGE = 25;          // rows of the table at first, and again with every "more"
+  const ASK_EVERY = 2000;     // milliseconds, on a live page
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const columns = ["", "prompt", "pass rate", "", "visits", "streak", "tokens", "last step"];
+  const order = { column: 4, down: true };
+  let data, views = [], shown = A_PAGE;
+
+  const byId = (id) => document.getElementById(id);
+
+  // -- plots ----------------------------------------------------------------------------------------------------------
+
+  async function draw() {
+    const drawn = views;
+    views = [];
+    drawn.forEach((view) => view.finalize());
+    // legends are the page's own, so that they look the same beside every plot; PNGs have Vega's
+    const theme = data.config[dark.matches ? "dark" : "light"];
+    const config = { ...theme, legend: { ...theme.legend, disable: true } };
+    // ast: expressions are interpreted, so the page's policy need not allow eval
+    const options = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, config };
+    for (const element of document.querySelectorAll(".plot")) {
+      const spec = { ...data.plots[element.dataset.plot], autosize: { type: "fit-x", contains: "padding", resize: true } };
+      views.push(await vegaEmbed(element, spec, options));
+    }
+    document.documentElement.dataset.drawn = String(views.length);
+  }
+
+  // -- the table of prompts -------------------------------------------------------------------------------------------
+
+  function matching() {
+    const words = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const rows = data.prompts.filter((row) => {
+      const text = (row[1] + " " + data.runs[row[0]].name).toLowerCase();
+      return words.every((word) => text.includes(word));
+    });
+    const sign = order.down ? -1 : 1;
+    const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
+    return rows.sort((a, b) => sign * compare(a[order.column], b[order.column]));
+  }
+
+  function cell(row, column) {
+    const td = document.createElement("td");
+    if (column === 1) {
+      if (data.runs.length > 1) td.append(dot(data.runs[row[0]]));
+      td.append(String(row[1]));  // text, whatever it holds
+      return td;
+    }
+    td.dataset.label = columns[column];
+    const value = document.createElement("span");
+    value.textContent = column === 2 ? row[2].toFixed(2) : row[column].toLocaleString("en");
+    if (column === 2) {
+      const spread = document.createElement("span");
+      spread.className = "spread";
+      spread.textContent = " ± " + row[3].toFixed(2);
+      value.append(spread);
+    }
+    td.append(value);
+    return td;
+  }
+
+  function dot(run) {
+    const mark = document.createElement("i");
+    mark.style.background = run.colour;
+    mark.title = run.name;
+    return mark;
+  }
+
+  function fill() {
+    const table = byId("beliefs");
+    if (!table) return;
+    const rows = matching();
+    table.tBodies[0].replaceChildren(...rows.slice(0, shown).map((row) => {
+      const tr = document.createElement("tr");
+      tr.append(...[1, 2, 4, 5, 6, 7].map((column) => cell(row, column)));
+      return tr;
+    }));
+    const count = (number) => number.toLocaleString("en");
+    byId("found").textContent = `${count(rows.length)} of ${count(data.prompts.length)} prompts`;
+    byId("more").hidden = rows.length <= shown;
+    byId("more").textContent = `Show ${count(Math.min(A_PAGE, rows.length - shown))} more`;
+    for (const th of table.tHead.rows[0].cells) {
+      const sorted = Number(th.dataset.column) === order.column;
+      th.setAttribute("aria-sort", sorted ? (order.down ? "descending" : "ascending") : "none");
+    }
+  }
+
+  function listen() {
+    const table = byId("beliefs");
+    if (!table) return;
+    byId("search").addEventListener("input", () => { shown = A_PAGE; fill(); });
+    byId("more").addEventListener("click", () => { shown += A_PAGE; fill(); });
+    for (const th of table.tHead.rows[0].cells) {
+      th.querySelector("button").addEventListener("click", () => {
+        const column = Number(th.dataset.column);
+        order.down = column === order.column ? !order.down : column !== 1;
+        order.column = column;
+        fill();
+      });
+    }
+  }
+
+  // -- a live page ----------------------------------------------------------------------------------------------------
+
+  async function ask() {
+    const report = byId("report");
+    try {
+      const version = await (await fetch("version")).text();
+      if (version !== report.dataset.version) {
+        const page = new DOMParser().parseFromString(await (await fetch("/")).text(), "text/html");
+        await replace(report, page.getElementById("report"));
+      }
+      say("live", false);
+    } catch (error) {
+      say("the server is gone; this is the last it showed", true);
+    }
+  }
+
+  function say(text, gone) {
+    byId("status").textContent = text;
+    byId("pulse").classList.toggle("gone", gone);
+  }
+
+  // What the reader did stays: the place on the page, what was searched for, which answers are open.
+  async function replace(old, fresh) {
+    const top = scrollY, height = old.offsetHeight, search = byId("search");
+    const state = search && { text: search.value, focused: document.activeElement === search };
+    const open = new Map([...old.querySelectorAll("details")].map((one) => [one.dataset.key, one.open]));
+    for (const one of fresh.querySelectorAll("details")) {
+      if (open.has(one.dataset.key)) one.open = open.get(one.dataset.key);
+    }
+    fresh.style.minHeight = height + "px";  // until the plots stand
+    old.replaceWith(fresh);
+    if (state && byId("search")) {
+      byId("search").value = state.text;
+      if (state.focused) byId("search").focus({ preventScroll: true });
+    }
+    await start();
+    fresh.style.minHeight = "";
+    scrollTo({ top, behavior: "instant" });
+  }
+
+  async function start() {
+    data = JSON.parse(byId("data").textContent);
+    listen();
+    fill();
+    await draw();
+  }
+
+  async function main() {
+    await start();
+    dark.addEventListener("change", draw);
+    if (!byId("report").dataset.version) return;
+    for (;;) {
+      await new Promise((wake) => setTimeout(wake, ASK_EVERY));
+      await ask();
+    }
+  }
+
+  main();
+})();

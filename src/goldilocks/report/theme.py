@@ -1,0 +1,94 @@
+"""Colours and type, the same on the page and in the PNGs: a run, and an account, has one colour everywhere.
+
+What is trained is honey; what was too hard to teach anything is hot, what was too easy is cold. The rest is quiet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+RUN_COLOURS = (
+    "#4269d0", "#e8890c", "#2a9d6f", "#d1495b", "#8e63ce", "#1ba3b8", "#c45ba0", "#8c6d4f", "#7a8794", "#a3a61c",
+)  # fmt: skip
+
+ACCOUNT_COLOURS = {
+    "trained": "#e3a617",
+    "trimmed": "#f0cd7a",
+    "backfilled": "#b9a06a",
+    "filtered/too_easy": "#5aa5d6",
+    "filtered/above_band": "#8cc3e6",
+    "filtered/too_hard": "#d8574b",
+    "filtered/below_band": "#ec9489",
+    "filtered/overlong": "#a56cc1",
+    "filtered": "#c77f5a",
+    "expired": "#7d6b5d",
+    "cancelled": "#9aa1ab",
+    "rejected": "#c45ba0",
+    "failed": "#5f6773",
+    "duplicate": "#c3c8cf",
+    "carried": "#8fbf9f",
+    "open": "#c5dccb",
+}
+
+FONT = 'Inter, "Helvetica Neue", "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", Arial, sans-serif'
+
+
+def run_colour(number: int) -> str:
+    """The colour of the run that was named as number so many."""
+    return RUN_COLOURS[number % len(RUN_COLOURS)]
+
+
+def account_colour(account: str) -> str:
+    """An account's own colour, or its class's where the reason is a user's."""
+    return ACCOUNT_COLOURS.get(account) or ACCOUNT_COLOURS.get(account.partition("/")[0], "#9aa1ab")
+
+
+def account_order(accounts: Sequence[str]) -> list[str]:
+    """What is trained first, what failed last; a reason that is not known stands with its class."""
+    known = list(ACCOUNT_COLOURS)
+
+    def place(account: str) -> tuple[int, str]:
+        name = account if account in ACCOUNT_COLOURS else account.partition("/")[0]
+        return (known.index(name) if name in ACCOUNT_COLOURS else len(known), account)
+
+    return sorted(accounts, key=place)
+
+
+def account_title(account: str) -> str:
+    """``filtered/too_hard`` as people say it."""
+    return account.replace("/", ": ").replace("_", " ")
+
+
+def vega_config(ink: str, faint: str, grid: str) -> dict[str, Any]:
+    """Vega-Lite's config: no frame, few ticks, quiet grid."""
+    axis = {
+        "labelColor": faint,
+        "titleColor": faint,
+        "titleFontWeight": "normal",
+        "titleFontSize": 12,
+        "labelFontSize": 11,
+        "titlePadding": 10,
+        "labelPadding": 6,
+        "gridColor": grid,
+        "domain": False,
+        "ticks": False,
+        "tickCount": 5,
+        "labelFlush": True,
+    }
+    return {
+        "background": "transparent",
+        "font": FONT,
+        "view": {"stroke": None},
+        "axis": axis,
+        "axisX": {"grid": False, "domain": True, "domainColor": grid},
+        "legend": {"labelColor": ink, "titleColor": faint, "orient": "top", "title": None, "symbolType": "circle"},
+        "title": {"color": ink, "anchor": "start", "fontSize": 14, "fontWeight": 600, "offset": 14},
+        "text": {"fill": ink},
+        "rule": {"color": faint},
+        "line": {"strokeWidth": 2, "strokeCap": "round", "strokeJoin": "round"},
+    }
+
+
+LIGHT = vega_config(ink="#22252a", faint="#6a707a", grid="#e8e6e0")
+DARK = vega_config(ink="#e9e6df", faint="#9a9ea6", grid="#33363c")
