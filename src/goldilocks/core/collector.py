@@ -20,9 +20,11 @@ Decisions are made when a rollout arrives, never by scanning all prompts or all 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from goldilocks.core.accounts import Accounts
 from goldilocks.core.allocators import Allocator
@@ -64,11 +66,12 @@ class Collector:
         surplus: Surplus | None = None,
         ledger: Ledger | None = None,
         repeat: bool = True,
+        order: Callable[[int], np.ndarray] | None = None,
         seed: int = 1,
     ) -> None:
         """``gen_batch_size`` prompts are chosen at a time (default: ``target_groups``), and no more are open at once.
 
-        ``repeat=False``: no prompt is visited twice.
+        ``repeat=False``: no prompt is visited twice. ``order`` gives each epoch's pass, where someone else shuffles.
         """
         size = len(source)
         require(size > 0, "source", f"{size} prompts", "a data set with at least one prompt")
@@ -88,11 +91,11 @@ class Collector:
         self.step = 0
         self.prompts_issued = 0
 
-        pool = Pool(size, seed=seed, repeat=repeat)
+        pool = Pool(size, seed=seed, repeat=repeat, order=order)
         spare = target_groups if self.limits.on_exhausted == "backfill" else 0
         self._pool = pool
         self._queue = PromptQueue(pool, selector, allocator, self.ledger, batch=self.gen_batch_size, seed=seed)
-        self._shelf = Shelf(self.accounts, pool.release, spare=spare)
+        self._shelf = Shelf(self.accounts, pool, spare=spare)
         self._keep_rate = KeepRate(min(1.0, target_groups / self.gen_batch_size))
         self._statistics = Statistics()
         self._owed = target_groups  # groups this step has yet to hand out; 0 while its batch is being trained
@@ -177,6 +180,10 @@ class Collector:
         rows = dict(uids) if isinstance(uids, Mapping) else dict.fromkeys(uids)
         return tuple(uid for uid, indices in rows.items() if self._reject(uid, indices, reason))
 
+    def put_back(self) -> None:
+        """The batch in hand was not trained after all: its groups wait again."""
+        self._owed += self._shelf.put_back()
+
     def reissue(self) -> None:
         """Ask again for everything in flight: the engine has forgotten it (it was restarted)."""
         for visit in self._open.values():
@@ -192,6 +199,17 @@ class Collector:
     def kept(self) -> tuple[Group, ...]:
         """Groups that wait to be taken, in the order their prompts were issued."""
         return self._shelf.kept
+
+    @property
+    def waiting_rollouts(self) -> list[Rollout]:
+        """Every rollout whose payload a later batch may need: those of open groups and of kept ones."""
+        groups = [*(visit.rollouts for visit in self._open.values()), *(group.rollouts for group in self._shelf.kept)]
+        return [rollout for rollouts in groups for rollout in rollouts]
+
+    @property
+    def alive(self) -> set[str]:
+        """The groups whose payloads are still needed: open, kept, or in the batch in hand."""
+        return {*self._open, *self._shelf.uids}
 
     @property
     def open_groups(self) -> int:

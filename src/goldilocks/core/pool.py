@@ -1,11 +1,11 @@
 """The prompts a selector chooses from: a shuffled pass over all of them, and which are in hand already.
 
-The pass of an epoch is a function of the seed and the epoch alone, so the cursor is all the state there is.
+The order of an epoch is a function of the epoch alone, so the cursor is all the state there is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,15 @@ import numpy as np
 class Pool:
     """Indices into the source. ``next`` goes through them in shuffled order; ``free`` is all that are not in hand."""
 
-    def __init__(self, size: int, *, seed: int, repeat: bool) -> None:
+    def __init__(self, size: int, *, seed: int, repeat: bool, order: Callable[[int], np.ndarray] | None = None) -> None:
+        """``order`` gives the pass of each epoch, where someone else shuffles."""
         self.size = size
         self.epoch = 0
         self._position = 0
-        self._seed = seed
+        self._order_of = order or (lambda epoch: np.random.default_rng([seed, epoch]).permutation(size))
         self._repeat = repeat
         self._held = np.zeros(size, dtype=np.uint16)
-        self._order = self._shuffle()
-
-    def _shuffle(self) -> np.ndarray:
-        return np.random.default_rng([self._seed, self.epoch]).permutation(self.size)
+        self._order = self._order_of(self.epoch)
 
     def next(self, k: int) -> np.ndarray:
         """The next ``k`` of the pass; a new one begins where it ends. Fewer when prompts may not repeat."""
@@ -38,7 +36,7 @@ class Pool:
                 break
             if k > 0:
                 self.epoch, self._position = self.epoch + 1, 0
-                self._order = self._shuffle()
+                self._order = self._order_of(self.epoch)
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def free(self) -> np.ndarray:
@@ -62,6 +60,6 @@ class Pool:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self._position = int(state["epoch"]), int(state["position"])
-        self._order = self._shuffle()
+        self._order = self._order_of(self.epoch)
         self._held[:] = 0
         self._held[np.asarray(state["spent"], dtype=np.int64)] = 1

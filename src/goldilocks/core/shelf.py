@@ -11,17 +11,18 @@ from typing import Any
 
 from goldilocks.core.accounts import Accounts
 from goldilocks.core.packing import pack_group, unpack_group
+from goldilocks.core.pool import Pool
 from goldilocks.types import Group, Prompt, Rollout
 
 Trim = Callable[[Group], Collection[Rollout]]
 
 
 class Shelf:
-    """Groups by uid. ``release`` is told of each prompt that no longer waits; ``spare`` dropped groups are held."""
+    """Groups by uid. The pool is told of each prompt that no longer waits; ``spare`` dropped groups are held."""
 
-    def __init__(self, accounts: Accounts, release: Callable[[int], None], *, spare: int) -> None:
+    def __init__(self, accounts: Accounts, pool: Pool, *, spare: int) -> None:
         self._accounts = accounts
-        self._release = release
+        self._claim, self._release = pool.claim, pool.release
         self._spare = spare
         self._kept: dict[str, Group] = {}
         self._in_hand: dict[str, tuple[Group, str]] = {}  # with the account of what it trains
@@ -35,6 +36,11 @@ class Shelf:
     def kept(self) -> tuple[Group, ...]:
         """Those that wait, in the order their prompts were issued."""
         return tuple(self._kept[uid] for uid in sorted(self._kept, key=issue_order))
+
+    @property
+    def uids(self) -> set[str]:
+        """Those that wait and those in hand."""
+        return {*self._kept, *self._in_hand}
 
     def keep(self, group: Group) -> None:
         """It passed: it waits."""
@@ -68,6 +74,20 @@ class Shelf:
         self._accounts.move(origin, "trimmed", len(group) - len(group.trained), group.tokens - tokens)
         self._in_hand[group.uid] = group, account
         return group
+
+    def put_back(self) -> int:
+        """The batch in hand waits again, less what only filled it up. Returns how many groups were in hand."""
+        in_hand = list(self._in_hand.values())
+        for group, account in in_hand:
+            del self._in_hand[group.uid]
+            tokens = sum(rollout.tokens for rollout in group.trained)
+            target = "filtered/backfill" if account == "backfilled" else "carried"
+            self._accounts.move(account, target, len(group.trained), tokens)
+            self._accounts.move("trimmed", target, len(group) - len(group.trained), group.tokens - tokens)
+            if target == "carried":
+                self._kept[group.uid] = replace(group, trained=())
+                self._claim([group.prompt.index])
+        return len(in_hand)
 
     def begin_step(self, oldest: int) -> int:
         """The batch in hand was trained; those that wait and are older than ``oldest`` expire. Returns how many did."""

@@ -7,9 +7,11 @@ group of our own, ``goldilocks.*``, for everything the policies can do beyond th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
+
+import numpy as np
 
 from goldilocks.core import Collector, Ledger, Limits, Source, Surplus, build_allocator, build_filter, build_selector
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed
@@ -160,9 +162,8 @@ class Settings:
         metric = "reward" if groups.metric in REWARD_METRICS else groups.metric
         return Variance(metric, groups.min_std, self.adaptive.positive_threshold)
 
-    def collector(self, source: Source, *, groups: int | None = None) -> Collector:
-        """The collector these settings describe. ``groups``: how many it collects, if not ``data.train_batch_size``."""
-        target = groups or self.train_batch_size
+    def collector(self, source: Source, order: Callable[[int], np.ndarray] | None = None) -> Collector:
+        """The collector these settings describe; ``order`` is the data loader's order of each epoch."""
         ledger = Ledger(
             source.keys(),
             positive_threshold=self.adaptive.positive_threshold,
@@ -173,11 +174,12 @@ class Settings:
             self.selector(),
             self.allocator(),
             self.filter(),
-            target_groups=target,
-            gen_batch_size=max(self.gen_batch_size or 0, 0) or target,
+            target_groups=self.train_batch_size,
+            gen_batch_size=self.gen_batch_size,
             limits=self.limits(),
             surplus=self.surplus(),
             ledger=ledger,
+            order=order,
             seed=self.seed,
         )
 

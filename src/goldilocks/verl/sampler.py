@@ -1,0 +1,112 @@
+"""The collector's loop on verl: requests go to the agent loops, events come back, a batch is a list of keys.
+
+Tensors stay in the TransferQueue; the payload of a rollout is its keys and tags there. What the collector lets go is
+cleared from the queue once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.utils import tensordict_utils as tu
+from verl.utils.dataset.rl_dataset import collate_fn
+
+from goldilocks.core import Collector
+from goldilocks.types import Group, Request, Rollout
+from goldilocks.verl.fields import FIRST, PARTITION, ROLLOUTS
+from goldilocks.verl.source import DatasetSource
+
+if TYPE_CHECKING:
+    from goldilocks.verl.agent_loop import StreamingManager
+
+POLL_INTERVAL = 0.05  # seconds; validation waits on verl's own replay buffer
+
+
+class CollectorSampler(ReplayBuffer):
+    """verl's replay buffer for validation; for training, whatever the collector takes."""
+
+    def __init__(self, config: Any) -> None:
+        sampler = config.trainer.v1.sampler
+        super().__init__(
+            trainer_mode="sync",
+            trainer_config=OmegaConf.create(),
+            max_off_policy_threshold=sampler.max_off_policy_threshold,
+            max_off_policy_strategy=sampler.max_off_policy_strategy,
+            sampler_kwargs=sampler.sampler_kwargs,
+            poll_interval=POLL_INTERVAL,
+        )
+        self.collector: Collector
+        self.manager: StreamingManager
+        self._stored: dict[str, list[str]] = {}  # the keys in the queue, by group
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
+        if partition_id != PARTITION:
+            return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+        groups = self.collect(global_steps)
+        return batch_of(groups), {}
+
+    def collect(self, global_steps: int) -> tuple[Group, ...]:
+        """Run the loop until the batch is there, and take it. Nothing is in flight afterwards."""
+        while not self.collector.ready:
+            self._submit(self.collector.requests(), global_steps)
+            if not self.collector.ready:
+                self._observe()
+        groups = self.collector.take()
+        self._cancel()
+        while self.collector.in_flight:
+            self._observe()
+        self._clear()
+        return groups
+
+    def _submit(self, requests: list[Request], global_steps: int) -> None:
+        if not requests:
+            return
+        source = self.collector.source
+        assert isinstance(source, DatasetSource)
+        rows = collate_fn([source.dataset[request.prompt.index] for request in requests])
+        rows["uid"] = np.array([request.uid for request in requests], dtype=object)
+        rows[ROLLOUTS] = np.array([request.n for request in requests], dtype=object)
+        rows[FIRST] = np.array([request.first for request in requests], dtype=object)
+        batch = tu.get_tensordict(rows)
+        tu.assign_non_tensor_data(batch, "global_steps", global_steps)
+        self.manager.generate_sequences(batch)
+
+    def _observe(self) -> None:
+        for event in self.manager.events():
+            if isinstance(event, Rollout):
+                self.note([event])
+            self.collector.observe(event)
+        self._cancel()
+
+    def _cancel(self) -> None:
+        self.manager.cancel(self.collector.cancelled())
+
+    def _clear(self) -> None:
+        """Free what no group needs any more; verl itself clears the keys of the batch it trained."""
+        alive = self.collector.alive
+        gone = [uid for uid in self._stored if uid not in alive]
+        keys = [key for uid in gone for key in self._stored.pop(uid)]
+        if keys:
+            tq.kv_clear(keys=keys, partition_id=PARTITION)
+
+    def note(self, rollouts: Iterable[Rollout]) -> None:
+        """These are in the queue: they have arrived, or were put there after a restart."""
+        for rollout in rollouts:
+            self._stored.setdefault(rollout.uid, []).extend(keys_of([rollout]))
+
+
+def batch_of(groups: Iterable[Group]) -> KVBatchMeta:
+    """The rows that are trained, group by group."""
+    pairs = [pair for group in groups for rollout in group.trained for pair in rollout.payload]
+    return KVBatchMeta(partition_id=PARTITION, keys=[key for key, _ in pairs], tags=[dict(tag) for _, tag in pairs])
+
+
+def keys_of(rollouts: Iterable[Rollout]) -> list[str]:
+    """Where the rollouts' tensors are."""
+    return [key for rollout in rollouts for key, _ in rollout.payload]

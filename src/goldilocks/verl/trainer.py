@@ -1,0 +1,182 @@
+"""verl's synchronous V1 trainer with the collector in the place of its replay buffer: ``trainer_mode: goldilocks``.
+
+With everything off it trains what verl's ``sync`` trains, prompt for prompt. Only the seams that verl has are used; the
+training loop is verl's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, open_dict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from goldilocks.checkpoint import load_state, save_state
+from goldilocks.core import Collector, Exhausted
+from goldilocks.verl.sampler import CollectorSampler
+from goldilocks.verl.settings import Settings
+from goldilocks.verl.source import DatasetSource, loader_order
+from goldilocks.verl.stored_rows import load_rows, save_rows
+
+MANAGER = "goldilocks.verl.agent_loop.StreamingManager"
+STATE, ROWS = "goldilocks.npz", "goldilocks_rows"
+
+
+class EpochClock:
+    """verl asks for ``steps // steps_per_epoch``; epochs are counted in prompts issued, updates are another clock."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def __rfloordiv__(self, steps: int) -> int:
+        return self._collector.prompts_issued // len(self._collector.source)
+
+
+@register_trainer("goldilocks")
+class GoldilocksTrainer(PPOTrainerSync):
+    """Decides with a ``Collector`` which prompts are rolled out, how often, and which groups are trained."""
+
+    replay_buffer: CollectorSampler
+
+    def __init__(self, config: DictConfig) -> None:
+        self.settings = Settings.from_config(config)
+        _use_streaming_workers(config)
+        super().__init__(config)
+
+    @property
+    def trainer_mode(self) -> str:
+        """verl compares this name to choose between its synchronous and its asynchronous branches."""
+        return "sync"
+
+    @trainer_mode.setter
+    def trainer_mode(self, name: str) -> None:
+        pass
+
+    def _build_replay_buffer(self) -> CollectorSampler:
+        return CollectorSampler(self.config)
+
+    def _init_dataloader(self) -> None:
+        gen_batch_size = self.config.data.get("gen_batch_size", None)
+        super()._init_dataloader()
+        with open_dict(self.config):
+            self.config.data.gen_batch_size = gen_batch_size  # verl sets it to 1 where groups are filtered
+        source = DatasetSource(self.train_dataset)
+        self.collector = self.settings.collector(source, loader_order(self.config.data, len(source)))
+        self.replay_buffer.collector = self.collector
+        self.steps_per_epoch = EpochClock(self.collector)
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """verl's loop; the sampler is given the workers it asks."""
+        self.replay_buffer.manager = agent_loop_manager
+        super().fit(agent_loop_manager)
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def prepare_step(self) -> dict[str, float]:
+        """Prompts are issued by the collector, as rollouts arrive."""
+        return {}
+
+    def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
+        try:
+            batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+        except Exhausted as error:
+            folder = self._save_interrupted()
+            raise Exhausted(f"{error} What was generated is saved in {folder}.") from error
+        metrics.update(self.collector.metrics())
+        return batch
+
+    # -- groups of different sizes -------------------------------------------------------------------------------------
+
+    def _mini_batches(self, prompts_per_mini_batch: int) -> int:
+        """How many mini-batches the user's sizes make of a training batch; both are counted in prompts."""
+        return max(1, round(self.config.data.train_batch_size / prompts_per_mini_batch))
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """Pad only to what the workers need: each mini-batch split evenly over the data-parallel ranks."""
+        multiple = dp_size * self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        if self.use_critic:
+            critic = dp_size * self._mini_batches(self.config.critic.ppo_mini_batch_size)
+            multiple = math.lcm(multiple, critic)
+        return multiple
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(batch)):
+            return super()._update_actor(batch, metrics)
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        with self._rows_per_mini_batch(self.config.critic, len(batch)):
+            return super()._update_critic(batch, metrics)
+
+    @contextmanager
+    def _rows_per_mini_batch(self, section: DictConfig, rows: int) -> Iterator[None]:
+        """verl multiplies prompts by ``rollout.n``; with groups of any size, rows are what there is to divide."""
+        rollout = self.config.actor_rollout_ref.rollout
+        n, prompts = rollout.n, section.ppo_mini_batch_size
+        with open_dict(self.config):
+            rollout.n, section.ppo_mini_batch_size = 1, rows // self._mini_batches(prompts)
+            try:
+                yield
+            finally:
+                rollout.n, section.ppo_mini_batch_size = n, prompts
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self) -> None:
+        """The collector's state first: verl writes the file that makes the checkpoint count last."""
+        self._save_collector(Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}")
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        if self.global_steps:
+            folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+            if self.config.trainer.resume_mode == "resume_path":
+                folder = Path(self.config.trainer.resume_from_path)
+            interrupted = self._interrupted_folder(self.global_steps + 1)
+            self._load_collector(interrupted if interrupted.is_dir() else folder)
+
+    def _save_interrupted(self) -> Path:
+        folder = self._interrupted_folder(self.global_steps)
+        self.collector.put_back()
+        self._save_collector(folder)
+        return folder
+
+    def _interrupted_folder(self, step: int) -> Path:
+        return Path(self.config.trainer.default_local_dir) / f"interrupted_step_{step}"
+
+    def _save_collector(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_rows(self.collector.waiting_rollouts, folder / ROWS)
+        save_state(self.collector.state_dict(), folder / STATE)
+
+    def _load_collector(self, folder: Path) -> None:
+        if not (folder / STATE).exists():
+            return
+        self.collector.load_state_dict(load_state(folder / STATE))
+        self.collector.reissue()
+        load_rows(folder / ROWS)
+        self.replay_buffer.note(self.collector.waiting_rollouts)
+
+
+def _use_streaming_workers(config: DictConfig) -> None:
+    agent = config.actor_rollout_ref.rollout.agent
+    chosen = agent.get("agent_loop_manager_class", None)
+    if chosen not in (None, MANAGER):
+        raise ValueError(
+            f"actor_rollout_ref.rollout.agent.agent_loop_manager_class={chosen!r} is not accepted with "
+            f"trainer.v1.trainer_mode=goldilocks: none, or {MANAGER}"
+        )
+    with open_dict(config):
+        agent.agent_loop_manager_class = MANAGER
+    reward = config.reward.reward_model
+    if reward.enable and not reward.enable_resource_pool:
+        raise ValueError(
+            "reward.reward_model.enable_resource_pool=False is not accepted with trainer.v1.trainer_mode=goldilocks: "
+            "True, since a group is judged when its rollouts arrive and needs their rewards then"
+        )
