@@ -57,7 +57,7 @@ def test_graphs_give_the_log_probs_of_a_full_forward_pass(name: str) -> None:
     engine = Engine(fresh(name), slots=20, max_length=40, eos_ids=(5,), pad_id=0, device="cuda")
     prompts = [[i % 7 + 1] * (1 + i % 9) for i in range(30)]
     for i, prompt in enumerate(prompts):
-        engine.submit(str(i), prompt, SamplingParams(max_tokens=5 + i % 20, top_k=20 if i % 2 else -1))
+        engine.submit(str(i), prompt, SamplingParams(max_tokens=5 + i % 20, top_k=20 if i % 2 else -1, seed=i))
     count = 0
     while engine.busy:
         for generation in engine.step():
@@ -100,3 +100,22 @@ def test_rotary_embeddings_are_fused_only_inside_the_block(dtype: torch.dtype) -
     assert modeling_llama.apply_rotary_pos_emb is original
     for ours, theirs in zip(fused, original(query, key, cos, sin), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=16 * torch.finfo(dtype).eps)
+
+
+def test_sleep_frees_the_memory_and_the_answers_after_waking_are_the_same() -> None:
+    engine = Engine(fresh("llama"), slots=4096, max_length=64, eos_ids=(5,), pad_id=0, device="cuda")
+
+    def answers() -> dict[str, list[int]]:
+        for i in range(20):
+            engine.submit(str(i), [i, 2, 3], SamplingParams(max_tokens=20, temperature=0))
+        done = {}
+        while engine.busy:
+            done.update({generation.request_id: generation.token_ids for generation in engine.step()})
+        return done
+
+    before, awake = answers(), torch.cuda.memory_allocated()
+    engine.sleep()
+    cache = 2 * 2 * 4097 * 2 * 64 * 8 * 4  # keys and values, layers, rows, heads, positions, head size, bytes
+    assert awake - torch.cuda.memory_allocated() >= cache
+    engine.wake()
+    assert answers() == before
