@@ -121,9 +121,9 @@ def test_every_prompt_has_an_equal_share_of_the_total(rows: list[tuple[int, int]
     uids, mass = [uid for uid, _ in rows], torch.tensor([tokens for _, tokens in rows])
     weighed_mass = prompt_mean_weights(uids, mass, total=100.0) * mass
     shares = {uid: weighed_mass[[row for row, (one, _) in enumerate(rows) if one == uid]].sum() for uid in set(uids)}
-    there = [share.item() for share in shares.values() if share > 0]
-    assert len(there) == len({uid for uid, tokens in rows if tokens})
-    assert there == pytest.approx([100.0 / len(there)] * len(there), rel=1e-5)
+    prompts = {uid for uid, tokens in rows if tokens}
+    equal = {uid: 100.0 / len(prompts) if uid in prompts else 0.0 for uid in set(uids)}
+    assert {uid: share.item() for uid, share in shares.items()} == pytest.approx(equal, rel=1e-5)
 
 
 def test_rows_counted_is_what_the_aggregation_divides_by() -> None:
