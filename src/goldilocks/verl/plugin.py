@@ -41,6 +41,8 @@ ADDITIONS: tuple[Addition, ...] = (
     Addition("platform cpu", "verl.plugin.platform", "goldilocks.platforms.cpu"),
     Addition("engines for device cpu", "verl.workers.engine", "goldilocks.verl.engines"),
     Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.rollout.registration"),
+    Addition("gspo measured, grpo_pool", "verl.trainer.ppo.core_algos", "goldilocks.algorithms.registration"),
+    Addition("checks of the algorithm", "verl.utils.config", "goldilocks.algorithms.config_check"),
     Addition("one warning per tokenizer", "verl.utils.tokenizer.continuous_token_wiring", "goldilocks.verl.logs"),
     Addition("trainer goldilocks", "verl.trainer.ppo.v1", "goldilocks.verl.trainer"),
 )
