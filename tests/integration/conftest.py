@@ -87,13 +87,13 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 @pytest.fixture
 def launch(task: Task, tmp_path: Path) -> Iterator[Launch]:
-    """``launch(*overrides, within=seconds)`` runs verl's own ``main_ppo``, or another program, and waits for its end."""
+    """``launch(*overrides, within=seconds)`` runs verl's own ``main_ppo``, or another program, to its end."""
     launched: dict[Path, subprocess.Popen[bytes]] = {}
 
     def run(
         *overrides: str,
         program: Sequence[str] = ("-m", "verl.trainer.main_ppo"),
-        within: float = 200,
+        within: float = 280,
         during: Callable[[Path], None] | None = None,
     ) -> Run:
         folder = tmp_path / f"run{len(launched)}"
@@ -132,7 +132,7 @@ def kill(process_name: str) -> Callable[[Path], None]:
     """For ``launch(during=...)``: SIGKILL a process of the launch after its first training step."""
 
     def during(log: Path) -> None:
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + 240
         while "step:1 -" not in log.read_text(errors="replace"):
             assert time.monotonic() < deadline, "no first step:\n" + log.read_text(errors="replace")[-5000:]
             time.sleep(0.2)

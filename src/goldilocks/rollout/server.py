@@ -98,18 +98,24 @@ class RolloutServer:
 
     async def abort_request(self, request_id: str, **_ignored: Any) -> dict[str, Any]:
         """End one request with what it has; unknown ids are not an error, the answer may have ended on its own."""
-        known = request_id in self._loop.in_flight()
-        await self._on_engine(lambda engine: engine.abort(request_id))
-        return {"aborted": known, "request_id": request_id}
+
+        def abort(engine: Engine) -> bool:
+            engine.abort(request_id)
+            return request_id in self._loop.in_flight()
+
+        return {"aborted": await self._on_engine(abort), "request_id": request_id}
 
     async def abort_all_requests(self, reject_request: bool = False, **_ignored: Any) -> dict[str, Any]:
         """Close the gate and end every request with what it has; returns when none is in flight."""
         self._rejecting = reject_request
         self._open.clear()
-        request_ids = self._loop.in_flight()
-        await self._on_engine(Engine.abort_all)
-        while self._loop.in_flight():
-            await asyncio.sleep(0.001)
+
+        def abort(engine: Engine) -> list[str]:
+            engine.abort_all()
+            return self._loop.in_flight()
+
+        request_ids = await self._on_engine(abort)
+        await self.wait_for_requests_to_drain()
         return {"aborted_count": len(request_ids), "request_ids": request_ids}
 
     async def resume_generation(self) -> None:

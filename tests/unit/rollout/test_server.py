@@ -107,7 +107,7 @@ def test_abort_all_ends_what_runs_holds_what_comes_and_resumes(model_path: Path)
 
     aborted, outputs, late = asyncio.run(asyncio.wait_for(scenario(), 30))
     stopped = [output for output in outputs if output.stop_reason == "aborted"]
-    assert aborted["aborted_count"] == len(aborted["request_ids"]) >= len(stopped) > 0
+    assert aborted["aborted_count"] == len(aborted["request_ids"]) == len(stopped) > 0
     assert all(len(output.token_ids) < 24 for output in stopped)
     assert late.stop_reason == "completed"
 
@@ -132,10 +132,9 @@ def test_one_request_is_aborted_and_the_others_go_on(server: Any) -> None:
         return answer, await asyncio.gather(*running), await server.abort_request("unheard of")
 
     answer, (kept, dropped), unknown = asyncio.run(asyncio.wait_for(scenario(), 30))
-    assert answer["request_id"] == "drop"
     assert kept.stop_reason == "completed"
     assert len(kept.token_ids) == 24
-    assert dropped.stop_reason == "aborted" or len(dropped.token_ids) == 24
+    assert dropped.stop_reason == ("aborted" if answer["aborted"] else "completed")
     assert unknown == {"aborted": False, "request_id": "unheard of"}
 
 
