@@ -201,6 +201,11 @@ class Collector:
         return self._shelf.kept
 
     @property
+    def in_hand(self) -> tuple[Group, ...]:
+        """The batch in hand: what ``take`` handed out and ``reject`` left."""
+        return self._shelf.in_hand
+
+    @property
     def waiting_rollouts(self) -> list[Rollout]:
         """Every rollout whose payload a later batch may need: those of open groups and of kept ones."""
         groups = [*(visit.rollouts for visit in self._open.values()), *(group.rollouts for group in self._shelf.kept)]

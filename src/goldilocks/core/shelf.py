@@ -38,6 +38,11 @@ class Shelf:
         return tuple(self._kept[uid] for uid in sorted(self._kept, key=issue_order))
 
     @property
+    def in_hand(self) -> tuple[Group, ...]:
+        """Those of the batch in hand, in the order their prompts were issued."""
+        return tuple(self._in_hand[uid][0] for uid in sorted(self._in_hand, key=issue_order))
+
+    @property
     def uids(self) -> set[str]:
         """Those that wait and those in hand."""
         return {*self._kept, *self._in_hand}

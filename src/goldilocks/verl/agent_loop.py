@@ -16,6 +16,7 @@ import ray
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
 from goldilocks.types import Failure, Rollout
+from goldilocks.verl.failures import publish
 from goldilocks.verl.fields import FIRST, ROLLOUTS
 
 logger = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             self._tell(Failure(uid, index, "cancelled"))
         except Exception as error:
             logger.exception("rollout %s of group %s failed", index, uid)
+            await publish(error)
             self._tell(Failure(uid, index, type(error).__name__))
         finally:
             self._end_session(uid, index)
@@ -174,7 +176,8 @@ class StreamingManager(AgentLoopManagerTQ):
 
     def events(self) -> list[Rollout | Failure]:
         """What has happened since this was last asked; waits until something has. A worker that died raises."""
-        for worker in self.agent_loop_workers:
+        workers: list[Any] = self.agent_loop_workers
+        for worker in workers:
             if worker not in self._waiting.values():
                 self._waiting[worker.events.remote()] = worker
         ready, _ = ray.wait(list(self._waiting), num_returns=1)
@@ -187,8 +190,9 @@ class StreamingManager(AgentLoopManagerTQ):
 
     def cancel(self, uids: list[str]) -> None:
         """Abort what these groups have in flight. Every worker is told: a group may be at several."""
+        workers: list[Any] = self.agent_loop_workers
         if uids:
-            ray.get([worker.cancel.remote(uids) for worker in self.agent_loop_workers])
+            ray.get([worker.cancel.remote(uids) for worker in workers])
 
 
 def _tag(output: Any, global_steps: int) -> dict[str, Any]:

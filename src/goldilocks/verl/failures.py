@@ -32,12 +32,17 @@ def publish_first_error(original: Function) -> Function:
     async def settle(tasks: list[Any]) -> list[BaseException]:
         errors: list[BaseException] = await original(tasks)
         if errors:
-            import transfer_queue
-
-            await transfer_queue.async_kv_put(key=KEY, partition_id=PARTITION, tag={"reason": reason(errors[0])})
+            await publish(errors[0])
         return errors
 
     return settle
+
+
+async def publish(error: BaseException) -> None:
+    """Put the reason where the trainer finds it."""
+    import transfer_queue
+
+    await transfer_queue.async_kv_put(key=KEY, partition_id=PARTITION, tag={"reason": reason(error)})
 
 
 def name_first_error(original: Function) -> Function:

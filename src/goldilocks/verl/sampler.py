@@ -10,8 +10,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
@@ -19,12 +21,14 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from goldilocks.core import Collector
 from goldilocks.types import Group, Request, Rollout
+from goldilocks.verl.failures import published_error
 from goldilocks.verl.fields import FIRST, PARTITION, ROLLOUTS
 from goldilocks.verl.source import DatasetSource
 
 if TYPE_CHECKING:
     from goldilocks.verl.agent_loop import StreamingManager
 
+MAX_FAILURES = 64  # in a row: it is not bad luck any more
 POLL_INTERVAL = 0.05  # seconds; validation waits on verl's own replay buffer
 
 
@@ -43,6 +47,7 @@ class CollectorSampler(ReplayBuffer):
         )
         self.collector: Collector
         self.manager: StreamingManager
+        self._failures = 0
         self._stored: dict[str, list[str]] = {}  # the keys in the queue, by group
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
@@ -79,6 +84,9 @@ class CollectorSampler(ReplayBuffer):
 
     def _observe(self) -> None:
         for event in self.manager.events():
+            self._failures = 0 if isinstance(event, Rollout) else self._failures + (event.reason != "cancelled")
+            if self._failures >= MAX_FAILURES:
+                raise RuntimeError(f"{self._failures} rollouts failed in a row; the first said: {published_error()}")
             if isinstance(event, Rollout):
                 self.note([event])
             self.collector.observe(event)
@@ -91,9 +99,7 @@ class CollectorSampler(ReplayBuffer):
         """Free what no group needs any more; verl itself clears the keys of the batch it trained."""
         alive = self.collector.alive
         gone = [uid for uid in self._stored if uid not in alive]
-        keys = [key for uid in gone for key in self._stored.pop(uid)]
-        if keys:
-            tq.kv_clear(keys=keys, partition_id=PARTITION)
+        clear(key for uid in gone for key in self._stored.pop(uid))
 
     def note(self, rollouts: Iterable[Rollout]) -> None:
         """These are in the queue: they have arrived, or were put there after a restart."""
@@ -110,3 +116,26 @@ def batch_of(groups: Iterable[Group]) -> KVBatchMeta:
 def keys_of(rollouts: Iterable[Rollout]) -> list[str]:
     """Where the rollouts' tensors are."""
     return [key for rollout in rollouts for key, _ in rollout.payload]
+
+
+def padding_keys(batch: KVBatchMeta) -> list[str]:
+    """The rows that verl added so that the workers can divide the batch."""
+    return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag.get("is_padding", False)]
+
+
+def zero_log_probs(keys: list[str], *, ref: bool) -> None:
+    """Rows added after log-probs were computed have a mask of zero: any value will do, but there must be one."""
+    if not keys:
+        return
+    mask = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["response_mask"])["response_mask"]
+    zeros = torch.zeros_like(mask, dtype=torch.float32)
+    names = ["old_log_probs", "entropy", *(["ref_log_prob"] if ref else [])]
+    fields = TensorDict(dict.fromkeys(names, zeros), batch_size=len(keys))
+    tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields)
+
+
+def clear(keys: Iterable[str]) -> None:
+    """Free these rows."""
+    gone = list(keys)
+    if gone:
+        tq.kv_clear(keys=gone, partition_id=PARTITION)

@@ -18,11 +18,12 @@ from goldilocks.core.allocators import Adaptive, Allocator, Fixed
 from goldilocks.core.filters import Everything, Filter, Variance
 from goldilocks.core.policy import require
 from goldilocks.core.registry import nearest
+from goldilocks.filtering import PPOFilterConfig
 
 S = TypeVar("S")
 
-REWARD_METRICS = ("reward", "seq_reward")  # both names of the summed token-level score
-FINAL_METRIC = "seq_final_reward"  # the same after the KL penalty: known only once log-probs are
+FINAL_METRIC = "seq_final_reward"  # after the KL penalty: where there is one, known only once log-probs are
+REWARD_METRICS = ("reward", "seq_reward", FINAL_METRIC)  # the summed token-level score
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,11 @@ class Settings:
     n: int
     max_response_length: int
     seed: int
-    adv_estimator: str
+    use_kl_in_reward: bool
     filter_groups: FilterGroups
     adaptive: AdaptiveRollout
     policies: Policies
-    batch_filter: Mapping[str, Any] | None = None
+    batch_filter: Mapping[str, Any] | None = None  # its "enable" is on once the section is there
 
     @classmethod
     def from_config(cls, config: Any) -> Settings:
@@ -94,7 +95,7 @@ class Settings:
             n=config.actor_rollout_ref.rollout.n,
             max_response_length=config.data.max_response_length,
             seed=config.data.get("seed", None) or 1,
-            adv_estimator=str(config.algorithm.adv_estimator),
+            use_kl_in_reward=bool(config.algorithm.use_kl_in_reward),
             filter_groups=_section(
                 FilterGroups, config.algorithm.get("filter_groups", None), "algorithm.filter_groups"
             ),
@@ -117,12 +118,22 @@ class Settings:
             require(adaptive.max_n >= self.n, "adaptive_rollout.max_n", adaptive.max_n, f"rollout.n={self.n} or more")
             free = self.policies.allocator is None
             require(free, "goldilocks.allocator", self.policies.allocator, "none with adaptive_rollout.enable=True")
+        conflict = self.judges_final_reward and self.batch_filter_config is not None
+        require(not conflict, "algorithm.filter_groups.metric", groups.metric, "another metric with batch_filter")
         self.limits(), self.surplus(), self.selector(), self.allocator(), self.filter()  # each checks its own
+
+    @property
+    def batch_filter_config(self) -> PPOFilterConfig | None:
+        """``batch_filter.*``, if it is there and not switched off; the group size is ``rollout.n`` unless stated."""
+        given = dict(self.batch_filter or {})
+        if not given.pop("enable", bool(given)):
+            return None
+        return PPOFilterConfig.from_mapping({"target_group_size": self.n, **given})
 
     @property
     def judges_final_reward(self) -> bool:
         """Whether groups are judged on a reward that is known only after log-probs are."""
-        return self.filter_groups.enable and self.filter_groups.metric == FINAL_METRIC
+        return self.filter_groups.enable and self.filter_groups.metric == FINAL_METRIC and self.use_kl_in_reward
 
     def limits(self) -> Limits:
         tokens = self.policies.max_tokens_per_step
@@ -148,7 +159,8 @@ class Settings:
             chosen = {one.name: getattr(self.adaptive, one.name) for one in fields(self.adaptive) if one.name in known}
             return Adaptive(**chosen)
         if self.policies.allocator is None or self.policies.allocator == "fixed":
-            return Fixed(self.policies.allocator_kwargs.get("n", self.n))
+            oversampled = self.batch_filter_config.rollouts_to_generate if self.batch_filter_config else self.n
+            return Fixed(self.policies.allocator_kwargs.get("n", oversampled))
         return build_allocator(self.policies.allocator, self.policies.allocator_kwargs)
 
     def filter(self) -> Filter:
@@ -161,6 +173,12 @@ class Settings:
             return Everything()
         metric = "reward" if groups.metric in REWARD_METRICS else groups.metric
         return Variance(metric, groups.min_std, self.adaptive.positive_threshold)
+
+    def _gen_batch_size(self) -> int | None:
+        """Oversampling prompts is to expect that not all are kept; what is left over is carried."""
+        if self.gen_batch_size or not self.batch_filter_config:
+            return self.gen_batch_size
+        return self.batch_filter_config.prompts_to_generate(self.train_batch_size)
 
     def collector(self, source: Source, order: Callable[[int], np.ndarray] | None = None) -> Collector:
         """The collector these settings describe; ``order`` is the data loader's order of each epoch."""
@@ -175,7 +193,7 @@ class Settings:
             self.allocator(),
             self.filter(),
             target_groups=self.train_batch_size,
-            gen_batch_size=self.gen_batch_size,
+            gen_batch_size=self._gen_batch_size(),
             limits=self.limits(),
             surplus=self.surplus(),
             ledger=ledger,

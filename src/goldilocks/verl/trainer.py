@@ -7,7 +7,7 @@ training loop is verl's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,13 @@ from omegaconf import DictConfig, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.debug import marked_timer
 
 from goldilocks.checkpoint import load_state, save_state
 from goldilocks.core import Collector, Exhausted
-from goldilocks.verl.sampler import CollectorSampler
+from goldilocks.types import Group
+from goldilocks.verl.gates import Gate, build_gate
+from goldilocks.verl.sampler import CollectorSampler, batch_of, clear, padding_keys, zero_log_probs
 from goldilocks.verl.settings import Settings
 from goldilocks.verl.source import DatasetSource, loader_order
 from goldilocks.verl.stored_rows import load_rows, save_rows
@@ -43,6 +46,7 @@ class GoldilocksTrainer(PPOTrainerSync):
     """Decides with a ``Collector`` which prompts are rolled out, how often, and which groups are trained."""
 
     replay_buffer: CollectorSampler
+    gate: Gate | None
 
     def __init__(self, config: DictConfig) -> None:
         self.settings = Settings.from_config(config)
@@ -70,6 +74,9 @@ class GoldilocksTrainer(PPOTrainerSync):
         self.collector = self.settings.collector(source, loader_order(self.config.data, len(source)))
         self.replay_buffer.collector = self.collector
         self.steps_per_epoch = EpochClock(self.collector)
+        self.gate = build_gate(
+            self.settings, lambda: self.kl_ctrl_in_reward.value, kl_penalty=self.config.algorithm.kl_penalty
+        )
 
     def fit(self, agent_loop_manager: Any) -> None:
         """verl's loop; the sampler is given the workers it asks."""
@@ -89,6 +96,50 @@ class GoldilocksTrainer(PPOTrainerSync):
             folder = self._save_interrupted()
             raise Exhausted(f"{error} What was generated is saved in {folder}.") from error
         metrics.update(self.collector.metrics())
+        return batch
+
+    # -- rejection inside the refill loop ------------------------------------------------------------------------------
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        batch = super()._compute_old_log_prob(batch, metrics)
+        return self._refill(batch, metrics) if self.gate is not None else batch
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Once for each row: a gate on the final reward needed them before."""
+        return batch if self.settings.judges_final_reward else super()._compute_ref_log_prob(batch, metrics)
+
+    def _refill(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Reject what the gate refuses, replace it, judge the replacements: until the batch is full of what passed."""
+        gate, padding = self.gate, set(padding_keys(batch))
+        assert gate is not None
+        groups = self.collector.in_hand
+        while True:
+            if self.settings.judges_final_reward:
+                super()._compute_ref_log_prob(batch, metrics)
+            refused, judged = gate.judge(batch_of(groups))
+            metrics.update(judged)
+            if not self.collector.reject(refused, gate.reason):
+                break
+            groups = self._replacements()
+            batch = self._balanced(groups, {})
+            padding |= set(padding_keys(batch))
+            super()._compute_old_log_prob(batch, {})
+        final = self._balanced(self.collector.in_hand, metrics)
+        zero_log_probs(padding_keys(final), ref=self.settings.judges_final_reward)
+        clear(padding)
+        return final
+
+    def _replacements(self) -> tuple[Group, ...]:
+        """Groups in the place of those lost, by the same policy; its replicas were asleep."""
+        with marked_timer("gen", self.timing_raw):
+            self.checkpoint_manager.update_weights(self.global_steps - 1)
+            groups = self.replay_buffer.collect(self.global_steps)
+            self.on_sample_end()
+        return groups
+
+    def _balanced(self, groups: Iterable[Group], metrics: dict) -> KVBatchMeta:
+        batch = self._balance_batch(batch_of(groups), metrics)
+        batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         return batch
 
     # -- groups of different sizes -------------------------------------------------------------------------------------
@@ -153,13 +204,17 @@ class GoldilocksTrainer(PPOTrainerSync):
     def _save_collector(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         save_rows(self.collector.waiting_rollouts, folder / ROWS)
-        save_state(self.collector.state_dict(), folder / STATE)
+        gate = {} if self.gate is None else self.gate.state_dict()
+        save_state({"collector": self.collector.state_dict(), "gate": gate}, folder / STATE)
 
     def _load_collector(self, folder: Path) -> None:
         if not (folder / STATE).exists():
             return
-        self.collector.load_state_dict(load_state(folder / STATE))
+        state = load_state(folder / STATE)
+        self.collector.load_state_dict(state["collector"])
         self.collector.reissue()
+        if self.gate is not None and state["gate"]:
+            self.gate.load_state_dict(state["gate"])
         load_rows(folder / ROWS)
         self.replay_buffer.note(self.collector.waiting_rollouts)
 
