@@ -44,6 +44,8 @@ class Decoder:
         self.device, self.slots, self.max_length, self.pad_id = device, slots, max_length, pad_id
         self.vocab_size = int(model.config.get_text_config().vocab_size)
         self._shapes = self._probe()
+        self._store: KVStore | None = None
+        self.allocate()
         self._rows = torch.arange(slots, device=device)
         # One matrix per type, so that placing and moving rows is one transfer and one operation each.
         self._whole = torch.zeros(4, slots, dtype=torch.long, device=device)
@@ -51,8 +53,6 @@ class Decoder:
         self._tokens, self._positions, self._greedy, self._top_k = self._whole
         self._temperature, self._top_p = self._real
         self._top_k.fill_(self.vocab_size)
-        self._store: KVStore | None = None
-        self.allocate()
 
     @torch.inference_mode()
     def _probe(self) -> list[tuple[int, int, int]]:
@@ -103,7 +103,15 @@ class Decoder:
 
     def allocate(self) -> None:
         """Take the memory of the cache."""
-        self._store = KVStore(self._shapes, self.slots + self.spare, self.max_length, self.model.dtype, self.device)
+        rows, dtype = self.slots + self.spare, self.model.dtype
+        try:
+            self._store = KVStore(self._shapes, rows, self.max_length, dtype, self.device)
+        except RuntimeError as error:
+            slot = self.max_length * dtype.itemsize * sum(heads * (key + value) for heads, key, value in self._shapes)
+            raise ValueError(
+                f"no memory for {rows * slot / 2**30:,.1f} GiB of cache, slots={self.slots} × max_length={self.max_length} "
+                f"at {slot / 2**20:,.1f} MiB a slot: lower slots (rollout.max_num_seqs) or max_length"
+            ) from error
 
     def release(self) -> None:
         """Give the memory of the cache back."""

@@ -132,13 +132,15 @@ class Engine:
         for request in self._waiting:
             if request.request_id == request_id:
                 self._waiting.remove(request)
-                self._aborted.append(Generation(request_id, [], [], [], "aborted"))
+                self._aborted.append(_unstarted(request))
                 return
 
     def abort_all(self) -> None:
         """Abort every request."""
-        for request in [*filter(None, self._live), *self._waiting]:
-            self.abort(request.request_id)
+        live = [slot for slot, request in enumerate(self._live) if request is not None]
+        self._aborted += [self._end(slot, int(self._position[slot]), "aborted") for slot in live]
+        self._aborted += map(_unstarted, self._waiting)
+        self._waiting.clear()
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Overwrite weights in place. Live requests go on with the new ones; prompts are no longer shared across."""
@@ -290,6 +292,10 @@ class Engine:
             self._top_log_probs[slot, answer].tolist(),
             reason,
         )
+
+
+def _unstarted(request: _Request) -> Generation:
+    return Generation(request.request_id, [], [], [], "aborted")
 
 
 def _decoder(model: PreTrainedModel, slots: int, max_length: int, pad_id: int, device: torch.device) -> Decoder:

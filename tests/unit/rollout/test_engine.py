@@ -227,6 +227,8 @@ def test_an_engine_that_cannot_work_is_refused() -> None:
         make(max_length=65)
     with pytest.raises(ValueError, match="slots=0"):
         make(slots=0)
+    with pytest.raises(ValueError, match=rf"no memory .* slots={2**36} × max_length=40"):
+        make(slots=2**36)
 
 
 EVENTS = st.lists(
