@@ -45,6 +45,7 @@ ADDITIONS: tuple[Addition, ...] = (
     Addition("checks of the algorithm", "verl.utils.config", "goldilocks.algorithms.config_check"),
     Addition("one warning per tokenizer", "verl.utils.tokenizer.continuous_token_wiring", "goldilocks.verl.logs"),
     Addition("trainer goldilocks", "verl.trainer.ppo.v1", "goldilocks.verl.trainer"),
+    Addition("names of the guides", "verl.trainer", "goldilocks.verl.names"),
 )
 
 

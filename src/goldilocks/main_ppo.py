@@ -1,0 +1,89 @@
+"""``python -m goldilocks.main_ppo …``: verl's own command line, trained with the collector.
+
+On verl's V1 trainer it is ``trainer.v1.trainer_mode=goldilocks``, on V0 (``trainer.use_v1=False``) the class
+``RayPPOTrainerWithSampling``. Without a GPU it trains on the CPU. Whatever the user says himself stays as he says it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from goldilocks.platforms import platform_env
+from goldilocks.verl.hardware import find_device
+
+# Sections that verl does not have: `+` where a recipe has set them already would be an error.
+OURS = ("adaptive_rollout", "batch_filter", "goldilocks")
+
+MODE = "trainer.v1.trainer_mode"
+
+
+def overrides(words: Sequence[str], *defaults: str, cpu: bool) -> list[str]:
+    """The command line that verl is given: the defaults that the user has not set, then the user's own words."""
+    given = {_key(word) for word in words}
+    added = [word for word in (f"{MODE}=goldilocks", *defaults) if _key(word) not in given]
+    device = ["+device=cpu"] if cpu and "device" not in given else []
+    return [*device, *added, *(_added_or_changed(word) for word in words)]
+
+
+def on_cpu(words: Sequence[str]) -> bool:
+    """Whether to train on the CPU: as the user says, else wherever there is no GPU."""
+    chosen = next((word.partition("=")[2] for word in words if _key(word) in ("device", "trainer.device")), None)
+    if chosen is not None:
+        return chosen == "cpu"
+    if "VERL_PLATFORM" in os.environ:
+        return os.environ["VERL_PLATFORM"] == "cpu"
+    return find_device() == "cpu"
+
+
+def main(*defaults: str, module: str = "goldilocks.main_ppo") -> None:
+    """Run verl with ``sys.argv``; ``defaults`` are overrides that hold unless the user says otherwise."""
+    words = sys.argv[1:]
+    cpu = on_cpu(words)
+    if cpu and os.environ.get("VERL_PLATFORM") != "cpu":
+        os.environ.update(platform_env("cpu"))
+        if "verl" in sys.modules:  # verl chose its platform while it was imported: begin again
+            os.execv(sys.executable, [sys.executable, "-m", module, *words])
+    sys.argv[1:] = overrides(words, *defaults, cpu=cpu)
+    import hydra
+
+    hydra.main(config_path="pkg://verl.trainer.config", config_name="ppo_trainer", version_base=None)(train)()
+
+
+def train(config: Any) -> None:
+    """As verl's ``main_ppo`` does, with our settings checked before Ray is started."""
+    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+    from verl.utils.device import auto_set_device
+
+    from goldilocks.verl.settings import Settings
+
+    auto_set_device(config)
+    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    if config.trainer.use_v1:
+        if config.trainer.v1.trainer_mode == "goldilocks":
+            Settings.from_config(config)
+        run_ppo(config, task_runner_class=TaskRunnerV1)
+        return
+    from goldilocks.verl.ray_trainer import check
+    from goldilocks.verl.v0.task_runner import SamplingTaskRunnerActor
+
+    check(config, Settings.from_config(config))
+    run_ppo(config, task_runner_class=SamplingTaskRunnerActor)
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0]
+
+
+def _added_or_changed(word: str) -> str:
+    """``+section.key=…`` of ours, whether or not the key is there already."""
+    return re.sub(rf"^\+(?=({'|'.join(OURS)})\b)", "++", word)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""Configurations as Python objects, which become verl's config.
+
+Each class is a section of it, with the keys that matter most as fields; every other key of verl's goes into ``more``,
+by its dotted name. A field that is None is left as verl has it. Values are checked when they are given, names when the
+objects become verl's config: a key that verl does not have is an error that suggests the nearest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from goldilocks.core.filters import Variance
+from goldilocks.core.limits import Limits, Surplus
+from goldilocks.core.policy import require
+from goldilocks.core.registry import nearest
+from goldilocks.verl.settings import FilterGroups
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+# Sections that verl's config need not have: their keys are checked by Settings.
+OURS = ("algorithm.filter_groups", "adaptive_rollout", "batch_filter", "goldilocks")
+
+
+@dataclass(kw_only=True)
+class Section:
+    """A section of verl's config."""
+
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FilterGroupsConfig(FilterGroups):
+    """``algorithm.filter_groups``: dynamic sampling."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.metric), "filter_groups.metric", self.metric, "acc, score, seq_reward or another metric")
+        Limits(max_num_gen_batches=self.max_num_gen_batches, on_exhausted=self.on_exhausted)
+        Surplus(self.max_carry_steps, self.on_full)
+        Variance(self.metric, self.min_std)
+
+
+@dataclass
+class AlgoConfig(Section):
+    """``algorithm``: the advantage estimator and which groups are trained."""
+
+    adv_estimator: str | None = None
+    use_kl_in_reward: bool | None = None
+    norm_adv_by_std_in_grpo: bool | None = None
+    gamma: float | None = None
+    lam: float | None = None
+    filter_groups: Any = None  # FilterGroupsConfig, or verl's class of that name
+
+    def __post_init__(self) -> None:
+        require(self.adv_estimator != "", "algorithm.adv_estimator", self.adv_estimator, "the name of an estimator")
+        for key in ("gamma", "lam"):
+            value = getattr(self, key)
+            require(value is None or 0 <= value <= 1, f"algorithm.{key}", value, "a number from 0 to 1")
+
+
+@dataclass
+class DataConfig(Section):
+    """``data``: how many prompts are generated for and trained at a time, and where they are."""
+
+    train_batch_size: int | None = None
+    gen_batch_size: int | None = None
+    max_prompt_length: int | None = None
+    max_response_length: int | None = None
+    train_files: Any = None
+    val_files: Any = None
+    seed: int | None = None
+    shuffle: bool | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("train_batch_size", "gen_batch_size", "max_prompt_length", "max_response_length"):
+            _require_count("data", key, getattr(self, key))
+
+
+@dataclass
+class RolloutConfig(Section):
+    """``actor_rollout_ref.rollout``: generation."""
+
+    n: int | None = None
+    name: str | None = None
+    temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        _require_count("actor_rollout_ref.rollout", "n", self.n)
+        hot = self.temperature is None or self.temperature > 0
+        require(hot, "actor_rollout_ref.rollout.temperature", self.temperature, "a number above 0")
+
+
+@dataclass
+class ActorConfig(Section):
+    """``actor_rollout_ref.actor``: the policy's update."""
+
+    use_kl_loss: bool | None = None
+    kl_loss_coef: float | None = None
+    ppo_mini_batch_size: int | None = None
+    clip_ratio_low: float | None = None
+    clip_ratio_high: float | None = None
+    loss_agg_mode: str | None = None
+
+    def __post_init__(self) -> None:
+        _require_count("actor_rollout_ref.actor", "ppo_mini_batch_size", self.ppo_mini_batch_size)
+        for key in ("kl_loss_coef", "clip_ratio_low", "clip_ratio_high"):
+            value = getattr(self, key)
+            require(value is None or value >= 0, f"actor_rollout_ref.actor.{key}", value, "0 or more")
+
+
+@dataclass
+class ActorRolloutRefConfig(Section):
+    """``actor_rollout_ref``: the model, its update and its rollouts."""
+
+    rollout: RolloutConfig | Mapping[str, Any] = field(default_factory=RolloutConfig)
+    actor: ActorConfig | Mapping[str, Any] = field(default_factory=ActorConfig)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    ref: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class PPOTrainerConfig(Section):
+    """``trainer``: how long, on what, and what is written."""
+
+    critic_warmup: int | None = None
+    total_training_steps: int | None = None
+    total_epochs: int | None = None
+    save_freq: int | None = None
+    test_freq: int | None = None
+    val_before_train: bool | None = None
+    default_local_dir: str | None = None
+    resume_mode: str | None = None
+    logger: Any = None
+    project_name: str | None = None
+    experiment_name: str | None = None
+    n_gpus_per_node: int | None = None
+    nnodes: int | None = None
+
+    def __post_init__(self) -> None:
+        warm = self.critic_warmup is None or self.critic_warmup >= 0
+        require(warm, "trainer.critic_warmup", self.critic_warmup, "0 or more updates")
+        for key in ("total_training_steps", "total_epochs", "n_gpus_per_node", "nnodes"):
+            _require_count("trainer", key, getattr(self, key))
+
+
+@dataclass
+class TrainerConfig(Section):
+    """All of it. ``to_verl`` is what verl's trainers take."""
+
+    algorithm: Any = field(default_factory=AlgoConfig)  # or verl's class of that name
+    data: DataConfig | Mapping[str, Any] = field(default_factory=DataConfig)
+    actor_rollout_ref: ActorRolloutRefConfig | Mapping[str, Any] = field(default_factory=ActorRolloutRefConfig)
+    trainer: PPOTrainerConfig | Mapping[str, Any] = field(default_factory=PPOTrainerConfig)
+    critic: Mapping[str, Any] = field(default_factory=dict)
+    reward: Mapping[str, Any] = field(default_factory=dict)
+    adaptive_rollout: Mapping[str, Any] = field(default_factory=dict)
+    goldilocks: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_verl(self) -> DictConfig:
+        """verl's own defaults for this machine's device, with everything that is set here."""
+        from omegaconf import OmegaConf
+
+        config = _verl_defaults()
+        given = dict(_flat(self))
+        if "data.val_files" not in given:
+            config.data.val_files = None  # verl's default names files that are nobody's
+        for key, value in given.items():
+            ours = key.startswith(OURS)
+            if not ours and not _is_key(config, key):
+                known = [f"{key.rpartition('.')[0]}.{name}".lstrip(".") for name in _siblings(config, key)]
+                raise ValueError(f"{key} is not a key of verl's config{nearest(key, known)}")
+            OmegaConf.update(config, key, value, force_add=ours)
+        return config
+
+
+def _verl_defaults() -> DictConfig:
+    from hydra import compose, initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+    from verl.utils.device import get_device_name
+
+    overrides = ["+device=cpu"] if get_device_name() == "cpu" else []
+    running = GlobalHydra.instance().hydra  # of a script that is itself started by hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            return compose("ppo_trainer", overrides=overrides)
+    finally:
+        GlobalHydra.instance().hydra = running
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values that are set, by their dotted names; ``more`` has the last word."""
+    items = _items(value)
+    if items is None:
+        yield prefix, value
+        return
+    for name, inner in items:
+        if inner is not None:
+            yield from _flat(inner, f"{prefix}.{name}".lstrip("."))
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]] | None:
+    """What a section holds; None for a plain value. Of verl's own classes it is what differs from their defaults."""
+    if isinstance(value, Section):
+        plain = [(one.name, getattr(value, one.name)) for one in fields(value) if one.name != "more"]
+        return iter([*plain, *value.more.items()])
+    if isinstance(value, FilterGroups):
+        return iter(dataclasses.asdict(value).items())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        default = type(value)()
+        names = [one.name for one in fields(value) if getattr(value, one.name) != getattr(default, one.name)]
+        return iter([(name, getattr(value, name)) for name in names])
+    if isinstance(value, Mapping) and value:
+        return iter(value.items())
+    return iter(()) if isinstance(value, Mapping) else None
+
+
+def _is_key(config: DictConfig, key: str) -> bool:
+    parent, _, name = key.rpartition(".")
+    return name in _siblings(config, key) or _is_open(config, parent)
+
+
+def _siblings(config: DictConfig, key: str) -> list[str]:
+    from omegaconf import DictConfig, OmegaConf
+
+    parent = key.rpartition(".")[0]
+    node = OmegaConf.select(config, parent) if parent else config
+    return [str(name) for name in node] if isinstance(node, DictConfig) else []
+
+
+def _is_open(config: DictConfig, parent: str) -> bool:
+    """A section that verl ships empty takes any key (``override_config``, ``engine_kwargs.vllm``)."""
+    from omegaconf import DictConfig, OmegaConf
+
+    node = OmegaConf.select(config, parent) if parent else None
+    return isinstance(node, DictConfig) and not node
+
+
+def _require_count(section: str, key: str, value: int | None) -> None:
+    require(value is None or value >= 1, f"{section}.{key}", value, "1 or more")

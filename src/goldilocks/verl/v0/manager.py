@@ -1,0 +1,184 @@
+"""The collector's loop where verl's V0 generates: rounds of requests until a batch can be taken.
+
+Decisions are the collector's. What is done here is what it cannot do: prompts become verl's generation batches, and
+verl's answers become rollouts.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from verl import DataProto
+
+from goldilocks.core import Collector
+from goldilocks.types import Failure, Group, Request, Rollout
+from goldilocks.verl.v0.pending import Pending
+from goldilocks.verl.v0.rounds import WholeRounds
+from goldilocks.verl.v0.rows import Row, RowStore, rows_of
+from goldilocks.verl.v0.timing import Timing, merge_timings
+
+TRAINED = "__trained__"  # of each row, whether it is trained: baselines come from all
+
+# A last look at what was taken, rows and all: the groups that are not to be trained after all.
+Review = Callable[[DataProto], Sequence[str]]
+
+REJECTED = "final_reward"  # the reason in the accounts
+
+
+class CollectingManager:
+    """verl's rollout manager; a ``Pending`` batch is collected, anything else goes through as it is."""
+
+    def __init__(
+        self,
+        manager: Any,
+        collector: Collector,
+        rows: RowStore,
+        prompts: Callable[[Sequence[int]], DataProto],
+        generation_batch: Callable[[DataProto], DataProto],
+        review: Review,
+    ) -> None:
+        """``prompts`` are rows of the data set; ``generation_batch`` is verl's ``_get_gen_batch``."""
+        self._manager = manager
+        self._collector = collector
+        self._rows = rows
+        self._prompts = prompts
+        self._generation_batch = generation_batch
+        self._review = review
+        self._rounds = WholeRounds(collector.allocator)
+        self._collector.allocator = self._rounds
+        self._reward_keys: dict[str, None] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+    def generate_sequences(self, batch: DataProto) -> DataProto:
+        """verl's own, or the batch that the collector takes."""
+        if not isinstance(batch, Pending):
+            return self._manager.generate_sequences(batch)
+        calls: list[tuple[int, Timing]] = []
+        groups = self._collect(batch.meta_info, calls)
+        while rejected := self._review(self._batch(groups)):
+            self._collector.reject(rejected, REJECTED)
+            groups = [group for group in groups if group.uid not in rejected] + self._collect(batch.meta_info, calls)
+        rows = self._batch(groups)
+        rows.meta_info = {"timing": merge_timings(calls), "reward_extra_keys": self._keys_in(rows)}
+        self._rows.retain(self._collector.alive)
+        return batch.fill(rows)
+
+    def _collect(self, meta: dict[str, Any], calls: list[tuple[int, Timing]]) -> list[Group]:
+        while not self._collector.ready:
+            requests = self._collector.requests()
+            if requests:
+                calls += self._round(requests, meta)
+        return list(self._collector.take())
+
+    # -- a round -------------------------------------------------------------------------------------------------------
+
+    def _round(self, requests: Sequence[Request], meta: dict[str, Any]) -> list[tuple[int, Timing]]:
+        """Generate all that is requested, and tell the collector of each rollout in the order of the requests."""
+        prompts = self._prompts([request.prompt.index for request in requests])
+        prompts.non_tensor_batch["uid"] = _objects(request.uid for request in requests)
+        generation = self._generation_batch(prompts)
+        repeats = np.repeat(np.arange(len(requests)), [request.n for request in requests])
+        generation = generation.select_idxs(repeats)
+        generation.meta_info.update(meta)
+        outputs, calls = self._generate(generation)
+        prompt_rows = list(rows_of(prompts))
+        answers = (answer for output in outputs for answer in self._answers(output))
+        self._rounds.begin(requests)
+        for request, number, place in _places(requests):
+            row, event = next(answers)
+            prompt = prompt_rows[place]
+            self._rows.put(request.uid, number, Row({**prompt.tensors, **row.tensors}, {**prompt.values, **row.values}))
+            self._rounds.next(request.uid)
+            self._collector.observe(event(request.uid, number))
+        if self._collector.limits.on_exhausted != "backfill":  # which may still want what was dropped
+            self._rows.retain(self._collector.alive)
+        return calls
+
+    def _generate(self, batch: DataProto) -> tuple[list[DataProto], list[tuple[int, Timing]]]:
+        """One wave over all of verl's agent-loop workers, each with as many rows; what is left over goes beside it.
+
+        verl splits a batch evenly or not at all, and filling it up would generate rollouts that nobody asked for.
+        """
+        workers = len(getattr(self._manager, "agent_loop_workers", (None,)))
+        rest = len(batch) % workers
+        parts = [(self._manager, batch.slice(0, len(batch) - rest))] if len(batch) > rest else []
+        if rest:
+            few = copy.copy(self._manager)
+            few.agent_loop_workers = self._manager.agent_loop_workers[:rest]
+            parts.append((few, batch.slice(len(batch) - rest, None)))
+        with ThreadPoolExecutor(len(parts)) as pool:
+            outputs = list(pool.map(lambda part: part[0].generate_sequences(part[1]), parts))
+        calls = [(len(output), output.meta_info.pop("timing", {})) for output in outputs]
+        return outputs, calls
+
+    def _answers(self, output: DataProto) -> Iterator[tuple[Row, Callable[[str, int], Rollout | Failure]]]:
+        """Each row of what verl generated, and the event it is."""
+        if "rm_scores" not in output.batch:
+            raise ValueError("verl returned rollouts without rewards, and groups are judged by their rewards")
+        keys = output.meta_info.get("reward_extra_keys", [])
+        self._reward_keys.update(dict.fromkeys(keys))
+        longest = output.batch["responses"].shape[1]
+        rewards = output.batch["rm_scores"].sum(-1).tolist()
+        tokens = output.batch["response_mask"].sum(-1).tolist()
+        lengths = output.batch["attention_mask"][:, -longest:].sum(-1).tolist()
+        for place, row in enumerate(rows_of(output)):
+            metrics = {key: float(row.values[key]) for key in keys if _is_number(row.values[key])}
+            yield row, _event(rewards[place], int(tokens[place]), metrics, lengths[place] >= longest)
+
+    # -- the batch -----------------------------------------------------------------------------------------------------
+
+    def _batch(self, groups: Sequence[Group]) -> DataProto:
+        """Every row of the groups; those beyond what is trained are marked, and count for the baseline only."""
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        trained = {(rollout.uid, rollout.index) for group in groups for rollout in group.trained}
+        places = [(rollout.uid, rollout.index) for rollout in rollouts]
+        batch = self._rows.batch(places)
+        batch.non_tensor_batch[TRAINED] = np.array([place in trained for place in places])
+        return batch
+
+    def _keys_in(self, rows: DataProto) -> list[str]:
+        return [key for key in self._reward_keys if key in rows.non_tensor_batch]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reward_keys": list(self._reward_keys)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._reward_keys = dict.fromkeys(state["reward_keys"])
+
+
+def _places(requests: Sequence[Request]) -> Iterator[tuple[Request, int, int]]:
+    """For each rollout of a generation batch its request, its number in the group, and where its prompt stands."""
+    for place, request in enumerate(requests):
+        for number in range(request.first, request.first + request.n):
+            yield request, number, place
+
+
+def _event(
+    reward: float, tokens: int, metrics: dict[str, float], truncated: bool
+) -> Callable[[str, int], Rollout | Failure]:
+    def event(uid: str, index: int) -> Rollout | Failure:
+        if not tokens:
+            return Failure(uid, index, "empty_response")
+        return Rollout(uid, index, reward, tokens, metrics, truncated)
+
+    return event
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)) and not (
+        isinstance(value, float) and math.isnan(value)
+    )
+
+
+def _objects(values: Iterator[str]) -> np.ndarray:
+    listed = list(values)
+    column = np.empty(len(listed), dtype=object)
+    column[:] = listed
+    return column

@@ -1,0 +1,54 @@
+"""Allocators where rollouts come back together.
+
+verl's V0 engine returns a whole generation batch at once. An allocator that could stop a group in the middle of it
+would throw away rollouts that are already paid for, so it is asked only when all of the group's are in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from goldilocks.core.allocators import Allocator
+from goldilocks.core.ledger import Ledger
+from goldilocks.types import Group, Request, Rollout
+
+
+class WholeRounds(Allocator):
+    """Another allocator, asked once a round for each group."""
+
+    def __init__(self, inner: Allocator) -> None:
+        self.inner = inner
+        self._coming: Counter[str] = Counter()
+
+    def begin(self, requests: Iterable[Request]) -> None:
+        """These come back together."""
+        self._coming = Counter()
+        for request in requests:
+            self._coming[request.uid] += request.n
+
+    def next(self, uid: str) -> None:
+        """One of them is about to be observed."""
+        self._coming[uid] -= 1
+
+    def first(self, rows: np.ndarray, ledger: Ledger) -> Sequence[int]:
+        return self.inner.first(rows, ledger)
+
+    def wanted(self, group: Group, ledger: Ledger) -> int:
+        coming = self._coming[group.uid]
+        return len(group) + coming if coming else self.inner.wanted(group, ledger)
+
+    def trained(self, group: Group, ledger: Ledger) -> Sequence[Rollout]:
+        return self.inner.trained(group, ledger)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state)
+
+    def metrics(self) -> dict[str, float]:
+        return self.inner.metrics()
