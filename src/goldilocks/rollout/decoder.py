@@ -109,8 +109,9 @@ class Decoder:
         except RuntimeError as error:
             slot = self.max_length * dtype.itemsize * sum(heads * (key + value) for heads, key, value in self._shapes)
             raise ValueError(
-                f"no memory for {rows * slot / 2**30:,.1f} GiB of cache, slots={self.slots} × max_length={self.max_length} "
-                f"at {slot / 2**20:,.1f} MiB a slot: lower slots (rollout.max_num_seqs) or max_length"
+                f"no memory for {rows * slot / 2**30:,.1f} GiB of cache: slots={self.slots} × "
+                f"max_length={self.max_length} at {slot / 2**20:,.1f} MiB a slot; "
+                "lower slots (rollout.max_num_seqs) or max_length"
             ) from error
 
     def release(self) -> None:
