@@ -99,6 +99,25 @@ def test_an_aborted_rollout_costs_what_it_had_written() -> None:
     assert all(isinstance(event, Rollout) for event in left)
 
 
+def test_a_rollout_that_began_late_or_still_waits_has_written_less() -> None:
+    data = prompts(0.5, tokens=200.0)
+    machine = engine(data, wait=0.0, spread=0.0)
+    machine.submit(request(data, "g0"))
+    machine.step()
+    machine.submit(request(data, "g1"))
+    machine.abort("g1")
+    assert machine.step() == [Failure("g1", 0, "aborted", 0)]
+    assert machine.clock == 200
+
+    patient = engine(data, wait=1e6, spread=0.0)
+    patient.submit(request(data, "g0", n=20))
+    (first,) = patient.step()
+    patient.abort("g0")
+    assert first.tokens == 200
+    assert patient.clock > 1_000
+    assert [event.tokens for event in patient.step()] == [0] * 19
+
+
 def test_rewards_and_lengths_have_the_means_of_the_prompt() -> None:
     data = prompts(0.3, tokens=400.0)
     machine = engine(data, slots=20_000)

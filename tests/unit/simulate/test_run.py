@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from goldilocks.core import Collector, ListSource
 from goldilocks.core.presets import PRESETS, Preset, preset
 from goldilocks.simulate import EngineConfig, Outcome, PassRates, Setup, SimulatedEngine, batches, mixture, simulate
+from goldilocks.simulate.signal import signal
+from goldilocks.types import Group, Prompt, Rollout
 
 
 def constant(rate: float, prompts: int = 200) -> PassRates:
@@ -128,6 +130,18 @@ def test_hard_prompts_are_reached_more_often_by_more_rollouts() -> None:
     assert few.hard_prompts_reached == pytest.approx(1 - 0.95**8, abs=0.2)
     assert many.hard_prompts_reached is not None
     assert many.hard_prompts_reached > 0.9
+
+
+def test_impossible_prompts_are_not_counted_as_hard() -> None:
+    rates = np.repeat([0.0, 0.2, 0.21], 20)
+    got = outcome("uniform", PassRates(tuple(range(60)), rates, np.full(60, 50.0)))
+    assert got.hard_prompts_reached == 1.0
+
+
+def test_signal_is_of_the_trained_rollouts_around_the_mean_of_all() -> None:
+    rollouts = tuple(Rollout("g0", index, reward, 9) for index, reward in enumerate([1.0, 0.0, 0.0, 0.0]))
+    group = Group("g0", Prompt(1, 0), rollouts, trained=rollouts[:2])
+    assert signal(group) == pytest.approx(0.75**2 + 0.25**2)
 
 
 def test_without_repeats_a_run_ends_where_the_data_do() -> None:
