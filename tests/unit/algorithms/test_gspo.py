@@ -10,10 +10,14 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tensordict import TensorDict
 from torch import Tensor
 from verl.trainer.ppo import core_algos
-from verl.utils.metric import AggregationType, Metric, reduce_metrics
+from verl.utils import tensordict_utils
+from verl.utils.metric import Metric, reduce_metrics
+from verl.utils.py_functional import append_to_dict, rename_dict
 from verl.workers.config import ActorConfig
+from verl.workers.utils.losses import ppo_loss
 
 from goldilocks.algorithms.gspo import clipping_metrics, sequence_ratio
 from goldilocks.algorithms.registration import GSPO_METRICS
@@ -29,9 +33,15 @@ SPREAD = (
 )
 
 
-def actor(low: float | None = LOW, high: float | None = HIGH) -> ActorConfig:
+def actor(low: float | None = LOW, high: float | None = HIGH, **more: Any) -> ActorConfig:
     return ActorConfig(
-        strategy="fsdp2", rollout_n=4, use_dynamic_bsz=True, clip_ratio=0.2, clip_ratio_low=low, clip_ratio_high=high
+        strategy="fsdp2",
+        rollout_n=4,
+        use_dynamic_bsz=True,
+        clip_ratio=0.2,
+        clip_ratio_low=low,
+        clip_ratio_high=high,
+        **more,
     )
 
 
@@ -171,19 +181,37 @@ def test_a_null_range_falls_back_to_clip_ratio_as_verls_loss_does() -> None:
     assert metrics["actor/pg_clipfrac"] > 0
 
 
-def test_micro_batches_and_ranks_average_as_verl_logs_them() -> None:
-    """The road of a metric: `ppo_loss` → micro-batches of a rank → ranks → mini-batches → the logger."""
-    per_rank = []
-    for rank in range(2):
-        collected: dict[str, Metric] = {}
-        for micro in range(3):
-            metrics = Metric.from_dict(call(batch(10 * rank + micro), actor())[1], aggregation=AggregationType.MEAN)
-            for name, metric in metrics.items():
-                collected.setdefault(name, metric.init_list()).append(metric)
-        per_rank.append(collected)
-    logged = reduce_metrics(
-        {name: [Metric.aggregate_dp([rank[name] for rank in per_rank])] for name in (*SHARES, *SPREAD)}
+def through_the_actor(rows: dict[str, Tensor], config: ActorConfig) -> dict[str, Any]:
+    """The metrics of verl's `ppo_loss` for a micro-batch as an engine calls it: one-token prompts, log-probs flat."""
+    count, width = rows["log_prob"].shape
+    fields = {name: rows[name] for name in ("response_mask", "advantages")}
+    data = TensorDict(
+        {
+            **fields,
+            "old_log_probs": rows["old_log_prob"],
+            "prompts": torch.zeros(count, 1, dtype=torch.long),
+            "responses": torch.zeros(count, width, dtype=torch.long),
+            "attention_mask": torch.ones(count, width + 1, dtype=torch.long),
+        },
+        batch_size=count,
     )
+    tensordict_utils.assign_non_tensor(data, dp_size=2, batch_num_tokens=100, global_batch_size=24)
+    log_probs = torch.cat([rows["log_prob"], torch.zeros(count, 1)], dim=1).flatten()
+    metrics: dict[str, Any] = ppo_loss(config, {"log_probs": log_probs}, data)[1]
+    return metrics
+
+
+def test_the_names_are_logged_as_they_are_averaged_over_micro_batches_and_ranks() -> None:
+    """The road of a metric: `ppo_loss` → micro-batches of a rank → ranks → mini-batches → the logger."""
+    config = actor(policy_loss={"loss_mode": "gspo"}, loss_agg_mode="seq-mean-token-mean")
+    per_rank: list[dict[str, Any]] = [{}, {}]
+    for rank, collected in enumerate(per_rank):
+        for micro in range(3):
+            append_to_dict(collected, through_the_actor(batch(10 * rank + micro), config))
+    mini_batch = {name: Metric.aggregate_dp([rank[name] for rank in per_rank]) for name in per_rank[0]}
+    metrics: dict[str, Any] = {}
+    append_to_dict(metrics, mini_batch)
+    logged = reduce_metrics(rename_dict(metrics, "actor/"))
     singles = [call(batch(10 * rank + micro), actor())[1] for rank in range(2) for micro in range(3)]
     for name in (*SHARES, *SPREAD):
         assert logged[name] == pytest.approx(sum(single[name] for single in singles) / 6)
