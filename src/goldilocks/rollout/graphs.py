@@ -85,7 +85,7 @@ class GraphDecoder(Decoder):
 
     @torch.inference_mode()
     def decode(self, rows: int, extent: int, uniforms: npt.NDArray[np.float32], cuts: bool) -> Sampled:
-        """Replay the graph of this batch size once per step; one transfer each way."""
+        """Replay the graph of this batch size once per step; the host waits once, at the end."""
         graph = self._graphs.get((rows, cuts)) or self._capture(rows, cuts)
         steps = len(uniforms)
         self._uniforms[:steps, :rows] = self._device(uniforms)
