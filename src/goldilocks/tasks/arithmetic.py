@@ -40,16 +40,12 @@ class Level:
 # Each level's share of a data set. For the tiny model: what it always knows, what it sometimes gets right (two digits
 # and one, with a carry), and what is beyond it, in about equal parts.
 LEVELS: Mapping[Level, float] = {
-    Level("+", (1, 1)): 2,
-    Level("-", (1, 1)): 2,
-    Level("+", (2, 1)): 5,
-    Level("-", (2, 1)): 5,
-    **{Level(operation, digits): 1 for operation in "+-" for digits in ((2, 2), (3, 1), (3, 3))},
-    **{Level(operation, (d, d)): 0.5 for operation in "+-" for d in (4, 5, 6)},
+    **{Level(operation, (1, 1)): 1.5 for operation in "+-"},
+    **{Level(operation, (2, 1)): 7 for operation in "+-"},
+    **{Level(operation, digits): 0.5 for operation in "+-" for digits in ((2, 2), (3, 1), (3, 3))},
+    **{Level(operation, (d, d)): 0.4 for operation in "+-" for d in (4, 5, 6)},
     Level("*", (1, 1)): 1,
-    Level("*", (2, 1)): 1,
-    Level("*", (2, 2)): 0.5,
-    Level("*", (3, 3)): 0.5,
+    **{Level("*", digits): 0.5 for digits in ((2, 1), (2, 2), (3, 3))},
 }
 
 

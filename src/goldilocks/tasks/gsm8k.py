@@ -19,7 +19,7 @@ _ANSWER_CHARACTERS = 100  # a final answer is a number: what is longer is not pa
 
 
 class Gsm8k:
-    """``source``: a parquet file with ``question`` and ``answer``, a folder of train and test files, or None: the hub."""
+    """``source``: a parquet file with ``question`` and ``answer``, a folder of both splits, or None (hub)."""
 
     data_source = "openai/gsm8k"
 

@@ -24,24 +24,38 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """One step along the orthogonalised Nesterov momentum."""
         for group in self.param_groups:
-            lr, decay = group["lr"], group["weight_decay"]
-            for matrix in group["params"]:
-                momentum = self.state[matrix].setdefault("momentum", torch.zeros_like(matrix))
-                momentum.lerp_(matrix.grad, 1 - MOMENTUM)
-                update = orthogonal(matrix.grad.lerp(momentum, MOMENTUM))
-                matrix.mul_(1 - lr * decay).add_(update, alpha=-0.2 * lr * max(matrix.shape) ** 0.5)
+            for matrices in _alike(group["params"]):
+                # Matrices of one shape go together: it is the number of operations that costs, not their size.
+                updates = orthogonal(torch.stack([self._momentum(matrix) for matrix in matrices]))
+                for matrix, update in zip(matrices, updates, strict=True):
+                    matrix.mul_(1 - group["lr"] * group["weight_decay"])
+                    matrix.add_(update, alpha=-0.2 * group["lr"] * max(matrix.shape) ** 0.5)
         return None
 
+    def _momentum(self, matrix: torch.Tensor) -> torch.Tensor:
+        assert matrix.grad is not None
+        state = self.state[matrix]
+        momentum = state.setdefault("momentum", torch.zeros_like(matrix))
+        momentum.lerp_(matrix.grad, 1 - MOMENTUM)
+        return matrix.grad.lerp(momentum, MOMENTUM)
 
-def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """The matrix with its singular values moved close to one, by Newton–Schulz iteration."""
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if tall else matrix
-    x = x / (x.norm() + 1e-7)
+
+def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
+    """The matrices with their singular values moved close to one, by Newton–Schulz iteration."""
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(ITERATIONS):
-        gram = x @ x.T
+        gram = x @ x.mT
         x = A * x + (B * gram + C * gram @ gram) @ x
-    return x.T if tall else x
+    return x.mT if tall else x
+
+
+def _alike(matrices: Iterable[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
+    by_shape: dict[torch.Size, list[torch.Tensor]] = {}
+    for matrix in matrices:
+        by_shape.setdefault(matrix.shape, []).append(matrix)
+    return by_shape.values()

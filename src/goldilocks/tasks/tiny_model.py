@@ -61,7 +61,7 @@ def build(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
 def encode(tokenizer: PreTrainedTokenizerFast, question: str, answer: str) -> tuple[list[int], list[int]]:
     """The tokens of the prompt as the chat template renders it, and those of the answer with its end."""
     messages = [{"role": "user", "content": question}]
-    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    prompt: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     return prompt, [*tokenizer.encode(answer), tokenizer.eos_token_id]
 
 

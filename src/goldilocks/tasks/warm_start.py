@@ -15,7 +15,7 @@ from goldilocks.tasks.arithmetic import Level, split_key
 from goldilocks.tasks.base import Problem, split_of
 from goldilocks.tasks.muon import Muon
 
-STEPS = 900
+STEPS = 600
 BATCH = 64
 LR = 6e-3
 MATRIX_LR = 1e-2

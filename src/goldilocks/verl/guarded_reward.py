@@ -48,7 +48,8 @@ async def compute_score(*, guarded_function: Mapping[str, Any], timeout_s: float
 def _load(path: str, name: str) -> Function:
     from verl.utils.import_utils import load_extern_object
 
-    return load_extern_object(module_path=path, object_name=name)
+    function: Any = load_extern_object(module_path=path, object_name=name)
+    return function
 
 
 @cache

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Where the trainer counts its own rollouts, that is the truth; stock verl makes batch size × n of them a step.
-ROLLOUTS = "goldilocks/rollouts"
+# A total, kept by our own trainer: the truth where it is there. Stock verl makes batch size × n rollouts a step.
+ROLLOUTS = "accounts/generated_rollouts"
 TOKENS = "perf/total_num_tokens"
 SCORE = "critic/score/mean"
 SECONDS = "timing_s/step"
@@ -63,7 +63,7 @@ class Progress:
         if self.first_step is None:
             self.first_step = self.step
         self.reward = data[SCORE]
-        self.rollouts += int(data.get(ROLLOUTS, self.rollouts_per_step))
+        self.rollouts = int(data.get(ROLLOUTS, self.rollouts + self.rollouts_per_step))
         self.tokens += int(data.get(TOKENS, 0))
         self.seconds.append(data.get(SECONDS, 0.0))
         for stage in STAGES:

@@ -1,7 +1,7 @@
 """From the words of a command line to verl's config: ``[RECIPE] [key=value …]``, in Hydra's own grammar.
 
-Invariant: it is what ``python -m verl.trainer.main_ppo +device=… +task=… +recipe=… key=value …`` composes. verl itself is
-not imported: only its YAML files are read, so a typing error costs a second and not a start of Ray.
+Invariant: it is what ``python -m verl.trainer.main_ppo +device=… +task=… +recipe=… key=value …`` composes. verl itself
+is not imported: only its YAML files are read, so a typing error costs a second and not a start of Ray.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _nearest_keys(key: str, keys: Sequence[str]) -> list[str]:
 
 
 def _keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
-    for key in config:
+    for key in map(str, config):
         node = config._get_node(key)
         yield f"{prefix}{key}"
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():

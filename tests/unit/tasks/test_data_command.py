@@ -1,0 +1,40 @@
+"""``goldilocks data make`` writes what verl reads."""
+
+from __future__ import annotations
+
+import pyarrow.parquet as pq
+
+from goldilocks.cli import main
+
+
+def test_rows_have_the_columns_verl_reads(tmp_path):
+    assert main(["data", "make", "arithmetic", "--out", str(tmp_path), "--train", "30", "--val", "10"]) == 0
+    rows = {split: pq.read_table(tmp_path / f"{split}.parquet").to_pylist() for split in ("train", "val")}
+    assert (len(rows["train"]), len(rows["val"])) == (30, 10)
+    row = rows["train"][0]
+    assert row["data_source"] == "goldilocks/arithmetic"
+    assert row["prompt"][0]["role"] == "user"
+    assert row["reward_model"]["ground_truth"].lstrip("-").isdigit()
+    assert row["extra_info"]["split"] == "train"
+    assert row["extra_info"]["difficulty"] >= 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.parquet", "val.parquet"]
+
+
+def test_the_same_seed_writes_the_same_bytes(tmp_path):
+    for name in ("a", "b"):
+        main(["data", "make", "arithmetic", "--out", str(tmp_path / name), "--train", "30", "--val", "10"])
+    assert (tmp_path / "a/train.parquet").read_bytes() == (tmp_path / "b/train.parquet").read_bytes()
+
+
+def test_wrong_options_are_one_line_and_status_2(tmp_path, capsys):
+    out = ["--out", str(tmp_path)]
+    for words, message in (
+        (["arithmatic"], "did you mean arithmetic"),
+        (["arithmetic", "--generator", "x"], "--generator is not an option of task arithmetic"),
+        (["reasoning_gym"], "needs --generator"),
+        (["arithmetic", "--val", "0"], "--val=0: at least 1"),
+    ):
+        assert main(["data", "make", *words, *out]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1

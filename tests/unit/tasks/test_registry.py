@@ -1,0 +1,56 @@
+"""Tasks are found by name and by data source, and grading dispatches on the row."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from goldilocks.tasks.reasoning_gym import EVALUATING, ReasoningGym
+from goldilocks.tasks.registry import compute_score, create, of_data_source
+
+
+def test_an_unknown_task_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match="did you mean arithmetic"):
+        create("arithmatic")
+
+
+def test_an_unknown_data_source_names_the_key_to_set():
+    with pytest.raises(ValueError, match=r"reward\.custom_reward_function\.path"):
+        of_data_source("someone/else")
+
+
+def test_the_row_chooses_the_grader():
+    assert compute_score("goldilocks/arithmetic", "7", "7", {"difficulty": 1}) == {"score": 1.0, "acc": 1.0}
+    assert compute_score("openai/gsm8k", "so #### 7", "7") == {"score": 1.0, "acc": 1.0}
+
+
+def test_reasoning_gym_grades_the_very_problem_it_made():
+    task = ReasoningGym("leg_counting")
+    problems = task.problems("train", 5, seed=3)
+    assert problems == ReasoningGym("leg_counting").problems("train", 5, seed=3)
+    for problem in problems:
+        assert compute_score(task.data_source, problem.answer, problem.answer, problem.extra)["acc"] == 1.0
+        assert compute_score(task.data_source, "-1", problem.answer, problem.extra)["acc"] == 0.0
+
+
+def test_reasoning_gym_splits_do_not_touch():
+    task = ReasoningGym("basic_arithmetic")
+    train = {problem.question for problem in task.problems("train", 50, seed=0)}
+    assert not train & {problem.question for problem in task.problems("val", 10, seed=1)}
+
+
+def test_an_unknown_generator_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match="nearest: leg_counting"):
+        ReasoningGym("leg_countin")
+
+
+def test_no_generator_that_runs_an_answer_as_code_is_taken():
+    from reasoning_gym.factory import DATASETS
+
+    runs_code = re.compile(r"(?<![\w.])(eval|exec|parse_expr|sympify)\(|sp\.(parse_expr|sympify)\(")
+    found = {name for name, (kind, _) in DATASETS.items() if runs_code.search(inspect.getsource(kind.score_answer))}
+    assert found <= EVALUATING
+    with pytest.raises(ValueError, match="running the answer as code"):
+        ReasoningGym("countdown")
