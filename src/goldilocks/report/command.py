@@ -41,8 +41,8 @@ def serve(runs: list[Path], port: int) -> int:
     """Until Ctrl-C."""
     report = LiveReport(runs)
     with LiveServer(report, port) as server:
-        print(f"live at {server.address} (Ctrl-C ends it)", flush=True)
         try:
+            print(f"live at {server.address} (Ctrl-C ends it)", flush=True)
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             print("ended")

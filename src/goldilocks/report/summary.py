@@ -28,13 +28,13 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
     """The comparison; a column that no run has a value for is left out."""
     columns = [
         *(column for metric in validation_metrics(runs) for column in _accuracy(runs, metric)),
-        _figure("mean reward", "of all answers generated, over the last tenth of the run", runs, _late_reward, _share),
-        _figure("updates", "steps of training", runs, _updates, _count, ranked=False),
-        _figure("rollouts", "generated, all charged", runs, _spent("rollouts"), _count, ranked=False),
-        _figure("tokens", "generated, all charged", runs, _spent("tokens"), _large, ranked=False),
-        _figure("wall-clock", "the sum of all steps", runs, _spent("minutes"), _duration, ranked=False),
-        _figure("tokens trained", "of all tokens generated", runs, _trained_share, _percent),
-        _figure("informative groups", "per 1,000 rollouts judged", runs, _informative, _tenths),
+        _figure("mean reward", "last tenth of the run", runs, _late_reward, _share),
+        _figure("updates", "of the policy", runs, _updates, _count, ranked=False),
+        _figure("rollouts", "all generated", runs, _spent("rollouts"), _count, ranked=False),
+        _figure("tokens", "all generated", runs, _spent("tokens"), _large, ranked=False),
+        _figure("wall-clock", "all steps", runs, _spent("minutes"), _duration, ranked=False),
+        _figure("tokens trained", "of all tokens", runs, _trained_share, _percent),
+        _figure("informative groups", "per 1,000 rollouts", runs, _informative, _tenths),
     ]
     return [column for column in columns if any(value != ABSENT for value in column.values)]
 
@@ -47,7 +47,7 @@ def _accuracy(runs: Sequence[Run], metric: str) -> list[Figure]:
     if len(runs) == 1 or len(known) < len(runs):
         return [final]
     budget = min(known)
-    about = f"on {source}, after {_large(budget)} rollouts each"
+    about = f"after {_large(budget)} each"
     equal = _figure("at equal rollouts", about, runs, lambda run: _after(run, metric, budget), _percent)
     return [final, equal]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 RUN_COLOURS = (
-    "#4269d0", "#e8890c", "#2a9d6f", "#d1495b", "#8e63ce", "#1ba3b8", "#c45ba0", "#8c6d4f", "#7a8794", "#a3a61c",
+    "#4f7be0", "#e8890c", "#2a9d6f", "#d1495b", "#8e63ce", "#1ba3b8", "#c45ba0", "#8c6d4f", "#7a8794", "#a3a61c",
 )  # fmt: skip
 
 ACCOUNT_COLOURS = {
@@ -74,14 +74,13 @@ def vega_config(ink: str, faint: str, grid: str) -> dict[str, Any]:
         "domain": False,
         "ticks": False,
         "tickCount": 5,
-        "labelFlush": True,
     }
     return {
         "background": "transparent",
         "font": FONT,
         "view": {"stroke": None},
         "axis": axis,
-        "axisX": {"grid": False, "domain": True, "domainColor": grid},
+        "axisX": {"labelFlush": True, "grid": False, "domain": True, "domainColor": grid},
         "legend": {"labelColor": ink, "titleColor": faint, "orient": "top", "title": None, "symbolType": "circle"},
         "title": {"color": ink, "anchor": "start", "fontSize": 14, "fontWeight": 600, "offset": 14},
         "text": {"fill": ink},

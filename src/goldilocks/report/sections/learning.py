@@ -26,6 +26,7 @@ from goldilocks.report.sections.base import (
 
 VALIDATION = r"val-core/(?P<source>.+)/(?P<metric>[^/]+)/mean@\d+"
 MOST_LABELS = 5  # runs that are named at the end of their line; more would cover the lines
+CHARACTER_WIDTH, LINE_HEIGHT = 0.027, 0.075  # of a label, as a share of the plot
 
 
 def validation_metrics(runs: Sequence[Run]) -> list[str]:
@@ -94,25 +95,31 @@ def _against(cost: Cost, run: Run, rows: Sequence[Row]) -> list[Row]:
 
 
 def _ends(rows: Sequence[Row], cost: Cost) -> list[Row]:
-    """A label for the end of each line, moved up where it would cover the one below."""
+    """A label for the end of each line, moved up where it would cover another.
+
+    A line that ends early has its label after it, one that fills the plot above its end.
+    """
     last = {row["run"]: row for row in rows}
-    values = [row["value"] for row in rows]
-    gap = 0.07 * (max(values) - min(values))
-    middle = max(row[cost.name] for row in rows) / 2
+    values, width = [row["value"] for row in rows], max(row[cost.name] for row in rows) or 1.0
+    line_height = LINE_HEIGHT * (max(values) - min(values))
     labels: list[Row] = []
     for row in sorted(last.values(), key=lambda row: row["value"]):
-        place = max(row["value"], labels[-1]["label_y"] + gap) if labels else row["value"]
-        side = "left" if row[cost.name] < middle else "right"
-        labels.append({"run": row["run"], "side": side, "label_x": row[cost.name], "label_y": place})
+        end, length = row[cost.name] / width, CHARACTER_WIDTH * len(row["run"])
+        early = end + length < 1
+        span = (end, end + length) if early else (end - length, end)
+        place = row["value"] if early else row["value"] + line_height
+        for other in labels:
+            if span[0] < other["span"][1] and other["span"][0] < span[1]:
+                place = max(place, other["label_y"] + line_height)
+        side = "left" if early else "right"
+        labels.append({"run": row["run"], "side": side, "label_x": row[cost.name], "label_y": place, "span": span})
     return labels
 
 
 def _end_labels(runs: Sequence[Run], side: Literal["left", "right"]) -> alt.Chart:
-    """A line that ends early has its label after it, one that fills the plot above its end."""
-    dx, dy = (8, 0) if side == "left" else (0, -12)
     return (
         alt.Chart(data())
-        .mark_text(align=side, baseline="middle", dx=dx, dy=dy, fontSize=11, fontWeight=600)
+        .mark_text(align=side, dx=8 if side == "left" else 0, fontSize=11, fontWeight=600)
         .encode(x=alt.X("label_x:Q"), y=alt.Y("label_y:Q"), text="run:N", color=by_run(runs))
         .transform_filter(alt.FieldEqualPredicate(field="side", equal=side))
     )

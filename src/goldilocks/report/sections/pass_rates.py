@@ -103,4 +103,4 @@ def _beliefs_now(runs: Sequence[Run]) -> Plot | None:
         tooltip=["run:N", alt.Tooltip("rate:Q", title="pass rate"), alt.Tooltip("share:Q", format=".1%")],
     )  # fmt: skip
     chart = base.mark_line(interpolate="monotone", point=alt.OverlayMarkDef(size=30))
-    return Plot("beliefs", "What is believed now", chart, rows)
+    return Plot("beliefs", "What is believed now", chart, rows, wide=True)
