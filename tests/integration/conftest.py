@@ -63,7 +63,8 @@ class Run:
         for step in trained:
             assert step["training/rollout_probs_diff_valid"] == 1
             assert step["training/rollout_probs_diff_max"] < 1e-5
-            assert abs(step["rollout_corr/log_ppl_diff"]) < 1e-5
+            assert step["rollout_corr/log_ppl_diff_max"] < 1e-5
+            assert step["rollout_corr/log_ppl_diff_min"] > -1e-5
             assert 0 < step["actor/grad_norm"] < 1e3
 
 

@@ -83,11 +83,11 @@ class _AfterImport(MetaPathFinder):
         spec = self._found_by_others(fullname, path, target)
         if spec is None or spec.loader is None:
             return spec
-        execute, actions = spec.loader.exec_module, self._due.pop(fullname)
+        execute = spec.loader.exec_module
 
         def execute_then_act(module: ModuleType) -> None:
             execute(module)
-            for action in actions:
+            for action in self._due.pop(fullname, ()):  # only now: a module may be looked for and not imported
                 action()
 
         spec.loader.exec_module = execute_then_act  # type: ignore[method-assign]  # this spec's own loader
