@@ -57,7 +57,8 @@ def explain(error: BaseException, run: RunDir) -> str:
     """The reason in one line. torch does not say that the disk is full, so that is looked up."""
     from goldilocks.verl.failures import reason
 
-    line = " ".join(reason(error).split())
+    # A ValueError is written for the user: it needs no type and no place.
+    line = " ".join((str(error) if type(error) is ValueError else reason(error)).split())
     free = shutil.disk_usage(run.path).free
     if free < _FULL:
         return f"the disk of {run.path} is full ({free >> 20} MiB left): {line}"

@@ -63,10 +63,10 @@ def compose_config(choice: Choice, extra: Sequence[str] = ()) -> DictConfig:
     """verl's config: its defaults, the device, the task, the recipe, ``extra``, and last what the user set."""
     groups = [f"+device={choice.device}", f"+task={choice.task}", f"+recipe={choice.recipe}", *extra]
     with initialize_config_dir(str(_verl_config()), version_base=None):
-        base = compose("ppo_trainer", overrides=groups)
         try:
             return compose("ppo_trainer", overrides=[*groups, *choice.overrides])
         except (HydraException, OmegaConfBaseException) as error:
+            base = compose("ppo_trainer", overrides=groups)
             raise ValueError(_explain(error, base, choice.overrides)) from None
 
 

@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,17 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
-from rich.status import Status
 
 from goldilocks.platforms import platform_env
 from goldilocks.verl import defaults
 from goldilocks.verl.guarded_reward import TIMEOUT_S, guarded
 from goldilocks.verl.hardware import find_device, rollout_engine
+from goldilocks.verl.live_line import LiveLine
 from goldilocks.verl.preflight import check_paths
-from goldilocks.verl.progress import Progress, Tail, clock
+from goldilocks.verl.progress import Progress, Tail
 from goldilocks.verl.recipe import DEFAULT_RECIPE, DEFAULT_TASK, Choice, choose, compose_config, names
 from goldilocks.verl.run_dir import RunDir
+from goldilocks.verl.sign_of_life import SignOfLife
 from goldilocks.verl.supervisor import Supervisor
 
 POLL_S = 0.25
@@ -84,16 +85,21 @@ def run(args: argparse.Namespace) -> int:
 
 def _own_overrides(choice: Choice, run_path: Path, ray_folder: str) -> list[str]:
     """Settings that belong to a run and not to a recipe; what the user sets still comes after them."""
+    # Ray of this run alone, on this machine alone; ray_kwargs.ray_init.address=auto joins a cluster instead.
+    private = [
+        "++ray_kwargs.ray_init.address=local",
+        "++ray_kwargs.ray_init.include_dashboard=false",
+        "++ray_kwargs.ray_init._node_ip_address=127.0.0.1",
+        f"++ray_kwargs.ray_init._temp_dir={ray_folder}",
+    ]
+    cluster = any("ray_kwargs.ray_init.address=" in override for override in choice.overrides)
     return [
         f"actor_rollout_ref.rollout.name={rollout_engine(choice.device)}",
         "trainer.logger=[console,file]",
         "trainer.project_name=goldilocks",
         f"trainer.experiment_name={run_path.name}",
         f"trainer.default_local_dir={run_path.resolve() / 'checkpoints'}",
-        # Ray of this run alone, on this machine alone; ray_kwargs.ray_init.address=auto joins a cluster instead.
-        "++ray_kwargs.ray_init.address=local",
-        "++ray_kwargs.ray_init.include_dashboard=false",
-        f"++ray_kwargs.ray_init._temp_dir={ray_folder}",
+        *([] if cluster else private),
     ]
 
 
@@ -130,20 +136,20 @@ def _save(config: DictConfig, run_dir: RunDir) -> None:
 def _supervise(run_dir: RunDir, config: DictConfig, env: dict[str, str], stall_s: float, console: Console) -> int:
     progress = Progress(_total_steps(config), config.data.train_batch_size * config.actor_rollout_ref.rollout.n)
     started = time.monotonic()
-    with _interruptible(), Supervisor(run_dir, env) as driver, _Line(console) as line:
-        tail, watch = Tail(run_dir.metrics), _Watch(run_dir, stall_s)
+    with _interruptible(), Supervisor(run_dir, env) as driver, LiveLine(console) as line:
+        tail, life = Tail(run_dir.metrics), SignOfLife((run_dir.log, run_dir.metrics), stall_s)
         while driver.running:
             line.show(_records(tail, progress), progress, time.monotonic() - started)
-            if watch.stalled():
+            if life.lost():
                 line.close()
-                return _failed(run_dir, f"no sign of life for {stall_s:g} s", console)
+                return _failed(run_dir, f"no sign of life for {stall_s:g} s")
             time.sleep(POLL_S)
         _records(tail, progress)
     if driver.status != 0:
         reason = (
             run_dir.reason.read_text() if run_dir.reason.exists() else f"the driver ended with status {driver.status}"
         )
-        return _failed(run_dir, reason, console)
+        return _failed(run_dir, reason)
     width = max(len(label) for label, _ in progress.summary(0))
     for label, value in [*progress.summary(time.monotonic() - started), ("run", _relative(run_dir))]:
         console.print(f"{label:<{width}}  {value}", highlight=False, soft_wrap=True)
@@ -158,7 +164,7 @@ def _records(tail: Tail, progress: Progress) -> bool:
     return before != (progress.step, len(progress.validations), progress.steps_done)
 
 
-def _failed(run_dir: RunDir, reason: str, console: Console) -> int:
+def _failed(run_dir: RunDir, reason: str) -> int:
     print(f"goldilocks: the run failed: {reason}\ngoldilocks: everything it printed: {run_dir.log}", file=sys.stderr)
     return 1
 
@@ -179,56 +185,6 @@ def _relative(run_dir: RunDir) -> str:
     with contextlib.suppress(ValueError):
         return str(run_dir.path.relative_to(Path.cwd()))
     return str(run_dir.path)
-
-
-class _Watch:
-    """Whether the log still grows."""
-
-    def __init__(self, run_dir: RunDir, limit_s: float) -> None:
-        self._files: Sequence[Path] = (run_dir.log, run_dir.metrics)
-        self._limit_s = limit_s
-        self._sizes: list[int] = []
-        self._since = time.monotonic()
-
-    def stalled(self) -> bool:
-        """True when nothing was written for the limit."""
-        sizes = [file.stat().st_size if file.exists() else 0 for file in self._files]
-        if sizes != self._sizes:
-            self._sizes, self._since = sizes, time.monotonic()
-        return time.monotonic() - self._since > self._limit_s
-
-
-class _Line:
-    """One live line on a terminal; where there is none, a line for every validation and every tenth of the way."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._status: Status | None = console.status("starting") if console.is_terminal else None
-        self._printed = (-1, 0)
-
-    def __enter__(self) -> _Line:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Take the live line away, so that what is printed next stands alone."""
-        if self._status is not None:
-            self._status.stop()
-
-    def show(self, news: bool, progress: Progress, elapsed: float) -> None:
-        """Draw the state of the run."""
-        if self._status is not None:
-            waiting = f"starting Ray and verl · {clock(elapsed)}"
-            self._status.update(progress.line() if progress.validations or progress.steps_done else waiting)
-        elif news:
-            at = (progress.step * 10 // max(progress.total_steps, 1), len(progress.validations))
-            if at != self._printed:
-                self._printed = at
-                print(progress.line(), flush=True)
 
 
 @contextlib.contextmanager
