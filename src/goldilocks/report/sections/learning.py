@@ -25,6 +25,7 @@ from goldilocks.report.sections.base import (
 )
 
 VALIDATION = r"val-core/(?P<source>.+)/(?P<metric>[^/]+)/mean@\d+"
+SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 MOST_LABELS = 5  # runs that are named at the end of their line; more would cover the lines
 CHARACTER_WIDTH, LINE_HEIGHT = 0.027, 0.075  # of a label, as a share of the plot
 
@@ -73,8 +74,7 @@ def _validation(runs: Sequence[Run], metric: str, cost: Cost) -> list[Plot]:
         return []
     chart = line_plot(runs, (cost.name, cost.title), ("value", "accuracy"), form="~%")
     ends = _ends(rows, cost) if 1 < len(runs) <= MOST_LABELS else []
-    if ends:
-        chart = layered(chart, _end_labels(runs, "left"), _end_labels(runs, "right"))
+    chart = layered(chart, *(_end_labels(runs, side) for side in SIDES if any(row["side"] == side for row in ends)))
     name = re.sub(r"[^a-z0-9]+", "-", source.lower()).strip("-")
     title = f"Accuracy on {source}, by {cost.name}"
     return [Plot(f"accuracy-{name}-by-{cost.name}", title, chart, rows + ends)]

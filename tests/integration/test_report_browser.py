@@ -1,0 +1,219 @@
+"""The report in a real browser: what people see is there, and nothing that a model wrote is more than text."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from unit.report.run_directories import HOSTILE, write_run
+
+from goldilocks.report import write_report
+from goldilocks.report.live import LiveReport, LiveServer
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="no chromium and chromedriver here (scripts/install_chromium.sh installs them)"
+)
+
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-dev-shm-usage"
+)
+DESK, PHONE = (1280, 900), (390, 844)
+
+# a plot is drawn when some mark of it covers some of the screen
+UNDRAWN = """
+return [...document.querySelectorAll(".plot")].filter((plot) => {
+  const marks = plot.querySelectorAll("svg .role-mark path, svg .role-mark line, svg .role-mark text");
+  return ![...marks].some((mark) => { const box = mark.getBoundingClientRect(); return box.width + box.height > 2; });
+}).map((plot) => plot.dataset.plot);
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("runs")
+    return [write_run(root / "dapo", "dapo"), write_run(root / "pilot", "pilot", steps=16)]
+
+
+@pytest.fixture(scope="module")
+def pages(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One run, two runs, a run that is empty."""
+    root = tmp_path_factory.mktemp("pages")
+    empty = root / "empty"
+    empty.mkdir()
+    chosen = {"one": runs[:1], "two": runs, "empty": [empty]}
+    return {name: write_report(paths, root / f"{name}.html", png=False).page for name, paths in chosen.items()}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for flag in (*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def show(browser: webdriver.Chrome, address: str, size: tuple[int, int] = DESK, theme: str = "light") -> None:
+    """Open a page and wait until it says that everything is drawn."""
+    metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size == PHONE}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    feature = {"name": "prefers-color-scheme", "value": theme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    browser.get_log("browser")  # what an earlier page said is not this one's
+    browser.get(address)
+    wait(lambda: script(browser, "return document.documentElement.dataset.drawn"))
+
+
+def wait(condition: Callable[[], Any], within: float = 30) -> Any:
+    deadline = time.monotonic() + within
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+    return value
+
+
+def script(browser: webdriver.Chrome, code: str) -> Any:
+    return browser.execute_script(code)  # type: ignore[no-untyped-call]
+
+
+def rows(browser: webdriver.Chrome) -> list[str]:
+    cells = "document.querySelectorAll('#beliefs tbody td:first-child')"
+    return list(script(browser, f"return [...{cells}].map(e => e.textContent)"))
+
+
+def search(browser: webdriver.Chrome, text: str) -> WebElement:
+    box = browser.find_element(By.ID, "search")
+    box.clear()
+    box.send_keys(text, Keys.END)
+    return box
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize(("name", "plots"), [("one", 17), ("two", 21), ("empty", 0)])
+def test_every_plot_is_drawn_within_the_page_and_the_console_is_silent(
+    browser: webdriver.Chrome, pages: dict[str, Path], name: str, plots: int, size: tuple[int, int], theme: str
+) -> None:
+    show(browser, pages[name].as_uri(), size, theme)
+    assert script(browser, "return document.documentElement.dataset.drawn") == str(plots)
+    assert script(browser, UNDRAWN) == []
+    assert browser.get_log("browser") == []
+    assert script(browser, "return document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    assert script(browser, "return innerWidth") == size[0]
+    cut = "[...document.querySelectorAll('.plot')].filter(e => e.scrollWidth > e.clientWidth)"
+    assert script(browser, f"return {cut}.map(e => e.dataset.plot)") == []
+    assert script(browser, "return performance.getEntriesByType('resource').length") == 0  # nothing was fetched
+
+
+def test_the_search_finds_the_hostile_prompt_and_it_stays_text(
+    browser: webdriver.Chrome, pages: dict[str, Path]
+) -> None:
+    show(browser, pages["two"].as_uri())
+    assert len(rows(browser)) == 25
+    search(browser, "minus SCRIPT")
+    assert rows(browser) == [HOSTILE, HOSTILE]  # each run has visited it
+    assert browser.find_element(By.ID, "found").text.startswith("2 of ")
+    search(browser, "no prompt says this")
+    assert rows(browser) == []
+    assert script(browser, "return document.scripts.length") == 3
+    assert script(browser, "return document.querySelectorAll('img').length") == 0
+    answers = script(browser, "return document.getElementById('answers').textContent")
+    assert "</pre></script><script>alert(3)</script>" in answers
+    assert browser.get_log("browser") == []
+
+
+def test_an_injected_script_would_not_run(browser: webdriver.Chrome, pages: dict[str, Path]) -> None:
+    """Were something ever to slip through as markup, the page's policy still stands."""
+    show(browser, pages["one"].as_uri())
+    make = "const s = document.createElement('script'); s.textContent = 'window.ran = 1';"
+    script(browser, make + "document.body.append(s)")
+    assert script(browser, "return window.ran === undefined")
+    assert "Content Security Policy" in browser.get_log("browser")[0]["message"]
+
+
+def test_columns_sort_and_more_rows_can_be_had(browser: webdriver.Chrome, pages: dict[str, Path]) -> None:
+    show(browser, pages["one"].as_uri())
+    read = "return [...document.querySelectorAll('#beliefs tbody tr')].map(e => parseFloat(e.cells[1].textContent))"
+    header = browser.find_element(By.CSS_SELECTOR, "th[data-column='2'] button")
+    header.click()
+    falling = script(browser, read)
+    assert falling == sorted(falling, reverse=True)
+    header.click()
+    rising = script(browser, read)
+    assert rising == sorted(rising)
+    assert rising[0] < falling[-1]
+    browser.find_element(By.ID, "more").click()
+    assert len(rows(browser)) == 50
+
+
+def test_light_and_dark_are_two_pages_to_look_at(browser: webdriver.Chrome, pages: dict[str, Path]) -> None:
+    def colours() -> tuple[str, str]:
+        page = script(browser, "return getComputedStyle(document.documentElement).backgroundColor")
+        return page, script(browser, "return document.querySelector('.role-axis-label text').getAttribute('fill')")
+
+    show(browser, pages["one"].as_uri(), theme="light")
+    light = colours()
+    feature = {"name": "prefers-color-scheme", "value": "dark"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})  # while the page is open
+    wait(lambda: colours()[1] != light[1])
+    assert colours()[0] != light[0]
+    assert browser.get_log("browser") == []
+
+
+@pytest.fixture
+def live(runs: list[Path], tmp_path: Path) -> Iterator[tuple[LiveServer, Path]]:
+    """A server of a run of which half is written."""
+    growing = Path(shutil.copytree(runs[0], tmp_path / "growing"))
+    lines = (growing / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (growing / "metrics.jsonl").write_text("".join(lines[: len(lines) // 2]))
+    with LiveServer(LiveReport([growing]), 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server, growing
+        server.shutdown()
+        thread.join()
+
+
+def test_a_live_page_grows_with_the_run_and_stays_where_it_was(
+    browser: webdriver.Chrome, live: tuple[LiveServer, Path], runs: list[Path]
+) -> None:
+    server, growing = live
+    show(browser, server.address)
+    version = script(browser, "return document.getElementById('report').dataset.version")
+    updates = "return document.querySelector('.tiles div:nth-child(3) dd').textContent"
+    before = int(script(browser, updates))
+    search(browser, "minus")
+    script(browser, "document.querySelector('#answers details').open = false; scrollTo(0, 2345)")
+    shutil.copy(runs[0] / "metrics.jsonl", growing / "metrics.jsonl")
+    wait(lambda: script(browser, "return document.getElementById('report').dataset.version") != version)
+    wait(lambda: not script(browser, UNDRAWN))
+    assert before < int(script(browser, updates)) == 24
+    assert script(browser, "return scrollY") == 2345
+    assert script(browser, "return document.getElementById('search').value") == "minus"
+    assert rows(browser) == [HOSTILE]
+    assert not script(browser, "return document.querySelector('#answers details').open")
+    assert browser.get_log("browser") == []
+
+
+def test_a_live_page_says_when_its_server_is_gone(browser: webdriver.Chrome, live: tuple[LiveServer, Path]) -> None:
+    server, _ = live
+    show(browser, server.address)
+    assert browser.find_element(By.ID, "status").text == "live"
+    server.shutdown()
+    server.server_close()
+    wait(lambda: "gone" in browser.find_element(By.ID, "status").text)
+    assert script(browser, UNDRAWN) == []
