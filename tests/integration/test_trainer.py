@@ -1,0 +1,164 @@
+"""``trainer.v1.trainer_mode=goldilocks``: what the collector promises, on the real trainer.
+
+A launch is most of what a test costs, so each one shows several things. What was trained is read from verl's own dumps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from .conftest import Launch, Run, kill
+
+pytestmark = pytest.mark.integration
+
+REWARDS = """
+def by_index(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    acc = float(extra_info["index"] % 2 == 0)
+    return {"score": acc, "acc": acc}
+
+
+def hopeless(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return {"score": 0.0, "acc": 0.0}
+"""
+MODE = "trainer.v1.trainer_mode=goldilocks"
+FILTER = "algorithm.filter_groups.enable=True"
+
+
+def trained_groups(folder: Path, step: int) -> dict[str, list[float]]:
+    """The scores of every group trained in a step, padding left out."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for line in (folder / f"{step}.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        uid = row["uid"].rsplit("_", 2)[0]
+        if not uid.startswith("pad"):
+            groups[uid].append(row["score"])
+    return dict(groups)
+
+
+def rewards(tmp_path: Path, name: str) -> list[str]:
+    path = tmp_path / "rewards.py"
+    path.write_text(REWARDS)
+    return [f"reward.custom_reward_function.path={path}", f"reward.custom_reward_function.name={name}"]
+
+
+def assert_accounts_sum(run: Run) -> None:
+    for step in run.steps:
+        classes = ("open", "carried", "trained", "trimmed", "backfilled", "filtered", "expired", "cancelled")
+        tokens = sum(step[f"accounts/{name}_tokens"] for name in (*classes, "rejected", "failed", "duplicate"))
+        assert tokens == step["accounts/generated_tokens"]
+
+
+def test_dynamic_sampling_on_two_ranks_is_killed_and_goes_on_where_it_was(launch: Launch, tmp_path: Path) -> None:
+    dumps = tmp_path / "rollouts"
+    overrides = [
+        MODE,
+        FILTER,
+        "algorithm.filter_groups.metric=acc",
+        "data.gen_batch_size=12",
+        "trainer.n_gpus_per_node=2",
+        "trainer.save_freq=1",
+        f"trainer.rollout_data_dir={dumps}",
+    ]
+    killed = launch(*overrides, "trainer.total_training_steps=200", during=kill("TaskRunner"))
+    assert killed.status != 0
+    saved = int((tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
+    before = {step: trained_groups(dumps, step) for step in range(1, saved + 1) if (dumps / f"{step}.jsonl").exists()}
+    assert before
+    resumed = launch(*overrides, f"trainer.total_training_steps={saved + 3}", "trainer.resume_mode=auto")
+    resumed.assert_trained(saved + 1, saved + 2, saved + 3)
+    after = {step: trained_groups(dumps, step) for step in range(saved + 1, saved + 4)}
+
+    for groups in [*before.values(), *after.values()]:
+        assert len(groups) == 8
+        assert all(len(scores) == 4 for scores in groups.values())
+        assert all(len(set(scores)) > 1 for scores in groups.values()), "a group without variance was trained"
+    trained = [uid for groups in [*before.values(), *after.values()] for uid in groups]
+    assert len(trained) == len(set(trained)), "a group was trained twice"
+    assert_accounts_sum(resumed)
+    last_before = next(step for step in killed.steps if step["step"] == min(saved, killed.steps[-1]["step"]))
+    assert resumed.steps[0]["data/prompts_issued"] > last_before["data/prompts_issued"]
+    for step in resumed.steps:
+        assert (
+            step["training/off_policy/trajectory_staleness_worst/max"] <= 1
+        )  # carried groups are one update old at most
+        assert step["accounts/filtered_tokens"] > 0
+        assert step["train/num_gen_batches"] >= 1
+
+
+def test_adaptive_rollouts_cost_two_where_it_is_easy_and_max_n_where_it_is_hopeless(
+    launch: Launch, tmp_path: Path
+) -> None:
+    dumps = tmp_path / "rollouts"
+    run = launch(
+        MODE,
+        "+adaptive_rollout.enable=True",
+        "+adaptive_rollout.max_n=10",
+        "+adaptive_rollout.rollouts_per_batch=4",
+        f"trainer.rollout_data_dir={dumps}",
+        *rewards(tmp_path, "by_index"),
+    )
+    assert run.status == 0, run.tail()
+    for step in (1, 2):
+        groups = trained_groups(dumps, step)
+        assert len(groups) == 8
+        for scores in groups.values():
+            assert len(scores) == (2 if scores[0] == 1 else 10)
+    first = run.steps[0]
+    assert first["adaptive_rollout/min_rollouts_per_sample"] == 2
+    assert first["adaptive_rollout/max_rollouts_per_sample"] == 10
+    rows = sum(len(scores) for scores in trained_groups(dumps, 1).values())
+    assert first["accounts/trained_rollouts"] == rows
+    assert_accounts_sum(run)
+
+
+def test_the_batch_filter_rejects_inside_the_loop_and_the_batch_is_full(launch: Launch, tmp_path: Path) -> None:
+    dumps = tmp_path / "rollouts"
+    run = launch(
+        MODE,
+        "+batch_filter.sample_oversampling_factor=2.0",
+        "+batch_filter.prompt_oversampling_factor=1.5",
+        "+batch_filter.enable_two_gate_filter=True",
+        "+batch_filter.gate1_mode=abs",
+        "+batch_filter.gate1_bias_epsilon=1.5e-7",  # about as close as two correct computations in fp32 are
+        f"trainer.rollout_data_dir={dumps}",
+    )
+    run.assert_trained(1, 2)
+    for step in (1, 2):
+        groups = trained_groups(dumps, step)
+        assert len(groups) == 8
+        assert all(3 <= len(scores) <= 4 for scores in groups.values())
+        assert all(len(set(scores)) > 1 for scores in groups.values())
+    last = run.steps[-1]
+    assert last["accounts/rejected_rollouts"] > 0
+    assert any(0 < step["filter/gate1_rejection_rate"] < 1 for step in run.steps)
+    assert_accounts_sum(run)
+
+
+def test_ppo_with_a_critic_filters_on_the_reward_after_the_kl_penalty(launch: Launch, tmp_path: Path) -> None:
+    dumps = tmp_path / "rollouts"
+    run = launch(
+        MODE,
+        FILTER,
+        "algorithm.filter_groups.metric=seq_final_reward",
+        "+algorithm.filter_groups.min_std=1e-2",  # before the first update the penalty is nothing: scores alone differ
+        "algorithm.adv_estimator=gae",
+        "algorithm.use_kl_in_reward=True",
+        f"trainer.rollout_data_dir={dumps}",
+    )
+    run.assert_trained(1, 2)
+    assert all(len(set(scores)) > 1 for scores in trained_groups(dumps, 1).values())
+    assert len(trained_groups(dumps, 1)) == len(trained_groups(dumps, 2)) == 8
+    assert run.steps[0]["accounts/rejected_rollouts"] > 0
+    assert_accounts_sum(run)
+
+
+def test_data_without_signal_end_in_the_documented_words_and_nothing_is_lost(launch: Launch, tmp_path: Path) -> None:
+    run = launch(MODE, FILTER, "algorithm.filter_groups.max_num_gen_batches=2", *rewards(tmp_path, "hopeless"))
+    assert run.status != 0
+    assert "num_gen_batches=2 >= max_num_gen_batches=2." in run.log
+    assert "Generated too many batches. Please check if your data are too difficult." in run.log
+    assert (tmp_path / "checkpoints" / "interrupted_step_1" / "goldilocks.npz").exists()
