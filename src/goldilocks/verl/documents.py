@@ -7,7 +7,9 @@ objects become verl's config: a key that verl does not have is an error that sug
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -21,8 +23,8 @@ from goldilocks.verl.settings import FilterGroups
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-# Sections that verl's config need not have: their keys are checked by Settings.
-OURS = ("algorithm.filter_groups", "adaptive_rollout", "batch_filter", "goldilocks")
+# Sections whose keys are not verl's to know: ours are checked by Settings, Ray's by Ray.
+FREE = ("algorithm.filter_groups.", "adaptive_rollout.", "batch_filter.", "goldilocks.", "ray_kwargs.ray_init.")
 
 
 @dataclass(kw_only=True)
@@ -162,31 +164,30 @@ class TrainerConfig(Section):
     def to_verl(self) -> DictConfig:
         """verl's own defaults for this machine's device, with everything that is set here."""
         from omegaconf import OmegaConf
+        from verl.utils.device import get_device_name
 
-        config = _verl_defaults()
+        stock = _verl_defaults()
+        config = copy.deepcopy(_verl_defaults("+device=cpu") if get_device_name() == "cpu" else stock)
         given = dict(_flat(self))
         if "data.val_files" not in given:
             config.data.val_files = None  # verl's default names files that are nobody's
         for key, value in given.items():
-            ours = key.startswith(OURS)
-            if not ours and not _is_key(config, key):
-                known = [f"{key.rpartition('.')[0]}.{name}".lstrip(".") for name in _siblings(config, key)]
-                raise ValueError(f"{key} is not a key of verl's config{nearest(key, known)}")
-            OmegaConf.update(config, key, value, force_add=ours)
+            if not key.startswith(FREE):
+                _check_key(key, stock)
+            OmegaConf.update(config, key, value, force_add=True)
         return config
 
 
-def _verl_defaults() -> DictConfig:
+@functools.cache
+def _verl_defaults(*overrides: str) -> DictConfig:
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
-    from verl.utils.device import get_device_name
 
-    overrides = ["+device=cpu"] if get_device_name() == "cpu" else []
     running = GlobalHydra.instance().hydra  # of a script that is itself started by hydra
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("verl.trainer.config", version_base=None):
-            return compose("ppo_trainer", overrides=overrides)
+            return compose("ppo_trainer", overrides=list(overrides))
     finally:
         GlobalHydra.instance().hydra = running
 
@@ -218,25 +219,17 @@ def _items(value: Any) -> Iterator[tuple[str, Any]] | None:
     return iter(()) if isinstance(value, Mapping) else None
 
 
-def _is_key(config: DictConfig, key: str) -> bool:
+def _check_key(key: str, stock: DictConfig) -> None:
+    """A section that verl ships empty (``override_config``, ``engine_kwargs.vllm``) takes any key."""
+    from omegaconf import DictConfig, OmegaConf
+
     parent, _, name = key.rpartition(".")
-    return name in _siblings(config, key) or _is_open(config, parent)
-
-
-def _siblings(config: DictConfig, key: str) -> list[str]:
-    from omegaconf import DictConfig, OmegaConf
-
-    parent = key.rpartition(".")[0]
-    node = OmegaConf.select(config, parent) if parent else config
-    return [str(name) for name in node] if isinstance(node, DictConfig) else []
-
-
-def _is_open(config: DictConfig, parent: str) -> bool:
-    """A section that verl ships empty takes any key (``override_config``, ``engine_kwargs.vllm``)."""
-    from omegaconf import DictConfig, OmegaConf
-
-    node = OmegaConf.select(config, parent) if parent else None
-    return isinstance(node, DictConfig) and not node
+    section = OmegaConf.select(stock, parent) if parent else stock
+    known = [str(sibling) for sibling in section] if isinstance(section, DictConfig) else []
+    is_open = isinstance(section, DictConfig) and not section
+    if name not in known and not is_open:
+        suggestion = nearest(key, [f"{parent}.{sibling}" for sibling in known])
+        raise ValueError(f"{key} is not a key of verl's config{suggestion}")
 
 
 def _require_count(section: str, key: str, value: int | None) -> None:

@@ -1,0 +1,119 @@
+"""The drop-in class on real verl: the guide's two examples, and its command line for adaptive rollouts.
+
+A launch is most of what a test costs, so each one shows several things.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from statistics import pstdev
+
+import pytest
+
+from .conftest import Launch
+
+pytestmark = pytest.mark.integration
+
+EXAMPLES = Path(__file__).parent / "examples"
+
+# `python3 -m verl.trainer.main_ppo_adaptive …` on a machine where nobody has said that there is no GPU.
+GUIDES_LINE = """
+import os, runpy, sys
+del os.environ["VERL_PLATFORM"]
+sys.argv.remove("+device=cpu")
+runpy.run_module("verl.trainer.main_ppo_adaptive", run_name="__main__")
+"""
+
+
+def trained_groups(dump: Path, step: int) -> dict[str, list[float]]:
+    """The rewards of one training batch by prompt, as verl dumped it."""
+    groups = defaultdict(list)
+    for line in (dump / f"{step}.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        groups[row["input"]].append(row["score"])
+    return groups
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Path:
+    folder = tmp_path / "dump"
+    folder.mkdir()
+    return folder
+
+
+def test_the_first_example_trains_only_what_varies_goes_on_and_says_when_the_data_run_dry(
+    launch: Launch, dump: Path
+) -> None:
+    run = launch(f"+dump={dump}", program=[str(EXAMPLES / "grpo.py")], within=280)
+    assert [step["step"] for step in run.steps] == [1, 2, 3, 4, 5], run.tail()
+    for step in run.steps:
+        groups = trained_groups(dump, int(step["step"]))
+        assert [len(rewards) for rewards in groups.values()] == [5] * 4
+        assert min(map(pstdev, groups.values())) > 0
+        assert step["training/rollout_probs_diff_max"] < 1e-5
+        assert step["accounts/trained_rollouts"] == 20 * step["step"]
+        assert step["data/epoch"] == step["data/prompts_issued"] / 100
+        assert step["timing_s/gen"] >= step.get("timing_s/agent_loop/slowest/generate_sequences", 0)
+        assert step["timing_s/step"] > step["timing_s/gen"]
+    assert run.steps[0]["train/groups_carried"] > 0
+    assert any(step["train/prompts_issued"] == 0 for step in run.steps)  # a batch of nothing but surplus
+    assert "Setting global step to 5" in run.log
+    assert run.status == 1
+    assert (
+        "num_gen_batches=10 >= max_num_gen_batches=10. Generated too many batches. "
+        "Please check if your data are too difficult." in run.tail(5)
+    )
+    assert (run.folder.parent / "checkpoints" / "interrupted_step_6" / "goldilocks.npz").exists()
+
+
+def test_the_second_example_trains_a_critic_and_validates_with_its_own_reward(launch: Launch, dump: Path) -> None:
+    run = launch(f"+dump={dump}", program=[str(EXAMPLES / "ppo.py")])
+    assert run.status == 0, run.tail()
+    assert [step["step"] for step in run.steps] == [1, 2, 3]
+    for step in run.steps:
+        groups = trained_groups(dump, int(step["step"]))
+        assert [len(rewards) for rewards in groups.values()] == [4] * 4
+        assert min(map(pstdev, groups.values())) > 0
+        assert step["critic/grad_norm"] > 0
+    assert ["actor/grad_norm" in step for step in run.steps] == [False, True, True]  # after the critic's warm-up
+    assert run.steps[-1]["val-core/addition/acc/mean@1"] == 7  # which no training prompt can earn
+
+
+def test_the_guides_line_for_adaptive_rollouts_on_two_ranks_judged_by_the_final_reward(
+    launch: Launch, dump: Path
+) -> None:
+    run = launch(
+        "trainer.use_v1=False",
+        "trainer.n_gpus_per_node=2",
+        "trainer.total_training_steps=3",
+        f"trainer.rollout_data_dir={dump}",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        "actor_rollout_ref.rollout.agent.num_workers=2",
+        "algorithm.use_kl_in_reward=True",
+        "algorithm.filter_groups.enable=True",
+        "algorithm.filter_groups.metric=seq_final_reward",
+        "++algorithm.filter_groups.min_std=0.05",
+        "+adaptive_rollout.enable=True",
+        "+adaptive_rollout.max_n=11",
+        "+adaptive_rollout.rollouts_per_batch=3",
+        "+adaptive_rollout.positive_threshold=0.5",
+        "+adaptive_rollout.min_rollouts=2",
+        program=["-c", GUIDES_LINE],
+        within=280,
+    )
+    run.assert_trained(1, 2, 3)
+    sizes = set()
+    for step in run.steps:
+        groups = trained_groups(dump, int(step["step"]))
+        assert len(groups) == 8
+        assert min(map(pstdev, groups.values())) > 0.05
+        assert step["adaptive_rollout/min_rollouts_per_sample"] == 2
+        assert step["adaptive_rollout/max_rollouts_per_sample"] <= 11
+        sizes |= set(map(len, groups.values()))
+    assert sizes <= {2, 5, 8, 11}
+    assert len(sizes) > 1
+    last = run.steps[-1]
+    assert last["accounts/rejected/final_reward_rollouts"] > 0
+    assert last["accounts/cancelled_rollouts"] == 0

@@ -1,0 +1,171 @@
+"""verl's real V0 trainer and its real ``fit``, over workers that are a few lines each: no Ray, no model.
+
+A prompt's content is its pass rate in percent. An answer is one token, right or wrong by a hash of the prompt and of
+how often it has been asked.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from torch.utils.data import Dataset
+from verl import DataProto
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.utils import Role
+from verl.utils import tensordict_utils as tu
+
+from goldilocks import RayPPOTrainerWithSampling, TrainerConfig
+
+PROMPT, RESPONSE = 4, 6
+
+
+class Prompts(Dataset):
+    """Prompts with these pass rates."""
+
+    def __init__(self, pass_rates: list[int]) -> None:
+        self.pass_rates = pass_rates
+
+    def __len__(self) -> int:
+        return len(self.pass_rates)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {
+            "raw_prompt": [{"role": "user", "content": f"{index}"}],
+            "data_source": "world",
+            "reward_model": {"ground_truth": str(self.pass_rates[index])},
+            "extra_info": {"index": index},
+            "index": index,
+            "dummy_tensor": torch.tensor([0], dtype=torch.uint8),
+        }
+
+
+class Engine:
+    """In the place of verl's rollout manager: every row of a batch is answered and graded."""
+
+    def __init__(self, workers: int) -> None:
+        self.agent_loop_workers = [None] * workers
+        self.calls: list[int] = []
+        self.asked: Counter[int] = Counter()
+
+    def generate_sequences(self, batch: DataProto) -> DataProto:
+        assert len(batch) % len(self.agent_loop_workers) == 0, "verl splits a batch evenly or not at all"
+        self.calls.append(len(batch))
+        lengths, right = [], []
+        for index, model in zip(batch.non_tensor_batch["index"], batch.non_tensor_batch["reward_model"], strict=True):
+            self.asked[index] += 1
+            draw = random.Random(f"{index}/{self.asked[index]}")
+            right.append(float(draw.random() * 100 < float(model["ground_truth"])))
+            lengths.append(draw.randint(1, RESPONSE))
+        return _answered(np.array(lengths), np.array(right), batch.non_tensor_batch["raw_prompt"])
+
+
+def _answered(lengths: np.ndarray, right: np.ndarray, prompts: np.ndarray) -> DataProto:
+    rows = len(lengths)
+    mask = torch.arange(RESPONSE)[None] < torch.tensor(lengths)[:, None]
+    attention = torch.cat([torch.ones(rows, PROMPT, dtype=torch.long), mask.long()], 1)
+    ids = torch.randint(1, 9, (rows, PROMPT + RESPONSE)) * attention
+    scores = torch.zeros(rows, RESPONSE)
+    scores[torch.arange(rows), torch.tensor(lengths) - 1] = torch.tensor(right, dtype=torch.float32)
+    nothing = np.empty(rows, dtype=object)
+    nothing[:] = [{} for _ in range(rows)]
+    return DataProto.from_dict(
+        tensors={
+            "prompts": ids[:, :PROMPT],
+            "responses": ids[:, PROMPT:],
+            "response_mask": mask.long(),
+            "input_ids": ids,
+            "attention_mask": attention,
+            "position_ids": (attention.cumsum(-1) - 1).clamp(min=0),
+            "rm_scores": scores,
+        },
+        non_tensors={"acc": right, "raw_prompt": prompts, "multi_modal_inputs": nothing},
+        meta_info={"timing": {"agent_loop/slowest/generate_sequences": 1.0}, "reward_extra_keys": ["acc"]},
+    )
+
+
+class Workers:
+    """In the place of verl's worker groups: splits a batch over ``ranks`` as they do, and remembers what it trained."""
+
+    def __init__(self, ranks: int) -> None:
+        self._dispatch_info = {"actor": list(range(ranks))}
+        self.ranks = ranks
+        self.trained: list[Any] = []
+
+    def compute_log_prob(self, batch: Any) -> Any:
+        return self._per_token(batch, log_probs=-1.0, entropy=0.5)
+
+    def compute_ref_log_prob(self, batch: Any) -> Any:
+        return self._per_token(batch, log_probs=-1.0)
+
+    def infer_batch(self, batch: Any) -> Any:
+        return SimpleNamespace(get=lambda: self._per_token(batch, values=0.25))
+
+    def update_actor(self, batch: Any) -> Any:
+        return self._train(batch)
+
+    def train_mini_batch(self, batch: Any) -> Any:
+        return SimpleNamespace(get=lambda: self._train(batch))
+
+    def save_checkpoint(self, folder: str, *args: Any, **kwargs: Any) -> None:
+        Path(folder).mkdir(parents=True)
+
+    def load_checkpoint(self, folder: str, **kwargs: Any) -> None:
+        assert Path(folder).is_dir()
+
+    def _train(self, batch: Any) -> Any:
+        mini_batch, rows = tu.get(batch, "mini_batch_size"), batch.shape[0]
+        assert rows % mini_batch == 0
+        assert mini_batch % self.ranks == 0
+        self.trained.append(batch)
+        return tu.get_tensordict({}, {"metrics": {"mfu": 0.0, "mini_batches": rows // mini_batch}})
+
+    def _per_token(self, batch: Any, **fields: float) -> Any:
+        assert batch.shape[0] % self.ranks == 0
+        ids = batch["input_ids"]
+        values = {
+            name: torch.nested.nested_tensor_from_jagged(torch.full(ids.values().shape, value), ids.offsets())
+            for name, value in fields.items()
+        }
+        return tu.get_tensordict(values, {"metrics": {"mfu": 0.0}})
+
+
+class World:
+    """A trainer over fake workers; ``steps`` are the metrics verl logged."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, ranks: int = 1, agents: int = 1) -> None:
+        self.engine = Engine(agents)
+        self.actor, self.critic = Workers(ranks), Workers(ranks)
+        self.steps: list[dict[str, float]] = []
+        monkeypatch.setattr(ray, "is_initialized", lambda: True)
+        monkeypatch.setattr(RayPPOTrainer, "init_workers", lambda trainer: self._init_workers(trainer))
+        monkeypatch.setattr("verl.utils.tracking.Tracking", lambda **kwargs: SimpleNamespace(log=self._log))
+
+    def trainer(self, config: TrainerConfig, pass_rates: list[int], **arguments: Any) -> RayPPOTrainerWithSampling:
+        """``fit`` it."""
+        return RayPPOTrainerWithSampling(
+            config=config,
+            tokenizer=SimpleNamespace(eos_token_id=0, pad_token_id=0, decode=lambda ids, **_: ""),
+            role_worker_mapping={Role.ActorRolloutRef: object},
+            resource_pool_manager=SimpleNamespace(get_n_gpus=lambda: 1),
+            train_dataset=Prompts(pass_rates),
+            **arguments,
+        )
+
+    def _init_workers(self, trainer: Any) -> None:
+        trainer.actor_rollout_wg = trainer.ref_policy_wg = self.actor
+        trainer.critic_wg = self.critic
+        trainer.async_rollout_manager = self.engine
+        trainer.checkpoint_manager = SimpleNamespace(sleep_replicas=lambda: None, update_weights=lambda version: None)
+        trainer.llm_server_manager = SimpleNamespace(start_profile=lambda: None, stop_profile=lambda: None)
+        trainer.distillation_config = None
+
+    def _log(self, data: dict[str, float], step: int) -> None:
+        self.steps.append({**data, "step": step})
