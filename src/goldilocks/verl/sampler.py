@@ -10,10 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-import transfer_queue as tq
 from omegaconf import OmegaConf
-from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils import tensordict_utils as tu
@@ -23,6 +20,7 @@ from goldilocks.core import Collector
 from goldilocks.types import Group, Request, Rollout
 from goldilocks.verl.failures import published_error
 from goldilocks.verl.fields import FIRST, PARTITION, ROLLOUTS
+from goldilocks.verl.queue_rows import batch_of, clear, keys_of
 from goldilocks.verl.source import DatasetSource
 
 if TYPE_CHECKING:
@@ -105,37 +103,3 @@ class CollectorSampler(ReplayBuffer):
         """These are in the queue: they have arrived, or were put there after a restart."""
         for rollout in rollouts:
             self._stored.setdefault(rollout.uid, []).extend(keys_of([rollout]))
-
-
-def batch_of(groups: Iterable[Group]) -> KVBatchMeta:
-    """The rows that are trained, group by group."""
-    pairs = [pair for group in groups for rollout in group.trained for pair in rollout.payload]
-    return KVBatchMeta(partition_id=PARTITION, keys=[key for key, _ in pairs], tags=[dict(tag) for _, tag in pairs])
-
-
-def keys_of(rollouts: Iterable[Rollout]) -> list[str]:
-    """Where the rollouts' tensors are."""
-    return [key for rollout in rollouts for key, _ in rollout.payload]
-
-
-def padding_keys(batch: KVBatchMeta) -> list[str]:
-    """The rows that verl added so that the workers can divide the batch."""
-    return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag.get("is_padding", False)]
-
-
-def zero_log_probs(keys: list[str], *, ref: bool) -> None:
-    """Rows added after log-probs were computed have a mask of zero: any value will do, but there must be one."""
-    if not keys:
-        return
-    mask = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["response_mask"])["response_mask"]
-    zeros = torch.zeros_like(mask, dtype=torch.float32)
-    names = ["old_log_probs", "entropy", *(["ref_log_prob"] if ref else [])]
-    fields = TensorDict(dict.fromkeys(names, zeros), batch_size=len(keys))
-    tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields)
-
-
-def clear(keys: Iterable[str]) -> None:
-    """Free these rows."""
-    gone = list(keys)
-    if gone:
-        tq.kv_clear(keys=gone, partition_id=PARTITION)

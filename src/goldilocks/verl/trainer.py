@@ -18,16 +18,19 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
+from goldilocks.algorithms import PoolStatistics, pool_statistics
 from goldilocks.checkpoint import load_state, save_state
 from goldilocks.core import Collector, Exhausted
 from goldilocks.types import Group
 from goldilocks.verl.gates import Gate, build_gate
-from goldilocks.verl.sampler import CollectorSampler, batch_of, clear, padding_keys, zero_log_probs
+from goldilocks.verl.queue_rows import batch_of, clear, padding_keys, weigh_advantages, zero_log_probs
+from goldilocks.verl.sampler import CollectorSampler
 from goldilocks.verl.settings import Settings
 from goldilocks.verl.source import DatasetSource, loader_order
 from goldilocks.verl.stored_rows import load_rows, save_rows
 
 MANAGER = "goldilocks.verl.agent_loop.StreamingManager"
+POOL_ESTIMATOR, PROMPT_MEAN = "grpo_pool", "prompt-mean"
 STATE, ROWS = "goldilocks.npz", "goldilocks_rows"
 
 
@@ -51,6 +54,7 @@ class GoldilocksTrainer(PPOTrainerSync):
     def __init__(self, config: DictConfig) -> None:
         self.settings = Settings.from_config(config)
         _use_streaming_workers(config)
+        _use_pool_baseline(config, self.settings)
         super().__init__(config)
 
     @property
@@ -142,6 +146,17 @@ class GoldilocksTrainer(PPOTrainerSync):
         batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         return batch
 
+    # -- advantages ----------------------------------------------------------------------------------------------------
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Baselines are over all rollouts a group has had, whether or not all of them are trained."""
+        pools = {group.uid: PoolStatistics.of(group.rewards) for group in self.collector.in_hand}
+        with pool_statistics(pools if self.config.algorithm.adv_estimator == POOL_ESTIMATOR else {}):
+            batch = super()._compute_advantage(batch, metrics)
+        if self.settings.policies.loss_agg == PROMPT_MEAN:
+            weigh_advantages(batch, self.config.actor_rollout_ref.actor.loss_agg_mode)
+        return batch
+
     # -- groups of different sizes -------------------------------------------------------------------------------------
 
     def _mini_batches(self, prompts_per_mini_batch: int) -> int:
@@ -217,6 +232,12 @@ class GoldilocksTrainer(PPOTrainerSync):
             self.gate.load_state_dict(state["gate"])
         load_rows(folder / ROWS)
         self.replay_buffer.note(self.collector.waiting_rollouts)
+
+
+def _use_pool_baseline(config: DictConfig, settings: Settings) -> None:
+    """Where only some rollouts of a group are trained, GRPO's baseline needs the others too."""
+    if settings.adaptive.enable and settings.adaptive.max_train_n and config.algorithm.adv_estimator == "grpo":
+        config.algorithm.adv_estimator = POOL_ESTIMATOR
 
 
 def _use_streaming_workers(config: DictConfig) -> None:
