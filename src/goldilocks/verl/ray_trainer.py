@@ -88,7 +88,7 @@ class RayPPOTrainerWithSampling(RayPPOTrainer):
             self.rows,
             prompts=self._prompts,
             generation_batch=super()._get_gen_batch,
-            review=self._without_final_signal if self.settings.judges_final_reward else lambda batch: (),
+            review=self._without_final_signal if self.settings.judges_final_reward else None,
         )
 
     def fit(self) -> None:

@@ -7,9 +7,9 @@ verl's answers become rollouts.
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,23 @@ Review = Callable[[DataProto], Sequence[str]]
 REJECTED = "final_reward"  # the reason in the accounts
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One rollout as verl returned it."""
+
+    row: Row
+    reward: float
+    tokens: int
+    metrics: Mapping[str, float]
+    truncated: bool
+
+    def event(self, uid: str, index: int) -> Rollout | Failure:
+        """What the collector is told."""
+        if not self.tokens:
+            return Failure(uid, index, "empty_response")
+        return Rollout(uid, index, self.reward, self.tokens, self.metrics, self.truncated)
+
+
 class CollectingManager:
     """verl's rollout manager; a ``Pending`` batch is collected, anything else goes through as it is."""
 
@@ -40,7 +57,7 @@ class CollectingManager:
         rows: RowStore,
         prompts: Callable[[Sequence[int]], DataProto],
         generation_batch: Callable[[DataProto], DataProto],
-        review: Review,
+        review: Review | None,
     ) -> None:
         """``prompts`` are rows of the data set; ``generation_batch`` is verl's ``_get_gen_batch``."""
         self._manager = manager
@@ -61,14 +78,21 @@ class CollectingManager:
         if not isinstance(batch, Pending):
             return self._manager.generate_sequences(batch)
         calls: list[tuple[int, Timing]] = []
-        groups = self._collect(batch.meta_info, calls)
-        while rejected := self._review(self._batch(groups)):
-            self._collector.reject(rejected, REJECTED)
-            groups = [group for group in groups if group.uid not in rejected] + self._collect(batch.meta_info, calls)
-        rows = self._batch(groups)
+        groups, fresh = [], self._collect(batch.meta_info, calls)
+        while refused := self._refused(fresh):
+            groups += [group for group in fresh if group.uid not in refused]
+            fresh = self._collect(batch.meta_info, calls)
+        rows = self._batch([*groups, *fresh])
         rows.meta_info = {"timing": merge_timings(calls), "reward_extra_keys": self._keys_in(rows)}
         self._rows.retain(self._collector.alive)
         return batch.fill(rows)
+
+    def _refused(self, groups: Sequence[Group]) -> Sequence[str]:
+        """The groups that a last look refuses; the collector replaces them."""
+        if self._review is None:
+            return ()
+        refused = self._review(self._batch(groups))
+        return self._collector.reject(refused, REJECTED)
 
     def _collect(self, meta: dict[str, Any], calls: list[tuple[int, Timing]]) -> list[Group]:
         while not self._collector.ready:
@@ -92,11 +116,10 @@ class CollectingManager:
         answers = (answer for output in outputs for answer in self._answers(output))
         self._rounds.begin(requests)
         for request, number, place in _places(requests):
-            row, event = next(answers)
-            prompt = prompt_rows[place]
-            self._rows.put(request.uid, number, Row({**prompt.tensors, **row.tensors}, {**prompt.values, **row.values}))
+            answer = next(answers)
+            self._rows.put(request.uid, number, prompt_rows[place].with_fields_of(answer.row))
             self._rounds.next(request.uid)
-            self._collector.observe(event(request.uid, number))
+            self._collector.observe(answer.event(request.uid, number))
         if self._collector.limits.on_exhausted != "backfill":  # which may still want what was dropped
             self._rows.retain(self._collector.alive)
         return calls
@@ -118,8 +141,8 @@ class CollectingManager:
         calls = [(len(output), output.meta_info.pop("timing", {})) for output in outputs]
         return outputs, calls
 
-    def _answers(self, output: DataProto) -> Iterator[tuple[Row, Callable[[str, int], Rollout | Failure]]]:
-        """Each row of what verl generated, and the event it is."""
+    def _answers(self, output: DataProto) -> Iterator[Answer]:
+        """Each row of what verl generated."""
         if "rm_scores" not in output.batch:
             raise ValueError("verl returned rollouts without rewards, and groups are judged by their rewards")
         keys = output.meta_info.get("reward_extra_keys", [])
@@ -130,7 +153,7 @@ class CollectingManager:
         lengths = output.batch["attention_mask"][:, -longest:].sum(-1).tolist()
         for place, row in enumerate(rows_of(output)):
             metrics = {key: float(row.values[key]) for key in keys if _is_number(row.values[key])}
-            yield row, _event(rewards[place], int(tokens[place]), metrics, lengths[place] >= longest)
+            yield Answer(row, rewards[place], int(tokens[place]), metrics, truncated=lengths[place] >= longest)
 
     # -- the batch -----------------------------------------------------------------------------------------------------
 
@@ -160,21 +183,8 @@ def _places(requests: Sequence[Request]) -> Iterator[tuple[Request, int, int]]:
             yield request, number, place
 
 
-def _event(
-    reward: float, tokens: int, metrics: dict[str, float], truncated: bool
-) -> Callable[[str, int], Rollout | Failure]:
-    def event(uid: str, index: int) -> Rollout | Failure:
-        if not tokens:
-            return Failure(uid, index, "empty_response")
-        return Rollout(uid, index, reward, tokens, metrics, truncated)
-
-    return event
-
-
 def _is_number(value: object) -> bool:
-    return isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)) and not (
-        isinstance(value, float) and math.isnan(value)
-    )
+    return isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating))
 
 
 def _objects(values: Iterator[str]) -> np.ndarray:

@@ -29,6 +29,10 @@ class Row:
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any]
 
+    def with_fields_of(self, other: Row) -> Row:
+        """Both rows' fields; the other's where both have one."""
+        return Row({**self.tensors, **other.tensors}, {**self.values, **other.values})
+
 
 class RowStore:
     """Rows by group and by their number in it."""
