@@ -15,17 +15,17 @@ from goldilocks.report.history import History, Series, at_or_before, running_tot
 
 @dataclass(frozen=True)
 class Cost:
-    """A way to measure what was spent; ``name`` is also the field and the key of the plots drawn against it."""
+    """A way to measure what was spent. ``name`` is the field of the plots drawn against it, ``form`` their format."""
 
     name: str
     title: str
-    unit: float = 1.0
+    form: str = "~s"
 
 
 COSTS = (
     Cost("rollouts", "rollouts generated"),
     Cost("tokens", "tokens generated"),
-    Cost("minutes", "wall-clock, minutes", unit=60.0),
+    Cost("minutes", "wall-clock, minutes", form="~r"),
 )
 
 

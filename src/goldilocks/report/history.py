@@ -1,7 +1,8 @@
 """A run's metrics by step, as verl's file logger wrote them.
 
-A step may be logged in several lines (validation in one, training in another) and, after a restart, again: later values
-win. Only finite numbers are kept; a metric that is not there has an empty series, never an error.
+A step may be logged in several lines, validation in one and training in another. A run that was started again goes on
+from a checkpoint in a file of its own: it may do some steps again, and then its word counts, not the earlier one's.
+Only finite numbers are kept; a metric that is not there has an empty series, never an error.
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ class History:
     steps: Mapping[int, Mapping[str, float]]
 
     @classmethod
-    def of(cls, records: Iterable[Mapping[str, Any]]) -> History:
-        """From ``{"step": N, "data": {metric: value}}`` objects."""
+    def of(cls, *starts: Iterable[Mapping[str, Any]]) -> History:
+        """From ``{"step": N, "data": {metric: value}}`` objects, a sequence for each time the run was started."""
         steps: dict[int, dict[str, float]] = {}
-        for record in records:
-            step, data = record.get("step"), record.get("data")
-            if isinstance(step, int) and isinstance(data, dict):
-                numbers = {name: float(value) for name, value in data.items() if _number(value)}
-                steps.setdefault(step, {}).update(numbers)
+        for records in starts:
+            started = False
+            for record in records:
+                step, data = record.get("step"), record.get("data")
+                if isinstance(step, int) and isinstance(data, dict):
+                    if not started:
+                        steps = {earlier: values for earlier, values in steps.items() if earlier <= step}
+                        started = True
+                    numbers = {name: float(value) for name, value in data.items() if _number(value)}
+                    steps.setdefault(step, {}).update(numbers)
         return cls(dict(sorted(steps.items())))
 
     def __len__(self) -> int:

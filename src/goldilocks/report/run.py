@@ -3,7 +3,7 @@ an error.
 
 ====================================  ====================================================================
 ``config.yaml``                       the configuration, resolved
-``metrics.jsonl``                     a line a step, by verl's file logger
+``metrics.jsonl``                     a line a step, by verl's file logger; ``metrics.1.jsonl``, … of earlier starts
 ``rollouts/<step>.jsonl``             answers, where ``trainer.rollout_data_dir`` points here
 ``checkpoints/global_step_N/…``       ``goldilocks.npz``, the collector with what it believes of the prompts
 ====================================  ====================================================================
@@ -95,13 +95,20 @@ def _history(file: Path, missing: list[str]) -> History:
     if not file.is_file():
         missing.append(f"{METRICS} is not there: no step has been logged (trainer.logger needs 'file')")
         return History({})
-    lines = Lines(file)
-    history = History.of(lines)
-    if lines.broken:
-        missing.append(f"{METRICS}: {_lines(lines.broken)} not whole and left out")
+    starts = [Lines(start) for start in (*_earlier(file), file)]
+    history = History.of(*starts)
+    broken = sum(lines.broken for lines in starts)
+    if broken:
+        missing.append(f"{METRICS}: {_lines(broken)} not whole and left out")
     if not history:
         missing.append(f"{METRICS} holds no step")
     return history
+
+
+def _earlier(file: Path) -> list[Path]:
+    """Where earlier starts of the run logged, the first one first."""
+    found = {path.suffixes[0][1:]: path for path in file.parent.glob(f"{file.stem}.*{file.suffix}")}
+    return [found[number] for number in sorted(filter(str.isdecimal, found), key=int)]
 
 
 def _dumps(directory: Path, missing: list[str]) -> list[Dump]:

@@ -87,6 +87,19 @@ def test_lines_of_one_step_are_one_step_and_the_last_word_counts() -> None:
     assert history.series("c") == {2: 7.0}
 
 
+def test_a_run_that_was_started_again_is_one_history(tmp_path: Path) -> None:
+    """The first start reached step 12, its last checkpoint was 10: 11 and 12 are done again, 12 not yet."""
+    first = [line(step, a=1.0, b=1.0) for step in range(1, 13)]
+    second = [line(10, c=2.0), line(11, a=2.0)]
+    log(tmp_path, *first)
+    (tmp_path / "metrics.jsonl").rename(tmp_path / "metrics.1.jsonl")
+    log(tmp_path, *second)
+    history = read_run(tmp_path, "again").history
+    assert list(history.steps) == list(range(1, 12))
+    assert history.steps[10] == {"a": 1.0, "b": 1.0, "c": 2.0}
+    assert history.series("a")[11] == 2.0
+
+
 def test_running_totals_and_increments_undo_each_other() -> None:
     series = {1: 3.0, 2: 0.0, 5: -1.0}
     assert increments(running_total(series)) == series

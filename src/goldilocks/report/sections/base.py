@@ -79,31 +79,31 @@ def number_axis(title: str | None, form: str = "~s") -> alt.Axis:
     return alt.Axis(title=title, format=form, labelExpr="datum.value === 0 ? '0' : datum.label")
 
 
-STEP = ("step", "step")
+def step_axis(field: str = "step") -> alt.X:
+    """Steps, which are whole numbers, from the first to the last."""
+    axis = alt.Axis(title="step", format="d", tickMinStep=1)
+    return alt.X(field, type="quantitative", axis=axis, scale=alt.Scale(nice=False, zero=False))
 
 
 def line_plot(
     runs: Sequence[Run],
-    x: tuple[str, str],
     y: tuple[str, str],
     *,
+    x: alt.X | None = None,
     form: str = "~s",
     scale: alt.Scale | None = None,
 ) -> alt.LayerChart:
-    """A line a run; ``x`` and ``y`` are a field and its title. Hovering tells the numbers.
+    """A line a run, by step unless ``x`` says otherwise; ``y`` is a field and its title. Hovering tells the numbers.
 
     The line is the field ``trend`` of the rows (``with_trend``); the field ``y`` itself is drawn faintly behind it.
     """
     y_scale = scale or alt.Scale(zero=False)
-    base = alt.Chart(data()).encode(
-        x=alt.X(x[0], type="quantitative", axis=number_axis(x[1]), scale=alt.Scale(nice=False)), color=by_run(runs)
-    )
+    base = alt.Chart(data()).encode(x=x or step_axis(), color=by_run(runs))
 
     def at(field: str) -> alt.Y:
         return alt.Y(field, type="quantitative", axis=number_axis(y[1], form), scale=y_scale)
 
-    fields = dict.fromkeys([STEP, x, y])
-    tips = [alt.Tooltip("run:N"), *(alt.Tooltip(name, type="quantitative", title=title) for name, title in fields)]
+    tips = [alt.Tooltip("run:N"), alt.Tooltip("step:Q"), alt.Tooltip(y[0], type="quantitative", title=y[1])]
     return layered(
         base.mark_line(strokeWidth=1, opacity=0.35).encode(y=at(y[0])),
         base.mark_line().encode(y=at("trend")),
@@ -149,6 +149,11 @@ def smoothed(series: Series, share: float = 0.05) -> Series:
 def rounded(value: float) -> float:
     """Six digits: what a plot can show, at a third of the bytes."""
     return float(f"{value:.6g}")
+
+
+def titled(runs: Sequence[Run], run: Run, title: str) -> str:
+    """The title of a plot of one run, which is named where there are others."""
+    return title if len(runs) == 1 else f"{run.name}: {title[0].lower()}{title[1:]}"
 
 
 def lacking(runs: Sequence[Run], there: Callable[[Run], object], what: str) -> list[str]:

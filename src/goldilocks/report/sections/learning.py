@@ -20,6 +20,7 @@ from goldilocks.report.sections.base import (
     lacking,
     layered,
     line_plot,
+    number_axis,
     rounded,
     with_trend,
 )
@@ -72,7 +73,7 @@ def _validation(runs: Sequence[Run], metric: str, cost: Cost) -> list[Plot]:
         rows += _against(cost, run, exact)
     if not rows:
         return []
-    chart = line_plot(runs, (cost.name, cost.title), ("value", "accuracy"), form="~%")
+    chart = line_plot(runs, ("value", "accuracy"), x=_cost_axis(cost), form="~%")
     ends = _ends(rows, cost) if 1 < len(runs) <= MOST_LABELS else []
     chart = layered(chart, *(_end_labels(runs, side) for side in SIDES if any(row["side"] == side for row in ends)))
     name = re.sub(r"[^a-z0-9]+", "-", source.lower()).strip("-")
@@ -84,8 +85,13 @@ def _reward(runs: Sequence[Run], cost: Cost) -> list[Plot]:
     rows = [row for run in runs for row in _against(cost, run, with_trend(run, reward(run.history), "value"))]
     if not rows:
         return []
-    chart = line_plot(runs, (cost.name, cost.title), ("value", "mean reward"), form="~r")
+    chart = line_plot(runs, ("value", "mean reward"), x=_cost_axis(cost), form="~r")
     return [Plot(f"reward-by-{cost.name}", f"Reward while training, by {cost.name}", chart, rows)]
+
+
+def _cost_axis(cost: Cost) -> alt.X:
+    axis = number_axis(cost.title, cost.form)
+    return alt.X(cost.name, type="quantitative", axis=axis, scale=alt.Scale(nice=False))
 
 
 def _against(cost: Cost, run: Run, rows: Sequence[Row]) -> list[Row]:

@@ -8,7 +8,6 @@ import altair as alt
 
 from goldilocks.report.run import Run
 from goldilocks.report.sections.base import (
-    STEP,
     Plot,
     Row,
     Section,
@@ -19,6 +18,7 @@ from goldilocks.report.sections.base import (
     line_plot,
     number_axis,
     reference,
+    step_axis,
     with_trend,
 )
 
@@ -51,7 +51,7 @@ def _lengths(runs: Sequence[Run]) -> list[Plot]:
         alt.Chart(data())
         .mark_line()
         .encode(
-            x=alt.X("step:Q", axis=number_axis("step"), scale=alt.Scale(nice=False)),
+            x=step_axis(),
             y=alt.Y("trend:Q", axis=number_axis("tokens an answer"), scale=alt.Scale(zero=False)),
             color=by_run(runs),
             strokeDash=dash,
@@ -65,6 +65,6 @@ def _ratio(runs: Sequence[Run]) -> list[Plot]:
     rows = [row for run in runs for row in with_trend(run, run.history.series(RATIO), "ratio")]
     if not rows:
         return []
-    chart = line_plot(runs, STEP, ("ratio", "kept / generated length"), form="~r")
+    chart = line_plot(runs, ("ratio", "kept / generated length"), form="~r")
     hint = "below the dashed line, short answers are favoured"
     return [Plot("length-ratio", "Kept over generated", layered(reference(1.0), chart), rows, hint=hint)]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import altair as alt
 
 from goldilocks.report.run import Run
-from goldilocks.report.sections.base import Plot, Row, Section, by_run, data, number_axis, rounded
+from goldilocks.report.sections.base import Plot, Row, Section, by_run, data, number_axis, rounded, titled
 from goldilocks.report.theme import run_colour
 
 # never right and always right stand apart from nearly so: they teach nothing
@@ -29,9 +29,11 @@ def pass_rates(runs: Sequence[Run]) -> Section:
         trained = {dump.step: [group.pass_rate for group in dump.groups] for dump in run.dumps}
         believed = {one.step: [row.pass_rate for row in one.rows] for one in run.beliefs}
         if trained:
-            plots.append(_over_time(number, "trained", f"{run.name}: groups trained", trained, BINS))
+            plots.append(_over_time(number, "trained", titled(runs, run, "Groups trained"), trained, BINS))
         if len(believed) > 1:
-            plots.append(_over_time(number, "believed", f"{run.name}: prompts, as believed", believed, BELIEF_BINS))
+            plots.append(
+                _over_time(number, "believed", titled(runs, run, "Prompts, as believed"), believed, BELIEF_BINS)
+            )
     latest = _beliefs_now(runs)
     plots += [latest] if latest else []
     return Section(
@@ -72,7 +74,7 @@ def _over_time(number: int, kind: str, title: str, rates: Mapping[int, Sequence[
         alt.Chart(data())
         .mark_rect(fill=run_colour(number), stroke=None)
         .encode(
-            x=alt.X("from:Q", axis=number_axis("step", "d"), scale=alt.Scale(nice=False, zero=False)),
+            x=step_axis("from"),
             x2="to:Q",
             y=alt.Y("bin:O", sort=list(reversed(bins)), scale=alt.Scale(domain=list(reversed(bins))),
                     axis=alt.Axis(title="pass rate", grid=False)),

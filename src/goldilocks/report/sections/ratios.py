@@ -22,7 +22,9 @@ from goldilocks.report.sections.base import (
     number_axis,
     reference,
     rounded,
+    step_axis,
     thinned,
+    titled,
     with_trend,
 )
 from goldilocks.report.theme import run_colour
@@ -43,19 +45,18 @@ def quantiles(history: History) -> dict[float, Series]:
 
 def ratios(runs: Sequence[Run]) -> Section:
     """A plot of quantiles a run, and clip fractions of all."""
-    plots = [plot for number, run in enumerate(runs) for plot in _ratio(number, run)]
+    plots = [plot for number, run in enumerate(runs) for plot in _ratio(runs, number, run)]
     return Section(
         "ratios",
         "Importance ratios and clipping",
         "How far the policy moved within a step, a sequence at a time (GSPO), and the share that was clipped.",
         [*plots, *_clips(runs)],
-        lacking(runs, lambda run: run.history.series(RATIO) or quantiles(run.history), RATIO)
-        + lacking(runs, lambda run: quantiles(run.history), f"quantiles of {RATIO}")
+        lacking(runs, lambda run: quantiles(run.history), f"quantiles of GSPO's {RATIO}")
         + lacking(runs, lambda run: run.history.first_of(*CLIPS.values()), "actor/pg_clipfrac*"),
     )
 
 
-def _ratio(number: int, run: Run) -> list[Plot]:
+def _ratio(runs: Sequence[Run], number: int, run: Run) -> list[Plot]:
     levels, mean = quantiles(run.history), thinned(run.history.series(RATIO))
     if not levels and not mean:
         return []
@@ -71,7 +72,7 @@ def _ratio(number: int, run: Run) -> list[Plot]:
     line = (
         alt.Chart(data())
         .mark_line(color=run_colour(number))
-        .encode(x=_step_axis(), y=_ratio_axis(centre), tooltip=["step:Q", f"{centre}:Q"])
+        .encode(x=step_axis(), y=_ratio_axis(centre), tooltip=["step:Q", f"{centre}:Q"])
         .transform_filter(f"isValid(datum.{centre})")
     )
     hint = f"line: {centre}" + "".join(f"; band: {low:g}–{high:g}%" for low, high in _pairs(levels))
@@ -79,7 +80,7 @@ def _ratio(number: int, run: Run) -> list[Plot]:
     if bounds:
         hint += "; dashed: where it is clipped"
     chart = layered(*layers, *map(reference, bounds or [1.0]), line)
-    return [Plot(f"ratios-{number + 1}", f"{run.name}: sequence ratio", chart, rows, hint=hint)]
+    return [Plot(f"ratios-{number + 1}", titled(runs, run, "Sequence ratio"), chart, rows, hint=hint)]
 
 
 def _clip_bounds(config: Mapping[str, Any]) -> list[float]:
@@ -109,13 +110,9 @@ def _band_layer(name: str, colour: str) -> alt.Chart:
     return (
         alt.Chart(data())
         .mark_area(color=colour, opacity=0.16)
-        .encode(x=_step_axis(), y=_ratio_axis("low"), y2="high:Q")
+        .encode(x=step_axis(), y=_ratio_axis("low"), y2="high:Q")
         .transform_filter(alt.FieldEqualPredicate(field="band", equal=name))
     )
-
-
-def _step_axis() -> alt.X:
-    return alt.X("step:Q", axis=number_axis("step"), scale=alt.Scale(nice=False))
 
 
 def _ratio_axis(field: str) -> alt.Y:
@@ -137,7 +134,7 @@ def _clips(runs: Sequence[Run]) -> list[Plot]:
         alt.Chart(data())
         .mark_line()
         .encode(
-            x=_step_axis(),
+            x=step_axis(),
             y=alt.Y("trend:Q", axis=number_axis("share clipped", "~%")),
             color=by_run(runs),
             strokeDash=dash,

@@ -8,7 +8,6 @@ import altair as alt
 
 from goldilocks.report.run import Run
 from goldilocks.report.sections.base import (
-    STEP,
     Plot,
     Row,
     Section,
@@ -16,6 +15,7 @@ from goldilocks.report.sections.base import (
     lacking,
     layered,
     line_plot,
+    step_axis,
     thinned,
     with_trend,
 )
@@ -45,7 +45,7 @@ def _given(runs: Sequence[Run]) -> list[Plot]:
     if not rows:
         return []
     scale = alt.Scale(type="log", base=2, nice=False)
-    chart = line_plot(runs, STEP, ("mean", "rollouts a prompt"), form="~r", scale=scale)
+    chart = line_plot(runs, ("mean", "rollouts a prompt"), form="~r", scale=scale)
     hint = "on a doubling scale"
     if len(runs) == 1:
         rows += _extremes(runs[0])
@@ -67,7 +67,7 @@ def _band(scale: alt.Scale) -> alt.Chart:
     return (
         alt.Chart(data())
         .mark_area(opacity=0.13, color=run_colour(0))
-        .encode(x="step:Q", y=alt.Y("fewest:Q", scale=scale), y2="most:Q")
+        .encode(x=step_axis(), y=alt.Y("fewest:Q", scale=scale), y2="most:Q")
         .transform_filter("isValid(datum.fewest)")
     )
 
@@ -76,5 +76,5 @@ def _informative(runs: Sequence[Run]) -> list[Plot]:
     rows = [row for run in runs for row in with_trend(run, run.history.series(INFORMATIVE), "groups")]
     if not rows:
         return []
-    chart = line_plot(runs, STEP, ("groups", "groups a 1,000 rollouts"), form="~r", scale=alt.Scale(zero=True))
+    chart = line_plot(runs, ("groups", "groups a 1,000 rollouts"), form="~r", scale=alt.Scale(zero=True))
     return [Plot("informative-groups", "Informative groups", chart, rows, hint="groups whose rewards differ")]

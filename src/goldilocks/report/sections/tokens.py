@@ -38,7 +38,11 @@ def tokens(runs: Sequence[Run]) -> Section:
     there = {name: totals for name, totals in by_run.items() if totals}
     used = account_order(list({account for totals in there.values() for account in totals}))
     plots = [_shares(there, used)] if there else []
-    plots += [_steps(number, run.name, there[run.name]) for number, run in enumerate(runs) if run.name in there]
+    alone = len(runs) == 1
+    for number, run in enumerate(runs):
+        if run.name in there:
+            title = "Step by step" if alone else run.name
+            plots.append(_steps(number, title, alone, there[run.name]))
     return Section(
         "tokens",
         "Where every token went",
@@ -95,7 +99,7 @@ def _shares(there: Mapping[str, Mapping[str, Series]], used: Sequence[str]) -> P
     )
 
 
-def _steps(number: int, name: str, totals: Mapping[str, Series]) -> Plot:
+def _steps(number: int, title: str, wide: bool, totals: Mapping[str, Series]) -> Plot:
     order = account_order(list(totals))
     edges = _edges(sorted({step for series in totals.values() for step in series}))
     sampled = {
@@ -107,7 +111,11 @@ def _steps(number: int, name: str, totals: Mapping[str, Series]) -> Plot:
         alt.Chart(data())
         .mark_rect()
         .encode(
-            x=alt.X("from:Q", axis=number_axis("step", "d"), scale=alt.Scale(nice=False, zero=False)),
+            x=alt.X(
+                "from:Q",
+                axis=alt.Axis(title="step", format="d", tickMinStep=1),
+                scale=alt.Scale(nice=False, zero=False),
+            ),
             x2="to:Q",
             y=alt.Y("low:Q", axis=number_axis("tokens a step")),
             y2="high:Q",
@@ -115,7 +123,7 @@ def _steps(number: int, name: str, totals: Mapping[str, Series]) -> Plot:
             tooltip=["account:N", "steps:N", alt.Tooltip("tokens:Q", format=",", title="tokens a step")],
         )
     )
-    return Plot(f"tokens-by-step-{number + 1}", name, chart, rows)
+    return Plot(f"tokens-by-step-{number + 1}", title, chart, rows, wide=wide)
 
 
 def _edges(steps: Sequence[int]) -> list[tuple[int, int]]:

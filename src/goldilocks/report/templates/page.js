@@ -6,16 +6,16 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const columns = ["", "prompt", "pass rate", "", "visits", "streak", "tokens", "last step"];
   const order = { column: 4, down: true };
-  let data, views = [], shown = A_PAGE;
+  let data, views = [], turns = 0, shown = A_PAGE;
 
   const byId = (id) => document.getElementById(id);
 
   // -- plots ----------------------------------------------------------------------------------------------------------
 
   async function draw() {
-    const drawn = views;
+    const turn = ++turns;  // a newer drawing ends an older one
+    views.forEach((view) => view.finalize());
     views = [];
-    drawn.forEach((view) => view.finalize());
     // legends are the page's own, so that they look the same beside every plot; PNGs have Vega's
     const theme = data.config[dark.matches ? "dark" : "light"];
     const config = { ...theme, legend: { ...theme.legend, disable: true } };
@@ -23,7 +23,9 @@
     const options = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, config };
     for (const element of document.querySelectorAll(".plot")) {
       const spec = { ...data.plots[element.dataset.plot], autosize: { type: "fit-x", contains: "padding", resize: true } };
-      views.push(await vegaEmbed(element, spec, options));
+      const view = await vegaEmbed(element, spec, options);
+      if (turn !== turns) return view.finalize();
+      views.push(view);
     }
     document.documentElement.dataset.drawn = String(views.length);
   }
