@@ -84,8 +84,9 @@ class RowStore:
 
 def rows_of(batch: DataProto) -> Iterator[Row]:
     """The batch, row by row."""
+    columns = {name: column.unbind(0) for name, column in batch.batch.items()}
     for place in range(len(batch)):
-        tensors = {name: column[place].clone() for name, column in batch.batch.items()}
+        tensors = {name: column[place].clone() for name, column in columns.items()}
         yield Row(tensors, {name: column[place] for name, column in batch.non_tensor_batch.items()})
 
 
