@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import altair as alt
 
 from goldilocks.report.run import Run
-from goldilocks.report.sections.base import Plot, Row, Section, by_run, data, number_axis, rounded, titled
+from goldilocks.report.sections.base import Plot, Row, Section, by_run, data, number_axis, rounded, step_axis, titled
 from goldilocks.report.theme import run_colour
 
 # never right and always right stand apart from nearly so: they teach nothing

@@ -14,7 +14,7 @@ import altair as alt
 from goldilocks.core.accounts import FIXED_CLASSES
 from goldilocks.report.history import History, Series, at_or_before, increments
 from goldilocks.report.run import Run
-from goldilocks.report.sections.base import Plot, Row, Section, data, lacking, layered, number_axis, rounded
+from goldilocks.report.sections.base import Plot, Row, Section, data, lacking, layered, number_axis, rounded, step_axis
 from goldilocks.report.theme import account_colour, account_order, account_title
 
 MOST_BARS = 60
@@ -111,11 +111,7 @@ def _steps(number: int, title: str, wide: bool, totals: Mapping[str, Series]) ->
         alt.Chart(data())
         .mark_rect()
         .encode(
-            x=alt.X(
-                "from:Q",
-                axis=alt.Axis(title="step", format="d", tickMinStep=1),
-                scale=alt.Scale(nice=False, zero=False),
-            ),
+            x=step_axis("from"),
             x2="to:Q",
             y=alt.Y("low:Q", axis=number_axis("tokens a step")),
             y2="high:Q",
