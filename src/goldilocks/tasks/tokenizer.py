@@ -1,4 +1,7 @@
-"""A tokenizer made from scratch: one token a character, and a chat template of two tokens."""
+"""A tokenizer made from scratch: one token a character, and a chat template of two tokens.
+
+It is a byte-level BPE without merges, the kind Qwen's is: transformers loads the tokenizer of any Qwen2 model as one.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,16 @@ _TEMPLATE = (
 
 def character_tokenizer(characters: Iterable[str] = ARITHMETIC) -> PreTrainedTokenizerFast:
     """A transformers tokenizer over these characters; anything else becomes the unknown token."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     special = [PAD, END, USER, ASSISTANT, UNKNOWN]
-    vocabulary = {token: index for index, token in enumerate([*special, *characters])}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    backend.decoder = decoders.Fuse()
+    by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    letters = [by_bytes.pre_tokenize_str(character)[0][0] for character in characters]
+    vocabulary = {token: index for index, token in enumerate([*special, *letters])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
+    backend.pre_tokenizer = by_bytes
+    backend.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=PAD,

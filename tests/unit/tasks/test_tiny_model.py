@@ -85,6 +85,10 @@ def test_the_saved_model_loads_and_answers(tmp_path):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     rates = pass_rates(model, tokenizer, Arithmetic().problems("train", 4, 0), samples=2)
     assert len(rates) == 4
+    for text in ("12-3=", "-7", " ", "\n"):  # verl wants the newline of a Qwen model to be one token
+        assert tokenizer.encode(text) == TOKENIZER.encode(text)
+        assert len(tokenizer.encode(text)) == len(text)
+        assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.apply_chat_template([{"role": "user", "content": "1+1="}], tokenize=False) == "<|user|>1+1="
 
 
