@@ -2,7 +2,7 @@
 
     python benchmarks/trainer.py [--steps 12]
 
-Four short runs of the default task on this machine, one after another: verl's ``sync`` and ours with everything off; verl's
+Four short runs of the default task, one after another: verl's ``sync`` and ours with everything off; verl's
 native ``filter_groups`` and ours. The first two steps warm up and are left out.
 """
 

@@ -410,6 +410,7 @@ class Collector:
             self._shelf.shorten(group, rest, reason)
             return False
         self._statistics.rejected += 1
+        self._keep_rate.take_back()
         self._owed += self._shelf.reject(group, reason)
         return True
 

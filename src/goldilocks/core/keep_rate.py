@@ -28,6 +28,10 @@ class KeepRate:
         self._judged += 1
         self._kept += kept
 
+    def take_back(self) -> None:
+        """A group that was kept has been rejected after the fact: the next refill asks for more."""
+        self._kept = max(self._kept - 1, 0.0)
+
     def forget(self) -> None:
         """A step has passed."""
         self._judged *= FORGETTING

@@ -138,7 +138,7 @@ class Settings:
     def limits(self) -> Limits:
         tokens = self.policies.max_tokens_per_step
         return Limits(
-            max_num_gen_batches=self.filter_groups.max_num_gen_batches if self.filter_groups.enable else 0,
+            max_num_gen_batches=self.filter_groups.max_num_gen_batches,
             max_rollouts_per_step=self.policies.max_rollouts_per_step,
             max_tokens_per_step=tokens,
             max_tokens_per_rollout=self.max_response_length if tokens is not None else None,

@@ -31,6 +31,7 @@ from goldilocks.verl.stored_rows import load_rows, save_rows
 
 MANAGER = "goldilocks.verl.agent_loop.StreamingManager"
 POOL_ESTIMATOR, PROMPT_MEAN = "grpo_pool", "prompt-mean"
+MAX_REFILLS = 64  # of one batch: a gate that rejects this often rejects everything
 STATE, ROWS = "goldilocks.npz", "goldilocks_rows"
 
 
@@ -117,7 +118,7 @@ class GoldilocksTrainer(PPOTrainerSync):
         gate, padding = self.gate, set(padding_keys(batch))
         assert gate is not None
         groups = self.collector.in_hand
-        while True:
+        for _ in range(MAX_REFILLS):
             if self.settings.judges_final_reward:
                 super()._compute_ref_log_prob(batch, metrics)
             refused, judged = gate.judge(batch_of(groups))
@@ -128,6 +129,11 @@ class GoldilocksTrainer(PPOTrainerSync):
             batch = self._balanced(groups, {})
             padding |= set(padding_keys(batch))
             super()._compute_old_log_prob(batch, {})
+        else:
+            raise ValueError(
+                f"after {MAX_REFILLS} refills {gate.reason} still rejects groups of the batch: {judged}. "
+                "Look at the gates' thresholds, or bound generation with algorithm.filter_groups.max_num_gen_batches."
+            )
         final = self._balanced(self.collector.in_hand, metrics)
         zero_log_probs(padding_keys(final), ref=self.settings.judges_final_reward)
         clear(padding)

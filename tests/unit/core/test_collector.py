@@ -372,3 +372,13 @@ def test_without_repeats_the_data_end_and_the_error_says_so() -> None:
     answer(subject, subject.requests(), rewards=(1.0, 1.0))
     with pytest.raises(Exhausted, match=r"0 of 2 groups are kept and no more can be had: .* 3 visits to 3 prompts"):
         subject.requests()
+
+
+def test_a_rejection_makes_the_next_refill_ask_for_more() -> None:
+    subject = collector(target_groups=10)
+    answer(subject, subject.requests())
+    subject.take()
+    subject.reject([f"g{index}" for index in range(10)], "gate1")
+    assert len(subject.requests()) == 10  # no more than a generation batch is open at once
+    before = subject.metrics()["train/keep_rate"]
+    assert before < 0.5
