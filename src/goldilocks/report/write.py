@@ -38,7 +38,8 @@ def write_report(paths: Sequence[Path], out: Path, *, png: bool = True) -> Writt
 def write_png(plot: Plot, folder: Path) -> Path:
     """One plot on white, twice as fine as a screen, with its title: it will stand alone on a slide."""
     folder.mkdir(parents=True, exist_ok=True)
-    spec = {**plot.spec(), "width": WIDE if plot.wide else WIDTH, "title": plot.title, "padding": 16}
+    title = {"text": plot.title, "subtitle": plot.hint} if plot.hint else plot.title
+    spec = {**plot.spec(), "width": WIDE if plot.wide else WIDTH, "title": title, "padding": 16}
     config = {**LIGHT, "background": "white"}
     file = folder / f"{plot.name}.png"
     file.write_bytes(vl_convert.vegalite_to_png(spec, scale=2, config=config, allowed_base_urls=[]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -34,6 +35,12 @@ def run(dapo: Path) -> Run:
 
 def plot(section: object, name: str) -> Plot:
     return next(one for one in section.plots if one.name == name)  # type: ignore[attr-defined]
+
+
+def data_names(spec: dict[str, Any]) -> set[str]:
+    """Every data set that some layer reads."""
+    own = {spec["data"]["name"]} if "data" in spec else set()
+    return own.union(*(data_names(layer) for layer in spec.get("layer", [])))
 
 
 def test_a_step_s_bars_sum_to_what_it_generated(run: Run) -> None:
@@ -125,6 +132,9 @@ def test_every_plot_has_a_name_of_its_own_and_something_to_show(dapo: Path, pilo
     plots = [plot for make in SECTIONS for plot in make(read_runs([dapo, pilot])).plots]
     assert len({one.name for one in plots}) == len(plots) == 21
     assert all(one.values for one in plots)
+    for one in plots:
+        spec = one.spec()
+        assert data_names(spec) <= set(spec["datasets"])
 
 
 def test_the_summary_compares_at_equal_rollouts(dapo: Path, pilot: Path) -> None:

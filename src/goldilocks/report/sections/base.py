@@ -40,7 +40,7 @@ class Plot:
         spec = self.chart.properties(width="container", height=self.height).to_dict(validate=False)
         spec.pop("$schema")
         spec.pop("config")  # Altair's own; ours depends on light and dark
-        return {**spec, "datasets": {VALUES: list(self.values)}}
+        return {**spec, "datasets": {**spec.get("datasets", {}), VALUES: list(self.values)}}
 
 
 @dataclass(frozen=True)
