@@ -138,6 +138,7 @@ class RayPPOTrainerWithSampling(RayPPOTrainer):
         """The groups whose reward after the KL penalty does not vary: it needs log-probs before the verdict."""
         self.checkpoint_manager.sleep_replicas()
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        batch.meta_info["global_token_num"] = batch.batch["attention_mask"].sum(-1).tolist()
         old, _ = self._compute_old_log_prob(batch)
         reference = self._compute_ref_log_prob(batch)
         kind, beta = self.config.algorithm.kl_penalty, self.kl_ctrl_in_reward.value

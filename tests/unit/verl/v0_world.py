@@ -134,7 +134,9 @@ class Workers:
             name: torch.nested.nested_tensor_from_jagged(torch.full(ids.values().shape, value), ids.offsets())
             for name, value in fields.items()
         }
-        return tu.get_tensordict(values, {"metrics": {"mfu": 0.0}})
+        assert batch["temperature"] > 0
+        metrics = {"mfu": 0.0} if tu.get(batch, "global_token_num") is not None else {}  # as verl's workers have it
+        return tu.get_tensordict(values, {"metrics": metrics})
 
 
 class World:
