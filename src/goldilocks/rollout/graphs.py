@@ -57,6 +57,7 @@ class GraphDecoder(Decoder):
         """Give back the cache and the graphs, which hold its addresses."""
         self._graphs.clear()
         self._prefills.clear()
+        self._pool = torch.cuda.graph_pool_handle()  # the old one died with the last graph that used it
         super().release()
         torch.cuda.empty_cache()
 
