@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-VERL = ["trainer.v1.trainer_mode=sync", "trainer.v1.sampler.custom_sampler.path=null"]
+VERL = ["trainer.v1.trainer_mode=sync"]
 FILTER = ["algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=acc"]
 ARMS = {
     "verl sync": ["grpo", *VERL],
