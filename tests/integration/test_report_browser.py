@@ -47,11 +47,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def pages(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One run, two runs, a run that is empty."""
+    """One run, two runs, a run that has made one step, a run that is empty."""
     root = tmp_path_factory.mktemp("pages")
     empty = root / "empty"
     empty.mkdir()
-    chosen = {"one": runs[:1], "two": runs, "empty": [empty]}
+    begun = write_run(root / "begun", steps=1)
+    chosen = {"one": runs[:1], "two": runs, "begun": [begun], "empty": [empty]}
     return {name: write_report(paths, root / f"{name}.html", png=False).page for name, paths in chosen.items()}
 
 
@@ -104,7 +105,7 @@ def search(browser: webdriver.Chrome, text: str) -> WebElement:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-@pytest.mark.parametrize(("name", "plots"), [("one", 17), ("two", 21), ("empty", 0)])
+@pytest.mark.parametrize(("name", "plots"), [("one", 17), ("two", 21), ("begun", 14), ("empty", 0)])
 def test_every_plot_is_drawn_within_the_page_and_the_console_is_silent(
     browser: webdriver.Chrome, pages: dict[str, Path], name: str, plots: int, size: tuple[int, int], theme: str
 ) -> None:

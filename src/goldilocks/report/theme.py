@@ -85,7 +85,8 @@ def vega_config(ink: str, faint: str, grid: str) -> dict[str, Any]:
         "title": {"color": ink, "subtitleColor": faint, "anchor": "start", "fontSize": 14, "offset": 14},
         "text": {"fill": ink},
         "rule": {"color": faint},
-        "line": {"strokeWidth": 2, "strokeCap": "round", "strokeJoin": "round"},
+        # the points hide in the line; of a run that has made one step they are all there is to see
+        "line": {"strokeWidth": 2, "strokeCap": "round", "strokeJoin": "round", "point": {"size": 5}},
     }
 
 

@@ -105,7 +105,7 @@ def line_plot(
 
     tips = [alt.Tooltip("run:N"), alt.Tooltip("step:Q"), alt.Tooltip(y[0], type="quantitative", title=y[1])]
     return layered(
-        base.mark_line(strokeWidth=1, opacity=0.35).encode(y=at(y[0])),
+        base.mark_line(strokeWidth=1, opacity=0.35, point=False).encode(y=at(y[0])),
         base.mark_line().encode(y=at("trend")),
         base.mark_circle(size=140, opacity=0).encode(y=at(y[0]), tooltip=tips),
     )
@@ -147,8 +147,8 @@ def smoothed(series: Series, share: float = 0.05) -> Series:
 
 
 def rounded(value: float) -> float:
-    """Six digits: what a plot can show, at a third of the bytes."""
-    return float(f"{value:.6g}")
+    """Eight digits: GSPO's ratios leave 1 in the fourth or fifth."""
+    return float(f"{value:.8g}")
 
 
 def titled(runs: Sequence[Run], run: Run, title: str) -> str:

@@ -116,7 +116,7 @@ def _band_layer(name: str, colour: str) -> alt.Chart:
 
 
 def _ratio_axis(field: str) -> alt.Y:
-    return alt.Y(f"{field}:Q", axis=number_axis("ratio", "~g"), scale=alt.Scale(zero=False))
+    return alt.Y(f"{field}:Q", axis=alt.Axis(title="ratio"), scale=alt.Scale(zero=False))
 
 
 def _clips(runs: Sequence[Run]) -> list[Plot]:
