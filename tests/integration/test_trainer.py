@@ -131,7 +131,7 @@ def test_the_batch_filter_rejects_inside_the_loop_and_the_batch_is_full(launch: 
         "+batch_filter.sample_oversampling_factor=2.0",
         "+batch_filter.prompt_oversampling_factor=1.5",
         "+batch_filter.enable_two_gate_filter=True",
-        "+batch_filter.gate2_instability_threshold=-1.5",  # a token that was less than a quarter as likely as the best
+        "+batch_filter.gate2_instability_threshold=-2.3",  # no token less than a tenth as likely as the best
         f"trainer.rollout_data_dir={dumps}",
     )
     assert_trained(run, 1, 2)

@@ -201,6 +201,11 @@ class Collector:
         return self._shelf.kept
 
     @property
+    def owed(self) -> int:
+        """How many groups the current step has yet to hand out."""
+        return self._owed
+
+    @property
     def in_hand(self) -> tuple[Group, ...]:
         """The batch in hand: what ``take`` handed out and ``reject`` left."""
         return self._shelf.in_hand

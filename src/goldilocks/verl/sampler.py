@@ -17,7 +17,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from goldilocks.core import Collector
-from goldilocks.types import Group, Request, Rollout
+from goldilocks.types import Request, Rollout
 from goldilocks.verl.failures import published_error
 from goldilocks.verl.fields import FIRST, PARTITION, ROLLOUTS
 from goldilocks.verl.queue_rows import batch_of, clear, keys_of
@@ -51,21 +51,26 @@ class CollectorSampler(ReplayBuffer):
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         if partition_id != PARTITION:
             return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
-        groups = self.collect(global_steps)
+        self.fill(global_steps, drain=False)
+        groups = self.collector.take()
+        self._drain()
         return batch_of(groups), {}
 
-    def collect(self, global_steps: int) -> tuple[Group, ...]:
-        """Run the loop until the batch is there, and take it. Nothing is in flight afterwards."""
+    def fill(self, global_steps: int, *, drain: bool = True) -> None:
+        """Run the loop until a batch is there to be taken."""
         while not self.collector.ready:
             self._submit(self.collector.requests(), global_steps)
             if not self.collector.ready:
                 self._observe()
-        groups = self.collector.take()
+        if drain:
+            self._drain()
+
+    def _drain(self) -> None:
+        """Nothing is in flight afterwards: the rollout servers are about to be put to sleep."""
         self._cancel()
         while self.collector.in_flight:
             self._observe()
         self._clear()
-        return groups
 
     def _submit(self, requests: list[Request], global_steps: int) -> None:
         if not requests:

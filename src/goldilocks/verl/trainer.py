@@ -31,7 +31,7 @@ from goldilocks.verl.stored_rows import load_rows, save_rows
 
 MANAGER = "goldilocks.verl.agent_loop.StreamingManager"
 POOL_ESTIMATOR, PROMPT_MEAN = "grpo_pool", "prompt-mean"
-MAX_REFILLS = 64  # of one batch: a gate that rejects this often rejects everything
+MAX_REFILLS = 32  # of one batch: a gate that rejects this often rejects everything
 STATE, ROWS = "goldilocks.npz", "goldilocks_rows"
 
 
@@ -115,37 +115,45 @@ class GoldilocksTrainer(PPOTrainerSync):
 
     def _refill(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Reject what the gate refuses, replace it, judge the replacements: until the batch is full of what passed."""
-        gate, padding = self.gate, set(padding_keys(batch))
-        assert gate is not None
-        groups = self.collector.in_hand
+        padding = set(padding_keys(batch))
+        self._judge(batch, self.collector.in_hand, metrics)
+        judged = {group.uid for group in self.collector.in_hand}
         for _ in range(MAX_REFILLS):
-            if self.settings.judges_final_reward:
-                super()._compute_ref_log_prob(batch, metrics)
-            refused, judged = gate.judge(batch_of(groups))
-            metrics.update(judged)
-            if not self.collector.reject(refused, gate.reason):
+            if not self.collector.owed:
                 break
-            groups = self._replacements()
-            batch = self._balanced(groups, {})
+            self._generate_replacements()
+            fresh = [group for group in self.collector.kept if group.uid not in judged]
+            batch = self._balanced(fresh, {})
             padding |= set(padding_keys(batch))
             super()._compute_old_log_prob(batch, {})
+            self._judge(batch, fresh, metrics)
+            judged |= {group.uid for group in fresh}
+            if self.collector.ready:
+                self.collector.take()
         else:
             raise ValueError(
-                f"after {MAX_REFILLS} refills {gate.reason} still rejects groups of the batch: {judged}. "
-                "Look at the gates' thresholds, or bound generation with algorithm.filter_groups.max_num_gen_batches."
+                f"after {MAX_REFILLS} refills {self.collector.owed} groups are missing: the gate rejects too much. "
+                "Look at its metrics and thresholds; algorithm.filter_groups.max_num_gen_batches bounds generation."
             )
         final = self._balanced(self.collector.in_hand, metrics)
         zero_log_probs(padding_keys(final), ref=self.settings.judges_final_reward)
         clear(padding)
         return final
 
-    def _replacements(self) -> tuple[Group, ...]:
-        """Groups in the place of those lost, by the same policy; its replicas were asleep."""
+    def _judge(self, batch: KVBatchMeta, groups: Iterable[Group], metrics: dict) -> None:
+        assert self.gate is not None
+        if self.settings.judges_final_reward:
+            super()._compute_ref_log_prob(batch, metrics)
+        refused, judged = self.gate.judge(batch_of(groups))
+        metrics.update(judged)
+        self.collector.reject(refused, self.gate.reason)
+
+    def _generate_replacements(self) -> None:
+        """More groups by the same policy; its replicas were asleep."""
         with marked_timer("gen", self.timing_raw):
             self.checkpoint_manager.update_weights(self.global_steps - 1)
-            groups = self.replay_buffer.collect(self.global_steps)
+            self.replay_buffer.fill(self.global_steps)
             self.on_sample_end()
-        return groups
 
     def _balanced(self, groups: Iterable[Group], metrics: dict) -> KVBatchMeta:
         batch = self._balance_batch(batch_of(groups), metrics)

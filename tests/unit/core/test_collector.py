@@ -382,3 +382,10 @@ def test_a_rejection_makes_the_next_refill_ask_for_more() -> None:
     assert len(subject.requests()) == 10  # no more than a generation batch is open at once
     before = subject.metrics()["train/keep_rate"]
     assert before < 0.5
+
+
+def test_what_was_in_flight_when_the_engine_died_does_not_count_against_the_limit() -> None:
+    subject = collector(target_groups=1, limits=Limits(max_rollouts_per_step=2))
+    subject.requests()
+    subject.reissue()
+    assert [request.n for request in subject.requests()] == [2]
