@@ -7,6 +7,7 @@ prompt's text is looked up by the same hash; where no text is found, the key sta
 from __future__ import annotations
 
 import math
+import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from goldilocks.checkpoint import load_state
 
 FILE = "goldilocks.npz"
+_FOLDER = re.compile(r"(global|interrupted)_step_(?P<step>\d+)")
 COLUMNS = ("keys", "positives", "negatives", "visits", "streak", "tokens", "last_step")
 
 
@@ -39,19 +41,16 @@ class Beliefs:
 
 
 def checkpoints(directory: Path) -> list[tuple[int, Path]]:
-    """The saved collectors under ``checkpoints/global_step_N/``, by step."""
-    found = []
-    for file in directory.glob(f"global_step_*/**/{FILE}"):
-        number = file.relative_to(directory).parts[0].removeprefix("global_step_")
-        if number.isdecimal():
-            found.append((int(number), file))
-    return sorted(found)
+    """The collectors saved with verl's checkpoints, and those of a step that did not end, by step."""
+    folders = {folder: _FOLDER.fullmatch(folder.name) for folder in directory.glob("*_step_*")}
+    found = [(int(match["step"]), folder / FILE) for folder, match in folders.items() if match]
+    return sorted((step, file) for step, file in found if file.is_file())
 
 
 def read_beliefs(step: int, file: Path) -> Beliefs:
     """The ledger in one saved collector. Raises ``ValueError`` when the file holds none, or only half."""
     try:
-        ledger = load_state(file)["ledger"]
+        ledger = load_state(file)["collector"]["ledger"]
         columns = [ledger[name].tolist() for name in COLUMNS]
     except (KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise ValueError(f"{file} holds no beliefs: {error}") from error

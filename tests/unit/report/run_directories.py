@@ -72,7 +72,7 @@ def write_run(
             if step % 8 == 0:
                 checkpoint = path / "checkpoints" / f"global_step_{step}"
                 checkpoint.mkdir(parents=True)
-                save_state(collector.state_dict(), checkpoint / "goldilocks.npz")
+                save_state({"collector": collector.state_dict(), "gate": {}}, checkpoint / "goldilocks.npz")
             if step % 2 == 0:
                 write_dump(path / "rollouts" / f"{step}.jsonl", step, batch, data)
     return path
