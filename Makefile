@@ -11,6 +11,7 @@ train: $(READY)  ## train the default recipe on this machine
 	$(BIN)/goldilocks train $(ARGS)
 
 test: $(READY)  ## run every test
+	-scripts/install_chromium.sh
 	$(BIN)/python -m pytest $(ARGS)
 
 unit: $(READY)  ## run the unit tests only: no Ray, no verl, no GPU
