@@ -145,7 +145,7 @@ class Collector:
             backfilled = self._shelf.backfill(self._owed - len(groups), self._trim)
             self._statistics.backfilled += len(backfilled)
             groups += backfilled
-        if not groups:
+        if not groups and not self._shelf.in_hand:
             raise Exhausted(self._why_exhausted())
         self._owed = 0
         self._requeue_open()
@@ -431,7 +431,6 @@ class Collector:
             "step": self.step,
             "prompts_issued": self.prompts_issued,
             "owed": self._owed,
-            "exhausted": self._exhausted,
             "open": [pack_visit(visit) for visit in self._open.values()],
             "unsent": list(self._unsent),
             "cancelled": list(self._cancelled),
@@ -444,7 +443,8 @@ class Collector:
         self._shelf.load_state_dict(state["shelf"], self._find_prompt)
         self._statistics = Statistics.from_state_dict(state["statistics"])
         self.step, self.prompts_issued = state["step"], state["prompts_issued"]
-        self._owed, self._exhausted = state["owed"], state["exhausted"]
+        self._owed = state["owed"]
+        self._exhausted = False  # found out again, under the limits of today
         visits = [unpack_visit(packed, self._find_prompt(packed)) for packed in state["open"]]
         self._open = {visit.uid: visit for visit in visits}
         self._unsent = dict.fromkeys(state["unsent"])

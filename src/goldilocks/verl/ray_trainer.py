@@ -243,7 +243,6 @@ class RayPPOTrainerWithSampling(RayPPOTrainer):
         if not (folder / STATE).exists():
             return
         state = load_state(folder / STATE)
-        state["collector"]["exhausted"] = False  # by limits that may be others now
         self.collector.load_state_dict(state["collector"])
         self.async_rollout_manager.load_state_dict(state["manager"])
         self.collector.reissue()

@@ -99,6 +99,7 @@ def _own_overrides(choice: Choice, run_path: Path, ray_folder: str) -> list[str]
         "trainer.project_name=goldilocks",
         f"trainer.experiment_name={run_path.name}",
         f"trainer.default_local_dir={run_path.resolve() / 'checkpoints'}",
+        f"trainer.rollout_data_dir={run_path.resolve() / 'rollouts'}",
         *([] if cluster else private),
     ]
 

@@ -214,12 +214,13 @@ class GoldilocksTrainer(PPOTrainerSync):
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
-        if self.global_steps:
-            folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-            if self.config.trainer.resume_mode == "resume_path":
-                folder = Path(self.config.trainer.resume_from_path)
-            interrupted = self._interrupted_folder(self.global_steps + 1)
-            self._load_collector(interrupted if interrupted.is_dir() else folder)
+        trainer = self.config.trainer
+        if trainer.resume_mode == "disable":
+            return
+        saved = Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        folder = Path(trainer.resume_from_path) if trainer.resume_mode == "resume_path" else saved
+        interrupted = self._interrupted_folder(self.global_steps + 1)
+        self._load_collector(interrupted if interrupted.is_dir() else folder)
 
     def _save_interrupted(self) -> Path:
         folder = self._interrupted_folder(self.global_steps)

@@ -10,6 +10,7 @@ from goldilocks.core import Collector
 from goldilocks.types import Failure, Rollout
 
 MAX_TOKENS = 40
+MOST_TURNS = 3_000
 
 
 @dataclass
@@ -97,7 +98,9 @@ def run(collector: Collector, engine: FaultyEngine, steps: int) -> Log:
     """Train ``steps`` batches."""
     log = Log()
     for _ in range(steps):
+        begun = engine.tick
         while not collector.ready:
             turn(collector, engine, log)
+            assert engine.tick - begun < MOST_TURNS, "there is no end to this step"
         take(collector, engine, log)
     return log

@@ -389,3 +389,33 @@ def test_what_was_in_flight_when_the_engine_died_does_not_count_against_the_limi
     subject.requests()
     subject.reissue()
     assert [request.n for request in subject.requests()] == [2]
+
+
+def test_after_a_restart_the_limits_of_today_hold() -> None:
+    subject = collector(limits=Limits(max_num_gen_batches=1))
+    answer(subject, subject.requests(), rewards=(1.0, 1.0))
+    with pytest.raises(Exhausted):
+        subject.requests()
+    more = collector(limits=Limits(max_num_gen_batches=2))
+    more.load_state_dict(subject.state_dict())
+    assert len(more.requests()) == 2
+
+
+def test_what_is_left_in_hand_is_trained_when_nothing_can_be_had_for_what_was_rejected() -> None:
+    subject = collector(limits=Limits(max_num_gen_batches=1, on_exhausted="shrink"))
+    answer(subject, subject.requests())
+    subject.take()
+    subject.reject(["g0"], "gate1")
+    assert subject.requests() == []
+    assert subject.take() == ()
+    assert [group.uid for group in subject.in_hand] == ["g1"]
+
+
+def test_a_batch_that_was_not_trained_waits_again() -> None:
+    subject = collector(gen_batch_size=3)
+    answer(subject, subject.requests())
+    subject.take()
+    subject.reject(["g0"], "gate1")
+    subject.put_back()
+    subject.accounts.check()
+    assert [group.uid for group in subject.take()] == ["g1", "g2"]

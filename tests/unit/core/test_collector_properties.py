@@ -38,7 +38,7 @@ surplus = st.builds(Surplus, max_carry_steps=st.integers(0, 2), on_full=st.sampl
 cases = st.fixed_dictionaries(
     {
         "policy": st.sampled_from(sorted(PRESETS)),
-        "prompts": st.integers(12, 80),
+        "prompts": st.integers(40, 80),  # a selector that repeats none in hand needs a batch's worth with signal
         "target_groups": st.integers(1, 10),
         "gen_batch_size": st.integers(1, 20),
         "limits": limits,
