@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transfer_queue as tq
 from safetensors.torch import load_file, save_file
@@ -19,6 +18,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from goldilocks.types import Rollout
 from goldilocks.verl.fields import PARTITION
+from goldilocks.verl.row_json import dump_values
 
 TENSORS, VALUES = "tensors.safetensors", "values.json"
 
@@ -37,10 +37,7 @@ def save_rows(rollouts: Iterable[Rollout], folder: Path) -> None:
             tensors |= {f"{place}/{name}": value.contiguous().clone() for name, value in found.items()}
             values = {name: value for name, value in row.items() if name not in found}
             rows.append({"key": key, "tag": tag, "tensors": sorted(found), "values": values})
-    try:
-        text = json.dumps(rows, default=_from_numpy)
-    except TypeError as error:
-        raise ValueError(f"a rollout has a field that is neither tensor nor JSON: {error}") from error
+    text = dump_values(rows)
     save_file(tensors, folder / TENSORS)
     (folder / VALUES).write_text(text)
 
@@ -65,13 +62,3 @@ def load_rows(folder: Path) -> None:
 
 def _plain(value: Any) -> Any:
     return value.data if isinstance(value, NonTensorData) else value
-
-
-def _from_numpy(value: object) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    if hasattr(value, "model_dump"):
-        return value.model_dump()
-    raise TypeError(f"{type(value).__name__} {value!r:.80}")

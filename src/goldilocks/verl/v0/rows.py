@@ -19,6 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from verl import DataProto
 
+from goldilocks.verl.row_json import dump_values
+
 TENSORS, VALUES = "tensors.safetensors", "values.json"
 
 
@@ -67,11 +69,7 @@ class RowStore:
         pairs = list(places)
         rows = [self._groups[uid][index] for uid, index in pairs]
         names = rows[0].tensors if rows else ()
-        try:
-            listed = [[*pair, dict(row.values)] for pair, row in zip(pairs, rows, strict=True)]
-            text = json.dumps(listed, default=_plain)
-        except TypeError as error:
-            raise ValueError(f"a rollout has a field that is neither a tensor nor a JSON value: {error}") from error
+        text = dump_values([[*pair, dict(row.values)] for pair, row in zip(pairs, rows, strict=True)])
         save_file({name: torch.stack([row.tensors[name] for row in rows]) for name in names}, folder / TENSORS)
         (folder / VALUES).write_text(text)
 
@@ -101,13 +99,3 @@ def _objects(values: list[Any]) -> np.ndarray:
     column = np.empty(len(values), dtype=object)
     column[:] = values
     return column
-
-
-def _plain(value: object) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    if hasattr(value, "model_dump"):
-        return value.model_dump()
-    raise TypeError(f"{type(value).__name__} {value!r:.80}")
