@@ -55,7 +55,7 @@ class TransformersAdapter(BaseRollout):
 
     async def _send_by_store(self, weights: Any) -> None:
         limit = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
-        stream = ensure_async_iterator(weights)  # type: ignore[no-untyped-call]
+        stream = ensure_async_iterator(weights)
         async for bucket in transfer.buckets(stream, limit):
             await self._server.load_weights.remote(bucket)
 
