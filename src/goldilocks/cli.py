@@ -32,8 +32,17 @@ examples:
 """
 
 
-def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
-    """The parser; only the chosen subcommand's module is imported, the others are listed by their one line."""
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """What the command line says. Options may stand before, between and behind a subcommand's other words."""
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    parser, commands = _parsers(chosen)
+    if chosen not in commands or chosen != words[0]:
+        return parser.parse_args(words)
+    return commands[chosen].parse_intermixed_args(words[1:], argparse.Namespace(command=chosen))
+
+
+def _parsers(chosen: str | None) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """All of it, and each subcommand: only the chosen one's module is imported, the others are listed by a line."""
     parser = argparse.ArgumentParser(
         prog="goldilocks",
         description="Spend rollouts where they teach: which prompts to roll out, how many rollouts each gets, "
@@ -47,15 +56,13 @@ def build_parser(chosen: str | None = None) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name == chosen:
             importlib.import_module(module).add_arguments(sub)
-    return parser
+    return parser, commands.choices
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    chosen = next((word for word in words if not word.startswith("-")), None)
     try:
-        args = build_parser(chosen).parse_args(words)
+        args = parse(list(sys.argv[1:] if argv is None else argv))
         return int(importlib.import_module(COMMANDS[args.command][0]).run(args) or 0)
     except (ValueError, OSError) as error:
         print(f"goldilocks: {error}", file=sys.stderr)

@@ -2,6 +2,8 @@
 
 Invariant: it is what ``python -m verl.trainer.main_ppo +device=… +task=… +recipe=… key=value …`` composes. verl itself
 is not imported: only its YAML files are read, so a typing error costs a second and not a start of Ray.
+
+A recipe is one of ours by name, or a YAML file of one's own by path.
 """
 
 from __future__ import annotations
@@ -14,13 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 DEFAULT_RECIPE = "grpo"
 DEFAULT_TASK = "arithmetic"
 GROUPS = ("device", "task")
+FILE = ".yaml"  # a recipe that ends so is a file
 
 CONFIG = Path(__file__).parent / "config"
 
@@ -33,6 +38,11 @@ class Choice:
     task: str
     device: str
     overrides: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The recipe's name; of a file, the file's."""
+        return Path(self.recipe).stem if self.recipe.endswith(FILE) else self.recipe
 
 
 def names(group: str) -> list[str]:
@@ -54,20 +64,35 @@ def choose(words: Sequence[str], device: str) -> Choice:
         elif word not in recipes:
             overrides.append(word)
     choice = Choice(recipes[0] if recipes else DEFAULT_RECIPE, chosen["task"], chosen["device"], tuple(overrides))
-    for group in ("recipe", *GROUPS):
+    for group in GROUPS if choice.recipe.endswith(FILE) else ("recipe", *GROUPS):
         _require_known(group, getattr(choice, group))
     return choice
 
 
 def compose_config(choice: Choice, extra: Sequence[str] = ()) -> DictConfig:
     """verl's config: its defaults, the device, the task, the recipe, ``extra``, and last what the user set."""
-    groups = [f"+device={choice.device}", f"+task={choice.task}", f"+recipe={choice.recipe}", *extra]
+    recipe = _stored(choice.recipe) if choice.recipe.endswith(FILE) else f"+recipe={choice.recipe}"
+    groups = [f"+device={choice.device}", f"+task={choice.task}", recipe, *extra]
     with initialize_config_dir(str(_verl_config()), version_base=None):
         try:
             return compose("ppo_trainer", overrides=[*groups, *choice.overrides])
         except (HydraException, OmegaConfBaseException) as error:
             base = compose("ppo_trainer", overrides=groups)
             raise ValueError(_explain(error, base, choice.overrides)) from None
+
+
+def _stored(file: str) -> str:
+    """The override that chooses a recipe's file, wherever the file is."""
+    if not Path(file).is_file():
+        raise ValueError(f"recipe={file!r} is not a file; a name without {FILE} is one of {', '.join(names('recipe'))}")
+    try:
+        node = OmegaConf.load(file)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"recipe={file!r} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(node, DictConfig):
+        raise ValueError(f"recipe={file!r} has no keys; it is written like those in {CONFIG / 'recipe'}")
+    ConfigStore.instance().store(group="recipe_file", name="chosen", node=node, package="_global_")
+    return "+recipe_file=chosen"
 
 
 def _require_known(group: str, name: str) -> None:

@@ -49,7 +49,8 @@ examples:
 
 every key is verl's own: python -m verl.trainer.main_ppo --cfg job lists them
 """
-    parser.add_argument("words", nargs="*", metavar="RECIPE | key=value", help="a recipe's name, and verl's settings")
+    parser.add_argument("words", nargs="*", metavar="RECIPE | key=value", help="a recipe's name or file, and settings")
+    parser.add_argument("--cfg", choices=["job"], help="print the composed config, as Hydra does, and train nothing")
     parser.add_argument("--name", help="of the run; one that exists goes on from its last checkpoint")
     parser.add_argument("--runs", metavar="DIR", type=Path, default=Path("runs"), help="where runs go (default runs/)")
     parser.add_argument("--reward-timeout", metavar="S", type=float, default=TIMEOUT_S, help="seconds the reward "
@@ -63,9 +64,12 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     choice = choose(args.words, find_device())
     os.environ[defaults.VARIABLE] = str(defaults.folder())
-    name = args.name or f"{choice.recipe}-{datetime.now():%Y%m%d-%H%M%S}"
+    name = args.name or f"{choice.name}-{datetime.now():%Y%m%d-%H%M%S}"
     # Composed twice: a mistake in a key is answered before a directory, a model or data are made.
-    compose_config(choice)
+    config = compose_config(choice, [_engine(choice)])
+    if args.cfg:
+        print(_yaml(config), end="")
+        return 0
     if choice.task == DEFAULT_TASK:
         defaults.make_missing()
     with _ray_folder() as ray_folder:
@@ -77,10 +81,14 @@ def run(args: argparse.Namespace) -> int:
                     config.reward.custom_reward_function, args.reward_timeout
                 )
         run_dir = RunDir.create(args.runs, name)
-        _save(config, run_dir)
+        run_dir.config.write_text(_yaml(config))
         engine = config.actor_rollout_ref.rollout.name
-        console.print(f"{choice.recipe} on {choice.device}, rollouts by {engine}, {_relative(run_dir)}")
+        console.print(f"{choice.name} on {choice.device}, rollouts by {engine}, {_relative(run_dir)}")
         return _supervise(run_dir, config, _environment(choice, config, run_dir), args.stall_timeout, console)
+
+
+def _engine(choice: Choice) -> str:
+    return f"actor_rollout_ref.rollout.name={rollout_engine(choice.device)}"
 
 
 def _own_overrides(choice: Choice, run_path: Path, ray_folder: str) -> list[str]:
@@ -94,7 +102,7 @@ def _own_overrides(choice: Choice, run_path: Path, ray_folder: str) -> list[str]
     ]
     cluster = any("ray_kwargs.ray_init.address=" in override for override in choice.overrides)
     return [
-        f"actor_rollout_ref.rollout.name={rollout_engine(choice.device)}",
+        _engine(choice),
         "trainer.logger=[console,file]",
         "trainer.project_name=goldilocks",
         f"trainer.experiment_name={run_path.name}",
@@ -127,9 +135,9 @@ def _ray_folder() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _save(config: DictConfig, run_dir: RunDir) -> None:
+def _yaml(config: DictConfig) -> str:
     try:
-        run_dir.config.write_text(OmegaConf.to_yaml(config, resolve=True))
+        return OmegaConf.to_yaml(config, resolve=True)
     except OmegaConfBaseException as error:
         raise ValueError(" ".join(str(error).split())) from None
 
