@@ -294,6 +294,8 @@ def check(config: DictConfig, settings: Settings) -> None:
     )
     estimator = config.algorithm.adv_estimator
     require(estimator != "remax", "algorithm.adv_estimator", "remax", "an estimator without a greedy baseline")
+    costs = settings.budget().costs
+    require(not costs, "goldilocks.budget", costs, "none on verl's V0 trainer; trainer.use_v1=True has it")
     filtered = settings.batch_filter_config is not None
     require(not filtered, "batch_filter.enable", filtered, "False on verl's V0 trainer; trainer.use_v1=True has it")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from goldilocks.core.filters import Everything, Filter, Variance
 from goldilocks.core.policy import require
 from goldilocks.core.registry import nearest
 from goldilocks.filtering import PPOFilterConfig
+from goldilocks.verl.budget import Budget
 
 S = TypeVar("S")
 
@@ -69,6 +70,7 @@ class Policies:
     max_retries: int = 2
     forgetting: float = 0.9
     loss_agg: str | None = None
+    budget: Mapping[str, Any] = field(default_factory=lambda: asdict(Budget()))
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ class Settings:
             require(free, "goldilocks.allocator", self.policies.allocator, "none with adaptive_rollout.enable=True")
         conflict = self.judges_final_reward and self.batch_filter_config is not None
         require(not conflict, "algorithm.filter_groups.metric", groups.metric, "another metric with batch_filter")
-        self.limits(), self.surplus(), self.selector(), self.allocator(), self.filter()  # each checks its own
+        # each checks its own
+        self.limits(), self.surplus(), self.selector(), self.allocator(), self.filter(), self.budget()
 
     @property
     def batch_filter_config(self) -> PPOFilterConfig | None:
@@ -145,6 +148,9 @@ class Settings:
             max_retries=self.policies.max_retries,
             on_exhausted=self.filter_groups.on_exhausted,
         )
+
+    def budget(self) -> Budget:
+        return _section(Budget, self.policies.budget, "goldilocks.budget")
 
     def surplus(self) -> Surplus:
         return Surplus(self.filter_groups.max_carry_steps, self.filter_groups.on_full)

@@ -22,6 +22,7 @@ from goldilocks.algorithms import PoolStatistics, pool_statistics
 from goldilocks.checkpoint import load_state, save_state
 from goldilocks.core import Collector, Exhausted
 from goldilocks.types import Group
+from goldilocks.verl.budget import Meter
 from goldilocks.verl.gates import Gate, build_gate
 from goldilocks.verl.queue_rows import batch_of, clear, padding_keys, weigh_advantages, zero_log_probs
 from goldilocks.verl.sampler import CollectorSampler
@@ -78,6 +79,7 @@ class GoldilocksTrainer(PPOTrainerSync):
         source = DatasetSource(self.train_dataset)
         self.collector = self.settings.collector(source, loader_order(self.config.data, len(source)))
         self.replay_buffer.collector = self.collector
+        self.meter = Meter(self.settings.budget(), self.collector.accounts)
         self.steps_per_epoch = EpochClock(self.collector)
         self.gate = build_gate(
             self.settings, lambda: self.kl_ctrl_in_reward.value, kl_penalty=self.config.algorithm.kl_penalty
@@ -86,6 +88,7 @@ class GoldilocksTrainer(PPOTrainerSync):
     def fit(self, agent_loop_manager: Any) -> None:
         """verl's loop; the sampler is given the workers it asks."""
         self.replay_buffer.manager = agent_loop_manager
+        self._keep_to_budget({})  # a run that is started again may have spent it
         super().fit(agent_loop_manager)
 
     # -- a step --------------------------------------------------------------------------------------------------------
@@ -102,6 +105,39 @@ class GoldilocksTrainer(PPOTrainerSync):
             raise Exhausted(f"{error} What was generated is saved in {folder}.") from error
         metrics.update(self.collector.metrics())
         return batch
+
+    # -- a budget ------------------------------------------------------------------------------------------------------
+
+    def on_step_begin(self) -> None:
+        super().on_step_begin()
+        self.meter.begin_update()
+
+    def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
+        batch = super().step(metrics, timing_raw)
+        self._keep_to_budget(metrics)
+        return batch
+
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        self.meter.end_update()
+
+    def _keep_to_budget(self, metrics: dict) -> None:
+        """End the run with this update if the budget is spent.
+
+        verl asks before an update whether it is the last one. That is known only after it, so what verl does at the
+        end, validate and save, is asked for by the frequencies it looks at next.
+        """
+        if not self.meter.budget.costs:
+            return
+        metrics["budget/spent"] = share = self.meter.share
+        last, trainer = share >= 1, self.config.trainer
+        if self.meter.budget.validations is not None:
+            due = self.meter.validation_due()
+            trainer.test_freq = self.global_steps if due or last else 0
+        if last:
+            self.total_training_steps = self.global_steps
+            for key in ("test_freq", "save_freq"):
+                trainer[key] = self.global_steps if trainer[key] > 0 else trainer[key]
 
     # -- rejection inside the refill loop ------------------------------------------------------------------------------
 
@@ -235,7 +271,8 @@ class GoldilocksTrainer(PPOTrainerSync):
         folder.mkdir(parents=True, exist_ok=True)
         save_rows(self.collector.waiting_rollouts, folder / ROWS)
         gate = {} if self.gate is None else self.gate.state_dict()
-        save_state({"collector": self.collector.state_dict(), "gate": gate}, folder / STATE)
+        state = {"collector": self.collector.state_dict(), "gate": gate, "meter": self.meter.state_dict()}
+        save_state(state, folder / STATE)
 
     def _load_collector(self, folder: Path) -> None:
         if not (folder / STATE).exists():
@@ -243,6 +280,7 @@ class GoldilocksTrainer(PPOTrainerSync):
         state = load_state(folder / STATE)
         self.collector.load_state_dict(state["collector"])
         self.collector.reissue()
+        self.meter.load_state_dict(state.get("meter", {}))
         if self.gate is not None and state["gate"]:
             self.gate.load_state_dict(state["gate"])
         load_rows(folder / ROWS)
