@@ -38,12 +38,11 @@ from goldilocks.core.pool import Pool
 from goldilocks.core.queue import PromptQueue
 from goldilocks.core.selectors import Selector
 from goldilocks.core.shelf import Shelf, issue_order
+from goldilocks.core.signal import is_informative, signal
 from goldilocks.core.source import KeyedPositions, Source
 from goldilocks.core.statistics import Statistics
 from goldilocks.core.visit import Visit
-from goldilocks.types import Failure, Group, Prompt, Request, Rollout, Verdict, mean_and_std
-
-MIN_STD = 1e-6  # rewards closer than this do not differ
+from goldilocks.types import Failure, Group, Prompt, Request, Rollout, Verdict
 
 
 class Exhausted(ValueError):
@@ -238,6 +237,8 @@ class Collector:
             "train/keep_rate": self._keep_rate.value,
             "train/groups_carried": len(self._shelf),
             "train/groups_open": len(self._open),
+            "train/informative_groups": sum(map(is_informative, self.in_hand)),
+            "train/signal": math.fsum(map(signal, self.in_hand)),
             "data/epoch": self.prompts_issued / len(self.source),
             "data/prompts_issued": self.prompts_issued,
             **self.accounts.metrics(),
@@ -372,7 +373,7 @@ class Collector:
         self._stop(visit)
         group = visit.close()
         verdict = self.filter.judge(group) if len(group) else Verdict(False, "failed")
-        informative = len(group) > 1 and mean_and_std(group.rewards)[1] > MIN_STD
+        informative = is_informative(group)
         positive = any(self.ledger.is_positive(rollout.reward) for rollout in group.rollouts)
         if len(group):
             self.ledger.record(group, informative=informative, step=self.step)

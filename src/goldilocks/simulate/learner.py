@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from goldilocks.core.policy import require
-from goldilocks.simulate.signal import is_informative
+from goldilocks.core.signal import is_informative
 from goldilocks.types import Group
 
 

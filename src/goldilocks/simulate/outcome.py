@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from goldilocks.core.collector import Collector
+from goldilocks.core.signal import is_informative, signal
 from goldilocks.simulate.engine import SimulatedEngine
 from goldilocks.simulate.pass_rates import PassRates
-from goldilocks.simulate.signal import is_informative, signal
 from goldilocks.types import Group
 
 HARD = 0.2  # the highest pass rate of a prompt that is called hard; those never answered rightly are not

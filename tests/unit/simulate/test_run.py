@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from goldilocks.core import Collector, ListSource
 from goldilocks.core.presets import PRESETS, Preset, preset
+from goldilocks.core.signal import signal
 from goldilocks.simulate import EngineConfig, Outcome, PassRates, Setup, SimulatedEngine, batches, mixture, simulate
-from goldilocks.simulate.signal import signal
 from goldilocks.types import Group, Prompt, Rollout
 
 

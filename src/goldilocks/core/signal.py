@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from goldilocks.core.collector import MIN_STD
 from goldilocks.types import Group, mean_and_std
+
+MIN_STD = 1e-6  # rewards closer than this do not differ
 
 
 def is_informative(group: Group) -> bool:
