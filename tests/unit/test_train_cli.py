@@ -62,6 +62,8 @@ def test_every_task_composes_on_a_gpu(task):
         (["rollout.n=3"], "nearest: actor_rollout_ref.rollout.n"),
         (["trainer.save_freq=[1"], "no viable alternative"),
         (["actor_rollout_ref.model.path=/no/such/model"], "actor_rollout_ref.model.path='/no/such/model' is neither"),
+        (["goldilocks.budget.rollouts=0"], "goldilocks.budget.rollouts=0 is not accepted: a number above 0"),
+        (["goldilocks.budget.rollouts=9", "trainer.use_v1=false"], "needs trainer.use_v1=True"),
         (["task=gsm8k", "data.train_files=/no/such/file.parquet"], "data.train_files='/no/such/file.parquet'"),
     ],
 )
@@ -124,6 +126,27 @@ def test_progress_adds_up_what_verl_logs():
     assert (progress.rollouts, progress.tokens, progress.steps_done, progress.eta) == (64, 200, 2, 4.0)
     assert progress.line() == "step 2/4 · reward 0.50 · validation 25.0% → 50.0% · 64 rollouts · 0:04 left"
     assert ("validation", "25.0% → 50.0% (+25.0 points)") in progress.summary(elapsed=10)
+
+
+def spending(*shares: float, first: int = 1) -> Progress:
+    progress = Progress(total_steps=1_000, rollouts_per_step=32, spent=[0.0])
+    for step, share in enumerate(shares, start=first):
+        data = {"critic/score/mean": 0.5, "timing_s/step": 3.0, "budget/spent": share}
+        progress.add({"step": step, "data": data})
+    return progress
+
+
+def test_with_a_budget_progress_is_what_is_spent_of_it():
+    progress = spending(0.125, 0.25)
+    assert (progress.done, progress.eta) == (0.25, 18.0)
+    assert progress.line() == "step 2 · 25% of the budget · reward 0.50 · 64 rollouts · 0:18 left"
+    assert spending().line() == "step 0 · 0% of the budget · 0 rollouts"
+    assert spending(0.5, 1.25).eta == 0.0
+
+
+def test_a_resumed_run_does_not_take_what_was_spent_before_for_its_own_pace():
+    assert spending(0.5, 0.75, first=7).eta == 3.0
+    assert spending(0.5, first=7).eta == 3.0 * 993  # nothing to go by yet but the steps
 
 
 def test_a_trainer_that_counts_its_rollouts_is_believed():

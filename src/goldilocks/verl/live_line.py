@@ -35,7 +35,7 @@ class LiveLine:
             waiting = f"starting Ray and verl · {clock(elapsed)}"
             self._status.update(progress.line() if progress.validations or progress.steps_done else waiting)
         elif news:
-            at = (progress.step * 10 // max(progress.total_steps, 1), len(progress.validations))
+            at = (int(progress.done * 10), len(progress.validations))
             if at != self._printed:
                 self._printed = at
                 print(progress.line(), flush=True)

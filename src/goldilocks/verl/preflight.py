@@ -9,6 +9,8 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig
 
+from goldilocks.verl.budget import Budget
+
 _HUB_NAME = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
 
 
@@ -27,6 +29,20 @@ def check_paths(config: DictConfig) -> None:
     reward = config.reward.custom_reward_function.path
     if reward and "://" not in reward and not Path(reward).is_file():
         raise ValueError(f"reward.custom_reward_function.path={reward!r} does not exist")
+
+
+def budget_of(config: DictConfig) -> Budget:
+    """What the config says of it; verl's own config says nothing."""
+    return Budget(**((config.get("goldilocks") or {}).get("budget") or {}))
+
+
+def check_budget(config: DictConfig) -> None:
+    """A budget is one that can be kept, and the trainer is one that keeps it."""
+    budget = budget_of(config)
+    mode = config.trainer.v1.trainer_mode if config.trainer.use_v1 else "V0"
+    if budget.costs and mode != "goldilocks":
+        costs = ", ".join(f"goldilocks.budget.{cost}={amount}" for cost, amount in budget.costs.items())
+        raise ValueError(f"{costs} needs trainer.use_v1=True and trainer.v1.trainer_mode=goldilocks, not {mode}")
 
 
 def check_prompts(config: DictConfig) -> None:

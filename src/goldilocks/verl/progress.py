@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ ROLLOUTS = "accounts/generated_rollouts"
 TOKENS = "perf/total_num_tokens"
 SCORE = "critic/score/mean"
 SECONDS = "timing_s/step"
+SPENT = "budget/spent"
 
 STAGES = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights")
 
@@ -50,6 +52,7 @@ class Progress:
     first_step: int | None = None
     validations: list[tuple[int, float]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    spent: list[float] = field(default_factory=list)  # shares of the budget, from [0.0]; empty: there is none
     stages: dict[str, float] = field(default_factory=dict)
 
     def add(self, record: dict[str, Any]) -> None:
@@ -66,6 +69,8 @@ class Progress:
         self.rollouts = int(data.get(ROLLOUTS, self.rollouts + self.rollouts_per_step))
         self.tokens += int(data.get(TOKENS, 0))
         self.seconds.append(data.get(SECONDS, 0.0))
+        if SPENT in data:
+            self.spent.append(data[SPENT])
         for stage in STAGES:
             self.stages[stage] = self.stages.get(stage, 0.0) + data.get(f"timing_s/{stage}", 0.0)
 
@@ -75,14 +80,26 @@ class Progress:
         return len(self.seconds)
 
     @property
+    def done(self) -> float:
+        """How much of the way is behind it: of the budget where there is one, or of the steps."""
+        return min(1.0, max(self.step / max(self.total_steps, 1), self.spent[-1] if self.spent else 0.0))
+
+    @property
     def eta(self) -> float | None:
         """Seconds to the end, by the mean of the last steps; the first ones are slower and soon forgotten."""
         recent = self.seconds[-10:]
-        return sum(recent) / len(recent) * (self.total_steps - self.step) if recent else None
+        if not recent:
+            return None
+        return sum(recent) / len(recent) * min(self.total_steps - self.step, self._budget_left(len(recent)))
 
     def line(self) -> str:
-        """``step 12/60 · reward 0.41 · validation 0.35 → 0.47 · 3,072 rollouts · 1:05 left``"""
-        parts = [f"step {self.step}/{self.total_steps}"]
+        """``step 12/60 · reward 0.41 · validation 0.35 → 0.47 · 3,072 rollouts · 1:05 left``
+
+        With a budget: ``step 12 · 41% of the budget · …``
+        """
+        parts = [f"step {self.step}" if self.spent else f"step {self.step}/{self.total_steps}"]
+        if self.spent:
+            parts.append(f"{self.spent[-1]:.0%} of the budget")
         if self.reward is not None:
             parts.append(f"reward {self.reward:.2f}")
         if self.validations:
@@ -108,6 +125,13 @@ class Progress:
         rows.append(("rollouts", f"{self.rollouts:,}"))
         rows.append(("tokens", f"{self.tokens:,}"))
         return rows
+
+    def _budget_left(self, recent: int) -> float:
+        """For how many more steps the budget is enough, if they cost as much as the recent ones."""
+        known = self.spent if self.first_step == 1 else self.spent[1:]  # a resumed run had not begun with nothing
+        steps = min(recent, len(known) - 1)
+        gained = known[-1] - known[-1 - steps] if steps > 0 else 0.0
+        return max(1 - known[-1], 0.0) * steps / gained if gained else math.inf
 
     def _ends(self) -> list[float]:
         values = [value for _, value in self.validations]

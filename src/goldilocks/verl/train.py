@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from goldilocks.verl import defaults
 from goldilocks.verl.guarded_reward import TIMEOUT_S, guarded
 from goldilocks.verl.hardware import find_device, rollout_engine
 from goldilocks.verl.live_line import LiveLine
-from goldilocks.verl.preflight import check_paths
+from goldilocks.verl.preflight import budget_of, check_budget, check_paths
 from goldilocks.verl.progress import Progress, Tail
 from goldilocks.verl.recipe import DEFAULT_RECIPE, DEFAULT_TASK, Choice, choose, compose_config, names
 from goldilocks.verl.run_dir import RunDir
@@ -70,21 +71,80 @@ def run(args: argparse.Namespace) -> int:
     if args.cfg:
         print(_yaml(config), end="")
         return 0
+    with prepared(choice, args.runs, name, args.reward_timeout) as launch:
+        engine, path = launch.config.actor_rollout_ref.rollout.name, _relative(launch.run_dir)
+        console.print(f"{choice.name} on {choice.device}, rollouts by {engine}, {path}")
+        with LiveLine(console) as line:
+            outcome = supervise(launch, line, args.stall_timeout)
+    if outcome.failure is not None:
+        print(f"goldilocks: the run failed: {outcome.failure}", file=sys.stderr)
+        print(f"goldilocks: everything it printed: {launch.run_dir.log}", file=sys.stderr)
+        return 1
+    rows = [*outcome.progress.summary(outcome.seconds), ("run", path)]
+    width = max(len(label) for label, _ in rows)
+    for label, value in rows:
+        console.print(f"{label:<{width}}  {value}", highlight=False, soft_wrap=True)
+    return 0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A run that is ready to be started."""
+
+    run_dir: RunDir
+    config: DictConfig
+    env: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that has ended; ``failure`` says why, if it was not at its end."""
+
+    progress: Progress
+    seconds: float
+    failure: str | None
+
+
+@contextlib.contextmanager
+def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIMEOUT_S) -> Iterator[Launch]:
+    """Compose and check the config and make the run directory; whatever is wrong is said before anything starts."""
     if choice.task == DEFAULT_TASK:
         defaults.make_missing()
     with _ray_folder() as ray_folder:
-        config = compose_config(choice, _own_overrides(choice, args.runs / name, ray_folder))
+        config = compose_config(choice, _own_overrides(choice, runs / name, ray_folder))
         check_paths(config)
+        check_budget(config)
         if config.reward.custom_reward_function.path:
             with open_dict(config):
-                config.reward.custom_reward_function = guarded(
-                    config.reward.custom_reward_function, args.reward_timeout
-                )
-        run_dir = RunDir.create(args.runs, name)
+                config.reward.custom_reward_function = guarded(config.reward.custom_reward_function, reward_timeout)
+        run_dir = RunDir.create(runs, name)
         run_dir.config.write_text(_yaml(config))
-        engine = config.actor_rollout_ref.rollout.name
-        console.print(f"{choice.name} on {choice.device}, rollouts by {engine}, {_relative(run_dir)}")
-        return _supervise(run_dir, config, _environment(choice, config, run_dir), args.stall_timeout, console)
+        yield Launch(run_dir, config, _environment(choice, config, run_dir))
+
+
+def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S) -> Outcome:
+    """Start the run and watch it to its end; nothing of it is left running, however this is left."""
+    run_dir, config = launch.run_dir, launch.config
+    rollouts_per_step = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
+    progress = Progress(_total_steps(config), rollouts_per_step, spent=[0.0] if budget_of(config).costs else [])
+    started = time.monotonic()
+    with _interruptible(), Supervisor(run_dir, launch.env) as driver:
+        tail, life = Tail(run_dir.metrics), SignOfLife((run_dir.log, run_dir.metrics), stall_s)
+        while driver.running:
+            line.show(_records(tail, progress), progress, time.monotonic() - started)
+            if life.lost():
+                break
+            time.sleep(POLL_S)
+        failure = f"no sign of life for {stall_s:g} s" if driver.running else _failure(run_dir, driver.status)
+        _records(tail, progress)
+    line.close()
+    return Outcome(progress, time.monotonic() - started, failure)
+
+
+def _failure(run_dir: RunDir, status: int | None) -> str | None:
+    if status == 0:
+        return None
+    return run_dir.reason.read_text() if run_dir.reason.exists() else f"the driver ended with status {status}"
 
 
 def _engine(choice: Choice) -> str:
@@ -142,40 +202,12 @@ def _yaml(config: DictConfig) -> str:
         raise ValueError(" ".join(str(error).split())) from None
 
 
-def _supervise(run_dir: RunDir, config: DictConfig, env: dict[str, str], stall_s: float, console: Console) -> int:
-    progress = Progress(_total_steps(config), config.data.train_batch_size * config.actor_rollout_ref.rollout.n)
-    started = time.monotonic()
-    with _interruptible(), Supervisor(run_dir, env) as driver, LiveLine(console) as line:
-        tail, life = Tail(run_dir.metrics), SignOfLife((run_dir.log, run_dir.metrics), stall_s)
-        while driver.running:
-            line.show(_records(tail, progress), progress, time.monotonic() - started)
-            if life.lost():
-                line.close()
-                return _failed(run_dir, f"no sign of life for {stall_s:g} s")
-            time.sleep(POLL_S)
-        _records(tail, progress)
-    if driver.status != 0:
-        reason = (
-            run_dir.reason.read_text() if run_dir.reason.exists() else f"the driver ended with status {driver.status}"
-        )
-        return _failed(run_dir, reason)
-    width = max(len(label) for label, _ in progress.summary(0))
-    for label, value in [*progress.summary(time.monotonic() - started), ("run", _relative(run_dir))]:
-        console.print(f"{label:<{width}}  {value}", highlight=False, soft_wrap=True)
-    return 0
-
-
 def _records(tail: Tail, progress: Progress) -> bool:
     """Take in what is new; whether anything was."""
     before = progress.step, len(progress.validations), progress.steps_done
     for record in tail.records():
         progress.add(record)
     return before != (progress.step, len(progress.validations), progress.steps_done)
-
-
-def _failed(run_dir: RunDir, reason: str) -> int:
-    print(f"goldilocks: the run failed: {reason}\ngoldilocks: everything it printed: {run_dir.log}", file=sys.stderr)
-    return 1
 
 
 def _total_steps(config: DictConfig) -> int:
