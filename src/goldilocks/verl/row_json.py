@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import numpy as np
-
 
 def dump_values(values: Any) -> str:
     """The text; a ``ValueError`` names what is neither a tensor nor a JSON value."""
@@ -17,10 +15,8 @@ def dump_values(values: Any) -> str:
 
 
 def _plain(value: object) -> Any:
-    if isinstance(value, np.ndarray):
+    if hasattr(value, "tolist"):  # arrays, their scalars, and tensors: verl's DAPO reward manager returns some
         return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
     if hasattr(value, "model_dump"):
         return value.model_dump()
     raise TypeError(f"{type(value).__name__} {value!r:.80}")

@@ -1,0 +1,118 @@
+"""Every script of ``recipe/`` and ``examples/`` in its tiny form, for real: verl on Ray on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from goldilocks.records import group_uids, read_records
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+# One update of a few rollouts: that the scripts train at all, and what, is what is shown here.
+SMALL = [
+    "data.train_batch_size=4",
+    "data.gen_batch_size=16",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "actor_rollout_ref.rollout.max_num_seqs=64",
+    "trainer.total_training_steps=1",
+    "trainer.val_before_train=false",
+    "trainer.test_freq=-1",
+]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a script left in its run directory."""
+
+    metrics: dict[str, float]
+    groups: dict[str, list[float]]  # the scores of every group that was trained
+
+
+def bash(script: str, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A script with ``MODEL=tiny``, from a folder of the test's own."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", str(ROOT / script), *words],
+        cwd=folder,
+        env={**os.environ, "PATH": path, "MODEL": "tiny", "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def train(script: str, *words: str, folder: Path) -> Trained:
+    bash(script, *words, "--name", "test", *SMALL, folder=folder)
+    run = folder / "runs" / "test"
+    rows = read_records(run / "rollouts")
+    groups: dict[str, list[float]] = defaultdict(list)
+    for uid, row in zip(group_uids(rows), rows, strict=True):
+        if not uid.startswith("pad"):
+            groups[uid].append(float(str(row["score"])))
+    return Trained(json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["data"], dict(groups))
+
+
+def test_gspo_validates_itself(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "recipe/gspo/validate_implementation.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split(":")[0].split() for line in done.stdout.splitlines()] == [
+        ["ok", "config"],
+        ["ok", "collector"],
+        ["ok", "training"],
+    ]
+
+
+def test_gspo_without_dynamic_sampling_trains_every_group(tmp_path: Path) -> None:
+    trained = train("recipe/gspo/test_gspo_3b_math.sh", folder=tmp_path)
+    assert len(trained.groups) == 4
+    assert all(len(scores) == 16 for scores in trained.groups.values())
+    assert trained.metrics["accounts/filtered_rollouts"] == 0
+    assert trained.metrics["train/filtered_prompts_ratio"] == 1
+    assert 0.9 < trained.metrics["actor/seq_importance_ratio"] < 1.1
+
+
+def test_dapo_filters_on_accuracy_and_charges_length(tmp_path: Path) -> None:
+    # From the first token on, so that every answer is charged for its length and the charge shows.
+    shaped = "reward.reward_kwargs.overlong_buffer_cfg.len=12"
+    trained = train("recipe/dapo/dapo_3b_math.sh", shaped, folder=tmp_path)
+    assert len(trained.groups) == 4
+    for scores in trained.groups.values():
+        right, wrong = [score for score in scores if score > 0], [score for score in scores if score < 0]
+        assert right, "a group without a right answer was trained"
+        assert wrong, "a group without a wrong answer was trained"
+        assert max(right) < 1
+    assert trained.metrics["accounts/filtered_rollouts"] > 0
+
+
+@pytest.mark.parametrize("which", ["adaptive", "baseline"])
+def test_each_side_of_the_comparison_trains_alone(which: str, tmp_path: Path) -> None:
+    words = ["adaptive_rollout.max_n=8"] if which == "adaptive" else []
+    script = "examples/grpo_trainer/run_adaptive_vs_baseline_comparison.sh"
+    trained = train(script, which, *words, folder=tmp_path)
+    sizes = [len(scores) for scores in trained.groups.values()]
+    assert len(sizes) == 4
+    assert trained.metrics["accounts/trained_rollouts"] == sum(sizes)
+    if which == "baseline":
+        assert set(sizes) == {5}
+    else:
+        assert all(2 <= size <= 8 for size in sizes)
+        assert all(max(scores) == 1 or len(scores) == 8 for scores in trained.groups.values())
