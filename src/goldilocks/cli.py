@@ -16,6 +16,7 @@ from goldilocks import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("goldilocks.verl.train", "train a recipe with verl on this machine or cluster"),
+    "compare": ("goldilocks.compare.command", "recipes side by side at equal cost, over seeds"),
     "simulate": ("goldilocks.simulate.command", "what would each policy cost on my data? No model, no GPU"),
     "report": ("goldilocks.report.command", "a run directory, or several, as one page to look at"),
     "filter": ("goldilocks.filtering.command", "run the batch filter on saved rollouts"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.console import Console
 from rich.status import Status
 
@@ -11,8 +13,10 @@ from goldilocks.verl.progress import Progress, clock
 class LiveLine:
     """``with LiveLine(console) as line: line.show(…)``"""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, frame: Callable[[str, Progress, float], str] | None = None) -> None:
+        """``frame`` puts the line of a run into what is around it."""
         self._console = console
+        self._frame = frame or (lambda line, progress, elapsed: line)
         self._status: Status | None = console.status("starting") if console.is_terminal else None
         self._printed = (-1, 0)
 
@@ -33,9 +37,10 @@ class LiveLine:
         """Draw the state of the run."""
         if self._status is not None:
             waiting = f"starting Ray and verl · {clock(elapsed)}"
-            self._status.update(progress.line() if progress.validations or progress.steps_done else waiting)
+            line = progress.line() if progress.validations or progress.steps_done else waiting
+            self._status.update(self._frame(line, progress, elapsed))
         elif news:
             at = (int(progress.done * 10), len(progress.validations))
             if at != self._printed:
                 self._printed = at
-                print(progress.line(), flush=True)
+                print(self._frame(progress.line(), progress, elapsed), flush=True)

@@ -42,7 +42,12 @@ class Choice:
     @property
     def name(self) -> str:
         """The recipe's name; of a file, the file's."""
-        return Path(self.recipe).stem if self.recipe.endswith(FILE) else self.recipe
+        return name_of(self.recipe)
+
+
+def name_of(recipe: str) -> str:
+    """What a recipe is called; one in a file, as the file is."""
+    return Path(recipe).stem if recipe.endswith(FILE) else recipe
 
 
 def names(group: str) -> list[str]:

@@ -1,0 +1,48 @@
+"""What can be known to go wrong before the first arm is started, each said in one line."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+from goldilocks.compare.arm import SEEDS, STEPS
+from goldilocks.compare.study import Study
+from goldilocks.verl.preflight import check_budget
+from goldilocks.verl.recipe import choose, compose_config
+
+OWN = ("goldilocks.budget", "trainer.val_before_train", "trainer.test_freq", "trainer.resume_mode", *SEEDS)
+
+
+def check_study(study: Study, device: str) -> None:
+    """Every recipe composes, the first with every combination of what is tuned."""
+    _check_keys(study)
+    chosen = dict.fromkeys(study.recipes, study.combinations[0])
+    arms = study.reported_arms(chosen)[: len(study.recipes)]
+    for arm in [*arms, *(arm for arm in study.tuning_arms() if arm.recipe == study.recipes[0])]:
+        config = compose_config(choose(arm.command(study.overrides), device))
+        check_budget(config)
+        if not any(_key(word) == STEPS for word in study.overrides):
+            _check_schedule(config)
+
+
+def _check_keys(study: Study) -> None:
+    for word in (*study.overrides, *(study.grid or {})):
+        if any(_key(word) == own or _key(word).startswith(f"{own}.") for own in OWN):
+            raise ValueError(
+                f"{word!r} is not accepted: goldilocks compare sets {_key(word)} itself, for every arm alike"
+            )
+
+
+def _check_schedule(config: DictConfig) -> None:
+    """A learning rate over all steps has no meaning where the cost ends a run, and the steps are not known."""
+    optim = config.actor_rollout_ref.actor.optim
+    warmup, kind = optim.get("lr_warmup_steps_ratio") or 0.0, optim.get("lr_scheduler_type") or "constant"
+    if warmup or kind != "constant":
+        given = f"lr_warmup_steps_ratio={warmup}" if warmup else f"lr_scheduler_type={kind}"
+        raise ValueError(
+            f"actor_rollout_ref.actor.optim.{given} needs a number of steps, and a budget gives none: "
+            f"set lr_warmup_steps and a constant rate, or {STEPS}=N for the schedule alone"
+        )
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0]

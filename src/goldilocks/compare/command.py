@@ -1,0 +1,107 @@
+"""``goldilocks compare``: recipes side by side at equal cost."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from goldilocks.compare.checks import check_study
+from goldilocks.compare.equal_cost import EqualCost
+from goldilocks.compare.folder import StudyFolder, write_json
+from goldilocks.compare.grid import parse_grid
+from goldilocks.compare.launch import ArmFailed, Launcher
+from goldilocks.compare.run import run_study
+from goldilocks.compare.show import LEGEND, caption, in_markdown, notes, on_terminal
+from goldilocks.compare.study import Study
+from goldilocks.compare.table import Table, make_table
+from goldilocks.report import write_report
+from goldilocks.verl import defaults
+from goldilocks.verl.hardware import find_device
+from goldilocks.verl.recipe import names
+
+OUT = Path("runs/compare")
+WIDEST = 160  # columns, whatever the terminal has: a wrapped row can be read, one cut short cannot
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"""\
+recipes: {", ".join(names("recipe"))}, or a YAML file; the first one is the baseline
+
+examples:
+  goldilocks compare grpo dapo contrast --budget rollouts=20000 --seeds 3
+  goldilocks compare grpo dapo --budget minutes=30 --seeds 5 --tune actor_rollout_ref.actor.optim.lr=1e-4,3e-4
+  goldilocks compare grpo dapo --budget tokens=1000000 --seeds 3 task=gsm8k actor_rollout_ref.rollout.n=16
+
+the same command goes on where it was interrupted: an arm that has ended is not run again
+"""
+    add = parser.add_argument
+    add("words", nargs="*", metavar="RECIPE | key=value", help="what is compared, and settings for all of it")
+    add("--budget", metavar="COST=N", action="append", required=True, help="what each arm may spend: rollouts=N, "
+        "tokens=N or minutes=N; every rollout is charged")  # fmt: skip
+    add("--seeds", metavar="K", type=int, required=True, help="runs of each recipe, with seeds 1 to K")
+    add("--out", metavar="DIR", type=Path, default=OUT, help="the study's folder (default %(default)s)")
+    add("--tune", metavar="key=value,value", nargs="+", action="extend", default=[], help="tried for every recipe, "
+        "with a seed of its own; the best is what is compared")  # fmt: skip
+    add("--tune-budget", metavar="COST=N", help="what each try may spend (default: the budget)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the study to its end, or on from where it was; 0 when the table is there."""
+    study = _study(args)
+    os.environ[defaults.VARIABLE] = str(defaults.folder())
+    device, console = find_device(), Console(soft_wrap=True)
+    check_study(study, device)
+    with StudyFolder.open(args.out, study) as folder:
+        try:
+            results = run_study(study, folder, Launcher(study, folder, device, console))
+        except (ArmFailed, KeyboardInterrupt) as stop:
+            reason, status = ("interrupted", 130) if isinstance(stop, KeyboardInterrupt) else (str(stop), 1)
+            done = len(list(args.out.glob("*/result.json")))
+            print(f"goldilocks: {reason}", file=sys.stderr)
+            print(f"goldilocks: {done} of {study.arms} arms are done; the same command goes on", file=sys.stderr)
+            return status
+        table = make_table(study, results)
+        _write(table, folder, [folder.run(arm) for arm in study.reported_arms(study.choose(results.tuned))])
+    _show(table, folder)
+    return 0
+
+
+def _study(args: argparse.Namespace) -> Study:
+    if len(args.budget) > 1:
+        raise ValueError(f"one budget at a time, not {' and '.join(args.budget)}: arms are equal in one cost")
+    recipes = tuple(word for word in args.words if "=" not in word and not word.startswith("~"))
+    cost = EqualCost.parse(args.budget[0], "--budget")
+    tune_cost = EqualCost.parse(args.tune_budget, "--tune-budget") if args.tune_budget else None
+    if tune_cost is not None and tune_cost.kind != cost.kind:
+        raise ValueError(f"--tune-budget={args.tune_budget!r} is not accepted: {cost.kind}=N, as --budget has it")
+    return Study(
+        recipes=recipes,
+        cost=cost,
+        seeds=args.seeds,
+        overrides=tuple(word for word in args.words if word not in recipes),
+        grid=parse_grid(args.tune),
+        tune_cost=tune_cost,
+    )
+
+
+def _write(table: Table, folder: StudyFolder, runs: list[Path]) -> None:
+    write_json(folder.path / "table.json", table.as_dict())
+    (folder.path / "table.md").write_text(in_markdown(table))
+    write_report(runs, folder.path / "report.html")
+
+
+def _show(table: Table, folder: StudyFolder) -> None:
+    console = Console(width=WIDEST)
+    console.print(f"\n{caption(table)}\n", highlight=False)
+    console.print(on_terminal(table))
+    console.print(f"\n{LEGEND}\n", highlight=False)
+    for note in notes(table):
+        console.print(note, highlight=False, markup=False)
+    for file in ("table.md", "table.json", "report.html"):
+        console.print(f"{folder.path / file}", highlight=False, markup=False)

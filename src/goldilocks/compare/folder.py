@@ -1,0 +1,77 @@
+"""A study on disk: ``study.json``, a run directory for each arm, and in it ``result.json`` once the arm has ended.
+
+Invariants: a result is whole or not there; what is in the folder belongs to one study; one process works in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from goldilocks.compare.arm import Arm
+from goldilocks.compare.result import Result
+from goldilocks.compare.study import Study
+
+
+class StudyFolder:
+    """``with StudyFolder.open(path, study) as folder: …``"""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, path: Path, study: Study) -> Iterator[StudyFolder]:
+        """Begin the study here, or go on with it; another study's folder, or one at work, is an error."""
+        path.mkdir(parents=True, exist_ok=True)
+        with (path / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"--out={str(path)!r}: another goldilocks compare is at work there") from None
+            folder = cls(path)
+            folder._claim(study)
+            yield folder
+
+    def _claim(self, study: Study) -> None:
+        file, settings = self.path / "study.json", study.as_dict()
+        if not file.exists():
+            write_json(file, settings)
+        known = json.loads(file.read_text())
+        differing = [key for key in settings if known.get(key) != settings[key]]
+        if differing:
+            said = "; ".join(
+                f"{key} is {json.dumps(known.get(key))}, not {json.dumps(settings[key])}" for key in differing
+            )
+            raise ValueError(f"--out={str(self.path)!r} has another study: {said}. Choose another --out")
+
+    def run(self, arm: Arm) -> Path:
+        """The arm's run directory."""
+        return self.path / arm.name
+
+    def result(self, arm: Arm) -> Result | None:
+        """What the arm came to; None: it has not ended."""
+        file = self.run(arm) / "result.json"
+        return Result.from_dict(json.loads(file.read_text())) if file.exists() else None
+
+    def clear(self, arm: Arm) -> None:
+        """Make room for the arm to start from its beginning: half an arm is not continued."""
+        if self.run(arm).exists():
+            shutil.rmtree(self.run(arm))
+
+    def finish(self, arm: Arm, result: Result) -> None:
+        """The arm has ended."""
+        self.run(arm).mkdir(parents=True, exist_ok=True)
+        write_json(self.run(arm) / "result.json", result.as_dict())
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Whole or not at all."""
+    unfinished = file.with_name(f".{file.name}.unfinished")
+    unfinished.write_text(json.dumps(value, indent=2) + "\n")
+    unfinished.replace(file)

@@ -1,0 +1,50 @@
+"""A mean over seeds, and how far it can be trusted: Student's t, since seeds are few."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """``mean ± half``; of a single value nothing is known, and ``half`` is None."""
+
+    mean: float
+    half: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+        """The mean's confidence interval."""
+        mean = math.fsum(values) / len(values)
+        if len(values) < 2:
+            return cls(mean, None)
+        freedom = len(values) - 1
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / freedom)
+        return cls(mean, t_quantile(confidence, freedom) * deviation / math.sqrt(len(values)))
+
+
+def t_quantile(confidence: float, freedom: int) -> float:
+    """The t within which Student's distribution has this much of its mass, on both sides of 0; by bisection."""
+    low, high = 0.0, 1.0
+    while t_mass(high, freedom) < confidence:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_mass(middle, freedom) < confidence else (low, middle)
+    return (low + high) / 2
+
+
+def t_mass(t: float, freedom: int) -> float:
+    """P(|T| < t), by the finite series for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan2(t, math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for k in range(odd, freedom - 1, 2):
+        total += term
+        term *= (k + 1) / (k + 2) * cosine**2
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total

@@ -1,0 +1,100 @@
+"""What an arm came to: all that the table needs of it, as plain values that are JSON on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from goldilocks.compare.arm import Arm
+from goldilocks.compare.curve import Curve, at, curve
+from goldilocks.compare.equal_cost import EqualCost
+from goldilocks.compare.grid import Settings
+from goldilocks.report.costs import Spending, spending
+from goldilocks.report.history import History
+from goldilocks.report.lines import Lines
+from goldilocks.verl.progress import SCORE, validation_accuracy
+
+INFORMATIVE, SIGNAL = "train/informative_groups", "train/signal"
+
+
+@dataclass(frozen=True)
+class Validation:
+    """An accuracy, and what had been spent when it was measured."""
+
+    rollouts: float
+    tokens: float
+    minutes: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished arm. ``minutes`` are those of its updates, ``wall_minutes`` all from its start to its end."""
+
+    recipe: str
+    seed: int
+    settings: Settings
+    validations: tuple[Validation, ...]
+    updates: int
+    rollouts: float
+    tokens: float
+    minutes: float
+    wall_minutes: float
+    informative_groups: float
+    signal: float
+
+    def curve(self, kind: str) -> Curve:
+        """Accuracy against a cost."""
+        return curve((getattr(one, kind), one.accuracy) for one in self.validations)
+
+    def accuracy_at(self, cost: EqualCost) -> float:
+        """By linear interpolation between the validations around it. The arm has spent as much: it was checked."""
+        value = at(self.curve(cost.kind), cost.amount)
+        assert value is not None, f"{self.recipe}, seed {self.seed}, has no validation at or beyond {cost}"
+        return value
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Result:
+        """What ``as_dict`` made."""
+        return cls(**{**values, "validations": tuple(Validation(**one) for one in values["validations"])})
+
+
+def read_result(arm: Arm, path: Path, wall_seconds: float) -> Result:
+    """The result of an arm that has ended in this run directory; one that ended before its budget is an error."""
+    history = History.of(Lines(path / "metrics.jsonl"))
+    spent = spending(history, {})
+    reached = spent.total(arm.cost.kind) or 0.0
+    if reached < arm.cost.amount:
+        raise ValueError(
+            f"arm {arm.name} ended after {reached:,g} of {arm.cost}: "
+            "trainer.total_training_steps or trainer.total_epochs ended it before its budget did"
+        )
+    return Result(
+        recipe=arm.recipe,
+        seed=arm.seed,
+        settings=dict(arm.settings),
+        validations=_validations(history, spent),
+        updates=len(history.series(SCORE)),
+        rollouts=spent.total("rollouts") or 0.0,
+        tokens=spent.total("tokens") or 0.0,
+        minutes=spent.total("minutes") or 0.0,
+        wall_minutes=wall_seconds / 60,
+        informative_groups=sum(history.series(INFORMATIVE).values()),
+        signal=sum(history.series(SIGNAL).values()),
+    )
+
+
+def _validations(history: History, spent: Spending) -> tuple[Validation, ...]:
+    found = []
+    for step, data in history.steps.items():
+        accuracy = validation_accuracy(dict(data))
+        if accuracy is not None:
+            costs = {kind: spent.until(kind, step) or 0.0 for kind in ("rollouts", "tokens", "minutes")}
+            found.append(Validation(**costs, accuracy=accuracy))
+    return tuple(found)

@@ -1,0 +1,111 @@
+"""The table for people: on a terminal and in Markdown, from the same cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.table import Table as RichTable
+
+from goldilocks.compare.grid import Settings
+from goldilocks.compare.interval import Interval
+from goldilocks.compare.table import Row, Spent, Table
+from goldilocks.verl.progress import clock
+from goldilocks.verl.recipe import name_of
+
+Cell = Callable[[Row], str]
+
+LEGEND = """\
+accuracy: at the equal cost, mean ± 95% t-interval over the seeds; to baseline: what the mean curve needs to reach the
+baseline's; groups: informative ones (their rewards differ) that were trained; signal: Σ(r − r̄)² over what was trained;
+both over all that was generated. time: wall-clock of an arm, with its start and its validations."""
+
+
+def columns(table: Table) -> dict[str, Cell]:
+    """Headings, a line break in them where there is room for one, and what stands below."""
+    kind = table.cost.kind
+    return {
+        "recipe": lambda row: name_of(row.recipe),
+        "accuracy": lambda row: _percent(row.accuracy),
+        f"{kind}\nto baseline": lambda row: _reached(row.cost_to_baseline, kind),
+        "updates": lambda row: _mean(row.updates, 0),
+        "groups\n/1k rollouts": lambda row: _spread(row.informative_groups_per_1k_rollouts),
+        "signal\n/1k rollouts": lambda row: _spread(row.signal_per_1k_rollouts),
+        "groups\n/1M tokens": lambda row: _spread(row.informative_groups_per_1m_tokens),
+        "signal\n/1M tokens": lambda row: _spread(row.signal_per_1m_tokens),
+        "rollouts": lambda row: _mean(row.rollouts, 0),
+        "tokens": lambda row: _mean(row.tokens, 0),
+        "time": lambda row: clock(60 * row.wall_minutes.mean),
+    }
+
+
+def caption(table: Table) -> str:
+    """What is compared, in a line."""
+    seeds = table.rows[0].seeds
+    over = "1 seed" if seeds == 1 else f"{seeds} seeds"
+    return f"at {table.cost} each, {over}; {100 * table.start:.1f}% before training"
+
+
+def notes(table: Table) -> list[str]:
+    """What tuning tried and chose, and what everything cost."""
+    lines = [_cost("the arms of the table", table.reported)]
+    if table.trials:
+        lines.append(_cost("tuning before it, one seed", table.tuning))
+        for row in table.rows:
+            own = [trial for trial in table.trials if trial.recipe == row.recipe]
+            tried = ", ".join(f"{100 * trial.accuracy:.1f}%" for trial in own)
+            lines.append(f"{name_of(row.recipe)}: {settings(row.settings)} (tried: {tried})")
+    return lines
+
+
+def settings(values: Settings) -> str:
+    """``lr=0.0001 train_batch_size=16``"""
+    return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
+
+
+def on_terminal(table: Table) -> RichTable:
+    """For rich to print."""
+    shown = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in columns(table):
+        two_lines = heading if "\n" in heading else f"\n{heading}"
+        shown.add_column(two_lines, justify="left" if heading == "recipe" else "right", no_wrap=True)
+    for cells in _cells(table):
+        shown.add_row(*cells)
+    return shown
+
+
+def in_markdown(table: Table) -> str:
+    """A page: the caption, the table, what its columns mean, and the notes."""
+    headings = [heading.replace("\n", " ") for heading in columns(table)]
+    rule = ["---", *["--:"] * (len(headings) - 1)]
+    lines = [_pipes(headings), _pipes(rule), *map(_pipes, _cells(table))]
+    bullets = "\n".join(f"- {note}" for note in notes(table))
+    return f"{caption(table)}\n\n" + "\n".join(lines) + f"\n\n{LEGEND}\n\n{bullets}\n"
+
+
+def _cells(table: Table) -> list[list[str]]:
+    return [[cell(row) for cell in columns(table).values()] for row in table.rows]
+
+
+def _pipes(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _percent(value: Interval) -> str:
+    return f"{100 * value.mean:.1f}%" + ("" if value.half is None else f" ± {100 * value.half:.1f}")
+
+
+def _spread(value: Interval) -> str:
+    return f"{value.mean:,.1f}" + ("" if value.half is None else f" ± {value.half:,.1f}")
+
+
+def _mean(value: Interval, digits: int) -> str:
+    return f"{value.mean:,.{digits}f}"
+
+
+def _reached(cost: float | None, kind: str) -> str:
+    return "not reached" if cost is None else f"{cost:,.1f}" if kind == "minutes" else f"{cost:,.0f}"
+
+
+def _cost(what: str, spent: Spent) -> str:
+    time = clock(60 * spent.wall_minutes)
+    return f"{what}: {spent.arms} arms, {spent.rollouts:,.0f} rollouts, {spent.tokens:,.0f} tokens, {time}"

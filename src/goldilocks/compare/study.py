@@ -1,0 +1,84 @@
+"""A study: which recipes, at which cost, over how many seeds, and what is tuned before.
+
+Every recipe gets the same grid at one seed that is not reported, and its best values are run over the reported seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from goldilocks.compare.arm import Arm
+from goldilocks.compare.equal_cost import EqualCost
+from goldilocks.compare.grid import Grid, Settings, combinations
+from goldilocks.compare.result import Result
+from goldilocks.verl.recipe import name_of
+
+TUNING_SEED = 1_000
+
+
+@dataclass(frozen=True)
+class Study:
+    """The settings. The first recipe is the baseline."""
+
+    recipes: tuple[str, ...]
+    cost: EqualCost
+    seeds: int
+    overrides: tuple[str, ...] = ()
+    grid: Grid | None = None
+    tune_cost: EqualCost | None = None
+
+    def __post_init__(self) -> None:
+        if not self.recipes:
+            raise ValueError("which recipes? goldilocks compare RECIPE RECIPE … --budget rollouts=N --seeds K")
+        names = [name_of(recipe) for recipe in self.recipes]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice!r} is there twice: each recipe once")
+        if not 1 <= self.seeds < TUNING_SEED:
+            raise ValueError(f"--seeds={self.seeds} is not accepted: 1 to {TUNING_SEED - 1}")
+
+    @property
+    def combinations(self) -> list[dict[str, str]]:
+        """What is tried for every recipe; one combination needs no trying."""
+        return combinations(self.grid or {})
+
+    @property
+    def arms(self) -> int:
+        """How many there are, tuning included."""
+        return len(self.tuning_arms()) + len(self.recipes) * self.seeds
+
+    def tuning_arms(self) -> list[Arm]:
+        """Every recipe with every combination."""
+        if len(self.combinations) < 2:
+            return []
+        cost = self.tune_cost or self.cost
+        return [
+            Arm(f"tune-{name_of(recipe)}-{number}", recipe, TUNING_SEED, settings, cost)
+            for number, settings in enumerate(self.combinations, start=1)
+            for recipe in self.recipes
+        ]
+
+    def reported_arms(self, chosen: Mapping[str, Settings]) -> list[Arm]:
+        """Every recipe at every seed; a seed of all before the next, so that half a study compares something."""
+        return [
+            Arm(f"{name_of(recipe)}-seed{seed}", recipe, seed, chosen[recipe], self.cost)
+            for seed in range(1, self.seeds + 1)
+            for recipe in self.recipes
+        ]
+
+    def choose(self, tuned: Sequence[Result]) -> dict[str, Settings]:
+        """For each recipe the settings of its most accurate tuning arm, the first of equals."""
+        chosen: dict[str, Settings] = dict.fromkeys(self.recipes, self.combinations[0])
+        cost = self.tune_cost or self.cost
+        for recipe in self.recipes:
+            own = [result for result in tuned if result.recipe == recipe]
+            if own:
+                chosen[recipe] = max(own, key=lambda result: result.accuracy_at(cost)).settings
+        return chosen
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        grid = {key: list(values) for key, values in (self.grid or {}).items()}
+        return {**asdict(self), "recipes": list(self.recipes), "overrides": list(self.overrides), "grid": grid}

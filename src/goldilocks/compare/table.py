@@ -1,0 +1,137 @@
+"""The comparison in figures: a pure function of the results of finished arms.
+
+Accuracy is read off each arm's validation curve at the equal cost. ``cost_to_baseline`` is where the mean curve over
+the seeds first reaches what the baseline, the first recipe, has at the equal cost. Yields are of what was trained over
+all that was generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from goldilocks.compare.curve import at, cost_to_reach, mean_curve
+from goldilocks.compare.equal_cost import EqualCost
+from goldilocks.compare.grid import Settings
+from goldilocks.compare.interval import Interval
+from goldilocks.compare.result import Result
+from goldilocks.compare.run import Results
+from goldilocks.compare.study import Study
+
+
+@dataclass(frozen=True)
+class Row:
+    """A recipe over its seeds."""
+
+    recipe: str
+    settings: Settings
+    seeds: int
+    accuracy: Interval
+    cost_to_baseline: float | None
+    updates: Interval
+    informative_groups_per_1k_rollouts: Interval
+    signal_per_1k_rollouts: Interval
+    informative_groups_per_1m_tokens: Interval
+    signal_per_1m_tokens: Interval
+    rollouts: Interval
+    tokens: Interval
+    minutes: Interval
+    wall_minutes: Interval
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A combination that tuning tried."""
+
+    recipe: str
+    settings: Settings
+    accuracy: float
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What arms cost together."""
+
+    arms: int
+    rollouts: float
+    tokens: float
+    wall_minutes: float
+
+    @classmethod
+    def of(cls, results: Sequence[Result]) -> Spent:
+        totals = (sum(getattr(one, name) for one in results) for name in ("rollouts", "tokens", "wall_minutes"))
+        return cls(len(results), *totals)
+
+
+@dataclass(frozen=True)
+class Table:
+    """All of it. ``start`` is the mean accuracy before any training."""
+
+    cost: EqualCost
+    start: float
+    rows: tuple[Row, ...]
+    trials: tuple[Trial, ...]
+    tuning: Spent
+    reported: Spent
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+def make_table(study: Study, results: Results) -> Table:
+    """The table of a study whose arms have all ended."""
+    by_recipe = {recipe: _of(recipe, results.reported) for recipe in study.recipes}
+    curves = {
+        recipe: mean_curve([one.curve(study.cost.kind) for one in own], study.cost.amount)
+        for recipe, own in by_recipe.items()
+    }
+    target = at(curves[study.recipes[0]], study.cost.amount)
+    assert target is not None, "every arm has a validation at or beyond the equal cost"
+    rows = [_row(own, study.cost, cost_to_reach(curves[recipe], target)) for recipe, own in by_recipe.items()]
+    starts = [one.validations[0].accuracy for one in results.reported]
+    return Table(
+        cost=study.cost,
+        start=sum(starts) / len(starts),
+        rows=tuple(rows),
+        trials=_trials(study, results.tuned),
+        tuning=Spent.of(results.tuned),
+        reported=Spent.of(results.reported),
+    )
+
+
+def _of(recipe: str, results: Sequence[Result]) -> list[Result]:
+    return [one for one in results if one.recipe == recipe]
+
+
+def _row(own: Sequence[Result], cost: EqualCost, cost_to_baseline: float | None) -> Row:
+    def over_seeds(value: Callable[[Result], float]) -> Interval:
+        return Interval.of([value(one) for one in own])
+
+    return Row(
+        recipe=own[0].recipe,
+        settings=own[0].settings,
+        seeds=len(own),
+        accuracy=over_seeds(lambda one: one.accuracy_at(cost)),
+        cost_to_baseline=cost_to_baseline,
+        updates=over_seeds(lambda one: one.updates),
+        informative_groups_per_1k_rollouts=over_seeds(lambda one: 1e3 * one.informative_groups / one.rollouts),
+        signal_per_1k_rollouts=over_seeds(lambda one: 1e3 * one.signal / one.rollouts),
+        informative_groups_per_1m_tokens=over_seeds(lambda one: 1e6 * one.informative_groups / one.tokens),
+        signal_per_1m_tokens=over_seeds(lambda one: 1e6 * one.signal / one.tokens),
+        rollouts=over_seeds(lambda one: one.rollouts),
+        tokens=over_seeds(lambda one: one.tokens),
+        minutes=over_seeds(lambda one: one.minutes),
+        wall_minutes=over_seeds(lambda one: one.wall_minutes),
+    )
+
+
+def _trials(study: Study, tuned: Sequence[Result]) -> tuple[Trial, ...]:
+    cost, chosen = study.tune_cost or study.cost, study.choose(tuned)
+    return tuple(
+        Trial(recipe, one.settings, one.accuracy_at(cost), one.settings == chosen[recipe])
+        for recipe in study.recipes
+        for one in _of(recipe, tuned)
+    )
