@@ -7,8 +7,8 @@
 #   adaptive   run_adaptive_rollout_experiment.sh alone
 #   baseline   run_baseline_fixed_n5.sh alone
 #
-# MODEL as there. --budget rollouts=N|tokens=N|minutes=N, --seeds K and --out DIR behind `both` change what it sets; the
-# same command again goes on where it was interrupted.
+# MODEL as there. BUDGET=rollouts=N, tokens=N or minutes=N is what each run of `both` may spend; --seeds K and --out DIR
+# change what is set below. The same command again goes on where it was interrupted.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 source "$here/common.sh"
@@ -29,5 +29,5 @@ batches=100  # of the baseline's, 32 × 5 rollouts each
 if [[ $tiny ]]; then
     batches=20
 fi
-exec "$goldilocks" compare adaptive grpo --budget "rollouts=$((batches * 32 * 5))" --seeds 3 --out runs/adaptive-vs-baseline \
-    "${setup[@]}" "${adaptive[@]}" "${baseline[@]}" "$@"
+exec "$goldilocks" compare grpo adaptive --budget "${BUDGET:-rollouts=$((batches * 32 * 5))}" --seeds 3 \
+    --out runs/adaptive-vs-baseline "${setup[@]}" "${adaptive[@]}" "${baseline[@]}" "$@"

@@ -23,10 +23,9 @@ SMALL = [
     "data.gen_batch_size=16",
     "actor_rollout_ref.actor.ppo_mini_batch_size=2",
     "actor_rollout_ref.rollout.max_num_seqs=64",
-    "trainer.total_training_steps=1",
-    "trainer.val_before_train=false",
-    "trainer.test_freq=-1",
 ]
+ONE_UPDATE = ["trainer.total_training_steps=1", "trainer.val_before_train=false", "trainer.test_freq=-1"]
+COMPARISON = "examples/grpo_trainer/run_adaptive_vs_baseline_comparison.sh"
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,13 @@ class Trained:
     groups: dict[str, list[float]]  # the scores of every group that was trained
 
 
-def bash(script: str, *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def bash(script: str, *words: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """A script with ``MODEL=tiny``, from a folder of the test's own."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", str(ROOT / script), *words],
         cwd=folder,
-        env={**os.environ, "PATH": path, "MODEL": "tiny", "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "PATH": path, "MODEL": "tiny", "HF_HUB_OFFLINE": "1", **variables},
         capture_output=True,
         text=True,
         timeout=400,
@@ -54,7 +53,7 @@ def bash(script: str, *words: str, folder: Path) -> subprocess.CompletedProcess[
 
 
 def train(script: str, *words: str, folder: Path) -> Trained:
-    bash(script, *words, "--name", "test", *SMALL, folder=folder)
+    bash(script, *words, "--name", "test", *SMALL, *ONE_UPDATE, folder=folder)
     run = folder / "runs" / "test"
     rows = read_records(run / "rollouts")
     groups: dict[str, list[float]] = defaultdict(list)
@@ -106,8 +105,7 @@ def test_dapo_filters_on_accuracy_and_charges_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize("which", ["adaptive", "baseline"])
 def test_each_side_of_the_comparison_trains_alone(which: str, tmp_path: Path) -> None:
     words = ["adaptive_rollout.max_n=8"] if which == "adaptive" else []
-    script = "examples/grpo_trainer/run_adaptive_vs_baseline_comparison.sh"
-    trained = train(script, which, *words, folder=tmp_path)
+    trained = train(COMPARISON, which, *words, folder=tmp_path)
     sizes = [len(scores) for scores in trained.groups.values()]
     assert len(sizes) == 4
     assert trained.metrics["accounts/trained_rollouts"] == sum(sizes)
@@ -116,3 +114,14 @@ def test_each_side_of_the_comparison_trains_alone(which: str, tmp_path: Path) ->
     else:
         assert all(2 <= size <= 8 for size in sizes)
         assert all(max(scores) == 1 or len(scores) == 8 for scores in trained.groups.values())
+
+
+def test_the_comparison_of_both_ends_with_a_table_at_equal_rollouts(tmp_path: Path) -> None:
+    words = ["both", "--seeds", "1", "--out", "study", "adaptive_rollout.max_n=8", *SMALL]
+    done = bash(COMPARISON, *words, folder=tmp_path, BUDGET="rollouts=20")
+    rows = json.loads((tmp_path / "study" / "table.json").read_text())["rows"]
+    assert [row["recipe"] for row in rows] == ["grpo", "adaptive"]
+    assert all(row["rollouts"]["mean"] >= 20 for row in rows)
+    assert all(row["updates"]["mean"] >= 1 for row in rows)
+    assert "grpo" in done.stdout
+    assert (tmp_path / "study" / "report.html").stat().st_size > 0
