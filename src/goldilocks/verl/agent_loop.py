@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import logging
 from collections import defaultdict
 from typing import Any
 
+import hydra
 import ray
+from verl.experimental.agent_loop import agent_loop
+from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.utils.rollout_trace import rollout_trace_attr
 
 from goldilocks.types import Failure, Rollout
+from goldilocks.verl.balancer import Balancer
 from goldilocks.verl.failures import publish
 from goldilocks.verl.fields import FIRST, ROLLOUTS
+from goldilocks.verl.outbox import gather_puts
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +86,9 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        gather_puts(agent_loop_tq)
+        self._agent_loops: dict[str, functools.partial[Any]] = {}
+        self._balancer = Balancer(self.llm_client)
         self._log = RequestLog(self.llm_client)
         self._sessions: dict[str, int] = defaultdict(int)
         self._events: list[Rollout | Failure] = []
@@ -96,6 +106,11 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         for uid in uids:
             if self._sessions.get(uid):
                 self._log.abort(uid)
+
+    async def generate_sequences(self, batch: Any) -> None:
+        """verl's: starts a session for each rollout and does not wait for it."""
+        self._balancer.look_again()
+        await super().generate_sequences(batch)
 
     async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
         if trajectory["validate"]:
@@ -121,6 +136,34 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             self._tell(Failure(uid, index, type(error).__name__))
         finally:
             self._end_session(uid, index)
+
+    async def _run_agent_loop(
+        self, sampling_params: dict, trajectory: dict, *, agent_name: str, trace: bool = True, **kwargs: Any
+    ) -> None:
+        """As verl's, but that Hydra reads an agent loop's config once and not for every rollout: that took 5 ms of each."""
+        about = {name: trajectory[name] for name in ("step", "sample_index", "rollout_n", "validate")}
+        with rollout_trace_attr(name="agent_loop", trace=trace, **about):
+            output = await self._agent_loop(agent_name).run(sampling_params, **kwargs)
+            await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
+
+    def _agent_loop(self, name: str) -> Any:
+        """A new one: an agent loop may keep the state of its conversation."""
+        if name not in self._agent_loops:
+            registry = agent_loop._agent_loop_registry
+            assert name in registry, f"Agent loop {name} not registered, registered agent loops: {registry.keys()}"
+            self._agent_loops[name] = hydra.utils.instantiate(
+                config=registry[name],
+                trainer_config=agent_loop.DictConfigWrap(config=self.config),
+                server_manager=self.llm_client,
+                tokenizer=self.tokenizer,
+                processor=self.processor,
+                hf_model_type=self.hf_model_type,
+                dataset_cls=self.dataset_cls,
+                data_config=agent_loop.DictConfigWrap(self.config.data),
+                tools=agent_loop.ToolListWrap(self.tools),
+                _partial_=True,
+            )
+        return self._agent_loops[name]()
 
     def _end_session(self, uid: str, index: int) -> None:
         self._log.forget(uid, index)

@@ -8,6 +8,7 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 from verl.workers.utils.padding import response_to_nested
 
 from goldilocks.algorithms import weigh_prompts_equally
@@ -29,6 +30,13 @@ def keys_of(rollouts: Iterable[Rollout]) -> list[str]:
 def padding_keys(batch: KVBatchMeta) -> list[str]:
     """The rows that verl added so that the workers can divide the batch."""
     return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag.get("is_padding", False)]
+
+
+def tensor_fields(batch: KVBatchMeta, also: Iterable[str] = ()) -> list[str]:
+    """The fields that are tensors, and those named; the rows of a batch have had the same done to them."""
+    first = KVBatchMeta(partition_id=batch.partition_id, keys=batch.keys[:1], tags=batch.tags[:1])
+    schema = kv_batch_meta2batch_meta(first).field_schema
+    return [name for name, about in schema.items() if not about["is_non_tensor"] or name in also]
 
 
 def zero_log_probs(keys: list[str], *, ref: bool) -> None:
