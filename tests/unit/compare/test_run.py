@@ -1,0 +1,159 @@
+"""A study arm by arm, interrupted and gone on with; the function that runs an arm is given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unit.compare.arms import of_arm, study
+from unit.report.run_directories import write_run
+
+from goldilocks.compare.arm import SEEDS, Arm
+from goldilocks.compare.equal_cost import EqualCost
+from goldilocks.compare.folder import StudyFolder
+from goldilocks.compare.result import Result, read_result
+from goldilocks.compare.run import Place, Results, run_study
+from goldilocks.compare.study import TUNING_SEED, Study
+from goldilocks.compare.table import make_table
+
+GRID = {"lr": ("1", "2")}
+TUNED = {"grid": GRID, "tune_cost": EqualCost("rollouts", 300)}
+
+
+class Runner:
+    """Runs an arm at once: its accuracy is a function of the arm. ``interrupted_at``: the number of an arm."""
+
+    def __init__(self, interrupted_at: int | None = None) -> None:
+        self.ran: list[str] = []
+        self.places: list[Place] = []
+        self._interrupted_at = interrupted_at
+
+    def __call__(self, arm: Arm, place: Place) -> Result:
+        if place.number == self._interrupted_at:
+            raise KeyboardInterrupt
+        self.ran.append(arm.name)
+        self.places.append(place)
+        best = {"grpo": "1", "dapo": "2"}[arm.recipe] == arm.settings.get("lr")
+        return of_arm(arm, final=0.5 + 0.2 * best + arm.seed / 10_000)
+
+
+def run(path: Path, settings: Study, runner: Runner) -> Results:
+    with StudyFolder.open(path, settings) as folder:
+        return run_study(settings, folder, runner)
+
+
+def test_a_seed_of_every_recipe_comes_before_the_next_seed(tmp_path):
+    runner = Runner()
+    run(tmp_path, study(seeds=2), runner)
+    assert runner.ran == ["grpo-seed1", "dapo-seed1", "grpo-seed2", "dapo-seed2"]
+    assert [(place.number, place.of) for place in runner.places] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_every_recipe_is_tuned_alike_and_its_own_best_is_reported(tmp_path):
+    runner = Runner()
+    results = run(tmp_path, study(seeds=2, **TUNED), runner)
+    assert runner.ran[:4] == ["tune-grpo-1", "tune-dapo-1", "tune-grpo-2", "tune-dapo-2"]
+    assert {one.seed for one in results.tuned} == {TUNING_SEED}
+    assert {one.rollouts for one in results.tuned} == {308}
+    assert {(one.recipe, one.settings["lr"]) for one in results.reported} == {("grpo", "1"), ("dapo", "2")}
+    assert {one.seed for one in results.reported} == {1, 2}
+
+
+def test_of_equally_good_settings_the_first_is_chosen(tmp_path):
+    settings = study(grid={"other": ("1", "2")})
+    results = run(tmp_path, settings, Runner())
+    assert settings.choose(results.tuned) == {"grpo": {"other": "1"}, "dapo": {"other": "1"}}
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.sets(st.integers(1, 8), max_size=4))
+def test_interrupted_anywhere_and_gone_on_with_the_table_is_the_same(tmp_path_factory, cuts):
+    whole = study(seeds=2, **TUNED)
+    runner = Runner()
+    expected = make_table(whole, run(tmp_path_factory.mktemp("whole"), whole, runner))
+    path, ran = tmp_path_factory.mktemp("cut"), []
+    for cut in sorted(cuts):
+        interrupted = Runner(interrupted_at=cut)
+        with pytest.raises(KeyboardInterrupt):
+            run(path, whole, interrupted)
+        ran += interrupted.ran
+    last = Runner()
+    table = make_table(whole, run(path, whole, last))
+    assert table == expected
+    assert ran + last.ran == runner.ran, "no arm twice, none left out"
+
+
+def test_half_an_arm_is_started_anew(tmp_path):
+    half = tmp_path / "grpo-seed1" / "checkpoints"
+    half.mkdir(parents=True)
+    run(tmp_path, study("grpo"), Runner())
+    assert not half.exists()
+
+
+def test_an_arm_that_fails_stops_the_study_and_those_before_it_are_kept(tmp_path):
+    def fails(arm: Arm, place: Place) -> Result:
+        if arm.recipe == "dapo":
+            raise ValueError("out of rollouts")
+        return of_arm(arm, 0.5)
+
+    with StudyFolder.open(tmp_path, study()) as folder, pytest.raises(ValueError, match="out of rollouts"):
+        run_study(study(), folder, fails)
+    assert [file.parent.name for file in tmp_path.glob("*/result.json")] == ["grpo-seed1"]
+
+
+def test_two_at_work_in_one_folder_is_an_error(tmp_path):
+    with (
+        StudyFolder.open(tmp_path, study()),
+        pytest.raises(ValueError, match="another goldilocks compare is at work"),
+        StudyFolder.open(tmp_path, study()),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "other", [study(seeds=3), study("grpo"), study(cost=EqualCost("tokens", 9)), study(overrides=("data.seed=1",))]
+)
+def test_another_study_in_the_same_folder_is_an_error(tmp_path, other):
+    with StudyFolder.open(tmp_path, study()):
+        pass
+    with pytest.raises(ValueError, match="has another study"), StudyFolder.open(tmp_path, other):
+        pass
+
+
+def test_what_is_left_is_judged_by_the_arms_before():
+    assert Place(2, 5, (10.0,)).seconds_left(elapsed=30, eta=60) == 60 + 3 * 600
+    assert Place(1, 3, ()).seconds_left(elapsed=30, eta=60) == 60 + 2 * 90
+
+
+def test_an_arm_is_a_command_of_goldilocks_train():
+    arm = Arm("dapo-seed2", "dapo", 2, {"a.lr": "3"}, EqualCost("minutes", 2.5))
+    words = arm.command(["task=gsm8k"])
+    assert words[0] == "dapo"
+    assert words[-2:] == ["task=gsm8k", "a.lr=3"]
+    assert "goldilocks.budget.minutes=2.5" in words
+    assert {f"{key}=2" for key in SEEDS} <= set(words)
+
+
+def test_a_result_is_read_from_the_run_directory_with_everything_charged(tmp_path):
+    path = write_run(tmp_path / "run", "dapo", steps=12)
+    records = [json.loads(line)["data"] for line in (path / "metrics.jsonl").read_text().splitlines()]
+    generated = records[-1].get("accounts/generated_rollouts") or records[-2]["accounts/generated_rollouts"]
+    arm = Arm("run", "dapo", 1, {}, EqualCost("rollouts", 100))
+    read = read_result(arm, path, wall_seconds=90)
+    assert (read.updates, read.rollouts, read.wall_minutes) == (12, generated, 1.5)
+    assert [one.rollouts for one in read.validations] == sorted(one.rollouts for one in read.validations)
+    assert len(read.validations) == 4
+    assert read.validations[0].rollouts == 0
+    assert read.informative_groups == 12 * 16, "dapo trains no other groups"
+    assert 0 < read.signal < read.rollouts
+    assert Result.from_dict(json.loads(json.dumps(read.as_dict()))) == read
+
+
+def test_an_arm_that_ended_before_its_budget_is_an_error(tmp_path):
+    path = write_run(tmp_path / "run", "dapo", steps=4)
+    arm = Arm("dapo-seed1", "dapo", 1, {}, EqualCost("rollouts", 10**6))
+    with pytest.raises(ValueError, match=r"arm dapo-seed1 ended after .* of 1,000,000 rollouts"):
+        read_result(arm, path, wall_seconds=90)

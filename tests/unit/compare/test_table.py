@@ -1,0 +1,113 @@
+"""The table is a function of the results and of nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unit.compare.arms import BUDGET, result, study
+
+from goldilocks.compare.equal_cost import EqualCost
+from goldilocks.compare.run import Results
+from goldilocks.compare.show import caption, in_markdown, notes
+from goldilocks.compare.table import make_table
+
+
+def table(*reported, tuned=(), **of_study):
+    recipes = tuple(dict.fromkeys(one.recipe for one in reported))
+    seeds = len(reported) // len(recipes)
+    return make_table(study(*recipes, seeds=seeds, **of_study), Results(tuple(tuned), tuple(reported)))
+
+
+def test_accuracy_is_read_at_the_budget_and_not_at_the_end():
+    made = table(result("grpo", [(0, 0.2), (900, 0.4), (1100, 0.8)]))
+    assert made.rows[0].accuracy.mean == pytest.approx(0.6)
+    assert made.rows[0].accuracy.half is None
+
+
+def test_over_seeds_it_is_the_mean_with_its_interval():
+    made = table(*(result("grpo", [(0, 0.2), (1000, end)], seed=seed) for seed, end in ((1, 0.5), (2, 0.6), (3, 0.7))))
+    assert made.rows[0].accuracy.mean == pytest.approx(0.6)
+    assert made.rows[0].accuracy.half == pytest.approx(4.302652730 * 0.1 / 3**0.5)
+    assert made.rows[0].seeds == 3
+
+
+def test_the_baseline_is_the_first_recipe_and_others_reach_it_sooner_later_or_not():
+    made = table(
+        result("grpo", [(0, 0.2), (1000, 0.6)]),
+        result("dapo", [(0, 0.2), (500, 0.6), (1000, 0.7)]),
+        result("pilot", [(0, 0.2), (1000, 0.5), (1400, 0.9)]),
+    )
+    assert [row.recipe for row in made.rows] == ["grpo", "dapo", "pilot"]
+    assert made.rows[0].cost_to_baseline == pytest.approx(1000)
+    assert made.rows[1].cost_to_baseline == pytest.approx(500)
+    assert made.rows[2].cost_to_baseline is None, "what it reached beyond the budget does not count"
+
+
+def test_yields_are_of_what_was_trained_over_all_that_was_generated():
+    row = table(result("grpo", [(0, 0.2), (2000, 0.6)], informative=50, signal=80)).rows[0]
+    assert row.informative_groups_per_1k_rollouts.mean == 25
+    assert row.signal_per_1k_rollouts.mean == 40
+    assert row.informative_groups_per_1m_tokens.mean == 2500
+    assert row.signal_per_1m_tokens.mean == 4000
+
+
+@pytest.mark.parametrize(("kind", "amount"), [("tokens", 5000), ("minutes", 0.05), ("rollouts", 500)])
+def test_the_cost_may_be_any_of_the_three(kind, amount):
+    made = table(result("grpo"), cost=EqualCost(kind, amount))
+    assert made.rows[0].accuracy.mean == pytest.approx(0.4)
+    assert made.rows[0].cost_to_baseline == pytest.approx(amount)
+
+
+def test_tuning_is_shown_with_what_it_cost_and_is_no_part_of_the_rows():
+    grid = {"a.lr": ("1", "2")}
+    tried = [result("grpo", [(0, 0.2), (1000, end)], seed=1000, settings={"a.lr": lr}) for lr, end in
+             (("1", 0.3), ("2", 0.5))]  # fmt: skip
+    made = table(result("grpo", settings={"a.lr": "2"}), tuned=tried, grid=grid)
+    assert [(trial.settings, trial.accuracy, trial.chosen) for trial in made.trials] == [
+        ({"a.lr": "1"}, 0.3, False),
+        ({"a.lr": "2"}, 0.5, True),
+    ]
+    assert (made.tuning.arms, made.tuning.rollouts, made.reported.arms) == (2, 2000, 1)
+    assert "grpo: lr=2 (tried: 30.0%, 50.0%)" in notes(made)
+
+
+def test_as_json_it_is_all_there():
+    made = table(result("grpo"), result("dapo", [(0, 0.2), (1000, 0.5)]))
+    values = json.loads(json.dumps(made.as_dict()))
+    assert values["cost"] == {"kind": "rollouts", "amount": 1000}
+    assert values["rows"][1]["accuracy"] == {"mean": 0.5, "half": None}
+    assert values["rows"][1]["cost_to_baseline"] is None
+
+
+def test_in_markdown_every_row_has_every_column():
+    made = table(result("grpo"), result("dapo", [(0, 0.2), (1000, 0.5)]))
+    lines = [line for line in in_markdown(made).splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in lines}) == 1
+    assert len(lines) == 4
+    assert "not reached" in lines[3]
+    assert caption(made) == "at 1,000 rollouts each, 1 seed; 20.0% before training"
+
+
+ends = st.floats(0, 1)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(ends, ends), min_size=2, max_size=5), st.randoms())
+def test_in_whatever_order_arms_ended_the_table_is_the_same(accuracies, random):
+    reported = [
+        result(recipe, [(0, 0.2), (500, middle), (1000 + seed, end)], seed=seed)
+        for seed, (middle, end) in enumerate(accuracies, start=1)
+        for recipe in ("grpo", "dapo")
+    ]
+    made = make_table(study(seeds=len(accuracies)), Results((), tuple(reported)))
+    random.shuffle(reported)
+    again = make_table(study(seeds=len(accuracies)), Results((), tuple(reported)))
+    for one, other in zip(made.rows, again.rows, strict=True):
+        assert other.accuracy.mean == pytest.approx(one.accuracy.mean)
+        assert other.recipe == one.recipe
+    assert made.rows[0].cost_to_baseline is not None, "the baseline reaches its own accuracy"
+    assert made.rows[0].cost_to_baseline <= BUDGET.amount
+    assert made.rows[0].accuracy.mean == made.rows[1].accuracy.mean

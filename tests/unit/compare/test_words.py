@@ -1,0 +1,90 @@
+"""What the command line may say, and what it may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from goldilocks.cli import main
+from goldilocks.compare.equal_cost import EqualCost
+from goldilocks.compare.grid import combinations, parse_grid
+
+ENOUGH = ["--budget", "rollouts=64", "--seeds", "1"]
+
+
+@pytest.mark.parametrize(
+    ("word", "cost"),
+    [
+        ("rollouts=20000", EqualCost("rollouts", 20000)),
+        ("tokens=1_000_000", EqualCost("tokens", 1_000_000)),
+        ("minutes=2.5", EqualCost("minutes", 2.5)),
+    ],
+)
+def test_a_budget_is_a_cost_and_an_amount(word, cost):
+    assert EqualCost.parse(word, "--budget") == cost
+
+
+@pytest.mark.parametrize(
+    "word", ["rollouts=abc", "foo=3", "rollouts", "rollouts=0", "tokens=-5", "minutes=inf", "minutes=nan", "=3", ""]
+)
+def test_other_budgets_are_refused_in_one_line(word, capsys, tmp_path):
+    assert main(["compare", "grpo", "--budget", word, "--seeds", "1", "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert (
+        error == f"goldilocks: --budget={word!r} is not accepted: rollouts=N, tokens=N or minutes=N, with N above 0\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([*ENOUGH], "which recipes?"),
+        (["gropo", *ENOUGH], "did you mean grpo"),
+        (["grpo", "grpo", *ENOUGH], "'grpo' is there twice"),
+        (["grpo", *ENOUGH, "--budget", "tokens=9"], "one budget at a time, not rollouts=64 and tokens=9"),
+        (["grpo", "--budget", "rollouts=64", "--seeds", "0"], "--seeds=0 is not accepted"),
+        (["grpo", *ENOUGH, "--tune-budget", "tokens=9"], "--tune-budget='tokens=9' is not accepted: rollouts=N"),
+        (["grpo", *ENOUGH, "--tune", "dapo"], "recipes stand before the options"),
+        (["grpo", *ENOUGH, "--tune", "a=1,2", "a=3"], "a is there already"),
+        (["grpo", *ENOUGH, "--tune", "a=[1,2"], "--tune 'a=[1,2' is not accepted"),
+        (["grpo", *ENOUGH, "data.seed=3"], "goldilocks compare sets data.seed itself"),
+        (["grpo", *ENOUGH, "goldilocks.budget.tokens=3"], "sets goldilocks.budget.tokens itself"),
+        (["grpo", *ENOUGH, "--tune", "data.seed=3,4"], "sets data.seed itself"),
+        (["grpo", *ENOUGH, "--tune", "data.train_batch=3,4"], "unknown key 'data.train_batch'"),
+        (["grpo", *ENOUGH, "trainer.use_v1=False"], "needs trainer.use_v1=True"),
+        (["grpo", *ENOUGH, "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"], "needs a number of steps"),
+    ],
+)
+def test_bad_words_are_one_line_and_nothing_is_made(words, message, capsys, tmp_path):
+    assert main(["compare", *words, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_another_study_is_refused_and_the_difference_named(capsys, tmp_path: Path):
+    (tmp_path / "study.json").write_text('{"recipes": ["grpo"], "seeds": 3}')
+    assert main(["compare", "grpo", *ENOUGH, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "has another study: cost is null, not" in error
+    assert "seeds is 3, not 1" in error
+    assert "recipes" not in error
+    assert error.count("\n") == 1
+
+
+def test_a_grid_is_every_combination_in_the_order_given():
+    grid = parse_grid(["a.lr=1e-4,3e-4", "b=[1,2],[3]", "c=7"])
+    assert [tuple(one.values()) for one in combinations(grid)] == [
+        ("0.0001", "[1,2]", "7"),
+        ("0.0001", "[3]", "7"),
+        ("0.0003", "[1,2]", "7"),
+        ("0.0003", "[3]", "7"),
+    ]
+    assert combinations({}) == [{}]
+
+
+def test_an_interpolation_is_a_value_like_another():
+    assert parse_grid(["b=${data.train_batch_size}"]) == {"b": ("${data.train_batch_size}",)}
