@@ -24,7 +24,14 @@ from goldilocks.core import Collector, Exhausted
 from goldilocks.types import Group
 from goldilocks.verl.budget import Meter
 from goldilocks.verl.gates import Gate, build_gate
-from goldilocks.verl.queue_rows import batch_of, clear, padding_keys, weigh_advantages, zero_log_probs
+from goldilocks.verl.queue_rows import (
+    batch_of,
+    clear,
+    padding_keys,
+    tensor_fields,
+    weigh_advantages,
+    zero_log_probs,
+)
 from goldilocks.verl.sampler import CollectorSampler
 from goldilocks.verl.settings import Settings
 from goldilocks.verl.source import DatasetSource, loader_order
@@ -32,6 +39,7 @@ from goldilocks.verl.stored_rows import load_rows, save_rows
 
 MANAGER = "goldilocks.verl.agent_loop.StreamingManager"
 POOL_ESTIMATOR, PROMPT_MEAN = "grpo_pool", "prompt-mean"
+MULTI_MODAL = ("multi_modal_inputs",)
 MAX_REFILLS = 32  # of one batch: a gate that rejects this often rejects everything
 STATE, ROWS = "goldilocks.npz", "goldilocks_rows"
 
@@ -142,7 +150,8 @@ class GoldilocksTrainer(PPOTrainerSync):
     # -- rejection inside the refill loop ------------------------------------------------------------------------------
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        batch = super()._compute_old_log_prob(batch, metrics)
+        with self._tensors_only(batch):
+            batch = super()._compute_old_log_prob(batch, metrics)
         return self._refill(batch, metrics) if self.gate is not None else batch
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
@@ -222,12 +231,24 @@ class GoldilocksTrainer(PPOTrainerSync):
         return multiple
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(batch)):
+        with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(batch)), self._tensors_only(batch):
             return super()._update_actor(batch, metrics)
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         with self._rows_per_mini_batch(self.config.critic, len(batch)):
             return super()._update_critic(batch, metrics)
+
+    @contextmanager
+    def _tensors_only(self, batch: KVBatchMeta) -> Iterator[None]:
+        """Workers are sent what they compute with: a row's texts take longer on their way than its tensors.
+
+        Of the texts only the inputs of another modality are computed with, and only where the model has a processor.
+        """
+        before, batch.fields = batch.fields, tensor_fields(batch, also=MULTI_MODAL if self.processor else ())
+        try:
+            yield
+        finally:
+            batch.fields = before
 
     @contextmanager
     def _rows_per_mini_batch(self, section: DictConfig, rows: int) -> Iterator[None]:
