@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 
-.PHONY: train test unit lint format bench venv clean
+.PHONY: train test unit lint format docs bench venv clean
 .DELETE_ON_ERROR:
 
 train: $(READY)  ## train the default recipe on this machine
@@ -25,6 +25,9 @@ lint: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(READY)  ## write docs/reference.md from the code
+	$(BIN)/python scripts/make_reference.py
 
 bench: $(READY)  ## print every benchmark's table
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

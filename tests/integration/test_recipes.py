@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from goldilocks.metrics import undocumented
 from goldilocks.records import group_uids, read_records
 
 pytestmark = pytest.mark.integration
@@ -60,7 +61,9 @@ def train(script: str, *words: str, folder: Path) -> Trained:
     for uid, row in zip(group_uids(rows), rows, strict=True):
         if not uid.startswith("pad"):
             groups[uid].append(float(str(row["score"])))
-    return Trained(json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["data"], dict(groups))
+    metrics = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["data"]
+    assert undocumented(metrics) == []
+    return Trained(metrics, dict(groups))
 
 
 def test_gspo_validates_itself(tmp_path: Path) -> None:

@@ -26,16 +26,16 @@ class PPOFilterConfig:
 
     target_group_size: int = 16  # samples a trained group has at most; the trainer sets it to rollout.n
     target_num_groups: int | None = None  # groups a batch has at most; None keeps every valid one
-    min_group_size: int = None  # type: ignore[assignment]  # smaller groups are dropped; None becomes target // 2 + 1
+    min_group_size: int = None  # type: ignore[assignment]  # smaller groups are dropped; None becomes target_group_size // 2 + 1
 
     reward_threshold: float | None = None  # samples below it are dropped
     max_response_length: int | None = None  # a group all of whose samples reach it is dropped; never a sample
     remove_clip: bool = False  # also drop groups with fewer than min_rollout_n samples under max_response_length
-    min_rollout_n: int = 1
+    min_rollout_n: int = 1  # see remove_clip
     reject_low_variance_groups: bool = True  # unbiased std of the rewards below 1e-3
     invalid_rows: str = "error"  # a NaN or infinite reward, an empty response: "error", or "drop" and count
 
-    enable_two_gate_filter: bool = False
+    enable_two_gate_filter: bool = False  # reject rows on which trainer and rollout engine disagree
     gate1_bias_epsilon: float = 0.01  # gate 1 keeps |mean over tokens of old − rollout log-prob| below this
     gate1_mode: str = "mean"  # "abs": the mean of |old − rollout|, in which opposite errors do not cancel
     gate2_instability_threshold: float = -15.0  # gate 2 keeps min over tokens of rollout − top log-prob above this

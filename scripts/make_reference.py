@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Writes ``docs/reference.md`` from the code: every config key, policy, recipe and metric. ``make docs`` runs it.
+
+Nothing is described here. A key's meaning is the comment beside it, a policy's its docstring, a metric's its entry in
+``goldilocks.metrics``; what has none is an error.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from goldilocks.cli import COMMANDS
+from goldilocks.core.allocators import ALLOCATORS
+from goldilocks.core.filters import FILTERS
+from goldilocks.core.policy import Policy
+from goldilocks.core.selectors import SELECTORS
+from goldilocks.filtering import PPOFilterConfig
+from goldilocks.metrics import METRICS
+from goldilocks.verl import recipe
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
+KEYS = recipe.CONFIG / "goldilocks" / "defaults.yaml"
+
+INTRODUCTION = """\
+# Reference
+
+Written by `make docs` from the code; a test fails when it is stale. Keys of verl's own are in verl's YAML files
+(`python -m verl.trainer.main_ppo --cfg job` prints them all). The guides say how things work together:
+[dynamic sampling](dynamic-sampling.md), [adaptive rollouts](adaptive-rollouts.md), [batch filter](batch-filter.md),
+[GSPO](gspo.md), [choosing a policy](choosing-a-policy.md).
+"""
+VERL_KEYS = """\
+On verl's own command line a key of `adaptive_rollout`, `goldilocks` or `batch_filter` is added with `+`; in a recipe of
+`goldilocks train` it is there already. Of verl's own keys these decide too:
+
+| Key | |
+|---|---|
+| `algorithm.filter_groups.enable` | dynamic sampling: groups without variance are dropped and replaced |
+| `algorithm.filter_groups.metric` | `seq_reward`, `seq_final_reward`, or a number of the reward function's: `acc`, … |
+| `algorithm.filter_groups.max_num_gen_batches` | generation batches an update may cost; 0 or less: no limit |
+| `data.gen_batch_size` | prompts of a generation batch, and open at once; default `data.train_batch_size` |
+| `data.train_batch_size` | groups of a training batch |
+| `actor_rollout_ref.rollout.n` | rollouts of a prompt, unless an allocator says otherwise |
+| `actor_rollout_ref.rollout.name` | `transformers` is [ours](rollout-server.md); `vllm`, `sglang` are verl's |
+| `algorithm.adv_estimator` | `grpo_pool` is ours: GRPO with baselines over all rollouts of a group |
+"""
+POLICIES = """\
+`goldilocks.selector`, `allocator` and `filter` take a name below or `package.module:Class`; parameters go to
+`goldilocks.selector_kwargs`, `allocator_kwargs` and `filter_kwargs`.
+"""
+TWO_CLOCKS = """\
+Beside verl's own. Those of `data/`, `accounts/`, `selector/` and `budget/` run on from update to update and over
+restarts; the others are of one update.
+"""
+
+
+def render() -> str:
+    """The page."""
+    sections = [
+        INTRODUCTION,
+        "## Commands\n",
+        table(("Command", ""), ((f"`goldilocks {name}`", about) for name, (_, about) in COMMANDS.items())),
+        "## Config keys\n",
+        VERL_KEYS,
+        table(("Key", "Default", ""), config_keys()),
+        "## Policies\n",
+        POLICIES,
+        table(("", "Name", "Parameters", ""), policies()),
+        "## Recipes and tasks\n",
+        "`goldilocks train RECIPE task=TASK device=DEVICE`; a recipe may also be a YAML file.\n",
+        table(("", "Name", ""), groups()),
+        "## Metrics\n",
+        TWO_CLOCKS,
+        table(("Metric", ""), ((f"`{name}`", meaning) for name, meaning in metrics())),
+    ]
+    return "\n".join(sections)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def config_keys() -> Iterator[tuple[str, str, str]]:
+    """Every key that is added to verl's, with its default and its comment."""
+    fields = filter_comments()
+    for key, value, comment in yaml_lines(KEYS.read_text().splitlines()):
+        yield row(key, value, comment or fields.get(key.removeprefix("batch_filter."), ""))
+        if key == "batch_filter.enable":
+            yield row("batch_filter.target_group_size", "rollout.n", fields["target_group_size"])
+
+
+def row(key: str, value: str, meaning: str) -> tuple[str, str, str]:
+    if not meaning:
+        raise ValueError(f"{key} has no comment that says what it means")
+    return f"`{key}`", f"`{value}`", meaning
+
+
+def yaml_lines(lines: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """``key: value  # comment`` by dotted key; YAML's own parser drops the comments."""
+    path: list[str] = []
+    for line in lines:
+        found = re.fullmatch(r"( *)([\w.]+): *([^#]*?) *(?:# *(.*))?", line)
+        if found is None:
+            continue
+        indent, key, value, comment = found.groups()
+        path = [*path[: len(indent) // 2], key]
+        if value:
+            yield ".".join(path), value, comment or ""
+
+
+def filter_comments() -> dict[str, str]:
+    """What the comments beside the fields of ``PPOFilterConfig`` say."""
+    lines = re.findall(r"^    (\w+): .*  # (.*)$", inspect.getsource(PPOFilterConfig), re.MULTILINE)
+    return dict(lines)
+
+
+def policies() -> Iterator[tuple[str, str, str, str]]:
+    """Each family's, by name."""
+    families: dict[str, dict[str, type[Policy]]] = {
+        "selector": dict(SELECTORS),
+        "allocator": dict(ALLOCATORS),
+        "filter": dict(FILTERS),
+    }
+    for family, known in families.items():
+        for name, cls in known.items():
+            parameters = inspect.signature(cls).parameters.values()
+            values = ", ".join(f"`{one.name}={one.default}`" for one in parameters)
+            module = first_sentence(inspect.getmodule(cls).__doc__)
+            yield family, f"`{name}`", values, f"{module} {first_sentence(cls.__doc__)}"
+
+
+def groups() -> Iterator[tuple[str, str, str]]:
+    """Recipes, tasks and devices: each file's comment under its first line."""
+    for group in ("recipe", "task", "device"):
+        for name in recipe.names(group):
+            lines = (recipe.CONFIG / group / f"{name}.yaml").read_text().splitlines()[1:]
+            comment = []
+            for line in lines:
+                if not line.startswith("#"):
+                    break
+                comment.append(line.lstrip("# "))
+            yield group, f"`{name}`", " ".join(comment)
+
+
+def metrics() -> Iterator[tuple[str, str]]:
+    """Rollouts and tokens of one account in one line."""
+    for name, meaning in METRICS.items():
+        if name.startswith("accounts/") and name.endswith("_tokens"):
+            if name == "accounts/generated_tokens":
+                yield name, meaning
+        elif name.startswith("accounts/") and not name.startswith("accounts/generated"):
+            yield name.replace("_rollouts", "_rollouts`, `_tokens"), meaning
+        else:
+            yield name, meaning
+
+
+def first_sentence(text: str | None) -> str:
+    """Up to the first stop, on one line."""
+    if not text:
+        raise ValueError("a policy has no docstring")
+    words = " ".join(text.strip().split("\n\n")[0].split())
+    return re.split(r"(?<=\.)\s", words, maxsplit=1)[0].replace("``", "`")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render())
+    print(PAGE)

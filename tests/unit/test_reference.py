@@ -1,0 +1,126 @@
+"""``docs/reference.md`` is what the code says, and every metric that the code logs has its line there."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import math
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import goldilocks
+from goldilocks.algorithms.gspo import clipping_metrics
+from goldilocks.core import Collector, Limits, ListSource
+from goldilocks.core.allocators import Adaptive
+from goldilocks.core.filters import Variance
+from goldilocks.core.selectors import Greso
+from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
+from goldilocks.metrics import METRICS, entry, undocumented
+from goldilocks.types import Failure, Rollout
+from goldilocks.verl.recipe import choose, compose_config
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(goldilocks.__file__).parent
+LOGGING = ("core", "filtering", "algorithms", "verl")
+
+
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "scripts" / "make_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_reference_is_fresh() -> None:
+    stale = "docs/reference.md is stale: run make docs"
+    assert (ROOT / "docs" / "reference.md").read_text() == script().render(), stale
+
+
+def test_the_keys_of_verl_that_the_reference_names_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    from omegaconf import OmegaConf
+
+    monkeypatch.setenv("GOLDILOCKS_ARITHMETIC", "nowhere")
+    config = compose_config(choose([], "cpu"))
+    named = re.findall(r"^\| `([\w.]+)` \|", script().VERL_KEYS, re.MULTILINE)
+    missing = object()
+    assert len(named) == 8
+    assert [key for key in named if OmegaConf.select(config, key, default=missing) is missing] == []
+
+
+def test_a_key_without_a_comment_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"goldilocks\.novel has no comment"):
+        script().row("goldilocks.novel", "1", "")
+
+
+def test_whatever_a_collector_logs_is_documented_and_nothing_else_is() -> None:
+    logged = {*collector_names(), *filter_names(), *gspo_names(), *written_names()}
+    assert undocumented(logged) == []
+    assert set(METRICS) - {entry(name) for name in logged} == set()
+
+
+def test_no_module_logs_a_metric_that_is_not_documented() -> None:
+    assert [name for name in written_names() if entry(name) is None] == []
+    assert "budget/spent" in set(written_names())
+
+
+def collector_names() -> set[str]:
+    """A few steps with everything that can happen to a rollout."""
+    rng = random.Random(0)
+    collector = Collector(
+        ListSource([f"prompt {index}" for index in range(60)]),
+        Greso(),
+        Adaptive(max_n=8, rollouts_per_batch=2, max_train_n=4),
+        Variance(),
+        target_groups=4,
+        limits=Limits(max_retries=0),
+    )
+    names: set[str] = set()
+    for place in range(8):
+        while not collector.ready:
+            for request in collector.requests():
+                for index in range(request.first, request.first + request.n):
+                    lost = rng.random() < 0.1
+                    reward = float(rng.random() < request.prompt.index % 3 / 2)
+                    answer = Failure(request.uid, index, "lost") if lost else Rollout(request.uid, index, reward, 5)
+                    collector.observe(answer)
+        batch = collector.take()
+        if place % 2 == 0:
+            collector.reject([batch[0].uid], "batch_filter")
+        names |= set(collector.metrics())
+    return names
+
+
+def filter_names() -> set[str]:
+    """One call with both gates, and one without their tensors."""
+    config = PPOFilterConfig(target_group_size=4, enable_two_gate_filter=True, reward_threshold=-1.0)
+    rewards = torch.tensor([0.0, 1.0] * 6)
+    mask = torch.ones(12, 5)
+    plain = {"rewards": rewards, "response_mask": mask}
+    log_probs = torch.full((12, 5), math.log(0.5))
+    gated = {**plain, "old_log_probs": log_probs, "rollout_log_probs": log_probs, "top_log_probs": log_probs}
+    uids = ["a"] * 6 + ["b"] * 6
+    return {name for data in (plain, gated) for name in PPOBatchFilter(config).filter_batch(data, uids)[1]}
+
+
+def gspo_names() -> set[str]:
+    return set(clipping_metrics(torch.ones(2), torch.ones(2, 3), torch.ones(2, 3), 3e-4, 4e-4))
+
+
+def written_names() -> Iterator[str]:
+    """Names that stand in the source as a metric's key: ``metrics["a/b"] = …`` and ``{"a/b": …}``."""
+    for package in LOGGING:
+        for file in (PACKAGE / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                keys: list[Any] = list(node.keys) if isinstance(node, ast.Dict) else []
+                if isinstance(node, ast.Assign):
+                    keys += [target.slice for target in node.targets if isinstance(target, ast.Subscript)]
+                values = [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+                yield from (value for value in values if re.fullmatch(r"[a-z_]+(/[a-z0-9_]+)+", value))
