@@ -6,8 +6,10 @@ from omegaconf import DictConfig
 
 from goldilocks.compare.arm import SEEDS, STEPS
 from goldilocks.compare.study import Study
-from goldilocks.verl.preflight import check_budget
-from goldilocks.verl.recipe import choose, compose_config
+from goldilocks.verl import defaults
+from goldilocks.verl.preflight import check_budget, check_paths
+from goldilocks.verl.recipe import DEFAULT_TASK, choose, compose_config
+from goldilocks.verl.settings import Settings
 
 OWN = ("goldilocks.budget", "trainer.val_before_train", "trainer.test_freq", "trainer.resume_mode", *SEEDS)
 
@@ -18,10 +20,15 @@ def check_study(study: Study, device: str) -> None:
     chosen = dict.fromkeys(study.recipes, study.combinations[0])
     arms = study.reported_arms(chosen)[: len(study.recipes)]
     for arm in [*arms, *(arm for arm in study.tuning_arms() if arm.recipe == study.recipes[0])]:
-        config = compose_config(choose(arm.command(study.overrides), device))
+        choice = choose(arm.command(study.overrides), device)
+        config = compose_config(choice)
         check_budget(config)
+        Settings.from_config(config)
         if not any(_key(word) == STEPS for word in study.overrides):
             _check_schedule(config)
+        if choice.task == DEFAULT_TASK:
+            defaults.make_missing()
+        check_paths(config)
 
 
 def _check_keys(study: Study) -> None:

@@ -14,16 +14,19 @@ from goldilocks.compare.equal_cost import EqualCost
 from goldilocks.compare.folder import StudyFolder, write_json
 from goldilocks.compare.grid import parse_grid
 from goldilocks.compare.launch import ArmFailed, Launcher
-from goldilocks.compare.run import run_study
+from goldilocks.compare.plot import curves
+from goldilocks.compare.run import Results, run_study
 from goldilocks.compare.show import LEGEND, caption, in_markdown, notes, on_terminal
 from goldilocks.compare.study import Study
 from goldilocks.compare.table import Table, make_table
-from goldilocks.report import write_report
+from goldilocks.report.theme import RUN_COLOURS
+from goldilocks.report.write import write_png, write_report
 from goldilocks.verl import defaults
 from goldilocks.verl.hardware import find_device
 from goldilocks.verl.recipe import names
 
 OUT = Path("runs/compare")
+FILES = ("table.md", "table.json", "curves.png", "report.html")
 WIDEST = 160  # columns, whatever the terminal has: a wrapped row can be read, one cut short cannot
 
 
@@ -67,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"goldilocks: {done} of {study.arms} arms are done; the same command goes on", file=sys.stderr)
             return status
         table = make_table(study, results)
-        _write(table, folder, [folder.run(arm) for arm in study.reported_arms(study.choose(results.tuned))])
+        _write(study, results, table, folder)
     _show(table, folder)
     return 0
 
@@ -90,10 +93,13 @@ def _study(args: argparse.Namespace) -> Study:
     )
 
 
-def _write(table: Table, folder: StudyFolder, runs: list[Path]) -> None:
+def _write(study: Study, results: Results, table: Table, folder: StudyFolder) -> None:
     write_json(folder.path / "table.json", table.as_dict())
     (folder.path / "table.md").write_text(in_markdown(table))
-    write_report(runs, folder.path / "report.html")
+    write_png(curves(study, results), folder.path)
+    arms = study.reported_arms(study.choose(results.tuned))
+    shown = max(1, len(RUN_COLOURS) // len(study.recipes)) * len(study.recipes)  # whole seeds that can be told apart
+    write_report([folder.run(arm) for arm in arms[:shown]], folder.path / "report.html")
 
 
 def _show(table: Table, folder: StudyFolder) -> None:
@@ -103,5 +109,5 @@ def _show(table: Table, folder: StudyFolder) -> None:
     console.print(f"\n{LEGEND}\n", highlight=False)
     for note in notes(table):
         console.print(note, highlight=False, markup=False)
-    for file in ("table.md", "table.json", "report.html"):
+    for file in FILES:
         console.print(f"{folder.path / file}", highlight=False, markup=False)

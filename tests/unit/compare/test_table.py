@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from unit.compare.arms import BUDGET, result, study
 
 from goldilocks.compare.equal_cost import EqualCost
+from goldilocks.compare.plot import curves
 from goldilocks.compare.run import Results
 from goldilocks.compare.show import caption, in_markdown, notes
 from goldilocks.compare.table import make_table
@@ -89,6 +90,18 @@ def test_in_markdown_every_row_has_every_column():
     assert len(lines) == 4
     assert "not reached" in lines[3]
     assert caption(made) == "at 1,000 rollouts each, 1 seed; 20.0% before training"
+
+
+def test_the_picture_is_the_mean_of_the_seeds_up_to_the_budget_and_no_further():
+    reported = [result("grpo", [(0, 0.2), (1100, end)], seed=seed) for seed, end in ((1, 0.75), (2, 0.97))]
+    plot = curves(study("grpo", seeds=2), Results((), tuple(reported)))
+    assert [row["cost"] for row in plot.values] == [50 * part for part in range(21)]
+    assert plot.values[0] == {"recipe": "grpo", "cost": 0, "accuracy": 0.2, "low": 0.2, "high": 0.2}
+    last = plot.values[-1]
+    assert last["accuracy"] == pytest.approx(0.2 + (0.86 - 0.2) / 1.1)
+    assert last["low"] == 0.0, "two seeds that differ so much say nothing, and no accuracy is below 0"
+    assert last["high"] == 1.0
+    assert plot.spec()["layer"]
 
 
 ends = st.floats(0, 1)

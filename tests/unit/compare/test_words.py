@@ -9,8 +9,20 @@ import pytest
 from goldilocks.cli import main
 from goldilocks.compare.equal_cost import EqualCost
 from goldilocks.compare.grid import combinations, parse_grid
+from goldilocks.verl import defaults
 
 ENOUGH = ["--budget", "rollouts=64", "--seeds", "1"]
+
+
+@pytest.fixture(autouse=True)
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model and data that exist, so that nothing is made and only the word is wrong."""
+    root = tmp_path / "arithmetic"
+    (root / "model").mkdir(parents=True)
+    (root / "data").mkdir()
+    for split in ("train", "val"):
+        (root / "data" / f"{split}.parquet").touch()
+    monkeypatch.setenv(defaults.VARIABLE, str(root))
 
 
 @pytest.mark.parametrize(
@@ -54,6 +66,8 @@ def test_other_budgets_are_refused_in_one_line(word, capsys, tmp_path):
         (["grpo", *ENOUGH, "--tune", "data.seed=3,4"], "sets data.seed itself"),
         (["grpo", *ENOUGH, "--tune", "data.train_batch=3,4"], "unknown key 'data.train_batch'"),
         (["grpo", *ENOUGH, "trainer.use_v1=False"], "needs trainer.use_v1=True"),
+        (["grpo", *ENOUGH, "goldilocks.selector=tompson"], "did you mean 'thompson'?"),
+        (["grpo", *ENOUGH, "data.val_files=/no/such.parquet"], "data.val_files='/no/such.parquet' does not exist"),
         (["grpo", *ENOUGH, "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"], "needs a number of steps"),
     ],
 )
