@@ -1,7 +1,7 @@
 """Every metric that Goldilocks logs beside verl's own, and what it means.
 
-Invariant, held by a test: what the code logs is here, and what is here is logged. ``<reason>`` stands for any word: of a
-filter's verdict, of a failure, of a gate.
+Invariant, held by a test: what the code logs is here, and what is here is logged. ``<reason>`` stands for any word: a
+filter's, a failure's, a gate's.
 """
 
 from __future__ import annotations
