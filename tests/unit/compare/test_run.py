@@ -124,8 +124,18 @@ def test_another_study_in_the_same_folder_is_an_error(tmp_path, other):
 
 
 def test_what_is_left_is_judged_by_the_arms_before():
-    assert Place(2, 5, (10.0,)).seconds_left(elapsed=30, eta=60) == 60 + 3 * 600
-    assert Place(1, 3, ()).seconds_left(elapsed=30, eta=60) == 60 + 2 * 90
+    tuned_on_less = Place(number=2, of=5, cost=100, cost_before=100, cost_after=3000, minutes_before=2)
+    assert tuned_on_less.seconds_left(elapsed=30, eta=60) == 60 + 30 * 120
+    first = Place(number=1, of=3, cost=100, cost_before=0, cost_after=200, minutes_before=0)
+    assert first.seconds_left(elapsed=30, eta=60) == 60 + 2 * 90
+
+
+def test_the_place_of_an_arm_knows_what_is_still_to_come(tmp_path):
+    runner = Runner()
+    run(tmp_path, study(seeds=1, **TUNED), runner)
+    assert [place.cost for place in runner.places] == [300, 300, 300, 300, 1000, 1000]
+    assert [place.cost_after for place in runner.places] == [2900, 2600, 2300, 2000, 1000, 0]
+    assert [place.minutes_before for place in runner.places] == [0, 2, 4, 6, 8, 10]
 
 
 def test_an_arm_is_a_command_of_goldilocks_train():
