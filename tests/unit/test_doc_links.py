@@ -1,0 +1,22 @@
+"""Every link of every page leads to a file of this repository, or out of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("recipe/*/*.md"), *ROOT.glob("examples/*/*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+def test_every_guide_is_listed_in_the_readme() -> None:
+    listed = (ROOT / "README.md").read_text()
+    assert [page.name for page in ROOT.glob("docs/*.md") if f"docs/{page.name}" not in listed] == []
