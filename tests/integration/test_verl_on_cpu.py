@@ -46,8 +46,10 @@ def test_ppo_trains_with_a_critic_and_kl_in_the_reward(launch: Launch) -> None:
     first, second = run.steps
     assert first["actor/reward_kl_penalty"] == pytest.approx(0, abs=1e-5)  # the policy is still its reference
     assert second["actor/reward_kl_penalty"] > 1e-4
-    assert first["critic/grad_norm"] > 0
-    assert second["critic/vf_loss"] < first["critic/vf_loss"]
+    for step in (first, second):  # whether two steps on other prompts lower the loss is luck; that they train is not
+        assert step["critic/lr"] == pytest.approx(1e-3)
+        assert step["critic/grad_norm"] > 0
+        assert 0 < step["critic/vf_loss"] < 1
 
 
 def test_the_legacy_trainer_trains_too(launch: Launch) -> None:

@@ -140,7 +140,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     async def _run_agent_loop(
         self, sampling_params: dict, trajectory: dict, *, agent_name: str, trace: bool = True, **kwargs: Any
     ) -> None:
-        """As verl's, but that Hydra reads an agent loop's config once and not for every rollout: that took 5 ms of each."""
+        """As verl's, but that Hydra reads the agent loop's config once: at every rollout that took 5 ms."""
         about = {name: trajectory[name] for name in ("step", "sample_index", "rollout_n", "validate")}
         with rollout_trace_attr(name="agent_loop", trace=trace, **about):
             output = await self._agent_loop(agent_name).run(sampling_params, **kwargs)

@@ -32,7 +32,7 @@ class Balancer:
             self._only = asyncio.create_task(self._only_server(request_id, extra))
         server = await self._only
         if server is None:
-            return await self._acquire(request_id, **extra)  # type: ignore[no-any-return]
+            return await self._acquire(request_id, **extra)
         self._held.add(request_id)
         return server
 

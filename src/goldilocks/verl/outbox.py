@@ -61,9 +61,7 @@ async def put_rows(partition: str, rows: list[Row]) -> None:
     """One put into the TransferQueue."""
     keys, fields, tags = zip(*rows, strict=True)
     packed = list_of_dict_to_tensordict(list(fields))
-    await transfer_queue.async_kv_batch_put(
-        keys=list(keys), fields=packed, tags=list(tags), partition_id=partition
-    )
+    await transfer_queue.async_kv_batch_put(keys=list(keys), fields=packed, tags=list(tags), partition_id=partition)
 
 
 class GatheringQueue:
