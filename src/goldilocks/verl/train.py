@@ -22,6 +22,7 @@ from rich.console import Console
 
 from goldilocks.platforms import platform_env
 from goldilocks.verl import defaults
+from goldilocks.verl.cluster import PRIVATE, is_private, join
 from goldilocks.verl.guarded_reward import TIMEOUT_S, guarded
 from goldilocks.verl.hardware import find_device, rollout_engine
 from goldilocks.verl.live_line import LiveLine
@@ -118,8 +119,11 @@ def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIME
             with open_dict(config):
                 config.reward.custom_reward_function = guarded(config.reward.custom_reward_function, reward_timeout)
         run_dir = RunDir.create(runs, name)
+        env = _environment(choice, config, run_dir)
+        if not is_private(config):
+            join(config, env)
         run_dir.config.write_text(_yaml(config))
-        yield Launch(run_dir, config, _environment(choice, config, run_dir))
+        yield Launch(run_dir, config, env)
 
 
 def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S) -> Outcome:
@@ -155,7 +159,7 @@ def _own_overrides(choice: Choice, run_path: Path, ray_folder: str) -> list[str]
     """Settings that belong to a run and not to a recipe; what the user sets still comes after them."""
     # Ray of this run alone, on this machine alone; ray_kwargs.ray_init.address=auto joins a cluster instead.
     private = [
-        "++ray_kwargs.ray_init.address=local",
+        f"++ray_kwargs.ray_init.address={PRIVATE}",
         "++ray_kwargs.ray_init.include_dashboard=false",
         "++ray_kwargs.ray_init._node_ip_address=127.0.0.1",
         f"++ray_kwargs.ray_init._temp_dir={ray_folder}",
@@ -175,12 +179,12 @@ def _own_overrides(choice: Choice, run_path: Path, ray_folder: str) -> list[str]
 def _environment(choice: Choice, config: DictConfig, run_dir: RunDir) -> dict[str, str]:
     env = platform_env(choice.device) | {
         "VERL_FILE_LOGGER_PATH": str(run_dir.metrics),
-        "RAY_AUTH_TOKEN_PATH": str(run_dir.secret),
         "PYTHONUNBUFFERED": "1",
     }
     if config.trainer.nnodes == 1:  # one machine talks to itself, with or without a network
         env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    if config.ray_kwargs.ray_init.get("address") == "local":
+    if is_private(config):
+        env["RAY_AUTH_TOKEN_PATH"] = str(run_dir.secret)
         os.environ.pop("RAY_ADDRESS", None)
     return env
 
