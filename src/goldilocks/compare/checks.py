@@ -17,8 +17,7 @@ OWN = ("goldilocks.budget", "trainer.val_before_train", "trainer.test_freq", "tr
 def check_study(study: Study, device: str) -> None:
     """Every recipe composes, the first with every combination of what is tuned."""
     _check_keys(study)
-    chosen = dict.fromkeys(study.recipes, study.combinations[0])
-    arms = study.reported_arms(chosen)[: len(study.recipes)]
+    arms = study.reported_arms(study.choose([]))[: len(study.recipes)]
     for arm in [*arms, *(arm for arm in study.tuning_arms() if arm.recipe == study.recipes[0])]:
         choice = choose(arm.command(study.overrides), device)
         config = compose_config(choice)
@@ -32,7 +31,7 @@ def check_study(study: Study, device: str) -> None:
 
 
 def _check_keys(study: Study) -> None:
-    for word in (*study.overrides, *(study.grid or {})):
+    for word in (*study.overrides, *study.grid):
         if any(_key(word) == own or _key(word).startswith(f"{own}.") for own in OWN):
             raise ValueError(
                 f"{word!r} is not accepted: goldilocks compare sets {_key(word)} itself, for every arm alike"

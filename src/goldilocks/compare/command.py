@@ -15,7 +15,8 @@ from goldilocks.compare.folder import StudyFolder, write_json
 from goldilocks.compare.grid import parse_grid
 from goldilocks.compare.launch import ArmFailed, Launcher
 from goldilocks.compare.plot import curves
-from goldilocks.compare.run import Results, run_study
+from goldilocks.compare.result import Results
+from goldilocks.compare.run import run_study
 from goldilocks.compare.show import LEGEND, caption, in_markdown, notes, on_terminal
 from goldilocks.compare.study import Study
 from goldilocks.compare.table import Table, make_table

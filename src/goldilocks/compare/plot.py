@@ -6,7 +6,7 @@ import altair as alt
 
 from goldilocks.compare.curve import at
 from goldilocks.compare.interval import Interval
-from goldilocks.compare.run import Results
+from goldilocks.compare.result import Results
 from goldilocks.compare.study import Study
 from goldilocks.report.costs import COSTS
 from goldilocks.report.sections.base import Plot, Row, data, layered, number_axis

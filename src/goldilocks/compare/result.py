@@ -65,6 +65,14 @@ class Result:
         return cls(**{**values, "validations": tuple(Validation(**one) for one in values["validations"])})
 
 
+@dataclass(frozen=True)
+class Results:
+    """Every arm of a study that has ended."""
+
+    tuned: tuple[Result, ...]
+    reported: tuple[Result, ...]
+
+
 def read_result(arm: Arm, path: Path, wall_seconds: float) -> Result:
     """The result of an arm that has ended in this run directory; one that ended before its budget is an error."""
     history = History.of(Lines(path / "metrics.jsonl"))

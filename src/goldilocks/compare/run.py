@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from goldilocks.compare.arm import Arm
 from goldilocks.compare.folder import StudyFolder
-from goldilocks.compare.result import Result
+from goldilocks.compare.result import Result, Results
 from goldilocks.compare.study import Study
 
 
@@ -32,14 +32,6 @@ class Place:
 
 
 RunArm = Callable[[Arm, Place], Result]
-
-
-@dataclass(frozen=True)
-class Results:
-    """Every arm of a study that has ended."""
-
-    tuned: tuple[Result, ...]
-    reported: tuple[Result, ...]
 
 
 def run_study(study: Study, folder: StudyFolder, run_arm: RunArm) -> Results:

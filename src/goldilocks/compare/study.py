@@ -6,7 +6,7 @@ Every recipe gets the same grid at one seed that is not reported, and its best v
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from goldilocks.compare.arm import Arm
@@ -26,7 +26,7 @@ class Study:
     cost: EqualCost
     seeds: int
     overrides: tuple[str, ...] = ()
-    grid: Grid | None = None
+    grid: Grid = field(default_factory=dict)
     tune_cost: EqualCost | None = None
 
     def __post_init__(self) -> None:
@@ -42,7 +42,12 @@ class Study:
     @property
     def combinations(self) -> list[dict[str, str]]:
         """What is tried for every recipe; one combination needs no trying."""
-        return combinations(self.grid or {})
+        return combinations(self.grid)
+
+    @property
+    def tuning_cost(self) -> EqualCost:
+        """What each try may spend."""
+        return self.tune_cost or self.cost
 
     @property
     def arms(self) -> int:
@@ -53,9 +58,8 @@ class Study:
         """Every recipe with every combination."""
         if len(self.combinations) < 2:
             return []
-        cost = self.tune_cost or self.cost
         return [
-            Arm(f"tune-{name_of(recipe)}-{number}", recipe, TUNING_SEED, settings, cost)
+            Arm(f"tune-{name_of(recipe)}-{number}", recipe, TUNING_SEED, settings, self.tuning_cost)
             for number, settings in enumerate(self.combinations, start=1)
             for recipe in self.recipes
         ]
@@ -71,14 +75,13 @@ class Study:
     def choose(self, tuned: Sequence[Result]) -> dict[str, Settings]:
         """For each recipe the settings of its most accurate tuning arm, the first of equals."""
         chosen: dict[str, Settings] = dict.fromkeys(self.recipes, self.combinations[0])
-        cost = self.tune_cost or self.cost
         for recipe in self.recipes:
             own = [result for result in tuned if result.recipe == recipe]
             if own:
-                chosen[recipe] = max(own, key=lambda result: result.accuracy_at(cost)).settings
+                chosen[recipe] = max(own, key=lambda result: result.accuracy_at(self.tuning_cost)).settings
         return chosen
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        grid = {key: list(values) for key, values in (self.grid or {}).items()}
+        grid = {key: list(values) for key, values in self.grid.items()}
         return {**asdict(self), "recipes": list(self.recipes), "overrides": list(self.overrides), "grid": grid}

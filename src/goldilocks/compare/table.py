@@ -15,8 +15,7 @@ from goldilocks.compare.curve import at, cost_to_reach, mean_curve
 from goldilocks.compare.equal_cost import EqualCost
 from goldilocks.compare.grid import Settings
 from goldilocks.compare.interval import Interval
-from goldilocks.compare.result import Result
-from goldilocks.compare.run import Results
+from goldilocks.compare.result import Result, Results
 from goldilocks.compare.study import Study
 
 
@@ -129,9 +128,9 @@ def _row(own: Sequence[Result], cost: EqualCost, cost_to_baseline: float | None)
 
 
 def _trials(study: Study, tuned: Sequence[Result]) -> tuple[Trial, ...]:
-    cost, chosen = study.tune_cost or study.cost, study.choose(tuned)
+    chosen = study.choose(tuned)
     return tuple(
-        Trial(recipe, one.settings, one.accuracy_at(cost), one.settings == chosen[recipe])
+        Trial(recipe, one.settings, one.accuracy_at(study.tuning_cost), one.settings == chosen[recipe])
         for recipe in study.recipes
         for one in _of(recipe, tuned)
     )

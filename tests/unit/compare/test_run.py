@@ -14,8 +14,8 @@ from unit.report.run_directories import write_run
 from goldilocks.compare.arm import SEEDS, Arm
 from goldilocks.compare.equal_cost import EqualCost
 from goldilocks.compare.folder import StudyFolder
-from goldilocks.compare.result import Result, read_result
-from goldilocks.compare.run import Place, Results, run_study
+from goldilocks.compare.result import Result, Results, read_result
+from goldilocks.compare.run import Place, run_study
 from goldilocks.compare.study import TUNING_SEED, Study
 from goldilocks.compare.table import make_table
 

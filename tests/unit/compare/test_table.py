@@ -11,7 +11,7 @@ from unit.compare.arms import BUDGET, result, study
 
 from goldilocks.compare.equal_cost import EqualCost
 from goldilocks.compare.plot import curves
-from goldilocks.compare.run import Results
+from goldilocks.compare.result import Results
 from goldilocks.compare.show import caption, in_markdown, notes
 from goldilocks.compare.table import make_table
 
