@@ -144,6 +144,14 @@ def test_with_a_budget_progress_is_what_is_spent_of_it():
     assert spending(0.5, 1.25).eta == 0.0
 
 
+def test_validation_takes_time_too():
+    progress = Progress(total_steps=10, rollouts_per_step=32)
+    for step in (1, 2):
+        data = {"critic/score/mean": 0.5, "timing_s/step": 3.0, **({"timing_s/testing": 4.0} if step == 2 else {})}
+        progress.add({"step": step, "data": data})
+    assert progress.eta == (3 + 2) * 8
+
+
 def test_a_resumed_run_does_not_take_what_was_spent_before_for_its_own_pace():
     assert spending(0.5, 0.75, first=7).eta == 3.0
     assert spending(0.5, first=7).eta == 3.0 * 993  # nothing to go by yet but the steps

@@ -14,6 +14,7 @@ ROLLOUTS = "accounts/generated_rollouts"
 TOKENS = "perf/total_num_tokens"
 SCORE = "critic/score/mean"
 SECONDS = "timing_s/step"
+VALIDATING = "timing_s/testing"
 SPENT = "budget/spent"
 
 STAGES = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights")
@@ -52,6 +53,7 @@ class Progress:
     first_step: int | None = None
     validations: list[tuple[int, float]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    validating: float = 0.0  # seconds of validation after steps
     spent: list[float] = field(default_factory=list)  # shares of the budget, from [0.0]; empty: there is none
     stages: dict[str, float] = field(default_factory=dict)
 
@@ -69,6 +71,7 @@ class Progress:
         self.rollouts = int(data.get(ROLLOUTS, self.rollouts + self.rollouts_per_step))
         self.tokens += int(data.get(TOKENS, 0))
         self.seconds.append(data.get(SECONDS, 0.0))
+        self.validating += data.get(VALIDATING, 0.0)
         if SPENT in data:
             self.spent.append(data[SPENT])
         for stage in STAGES:
@@ -90,7 +93,8 @@ class Progress:
         recent = self.seconds[-10:]
         if not recent:
             return None
-        return sum(recent) / len(recent) * min(self.total_steps - self.step, self._budget_left(len(recent)))
+        a_step = sum(recent) / len(recent) + self.validating / self.steps_done
+        return a_step * min(self.total_steps - self.step, self._budget_left(len(recent)))
 
     def line(self) -> str:
         """``step 12/60 · reward 0.41 · validation 0.35 → 0.47 · 3,072 rollouts · 1:05 left``
