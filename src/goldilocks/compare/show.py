@@ -95,7 +95,8 @@ def _percent(value: Interval) -> str:
 
 
 def _spread(value: Interval) -> str:
-    return f"{value.mean:,.1f}" + ("" if value.half is None else f" ± {value.half:,.1f}")
+    digits = 0 if value.mean >= 1000 else 1
+    return _mean(value, digits) + ("" if value.half is None else f" ± {value.half:,.{digits}f}")
 
 
 def _mean(value: Interval, digits: int) -> str:
