@@ -21,6 +21,10 @@ def by_index(data_source, solution_str, ground_truth, extra_info=None, **kwargs)
     return {"score": acc, "acc": acc}
 
 
+def accuracy_only(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    return {"score": float(solution_str.strip() == str(ground_truth))}
+
+
 def hopeless(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     return {"score": 0.0, "acc": 0.0}
 """
@@ -98,6 +102,68 @@ def test_dynamic_sampling_on_two_ranks_is_killed_and_goes_on_where_it_was(launch
         assert step["train/num_gen_batches"] >= 1
 
 
+def trained_prompts(folder: Path, step: int) -> list[str]:
+    """The text of every prompt trained in a step, once for each rollout."""
+    return sorted(json.loads(line)["input"] for line in (folder / f"{step}.jsonl").read_text().splitlines())
+
+
+def test_everything_off_trains_the_prompts_that_verl_trains(launch: Launch, tmp_path: Path) -> None:
+    ours, verls = tmp_path / "ours", tmp_path / "verls"
+    steps = ["trainer.total_training_steps=3", "data.seed=7"]
+    assert_trained(launch(MODE, *steps, f"trainer.rollout_data_dir={ours}"), 1, 2, 3)
+    launch("trainer.v1.trainer_mode=sync", *steps, f"trainer.rollout_data_dir={verls}").assert_trained(1, 2, 3)
+    for step in (1, 2, 3):
+        assert trained_prompts(ours, step) == trained_prompts(verls, step)
+    assert trained_prompts(ours, 1) != trained_prompts(ours, 2)
+
+
+def test_rollouts_that_a_group_needs_no_longer_are_cancelled(launch: Launch, tmp_path: Path) -> None:
+    dumps = tmp_path / "rollouts"
+    run = launch(
+        MODE,
+        FILTER,
+        "algorithm.filter_groups.metric=score",
+        "algorithm.adv_estimator=rloo",
+        "+adaptive_rollout.enable=True",
+        "+adaptive_rollout.stop=contrast",
+        "+adaptive_rollout.min_rollouts=8",
+        "+adaptive_rollout.max_n=16",
+        "actor_rollout_ref.rollout.max_num_seqs=8",  # most wait at the server when a group has what it needs
+        f"trainer.rollout_data_dir={dumps}",
+    )
+    assert_trained(run, 1, 2)
+    for step in (1, 2):
+        groups = trained_groups(dumps, step)
+        assert len(groups) == 8
+        assert all(len(set(scores)) > 1 for scores in groups.values())
+        assert min(map(len, groups.values())) < 8, "no group was stopped before its first wave had ended"
+    assert run.steps[-1]["accounts/cancelled_rollouts"] > 0
+    assert_accounts_sum(run)
+
+
+def test_reinforce_plus_plus_with_policies_by_name_and_a_reward_of_a_score_alone(
+    launch: Launch, tmp_path: Path
+) -> None:
+    dumps = tmp_path / "rollouts"
+    run = launch(
+        MODE,
+        FILTER,
+        "algorithm.filter_groups.metric=score",
+        "algorithm.adv_estimator=reinforce_plus_plus",
+        "+goldilocks.selector=thompson",
+        "+goldilocks.allocator=pilot",
+        f"trainer.rollout_data_dir={dumps}",
+        *rewards(tmp_path, "accuracy_only"),
+    )
+    assert_trained(run, 1, 2)
+    for step in (1, 2):
+        groups = trained_groups(dumps, step)
+        assert len(groups) == 8
+        assert all(len(set(scores)) > 1 for scores in groups.values())
+    assert run.steps[0]["data/prompts_issued"] < run.steps[1]["data/prompts_issued"]
+    assert_accounts_sum(run)
+
+
 def test_adaptive_rollouts_cost_two_where_it_is_easy_and_max_n_where_it_is_hopeless(
     launch: Launch, tmp_path: Path
 ) -> None:
@@ -163,6 +229,13 @@ def test_ppo_with_a_critic_filters_on_the_reward_after_the_kl_penalty(launch: La
     assert len(trained_groups(dumps, 1)) == len(trained_groups(dumps, 2)) == 8
     assert run.steps[0]["accounts/rejected_rollouts"] > 0
     assert_accounts_sum(run)
+
+
+def test_a_metric_that_the_reward_does_not_return_is_named_with_those_it_does(launch: Launch, tmp_path: Path) -> None:
+    run = launch(MODE, FILTER, "algorithm.filter_groups.metric=accuracy", *rewards(tmp_path, "by_index"))
+    assert run.status != 0
+    assert "accuracy" in run.tail(5)
+    assert "acc, reward, score" in run.tail(5)
 
 
 def test_data_without_signal_end_in_the_documented_words_and_nothing_is_lost(launch: Launch, tmp_path: Path) -> None:

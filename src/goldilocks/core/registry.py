@@ -43,7 +43,12 @@ def build_filter(name: str | Sequence[str], params: Mapping[str, Any] | None = N
 def _build(kind: str, name: str, params: Mapping[str, Any], named: Mapping[str, type[P]], base: type[P]) -> P:
     cls = _resolve(kind, name, named, base)
     _refuse_unknown(kind, name, params, set(inspect.signature(cls).parameters))
-    return cls(**params)
+    try:
+        return cls(**params)
+    except ValueError:
+        raise  # a policy's own words, with its key and what it accepts
+    except Exception as error:
+        raise ValueError(f"{kind}={name!r} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def _resolve(kind: str, name: str, named: Mapping[str, type[P]], base: type[P]) -> type[P]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from goldilocks.verl.preflight import check_prompts
+from goldilocks.verl.preflight import check_prompts, check_settings
 from goldilocks.verl.run_dir import RunDir
 
 _PR_SET_PDEATHSIG = 1
@@ -28,6 +28,7 @@ def main(folder: str) -> int:
     config = OmegaConf.load(run.config)
     assert isinstance(config, DictConfig)
     try:
+        check_settings(config)
         check_prompts(config)
         train(config)
     except KeyboardInterrupt:

@@ -45,6 +45,14 @@ def check_budget(config: DictConfig) -> None:
         raise ValueError(f"{costs} needs trainer.use_v1=True and trainer.v1.trainer_mode=goldilocks, not {mode}")
 
 
+def check_settings(config: DictConfig) -> None:
+    """What the trainer would refuse is refused here."""
+    from goldilocks.verl.settings import Settings  # its filter imports torch
+
+    if config.trainer.use_v1 and config.trainer.v1.trainer_mode == "goldilocks":
+        Settings.from_config(config)
+
+
 def check_prompts(config: DictConfig) -> None:
     """No prompt is longer than ``data.max_prompt_length``, unless verl was told to drop or cut those."""
     data = config.data

@@ -29,6 +29,7 @@ from goldilocks.core import Exhausted
 from goldilocks.core.policy import require
 from goldilocks.types import mean_and_std
 from goldilocks.verl.documents import TrainerConfig
+from goldilocks.verl.rehearsal import rehearse
 from goldilocks.verl.settings import Settings
 from goldilocks.verl.source import DatasetSource, loader_order
 from goldilocks.verl.v0.manager import TRAINED, CollectingManager
@@ -76,6 +77,7 @@ class RayPPOTrainerWithSampling(RayPPOTrainer):
             super()._create_dataloader(train_dataset, val_dataset, collate_fn, train_sampler)
         self._collate = collate_fn or verl_collate_fn
         source = DatasetSource(self.train_dataset)
+        rehearse(self.settings, source)
         self.collector = self.settings.collector(source, loader_order(self.config.data, len(source)))
         self.train_dataloader = _Placeholders(self)
 

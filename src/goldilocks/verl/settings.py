@@ -126,6 +126,12 @@ class Settings:
         self.limits(), self.surplus(), self.selector(), self.allocator(), self.filter(), self.budget()
 
     @property
+    def own_policies(self) -> dict[str, str]:
+        """The policies that are not ours, by their keys."""
+        named = {f"goldilocks.{kind}": getattr(self.policies, kind) for kind in ("selector", "allocator", "filter")}
+        return {key: name for key, name in named.items() if isinstance(name, str) and ":" in name}
+
+    @property
     def batch_filter_config(self) -> PPOFilterConfig | None:
         """``batch_filter.*``, if it is there and not switched off; the group size is ``rollout.n`` unless stated."""
         given = dict(self.batch_filter or {})

@@ -32,6 +32,7 @@ from goldilocks.verl.queue_rows import (
     weigh_advantages,
     zero_log_probs,
 )
+from goldilocks.verl.rehearsal import rehearse
 from goldilocks.verl.sampler import CollectorSampler
 from goldilocks.verl.settings import Settings
 from goldilocks.verl.source import DatasetSource, loader_order
@@ -85,6 +86,7 @@ class GoldilocksTrainer(PPOTrainerSync):
         with open_dict(self.config):
             self.config.data.gen_batch_size = gen_batch_size  # verl sets it to 1 where groups are filtered
         source = DatasetSource(self.train_dataset)
+        rehearse(self.settings, source)
         self.collector = self.settings.collector(source, loader_order(self.config.data, len(source)))
         self.replay_buffer.collector = self.collector
         self.meter = Meter(self.settings.budget(), self.collector.accounts)
