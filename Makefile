@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
+# Two tests at a time, each on a thread of its own: a launch of Ray is mostly one process importing after another.
+PYTEST  = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 .PHONY: train test unit lint format docs bench venv clean
 .DELETE_ON_ERROR:
@@ -12,10 +14,10 @@ train: $(READY)  ## train the default recipe on this machine
 
 test: $(READY)  ## run every test
 	-scripts/install_chromium.sh
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 unit: $(READY)  ## run the unit tests only: no Ray, no verl, no GPU
-	$(BIN)/python -m pytest tests/unit $(ARGS)
+	$(PYTEST) tests/unit $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -19,6 +19,10 @@ import psutil
 import pytest
 
 from goldilocks.platforms import platform_env
+from goldilocks.tasks.arithmetic import Arithmetic
+from goldilocks.tasks.base import write_split
+from goldilocks.tasks.tiny_model import make
+from goldilocks.verl.supervisor import MARK
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
@@ -129,6 +133,31 @@ def launch(task: Task, tmp_path: Path) -> Iterator[Launch]:
         _end(process, folder)
 
 
+@pytest.fixture(scope="session")
+def arithmetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default task, small and hardly taught."""
+    root = tmp_path_factory.mktemp("arithmetic")
+    task = Arithmetic()
+    write_split(root / "data", task.data_source, "train", task.problems("train", 64, 0))
+    write_split(root / "data", task.data_source, "val", task.problems("val", 16, 0))
+    make(root / "model", steps=100)
+    return root
+
+
+def processes_of(run: Path) -> list[str]:
+    """The command lines of what is alive of a ``goldilocks train``."""
+    return [" ".join(process.cmdline()) for process in _marked(MARK, run.resolve())]
+
+
+def wait_for_ray(run: Path, process: subprocess.Popen[str], within: float) -> None:
+    """Until the run has started Ray."""
+    deadline = time.monotonic() + within
+    while not any("raylet" in line for line in processes_of(run)):
+        assert time.monotonic() < deadline, f"no Ray of {run.name}"
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.2)
+
+
 def kill(process_name: str) -> Callable[[Path], None]:
     """For ``launch(during=...)``: SIGKILL a process of the launch after its first training step."""
 
@@ -189,11 +218,15 @@ def _overrides(task: Task, root: Path, folder: Path) -> list[str]:
 
 
 def _processes(folder: Path) -> list[psutil.Process]:
+    return _marked("GOLDILOCKS_TEST_RUN", folder)
+
+
+def _marked(variable: str, folder: Path) -> list[psutil.Process]:
     """The processes of a launch, known by a variable they all inherit."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("GOLDILOCKS_TEST_RUN") == str(folder):
+            if process.environ().get(variable) == str(folder) and process.cmdline():
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue

@@ -117,14 +117,3 @@ def test_each_side_of_the_comparison_trains_alone(which: str, tmp_path: Path) ->
     else:
         assert all(2 <= size <= 8 for size in sizes)
         assert all(max(scores) == 1 or len(scores) == 8 for scores in trained.groups.values())
-
-
-def test_the_comparison_of_both_ends_with_a_table_at_equal_rollouts(tmp_path: Path) -> None:
-    words = ["both", "--seeds", "1", "--out", "study", "adaptive_rollout.max_n=8", *SMALL]
-    done = bash(COMPARISON, *words, folder=tmp_path, BUDGET="rollouts=20")
-    rows = json.loads((tmp_path / "study" / "table.json").read_text())["rows"]
-    assert [row["recipe"] for row in rows] == ["grpo", "adaptive"]
-    assert all(row["rollouts"]["mean"] >= 20 for row in rows)
-    assert all(row["updates"]["mean"] >= 1 for row in rows)
-    assert "grpo" in done.stdout
-    assert (tmp_path / "study" / "report.html").stat().st_size > 0

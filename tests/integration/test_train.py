@@ -13,15 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import pytest
 
-from goldilocks.tasks.arithmetic import Arithmetic
-from goldilocks.tasks.base import write_split
-from goldilocks.tasks.tiny_model import make
 from goldilocks.verl import defaults
 from goldilocks.verl.guarded_reward import compute_score
-from goldilocks.verl.supervisor import MARK
+
+from .conftest import processes_of, wait_for_ray
 
 pytestmark = pytest.mark.integration
 
@@ -53,17 +50,6 @@ class Trained:
 
 
 Train = Callable[..., Trained]
-
-
-@pytest.fixture(scope="session")
-def arithmetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default task, small and hardly taught."""
-    root = tmp_path_factory.mktemp("arithmetic")
-    task = Arithmetic()
-    write_split(root / "data", task.data_source, "train", task.problems("train", 64, 0))
-    write_split(root / "data", task.data_source, "val", task.problems("val", 16, 0))
-    make(root / "model", steps=100)
-    return root
 
 
 @pytest.fixture
@@ -101,49 +87,38 @@ def train(arithmetic: Path, tmp_path: Path) -> Train:
     return run
 
 
-def processes_of(run: Path) -> list[str]:
-    """The command lines of what is alive of a run."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == str(run.resolve()):
-                found.append(" ".join(process.cmdline()))
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
-    return found
-
-
 def records(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_ends_with_a_summary_and_leaves_everything_in_its_directory(train):
-    done = train("trainer.save_freq=2")
+def test_a_run_ends_at_its_budget_with_a_summary_and_goes_on_when_it_is_given_more(train):
+    def trained() -> list[tuple[int, float]]:
+        key = "accounts/generated_rollouts"
+        return [(one["step"], one["data"][key]) for one in records(done.run) if key in one["data"]]
+
+    done = train("goldilocks.budget.rollouts=48", "trainer.total_training_steps=1000")
     assert done.status == 0, done.err + done.log
-    assert "step 2/2" in done.out
+    assert "step 2 · 133% of the budget" in done.out
     assert "validation" in done.out
     assert "points)" in done.out
-    assert [record["step"] for record in records(done.run) if "critic/score/mean" in record["data"]] == [1, 2]
+    assert trained() == [(1, 32), (2, 64)]
     assert (done.run / "config.yaml").exists()
     assert (done.run / "checkpoints/global_step_2").is_dir()
 
-    resumed = train("trainer.save_freq=2", "trainer.total_training_steps=3")
+    resumed = train("goldilocks.budget.rollouts=80", "trainer.total_training_steps=1000")
     assert resumed.status == 0, resumed.err + resumed.log
-    assert [record["step"] for record in records(done.run) if "critic/score/mean" in record["data"]] == [3]
+    assert trained() == [(3, 96)]
     assert (done.run / "metrics.1.jsonl").exists()
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_or_killed_it_leaves_nothing_running(train, sent):
     def during(run: Path, process: subprocess.Popen[str]) -> None:
-        deadline = time.monotonic() + 120
-        while not any("raylet" in line for line in processes_of(run)):
-            assert time.monotonic() < deadline, "no Ray"
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.2)
+        wait_for_ray(run, process, within=120)
         time.sleep(3)
         process.send_signal(sent)
         process.wait(30)
+        deadline = time.monotonic() + 60
         while processes_of(run) and time.monotonic() < deadline:  # after SIGKILL Ray takes itself down
             time.sleep(0.2)
 
@@ -160,16 +135,17 @@ def test_a_prompt_that_is_too_long_is_one_message_before_ray_starts(train):
 
 
 @pytest.mark.parametrize(
-    ("body", "message"),
+    ("mode", "body", "message"),
     [
-        ("raise LookupError('the answer sheet is missing')", "LookupError: the answer sheet is missing"),
-        ("__import__('time').sleep(600)", "did not return within 2 s"),
+        ("sync", "raise LookupError('the answer sheet is missing')", "LookupError: the answer sheet is missing"),
+        ("goldilocks", "__import__('time').sleep(600)", "did not return within 2 s"),
     ],
 )
-def test_a_reward_function_that_raises_or_hangs_ends_the_run_with_the_reason(train, tmp_path, body, message):
+def test_a_reward_function_that_raises_or_hangs_ends_the_run_with_the_reason(train, tmp_path, mode, body, message):
     path = tmp_path / "reward.py"
     path.write_text(f"def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    {body}\n")
-    done = train(f"reward.custom_reward_function.path={path}", "--reward-timeout", "2")
+    words = [f"reward.custom_reward_function.path={path}", f"trainer.v1.trainer_mode={mode}"]
+    done = train(*words, "--reward-timeout", "2")
     assert done.status == 1, done.log
     assert message in done.err, done.err + done.log
 

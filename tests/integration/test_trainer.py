@@ -21,10 +21,6 @@ def by_index(data_source, solution_str, ground_truth, extra_info=None, **kwargs)
     return {"score": acc, "acc": acc}
 
 
-def accuracy_only(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    return {"score": float(solution_str.strip() == str(ground_truth))}
-
-
 def hopeless(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     return {"score": 0.0, "acc": 0.0}
 """
@@ -81,7 +77,12 @@ def test_dynamic_sampling_on_two_ranks_is_killed_and_goes_on_where_it_was(launch
     saved = int((tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
     before = {step: trained_groups(dumps, step) for step in range(1, saved + 1) if (dumps / f"{step}.jsonl").exists()}
     assert before
-    resumed = launch(*overrides, f"trainer.total_training_steps={saved + 3}", "trainer.resume_mode=auto")
+    resumed = launch(
+        *overrides,
+        f"trainer.total_training_steps={saved + 3}",
+        "trainer.resume_mode=auto",
+        "algorithm.adv_estimator=reinforce_plus_plus",
+    )
     assert_trained(resumed, saved + 1, saved + 2, saved + 3)
     after = {step: trained_groups(dumps, step) for step in range(saved + 1, saved + 4)}
 
@@ -107,14 +108,23 @@ def trained_prompts(folder: Path, step: int) -> list[str]:
     return sorted(json.loads(line)["input"] for line in (folder / f"{step}.jsonl").read_text().splitlines())
 
 
-def test_everything_off_trains_the_prompts_that_verl_trains(launch: Launch, tmp_path: Path) -> None:
-    ours, verls = tmp_path / "ours", tmp_path / "verls"
-    steps = ["trainer.total_training_steps=3", "data.seed=7"]
-    assert_trained(launch(MODE, *steps, f"trainer.rollout_data_dir={ours}"), 1, 2, 3)
-    launch("trainer.v1.trainer_mode=sync", *steps, f"trainer.rollout_data_dir={verls}").assert_trained(1, 2, 3)
-    for step in (1, 2, 3):
-        assert trained_prompts(ours, step) == trained_prompts(verls, step)
-    assert trained_prompts(ours, 1) != trained_prompts(ours, 2)
+def test_everything_off_trains_what_verl_trains_with_a_critic_too(launch: Launch, tmp_path: Path) -> None:
+    ppo = ["algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=True", "critic.optim.lr=1e-3", "data.seed=7"]
+    prompts = {}
+    for mode in ("sync", "goldilocks"):
+        dumps = tmp_path / mode
+        run = launch(f"trainer.v1.trainer_mode={mode}", f"trainer.rollout_data_dir={dumps}", *ppo)
+        run.assert_trained(1, 2)
+        first, second = run.steps
+        assert first["actor/reward_kl_penalty"] == pytest.approx(0, abs=1e-5)  # the policy is still its reference
+        assert second["actor/reward_kl_penalty"] > 1e-4
+        for step in run.steps:
+            assert step["critic/lr"] == pytest.approx(1e-3)
+            assert step["critic/grad_norm"] > 0
+            assert 0 < step["critic/vf_loss"] < 1
+        prompts[mode] = [trained_prompts(dumps, step) for step in (1, 2)]
+    assert prompts["goldilocks"] == prompts["sync"]
+    assert prompts["sync"][0] != prompts["sync"][1]
 
 
 def test_rollouts_that_a_group_needs_no_longer_are_cancelled(launch: Launch, tmp_path: Path) -> None:
@@ -124,6 +134,7 @@ def test_rollouts_that_a_group_needs_no_longer_are_cancelled(launch: Launch, tmp
         FILTER,
         "algorithm.filter_groups.metric=score",
         "algorithm.adv_estimator=rloo",
+        "+goldilocks.selector=thompson",
         "+adaptive_rollout.enable=True",
         "+adaptive_rollout.stop=contrast",
         "+adaptive_rollout.min_rollouts=8",
@@ -136,31 +147,8 @@ def test_rollouts_that_a_group_needs_no_longer_are_cancelled(launch: Launch, tmp
         groups = trained_groups(dumps, step)
         assert len(groups) == 8
         assert all(len(set(scores)) > 1 for scores in groups.values())
-        assert min(map(len, groups.values())) < 8, "no group was stopped before its first wave had ended"
+        assert min(map(len, groups.values())) < 16
     assert run.steps[-1]["accounts/cancelled_rollouts"] > 0
-    assert_accounts_sum(run)
-
-
-def test_reinforce_plus_plus_with_policies_by_name_and_a_reward_of_a_score_alone(
-    launch: Launch, tmp_path: Path
-) -> None:
-    dumps = tmp_path / "rollouts"
-    run = launch(
-        MODE,
-        FILTER,
-        "algorithm.filter_groups.metric=score",
-        "algorithm.adv_estimator=reinforce_plus_plus",
-        "+goldilocks.selector=thompson",
-        "+goldilocks.allocator=pilot",
-        f"trainer.rollout_data_dir={dumps}",
-        *rewards(tmp_path, "accuracy_only"),
-    )
-    assert_trained(run, 1, 2)
-    for step in (1, 2):
-        groups = trained_groups(dumps, step)
-        assert len(groups) == 8
-        assert all(len(set(scores)) > 1 for scores in groups.values())
-    assert run.steps[0]["data/prompts_issued"] < run.steps[1]["data/prompts_issued"]
     assert_accounts_sum(run)
 
 
@@ -229,13 +217,6 @@ def test_ppo_with_a_critic_filters_on_the_reward_after_the_kl_penalty(launch: La
     assert len(trained_groups(dumps, 1)) == len(trained_groups(dumps, 2)) == 8
     assert run.steps[0]["accounts/rejected_rollouts"] > 0
     assert_accounts_sum(run)
-
-
-def test_a_metric_that_the_reward_does_not_return_is_named_with_those_it_does(launch: Launch, tmp_path: Path) -> None:
-    run = launch(MODE, FILTER, "algorithm.filter_groups.metric=accuracy", *rewards(tmp_path, "by_index"))
-    assert run.status != 0
-    assert "accuracy" in run.tail(5)
-    assert "acc, reward, score" in run.tail(5)
 
 
 def test_data_without_signal_end_in_the_documented_words_and_nothing_is_lost(launch: Launch, tmp_path: Path) -> None:

@@ -35,33 +35,18 @@ def test_two_ranks_with_two_replicas_train_grpo_save_and_go_on_with_gspo(launch:
     gspo.assert_trained(3)
     validated, trained = gspo.steps
     assert trained["actor/pg_clipfrac"] > 0
+    sides = trained["actor/pg_clipfrac_lower"] + trained["actor/pg_clipfrac_upper"]
+    assert sides == pytest.approx(trained["actor/pg_clipfrac"], abs=1e-6)
+    assert trained["actor/seq_importance_ratio"] == pytest.approx(1, abs=0.1)
     # Validation is greedy: the same weights give the same answers.
     assert validated["step"] == 2
     assert validated[ACCURACY] == grpo.steps[-1][ACCURACY] > 0
-
-
-def test_ppo_trains_with_a_critic_and_kl_in_the_reward(launch: Launch) -> None:
-    run = launch("algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=True", "critic.optim.lr=1e-3")
-    run.assert_trained(1, 2)
-    first, second = run.steps
-    assert first["actor/reward_kl_penalty"] == pytest.approx(0, abs=1e-5)  # the policy is still its reference
-    assert second["actor/reward_kl_penalty"] > 1e-4
-    for step in (first, second):  # whether two steps on other prompts lower the loss is luck; that they train is not
-        assert step["critic/lr"] == pytest.approx(1e-3)
-        assert step["critic/grad_norm"] > 0
-        assert 0 < step["critic/vf_loss"] < 1
 
 
 def test_the_legacy_trainer_trains_too(launch: Launch) -> None:
     run = launch("trainer.use_v1=False", "actor_rollout_ref.actor.use_kl_loss=True")
     run.assert_trained(1, 2)
     assert run.steps[0]["actor/kl_loss"] == pytest.approx(0, abs=1e-5)
-
-
-def test_a_reward_function_that_raises_ends_the_run_with_its_message(launch: Launch) -> None:
-    run = launch("reward.custom_reward_function.name=raises")
-    assert run.status == 1
-    assert "no rollout succeeded; the first to fail said: LookupError: the answer sheet is missing" in run.tail(5)
 
 
 def test_a_worker_that_dies_ends_the_run_with_the_reason(launch: Launch) -> None:

@@ -26,13 +26,13 @@ def apply_overrides(presets: Mapping[str, Preset], settings: Sequence[str]) -> d
     pairs = [_parse(setting) for setting in settings]
     replaced = {key: value for key, value in pairs if key in KINDS}
     changed = {name: _replace_parts(preset, replaced) for name, preset in presets.items()}
-    parts = {name: _build(name, preset) for name, preset in changed.items()}
+    parts = {name: _build(preset) for name, preset in changed.items()}
     for key, value in pairs:
         if key not in KINDS:
             for name in _takers(parts, key, value):
                 changed[name] = _with_parameter(changed[name], key, value)
-    for name, preset in changed.items():
-        _build(name, preset)
+    for preset in changed.values():
+        _build(preset)
     return changed
 
 
@@ -58,11 +58,8 @@ def _replace_parts(preset: Preset, parts: Mapping[str, str]) -> Preset:
     return replace(preset, **changes)
 
 
-def _build(name: str, preset: Preset) -> dict[str, Policy]:
-    try:
-        return dict(zip(KINDS, preset.build(), strict=True))
-    except TypeError as error:  # a part of the user's own, with parameters that have no default
-        raise ValueError(f"{name} cannot be built with its parameters as they are: {error}") from error
+def _build(preset: Preset) -> dict[str, Policy]:
+    return dict(zip(KINDS, preset.build(), strict=True))
 
 
 def _takers(parts: Mapping[str, Mapping[str, Policy]], key: str, value: Any) -> list[str]:

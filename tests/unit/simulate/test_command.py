@@ -160,7 +160,7 @@ class Needy(Fixed):
         (["--set", "allocator.max_m=4"], "(did you mean 'max_n'?)"),
         (["--set", "allocator"], "--set='allocator' is not accepted: KIND.PARAMETER=VALUE"),
         (["--set", "engine.slots=4"], "--set='engine.slots=4' is not accepted"),
-        (["--set", f"allocator={__name__}:Needy"], "uniform cannot be built with its parameters as they are"),
+        (["--set", f"allocator={__name__}:Needy"], ":Needy' cannot be made: TypeError"),
         (["--set", "allocator=nobody"], "allocator='nobody' is not known"),
         (["--set", "allocator=no.such:Class"], "allocator='no.such:Class' cannot be imported"),
         (["--pass-rates", "no/such.jsonl"], "no/such.jsonl: no such file"),
