@@ -98,7 +98,7 @@ def launch(task: Task, tmp_path: Path) -> Iterator[Launch]:
     def run(
         *overrides: str,
         program: Sequence[str] = ("-m", "verl.trainer.main_ppo"),
-        within: float = 280,
+        within: float = 400,
         during: Callable[[Path], None] | None = None,
     ) -> Run:
         folder = tmp_path / f"run{len(launched)}"
@@ -162,7 +162,7 @@ def kill(process_name: str) -> Callable[[Path], None]:
     """For ``launch(during=...)``: SIGKILL a process of the launch after its first training step."""
 
     def during(log: Path) -> None:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 360
         while "step:1 -" not in log.read_text(errors="replace"):
             assert time.monotonic() < deadline, "no first step:\n" + log.read_text(errors="replace")[-5000:]
             time.sleep(0.2)

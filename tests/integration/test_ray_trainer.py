@@ -46,7 +46,7 @@ def dump(tmp_path: Path) -> Path:
 def test_the_first_example_trains_only_what_varies_goes_on_and_says_when_the_data_run_dry(
     launch: Launch, dump: Path
 ) -> None:
-    run = launch(f"+dump={dump}", program=[str(EXAMPLES / "grpo.py")], within=280)
+    run = launch(f"+dump={dump}", program=[str(EXAMPLES / "grpo.py")], within=400)
     assert [step["step"] for step in run.steps] == [1, 2, 3, 4, 5], run.tail()
     for step in run.steps:
         groups = trained_groups(dump, int(step["step"]))
@@ -102,7 +102,7 @@ def test_the_guides_line_for_adaptive_rollouts_on_two_ranks_judged_by_the_final_
         "+adaptive_rollout.positive_threshold=0.5",
         "+adaptive_rollout.min_rollouts=2",
         program=["-c", GUIDES_LINE],
-        within=280,
+        within=400,
     )
     assert run.status == 0, run.tail()
     assert [step["step"] for step in run.steps] == [1, 2, 3]

@@ -57,7 +57,7 @@ def train(arithmetic: Path, tmp_path: Path) -> Train:
     """``train(*words, within=seconds)`` runs the command and checks that it left nothing running."""
 
     def run(
-        *words: str, within: float = 200, during: Callable[[Path, subprocess.Popen[str]], None] | None = None
+        *words: str, within: float = 300, during: Callable[[Path, subprocess.Popen[str]], None] | None = None
     ) -> Trained:
         folder = tmp_path / "runs" / "test"
         process = subprocess.Popen(

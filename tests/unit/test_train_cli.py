@@ -15,6 +15,7 @@ from goldilocks.verl.preflight import check_paths
 from goldilocks.verl.progress import Progress, Tail, clock, validation_accuracy
 from goldilocks.verl.recipe import choose, compose_config, names
 from goldilocks.verl.run_dir import RunDir
+from goldilocks.verl.train import _own_overrides
 
 
 @pytest.fixture(autouse=True)
@@ -173,6 +174,14 @@ def test_validation_is_the_mean_over_data_sources():
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (65.2, "1:05"), (3600, "1:00:00"), (-1, "0:00")])
 def test_clock(seconds, text):
     assert clock(seconds) == text
+
+
+@pytest.mark.parametrize("name", ["a, b", "it's = 3", "(x) {y} [z]", "50%: done"])
+def test_a_run_may_have_any_name(name, tmp_path):
+    choice = choose([], "cpu")
+    config = compose_config(choice, _own_overrides(choice, tmp_path / name, "/tmp/gl"))
+    assert config.trainer.experiment_name == name
+    assert config.trainer.default_local_dir == str(tmp_path / name / "checkpoints")
 
 
 def test_the_composed_config_is_plain_yaml(tmp_path):

@@ -100,6 +100,12 @@ def _stored(file: str) -> str:
     return "+recipe_file=chosen"
 
 
+def quoted(value: object) -> str:
+    """A value in Hydra's grammar that is this text, whatever is in it: a comma is not a sweep, nor a blank an end."""
+    text = str(value).replace("'", r"\'")
+    return f"'{text}'"
+
+
 def _require_known(group: str, name: str) -> None:
     known = names(group)
     if name not in known:

@@ -28,7 +28,7 @@ from goldilocks.verl.hardware import find_device, rollout_engine
 from goldilocks.verl.live_line import LiveLine
 from goldilocks.verl.preflight import budget_of, check_budget, check_paths
 from goldilocks.verl.progress import Progress, Tail
-from goldilocks.verl.recipe import DEFAULT_RECIPE, DEFAULT_TASK, Choice, choose, compose_config, names
+from goldilocks.verl.recipe import DEFAULT_RECIPE, DEFAULT_TASK, Choice, choose, compose_config, names, quoted
 from goldilocks.verl.run_dir import RunDir
 from goldilocks.verl.sign_of_life import SignOfLife
 from goldilocks.verl.supervisor import Supervisor
@@ -162,16 +162,16 @@ def _own_overrides(choice: Choice, run_path: Path, ray_folder: str) -> list[str]
         f"++ray_kwargs.ray_init.address={PRIVATE}",
         "++ray_kwargs.ray_init.include_dashboard=false",
         "++ray_kwargs.ray_init._node_ip_address=127.0.0.1",
-        f"++ray_kwargs.ray_init._temp_dir={ray_folder}",
+        f"++ray_kwargs.ray_init._temp_dir={quoted(ray_folder)}",
     ]
     cluster = any("ray_kwargs.ray_init.address=" in override for override in choice.overrides)
     return [
         _engine(choice),
         "trainer.logger=[console,file]",
         "trainer.project_name=goldilocks",
-        f"trainer.experiment_name={run_path.name}",
-        f"trainer.default_local_dir={run_path.resolve() / 'checkpoints'}",
-        f"trainer.rollout_data_dir={run_path.resolve() / 'rollouts'}",
+        f"trainer.experiment_name={quoted(run_path.name)}",
+        f"trainer.default_local_dir={quoted(run_path.resolve() / 'checkpoints')}",
+        f"trainer.rollout_data_dir={quoted(run_path.resolve() / 'rollouts')}",
         *([] if cluster else private),
     ]
 
