@@ -1,4 +1,4 @@
-"""Tensor maths that verl lacks. Imports without verl; ``registration.py`` puts it into verl's registries."""
+"""Tensor maths that verl lacks. Imports without verl; ``goldilocks.verl.algorithms`` puts it into verl's registries."""
 
 from goldilocks.algorithms.checks import check_algorithm
 from goldilocks.algorithms.pool import PoolStatistics, pool_advantages, pool_statistics

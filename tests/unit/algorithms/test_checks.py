@@ -12,7 +12,7 @@ from omegaconf.errors import ConfigAttributeError
 from verl.utils import config as verl_config
 
 from goldilocks.algorithms import check_algorithm
-from goldilocks.algorithms.config_check import ALGORITHM_CHECKS
+from goldilocks.verl.algorithm_checks import ALGORITHM_CHECKS
 from goldilocks.verl.patches import digest
 
 

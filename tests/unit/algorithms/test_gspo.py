@@ -20,7 +20,7 @@ from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 
 from goldilocks.algorithms.gspo import clipping_metrics, sequence_ratio
-from goldilocks.algorithms.registration import GSPO_METRICS
+from goldilocks.verl.algorithms import GSPO_METRICS
 from goldilocks.verl.patches import digest
 
 LOW, HIGH = 3e-4, 4e-4
