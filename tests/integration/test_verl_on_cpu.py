@@ -29,8 +29,8 @@ def test_two_ranks_with_two_replicas_train_grpo_save_and_go_on_with_gspo(launch:
         "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
         "actor_rollout_ref.actor.clip_ratio_low=3e-4",
         "actor_rollout_ref.actor.clip_ratio_high=4e-4",
-        # Two updates of a batch: at the second the ratio has left 1, so there is something to clip.
-        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+        # Four updates of a batch: at the later ones the ratio has gone where the advantage drew it, and is clipped.
+        "actor_rollout_ref.actor.ppo_epochs=4",
     )
     gspo.assert_trained(3)
     validated, trained = gspo.steps
