@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -33,8 +34,9 @@ def run(words: list[str], steps: int, folder: Path, name: str) -> list[dict[str,
     quiet = ["trainer.val_before_train=False", "trainer.test_freq=-1", f"trainer.total_training_steps={steps}"]
     command = [sys.executable, "-m", "goldilocks.cli", "train", *words, *SIZES, *quiet, "--runs", str(folder)]
     print(f"running {name} …", file=sys.stderr, flush=True)
-    subprocess.run([*command, "--name", name.replace(" ", "-")], check=True, stdout=subprocess.DEVNULL)
-    lines = (folder / name.replace(" ", "-") / "metrics.jsonl").read_text().splitlines()
+    directory = re.sub(r"\W+", "-", name)
+    subprocess.run([*command, "--name", directory], check=True, stdout=subprocess.DEVNULL)
+    lines = (folder / directory / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line)["data"] for line in lines]
     return [record for record in records if "timing_s/step" in record][WARM_UP:]
 

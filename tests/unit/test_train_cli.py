@@ -177,11 +177,11 @@ def test_clock(seconds, text):
 
 
 @pytest.mark.parametrize("name", ["a, b", "it's = 3", "(x) {y} [z]", "50%: done"])
-def test_a_run_may_have_any_name(name, tmp_path):
+def test_runs_may_lie_in_a_folder_of_any_name(name, tmp_path):
     choice = choose([], "cpu")
-    config = compose_config(choice, _own_overrides(choice, tmp_path / name, "/tmp/gl"))
-    assert config.trainer.experiment_name == name
-    assert config.trainer.default_local_dir == str(tmp_path / name / "checkpoints")
+    config = compose_config(choice, _own_overrides(choice, tmp_path / name / "run", "/tmp/gl"))
+    assert config.trainer.default_local_dir == str(tmp_path / name / "run" / "checkpoints")
+    assert config.trainer.rollout_data_dir == str(tmp_path / name / "run" / "rollouts")
 
 
 def test_the_composed_config_is_plain_yaml(tmp_path):

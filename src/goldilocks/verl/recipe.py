@@ -101,7 +101,7 @@ def _stored(file: str) -> str:
 
 
 def quoted(value: object) -> str:
-    """A value in Hydra's grammar that is this text, whatever is in it: a comma is not a sweep, nor a blank an end."""
+    """A value in Hydra's grammar that is this text, whatever is in it: a comma is not a sweep."""
     text = str(value).replace("'", r"\'")
     return f"'{text}'"
 
