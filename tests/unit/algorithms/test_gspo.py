@@ -97,7 +97,7 @@ def test_the_name_gspo_and_the_function_are_the_measured_loss() -> None:
     assert core_algos.compute_policy_loss_gspo.__wrapped__ is inspect.unwrap(core_algos.compute_policy_loss_gspo)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**31), st.sampled_from([1e-4, 1e-3, 1e-1, 30.0]))
 @example(0, 30.0)
 def test_loss_and_gradient_are_those_of_the_formula(seed: int, step: float) -> None:
@@ -110,7 +110,7 @@ def test_loss_and_gradient_are_those_of_the_formula(seed: int, step: float) -> N
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 2**31), st.booleans())
 def test_verls_numbers_stay_to_the_bit(seed: int, weighted: bool) -> None:
     weights = {"rollout_is_weights": torch.rand(12, 9)} if weighted else {}
@@ -129,7 +129,7 @@ def test_verls_numbers_stay_to_the_bit(seed: int, weighted: bool) -> None:
     assert set(metrics) - set(before) == {SHARES[1], *SPREAD}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 2**31), st.floats(1e-4, 1e-2))
 def test_lower_and_upper_share_sum_to_verls_share(seed: int, step: float) -> None:
     _, metrics = call(batch(seed, step=step), actor())

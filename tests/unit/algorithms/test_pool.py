@@ -51,7 +51,7 @@ def test_the_estimator_is_registered() -> None:
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(pools=REWARDS)
 def test_without_pools_it_is_verls_grpo(normalise: bool, pools: list[list[float]]) -> None:
     uids, rewards, mask = rows_of(pools)
@@ -61,7 +61,7 @@ def test_without_pools_it_is_verls_grpo(normalise: bool, pools: list[list[float]
 
 
 @pytest.mark.parametrize("normalise", [True, False])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(pools=REWARDS, data=st.data())
 def test_a_trained_subset_has_the_advantages_it_has_among_all_rollouts(
     normalise: bool, pools: list[list[float]], data: Any

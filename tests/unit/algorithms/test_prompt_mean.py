@@ -71,7 +71,7 @@ def of_prompt(rows: dict[str, Tensor], uids: list[str], prompt: str) -> dict[str
 
 
 @pytest.mark.parametrize("agg_mode", AGG_MODES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(sizes=SIZES, padding=st.integers(0, 3), seed=st.integers(0, 1000))
 def test_the_loss_is_the_mean_over_prompts_of_each_prompts_own_loss(
     agg_mode: str, sizes: list[int], padding: int, seed: int
@@ -83,7 +83,7 @@ def test_the_loss_is_the_mean_over_prompts_of_each_prompts_own_loss(
 
 
 @pytest.mark.parametrize("agg_mode", ROW_MODES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(sizes=st.lists(st.integers(1, 6), min_size=2, max_size=5), seed=st.integers(0, 1000))
 def test_it_holds_over_ranks_and_mini_batches(agg_mode: str, sizes: list[int], seed: int) -> None:
     """Two mini-batches on two ranks: groups are torn apart, and padding fills up to a multiple of four."""
@@ -115,7 +115,7 @@ def test_equal_groups_are_left_as_they_are() -> None:
     assert torch.equal(weighed(rows, uids, "seq-mean-token-mean")["advantages"], rows["advantages"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), min_size=1, max_size=30))
 def test_every_prompt_has_an_equal_share_of_the_total(rows: list[tuple[int, int]]) -> None:
     uids, mass = [uid for uid, _ in rows], torch.tensor([tokens for _, tokens in rows])

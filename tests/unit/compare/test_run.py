@@ -68,7 +68,7 @@ def test_of_equally_good_settings_the_first_is_chosen(tmp_path):
     assert settings.choose(results.tuned) == {"grpo": {"other": "1"}, "dapo": {"other": "1"}}
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.sets(st.integers(1, 8), max_size=4))
 def test_interrupted_anywhere_and_gone_on_with_the_table_is_the_same(tmp_path_factory, cuts):
     whole = study(seeds=2, **TUNED)

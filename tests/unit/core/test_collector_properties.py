@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.core.driver import MAX_TOKENS, FaultyEngine, Log, run, take, turn
 
@@ -46,7 +46,7 @@ cases = st.fixed_dictionaries(
         "seed": st.integers(0, 2**31),
     }
 )
-properties = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+properties = settings(max_examples=60)
 
 
 def make(case: dict[str, Any]) -> Collector:

@@ -14,7 +14,7 @@ from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
 from goldilocks.filtering.config import STRATEGIES
 
 TOKENS = 4
-EXAMPLES = settings(max_examples=60, deadline=None)
+EXAMPLES = settings(max_examples=60)
 
 
 @dataclass(frozen=True)

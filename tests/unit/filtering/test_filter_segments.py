@@ -24,7 +24,7 @@ def test_uids_may_be_integers_of_a_tensor() -> None:
     assert first_occurrence_codes([]).tolist() == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(KEYS, st.randoms(use_true_random=False))
 def test_reductions_equal_those_of_each_group_alone(keys: list[int], random: object) -> None:
     values = torch.tensor([random.uniform(-3, 3) for _ in keys], dtype=torch.float64)  # type: ignore[attr-defined]
@@ -55,7 +55,7 @@ def test_sorting_keeps_ties_in_order_and_takes_negative_numbers_and_both_zeros()
     assert ragged.sort_within(keys).tolist() == even.sort_within(keys).tolist() == [3, 1, 0, 2, 4, 5, 6]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.floats(-2, 2, width=16), min_size=12, max_size=12))
 def test_runs_of_one_size_are_sorted_as_others_are(values: list[float]) -> None:
     keys = torch.tensor(values)

@@ -107,7 +107,7 @@ def test_no_scale_of_rewards_or_lengths_changes_the_odds(scale: float) -> None:
     torch.testing.assert_close(plain, scaled, atol=0.04, rtol=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.floats(-5, 5, allow_nan=False).map(lambda x: round(x, 2)), min_size=3, max_size=9),
     st.integers(2, 8),

@@ -242,7 +242,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(events=EVENTS, slots=st.integers(1, 5))
 def test_every_request_comes_back_once_and_alike_whatever_happens_around_it(
     events: list[tuple[str, int, int]], slots: int

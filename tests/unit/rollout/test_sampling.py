@@ -32,7 +32,7 @@ def test_draws_follow_the_distribution(vocabulary: int) -> None:
     assert error.abs().max() < 4
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 2**64 - 1), scale=st.floats(0.1, 30), kept=st.integers(1, 50))
 def test_a_token_that_was_cut_is_never_drawn_and_log_probs_are_exact(seed: int, scale: float, kept: int) -> None:
     rows = 16

@@ -35,7 +35,7 @@ def _packed(named: list[Named], limit: int) -> list[Bucket]:
     ),
     limit=st.integers(1, 400),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_weights_arrive_as_they_were_in_buckets_no_larger_than_allowed(
     sizes: list[list[int]], dtypes: list[torch.dtype], limit: int
 ) -> None:

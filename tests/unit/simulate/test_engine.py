@@ -32,7 +32,7 @@ def drained(machine: SimulatedEngine) -> list[Rollout | Failure]:
     return [event for events in iter(machine.step, []) for event in events]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(order=st.permutations(range(8)), slots=st.integers(1, 8), failure_rate=st.sampled_from([0.0, 0.4]))
 def test_answers_do_not_depend_on_order_or_on_slots(order: list[int], slots: int, failure_rate: float) -> None:
     data = prompts(*np.linspace(0, 1, 8))

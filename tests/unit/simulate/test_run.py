@@ -51,7 +51,7 @@ def test_signal_of_fixed_groups_is_what_a_binomial_leaves() -> None:
     assert got.signal_per_1k_rollouts == pytest.approx(1_000 * rate * (1 - rate) * (n - 1) / n, rel=0.03)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     name=st.sampled_from(sorted(PRESETS)),
     seed=st.integers(0, 99),

@@ -28,7 +28,7 @@ def test_every_answer_is_the_result(seed, level):
     assert (len(str(a)), len(str(b))) == level.digits
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(0, 1000), st.integers(0, 1000))
 def test_splits_are_disjoint_for_any_two_seeds(train_seed, val_seed):
     train = {split_key(problem.question) for problem in TASK.problems("train", 200, train_seed)}

@@ -53,7 +53,7 @@ def test_a_function_that_changed_is_left_alone(
     nested=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_log_probs_and_their_gradient_are_exactly_verls(
     rows: int, vocabulary: int, block: int, dtype: torch.dtype, nested: bool, seed: int
 ) -> None:
