@@ -6,8 +6,8 @@ started it does, and when it fails its reason stands in the run directory in one
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -18,7 +18,6 @@ from goldilocks.verl.preflight import check_prompts, check_settings
 from goldilocks.verl.run_dir import RunDir
 
 _PR_SET_PDEATHSIG = 1
-_FULL = 64 << 20  # bytes free below which a failure is put down to the disk
 
 
 def main(folder: str) -> int:
@@ -34,7 +33,8 @@ def main(folder: str) -> int:
     except KeyboardInterrupt:
         return 130
     except BaseException as error:
-        run.reason.write_text(explain(error, run))
+        with contextlib.suppress(OSError):  # a full disk has no room for it either; RunDir.failure knows that
+            run.reason.write_text(explain(error, run))
         raise
     return 0
 
@@ -60,10 +60,8 @@ def explain(error: BaseException, run: RunDir) -> str:
 
     # A ValueError is written for the user: it needs no type and no place.
     line = " ".join((str(error) if type(error) is ValueError else reason(error)).split())
-    free = shutil.disk_usage(run.path).free
-    if free < _FULL:
-        return f"the disk of {run.path} is full ({free >> 20} MiB left): {line}"
-    return line
+    full = run.full_disk()
+    return f"{full}: {line}" if full else line
 
 
 def _end_with_parent() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+FULL = 64 << 20  # bytes free below which a failure is put down to the disk
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,16 @@ class RunDir:
     def secret(self) -> Path:
         """What Ray's processes of this run know each other by."""
         return self.path / ".ray_token"
+
+    def full_disk(self) -> str | None:
+        """What to say where so little is left that a failure is put down to it; torch does not say that itself."""
+        free = shutil.disk_usage(self.path).free
+        return f"the disk of {self.path} is full ({free >> 20} MiB left)" if free < FULL else None
+
+    def failure(self, status: int | None) -> str:
+        """Why the driver ended with this status: its own words, unless there was no room left to write them."""
+        said = self.reason.read_text() if self.reason.exists() else ""
+        return said or self.full_disk() or f"the driver ended with status {status}"
 
     def _write_secret(self) -> None:
         self.secret.unlink(missing_ok=True)

@@ -139,16 +139,12 @@ def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S) -> Outco
             if life.lost():
                 break
             time.sleep(POLL_S)
-        failure = f"no sign of life for {stall_s:g} s" if driver.running else _failure(run_dir, driver.status)
+        failure = None if driver.status == 0 else run_dir.failure(driver.status)
+        if driver.running:
+            failure = f"no sign of life for {stall_s:g} s"
         _records(tail, progress)
     line.close()
     return Outcome(progress, time.monotonic() - started, failure)
-
-
-def _failure(run_dir: RunDir, status: int | None) -> str | None:
-    if status == 0:
-        return None
-    return run_dir.reason.read_text() if run_dir.reason.exists() else f"the driver ended with status {status}"
 
 
 def _engine(choice: Choice) -> str:

@@ -31,3 +31,15 @@ def test_a_full_disk_is_said_whatever_torch_says(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3 << 20))
     said = explain(RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos"), RunDir(tmp_path))
     assert said.startswith(f"the disk of {tmp_path} is full (3 MiB left): RuntimeError: [enforce fail")
+
+
+def test_the_disk_is_said_to_be_full_also_where_the_driver_had_no_room_to_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path)
+    assert run.failure(9) == "the driver ended with status 9"
+    run.reason.write_text("")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    assert run.failure(1) == f"the disk of {tmp_path} is full (0 MiB left)"
+    run.reason.write_text("data.seed='x' is not accepted")
+    assert run.failure(1) == "data.seed='x' is not accepted"
