@@ -133,6 +133,16 @@ def launch(task: Task, tmp_path: Path) -> Iterator[Launch]:
         _end(process, folder)
 
 
+# For ``goldilocks train`` on it: updates of a few rollouts, where what is tested is everything around them.
+SMALL = [
+    "data.train_batch_size=8",
+    "data.val_batch_size=16",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.rollout.max_num_seqs=32",
+]
+
+
 @pytest.fixture(scope="session")
 def arithmetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The default task, small and hardly taught."""

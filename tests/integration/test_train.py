@@ -18,19 +18,9 @@ import pytest
 from goldilocks.verl import defaults
 from goldilocks.verl.guarded_reward import compute_score
 
-from .conftest import processes_of, wait_for_ray
+from .conftest import SMALL, processes_of, wait_for_ray
 
 pytestmark = pytest.mark.integration
-
-# One step of a few rollouts: what is tested here is everything around it.
-SMALL = [
-    "data.train_batch_size=8",
-    "data.val_batch_size=16",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-    "actor_rollout_ref.rollout.n=4",
-    "actor_rollout_ref.rollout.max_num_seqs=32",
-    "trainer.total_training_steps=2",
-]
 
 
 @dataclass(frozen=True)
@@ -71,6 +61,7 @@ def train(arithmetic: Path, tmp_path: Path) -> Train:
                 "--runs",
                 str(tmp_path / "runs"),
                 *SMALL,
+                "trainer.total_training_steps=2",
                 *words,
             ],
             env={**os.environ, defaults.VARIABLE: str(arithmetic), "HF_HUB_OFFLINE": "1"},

@@ -39,6 +39,12 @@ def trained_groups(folder: Path, step: int) -> dict[str, list[float]]:
     return dict(groups)
 
 
+def assert_full_of_signal(groups: dict[str, list[float]]) -> None:
+    """A batch of the size that was asked for, and no group in it without variance."""
+    assert len(groups) == 8
+    assert all(len(set(scores)) > 1 for scores in groups.values()), "a group without variance was trained"
+
+
 def rewards(tmp_path: Path, name: str) -> list[str]:
     path = tmp_path / "rewards.py"
     path.write_text(REWARDS)
@@ -87,9 +93,8 @@ def test_dynamic_sampling_on_two_ranks_is_killed_and_goes_on_where_it_was(launch
     after = {step: trained_groups(dumps, step) for step in range(saved + 1, saved + 4)}
 
     for groups in [*before.values(), *after.values()]:
-        assert len(groups) == 8
+        assert_full_of_signal(groups)
         assert all(len(scores) == 4 for scores in groups.values())
-        assert all(len(set(scores)) > 1 for scores in groups.values()), "a group without variance was trained"
     trained = [uid for groups in [*before.values(), *after.values()] for uid in groups]
     assert len(trained) == len(set(trained)), "a group was trained twice"
     assert_accounts_sum(resumed)
@@ -145,8 +150,7 @@ def test_rollouts_that_a_group_needs_no_longer_are_cancelled(launch: Launch, tmp
     assert_trained(run, 1, 2)
     for step in (1, 2):
         groups = trained_groups(dumps, step)
-        assert len(groups) == 8
-        assert all(len(set(scores)) > 1 for scores in groups.values())
+        assert_full_of_signal(groups)
         assert min(map(len, groups.values())) < 16
     assert run.steps[-1]["accounts/cancelled_rollouts"] > 0
     assert_accounts_sum(run)
@@ -191,9 +195,8 @@ def test_the_batch_filter_rejects_inside_the_loop_and_the_batch_is_full(launch: 
     assert_trained(run, 1, 2)
     for step in (1, 2):
         groups = trained_groups(dumps, step)
-        assert len(groups) == 8
+        assert_full_of_signal(groups)
         assert all(3 <= len(scores) <= 4 for scores in groups.values())
-        assert all(len(set(scores)) > 1 for scores in groups.values())
     last = run.steps[-1]
     assert last["accounts/rejected_rollouts"] > 0
     assert any(0 < step["filter/gate2_rejection_rate"] < 1 for step in run.steps)

@@ -11,6 +11,7 @@ import contextvars
 import functools
 import logging
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import hydra
@@ -87,7 +88,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         gather_puts(agent_loop_tq)
-        self._agent_loops: dict[str, functools.partial[Any]] = {}
+        self._agent_loops: dict[str, Callable[[], Any]] = {}
         self._balancer = Balancer(self.llm_client)
         self._log = RequestLog(self.llm_client)
         self._sessions: dict[str, int] = defaultdict(int)
@@ -140,18 +141,19 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     async def _run_agent_loop(
         self, sampling_params: dict, trajectory: dict, *, agent_name: str, trace: bool = True, **kwargs: Any
     ) -> None:
-        """As verl's, but that Hydra reads the agent loop's config once: at every rollout that took 5 ms."""
+        """As verl's, with agent loops that do not take Hydra 5 ms each."""
         about = {name: trajectory[name] for name in ("step", "sample_index", "rollout_n", "validate")}
         with rollout_trace_attr(name="agent_loop", trace=trace, **about):
             output = await self._agent_loop(agent_name).run(sampling_params, **kwargs)
             await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
 
     def _agent_loop(self, name: str) -> Any:
-        """A new one: an agent loop may keep the state of its conversation."""
+        """A new one, as verl makes it: an agent loop may keep the state of its conversation."""
         if name not in self._agent_loops:
             registry = agent_loop._agent_loop_registry
             assert name in registry, f"Agent loop {name} not registered, registered agent loops: {registry.keys()}"
-            self._agent_loops[name] = hydra.utils.instantiate(
+            make = functools.partial(
+                hydra.utils.instantiate,
                 config=registry[name],
                 trainer_config=agent_loop.DictConfigWrap(config=self.config),
                 server_manager=self.llm_client,
@@ -161,8 +163,9 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
                 dataset_cls=self.dataset_cls,
                 data_config=agent_loop.DictConfigWrap(self.config.data),
                 tools=agent_loop.ToolListWrap(self.tools),
-                _partial_=True,
             )
+            # Of a class and nothing else Hydra is asked once; objects in a config are each conversation's own.
+            self._agent_loops[name] = make(_partial_=True) if set(registry[name]) == {"_target_"} else make
         return self._agent_loops[name]()
 
     def _end_session(self, uid: str, index: int) -> None:

@@ -35,14 +35,16 @@ class Outbox:
         await asyncio.gather(*stored)
 
     async def _send_all(self) -> None:
-        while self._waiting:
-            waiting, self._waiting = self._waiting, []
-            alike: dict[tuple[str, ...], list[tuple[Row, asyncio.Future[None]]]] = {}
-            for partition, row, future in waiting:
-                alike.setdefault((partition, *sorted(row[1])), []).append((row, future))
-            for (partition, *_), pairs in alike.items():
-                await self._send(partition, pairs)
-        self._sending = None
+        try:
+            while self._waiting:
+                waiting, self._waiting = self._waiting, []
+                alike: dict[tuple[str, ...], list[tuple[Row, asyncio.Future[None]]]] = {}
+                for partition, row, future in waiting:
+                    alike.setdefault((partition, *sorted(row[1])), []).append((row, future))
+                for (partition, *_), pairs in alike.items():
+                    await self._send(partition, pairs)
+        finally:  # however it ended, the next to come starts anew
+            self._sending = None
 
     async def _send(self, partition: str, pairs: list[tuple[Row, asyncio.Future[None]]]) -> None:
         try:

@@ -139,11 +139,10 @@ def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S) -> Outco
             if life.lost():
                 break
             time.sleep(POLL_S)
-        failure = None if driver.status == 0 else run_dir.failure(driver.status)
-        if driver.running:
-            failure = f"no sign of life for {stall_s:g} s"
+        stalled = f"no sign of life for {stall_s:g} s" if driver.running else None
         _records(tail, progress)
     line.close()
+    failure = stalled or (None if driver.status == 0 else run_dir.failure(driver.status))
     return Outcome(progress, time.monotonic() - started, failure)
 
 

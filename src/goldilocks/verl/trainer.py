@@ -152,13 +152,12 @@ class GoldilocksTrainer(PPOTrainerSync):
     # -- rejection inside the refill loop ------------------------------------------------------------------------------
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        with self._tensors_only(batch):
-            batch = super()._compute_old_log_prob(batch, metrics)
+        batch = self._log_probs(batch, metrics)
         return self._refill(batch, metrics) if self.gate is not None else batch
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Once for each row: a gate on the final reward needed them before."""
-        return batch if self.settings.judges_final_reward else super()._compute_ref_log_prob(batch, metrics)
+        return batch if self.settings.judges_final_reward else self._ref_log_probs(batch, metrics)
 
     def _refill(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Reject what the gate refuses, replace it, judge the replacements: until the batch is full of what passed."""
@@ -172,7 +171,7 @@ class GoldilocksTrainer(PPOTrainerSync):
             fresh = [group for group in self.collector.kept if group.uid not in judged]
             batch = self._balanced(fresh, {})
             padding |= set(padding_keys(batch))
-            super()._compute_old_log_prob(batch, {})
+            self._log_probs(batch, {})
             self._judge(batch, fresh, metrics)
             judged |= {group.uid for group in fresh}
             if self.collector.ready:
@@ -190,7 +189,7 @@ class GoldilocksTrainer(PPOTrainerSync):
     def _judge(self, batch: KVBatchMeta, groups: Iterable[Group], metrics: dict) -> None:
         assert self.gate is not None
         if self.settings.judges_final_reward:
-            super()._compute_ref_log_prob(batch, metrics)
+            self._ref_log_probs(batch, metrics)
         refused, judged = self.gate.judge(batch_of(groups))
         metrics.update(judged)
         self.collector.reject(refused, self.gate.reason)
@@ -206,6 +205,32 @@ class GoldilocksTrainer(PPOTrainerSync):
         batch = self._balance_batch(batch_of(groups), metrics)
         batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         return batch
+
+    # -- what the workers are sent -------------------------------------------------------------------------------------
+
+    def _log_probs(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        with self._tensors_only(batch):
+            return super()._compute_old_log_prob(batch, metrics)
+
+    def _ref_log_probs(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        with self._tensors_only(batch):
+            return super()._compute_ref_log_prob(batch, metrics)
+
+    def _compute_values(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        with self._tensors_only(batch):
+            return super()._compute_values(batch, metrics)
+
+    @contextmanager
+    def _tensors_only(self, batch: KVBatchMeta) -> Iterator[None]:
+        """Workers are sent what they compute with: a row's texts take longer on their way than its tensors.
+
+        Of the texts only the inputs of another modality are computed with, and only where the model has a processor.
+        """
+        before, batch.fields = batch.fields, tensor_fields(batch, also=MULTI_MODAL if self.processor else ())
+        try:
+            yield
+        finally:
+            batch.fields = before
 
     # -- advantages ----------------------------------------------------------------------------------------------------
 
@@ -237,20 +262,8 @@ class GoldilocksTrainer(PPOTrainerSync):
             return super()._update_actor(batch, metrics)
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        with self._rows_per_mini_batch(self.config.critic, len(batch)):
+        with self._rows_per_mini_batch(self.config.critic, len(batch)), self._tensors_only(batch):
             return super()._update_critic(batch, metrics)
-
-    @contextmanager
-    def _tensors_only(self, batch: KVBatchMeta) -> Iterator[None]:
-        """Workers are sent what they compute with: a row's texts take longer on their way than its tensors.
-
-        Of the texts only the inputs of another modality are computed with, and only where the model has a processor.
-        """
-        before, batch.fields = batch.fields, tensor_fields(batch, also=MULTI_MODAL if self.processor else ())
-        try:
-            yield
-        finally:
-            batch.fields = before
 
     @contextmanager
     def _rows_per_mini_batch(self, section: DictConfig, rows: int) -> Iterator[None]:
