@@ -112,11 +112,12 @@ def test_the_guides_line_for_adaptive_rollouts_on_two_ranks_judged_by_the_final_
         assert len(groups) == 8
         assert min(map(pstdev, groups.values())) > 0.05
         assert 0 < step["actor/grad_norm"] < 1e3
-        assert step["adaptive_rollout/min_rollouts_per_sample"] == 2
+        assert step["adaptive_rollout/min_rollouts_per_sample"] in (2, 5, 8, 11)
         assert step["adaptive_rollout/max_rollouts_per_sample"] <= 11
         sizes |= set(map(len, groups.values()))
     assert sizes <= {2, 5, 8, 11}
     assert len(sizes) > 1
+    assert min(step["adaptive_rollout/min_rollouts_per_sample"] for step in run.steps) == 2
     last = run.steps[-1]
     assert last["accounts/rejected/final_reward_rollouts"] > 0
     assert last["accounts/cancelled_rollouts"] == 0

@@ -114,7 +114,13 @@ def trained_prompts(folder: Path, step: int) -> list[str]:
 
 
 def test_everything_off_trains_what_verl_trains_with_a_critic_too(launch: Launch, tmp_path: Path) -> None:
-    ppo = ["algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=True", "critic.optim.lr=1e-3", "data.seed=7"]
+    ppo = [
+        "algorithm.adv_estimator=gae",
+        "algorithm.use_kl_in_reward=True",
+        "algorithm.kl_penalty=low_var_kl",  # an estimate that no sample can make negative
+        "critic.optim.lr=1e-3",
+        "data.seed=7",
+    ]
     prompts = {}
     for mode in ("sync", "goldilocks"):
         dumps = tmp_path / mode
@@ -122,7 +128,7 @@ def test_everything_off_trains_what_verl_trains_with_a_critic_too(launch: Launch
         run.assert_trained(1, 2)
         first, second = run.steps
         assert first["actor/reward_kl_penalty"] == pytest.approx(0, abs=1e-5)  # the policy is still its reference
-        assert second["actor/reward_kl_penalty"] > 1e-4
+        assert second["actor/reward_kl_penalty"] > 1e-5
         for step in run.steps:
             assert step["critic/lr"] == pytest.approx(1e-3)
             assert step["critic/grad_norm"] > 0
@@ -218,7 +224,7 @@ def test_ppo_with_a_critic_filters_on_the_reward_after_the_kl_penalty(launch: La
     assert_trained(run, 1, 2)
     assert all(len(set(scores)) > 1 for scores in trained_groups(dumps, 1).values())
     assert len(trained_groups(dumps, 1)) == len(trained_groups(dumps, 2)) == 8
-    assert run.steps[0]["accounts/rejected_rollouts"] > 0
+    assert run.steps[-1]["accounts/rejected_rollouts"] > 0
     assert_accounts_sum(run)
 
 
