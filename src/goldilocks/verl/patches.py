@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from goldilocks.verl import failures
+from goldilocks.verl import failures, nested_rows
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,9 @@ class Patch:
     source_digest: str
     replace: Callable[[Function], Function]
 
+    @functools.cache  # noqa: B019  # a process has few patches, each for ever
     def apply(self) -> None:
-        """Put the replacement into verl's module, if it is the function this was written for."""
+        """Put the replacement into verl's module, once, if it is the function this was written for."""
         *owner, name = self.name.split(".")
         holder = functools.reduce(getattr, owner, importlib.import_module(self.module))
         original = getattr(holder, name)
@@ -132,7 +133,51 @@ def rollout_limits_first(original: Function) -> Function:
     return validate_config
 
 
+def short_rows_together(original: Function) -> Function:
+    """The TransferQueue sends each row of each field as a message part of its own."""
+    from goldilocks.verl.packed_rows import pack_rows
+
+    return pack_rows(original)
+
+
+PACKED_ROWS = Patch(
+    "short rows, sent together",
+    "transfer_queue.utils.serial_utils",
+    "MsgpackEncoder.encode",
+    "4def6c228f01b200",
+    short_rows_together,
+)
+
 PATCHES: tuple[Patch, ...] = (
+    PACKED_ROWS,
+    Patch(
+        "one partition, not balanced",
+        "verl.utils.seqlen_balancing",
+        "get_seqlen_balanced_partitions",
+        "5a3d752e6c5d5734",
+        nested_rows.one_partition_is_all,
+    ),
+    Patch(
+        "rows selected at once",
+        "verl.utils.tensordict_utils",
+        "index_select_tensor_dict",
+        "ecca58fdcf80a3ed",
+        nested_rows.select_rows_at_once,
+    ),
+    Patch(
+        "responses of a batch at once",
+        "verl.workers.utils.padding",
+        "response_from_nested",
+        "41a4bf54aa981c09",
+        nested_rows.responses_at_once,
+    ),
+    Patch(
+        "padded responses of a batch at once",
+        "verl.workers.utils.padding",
+        "response_to_nested",
+        "a2272158cd69af64",
+        nested_rows.padded_at_once,
+    ),
     Patch(
         "process group on the CPU",
         "verl.utils.distributed",

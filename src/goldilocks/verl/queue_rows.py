@@ -32,11 +32,16 @@ def padding_keys(batch: KVBatchMeta) -> list[str]:
     return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag.get("is_padding", False)]
 
 
+# What a worker said of whole sequences; the part that is trained on has been put under another name, or in the metrics.
+USED_UP = ("log_probs", "entropy")
+
+
 def tensor_fields(batch: KVBatchMeta, also: Iterable[str] = ()) -> list[str]:
     """The fields that are tensors, and those named; the rows of a batch have had the same done to them."""
     first = KVBatchMeta(partition_id=batch.partition_id, keys=batch.keys[:1], tags=batch.tags[:1])
     schema = kv_batch_meta2batch_meta(first).field_schema
-    return [name for name, about in schema.items() if not about["is_non_tensor"] or name in also]
+    tensors = [name for name, about in schema.items() if not about["is_non_tensor"] or name in also]
+    return [name for name in tensors if name not in USED_UP]
 
 
 def zero_log_probs(keys: list[str], *, ref: bool) -> None:

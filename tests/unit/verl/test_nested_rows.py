@@ -1,0 +1,116 @@
+"""Exactly what verl's own functions give, which are still there to be compared with."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+
+from goldilocks.verl import plugin
+
+plugin.additions()
+
+
+def both(module: str, name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Ours and verl's."""
+    ours = getattr(importlib.import_module(module), name)
+    return ours, inspect.unwrap(ours)
+
+
+def nested(lengths: list[int], seed: int = 0) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    rows = [torch.randn(length, generator=draw) for length in lengths]
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
+def assert_same(ours: torch.Tensor, verls: torch.Tensor) -> None:
+    assert ours.is_nested == verls.is_nested
+    assert ours.dtype == verls.dtype
+    if not ours.is_nested:
+        assert torch.equal(ours, verls)
+        return
+    assert ours.layout == verls.layout == torch.jagged
+    assert torch.equal(ours.offsets(), verls.offsets())
+    assert torch.equal(ours.values(), verls.values())
+    assert torch.equal(ours.to_padded_tensor(0), verls.to_padded_tensor(0))
+
+
+lengths = st.lists(st.integers(1, 9), min_size=1, max_size=12)
+
+
+@given(lengths=lengths, data=st.data(), as_list=st.booleans())
+def test_selected_rows_are_verls(lengths: list[int], data: st.DataObject, as_list: bool) -> None:
+    count = len(lengths)
+    picks = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=2 * count))
+    batch = TensorDict(
+        {
+            "input_ids": nested(lengths),
+            "scores": torch.arange(count),
+            "tall": torch.nested.as_nested_tensor([torch.ones(n, 3) * n for n in lengths], layout=torch.jagged),
+            "texts": NonTensorStack(*[str(at) for at in range(count)]),
+            "temperature": NonTensorData(0.7),
+        },
+        batch_size=count,
+    )
+    ours, verls = both("verl.utils.tensordict_utils", "index_select_tensor_dict")
+    indices = picks if as_list else torch.tensor(picks)
+    got, expected = ours(batch, indices), verls(batch, indices)
+    assert set(got.keys()) == set(expected.keys())
+    assert got.batch_size == expected.batch_size
+    for key in ("input_ids", "scores"):
+        assert_same(got[key], expected[key])
+    assert all(map(torch.equal, got["tall"].unbind(), expected["tall"].unbind()))
+    assert got["texts"] == expected["texts"]
+    assert got["temperature"] == expected["temperature"]
+
+
+def test_nothing_selected_from_nothing_is_nothing() -> None:
+    ours, verls = both("verl.utils.tensordict_utils", "index_select_tensor_dict")
+    assert ours(None, torch.tensor([0])) is verls(None, torch.tensor([0])) is None
+
+
+def test_gradients_pass_through_selected_rows_as_through_verls() -> None:
+    gradients = []
+    for select in both("verl.utils.tensordict_utils", "index_select_tensor_dict"):
+        values = torch.arange(10.0, requires_grad=True)
+        rows = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 5, 10]))
+        picked = select(TensorDict({"rows": rows}, batch_size=3), torch.tensor([2, 0, 2]))["rows"]
+        (picked.values() * torch.arange(float(len(picked.values())))).sum().backward()
+        gradients.append(values.grad)
+    assert torch.equal(*gradients)
+
+
+@given(prompts=lengths, data=st.data())
+def test_responses_are_verls(prompts: list[int], data: st.DataObject) -> None:
+    answers = data.draw(st.lists(st.integers(0, 7), min_size=len(prompts), max_size=len(prompts)))
+    if not any(answers):
+        answers[0] = 1
+    whole = nested([prompt + answer for prompt, answer in zip(prompts, answers, strict=True)])
+    mask = nested(answers)
+    ours, verls = both("verl.workers.utils.padding", "response_from_nested")
+    assert_same(ours(whole, mask), verls(whole, mask))
+    padded = torch.randn(len(answers), max(answers), generator=torch.Generator().manual_seed(1))
+    ours, verls = both("verl.workers.utils.padding", "response_to_nested")
+    assert_same(ours(padded, mask), verls(padded, mask))
+
+
+@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=20), equal_size=st.booleans())
+def test_one_partition_is_verls(lengths: list[int], equal_size: bool) -> None:
+    ours, verls = both("verl.utils.seqlen_balancing", "get_seqlen_balanced_partitions")
+    assert ours(lengths, 1, equal_size) == verls(lengths, 1, equal_size)
+    workloads = torch.tensor(lengths)
+    assert ours(workloads, 1, equal_size) == verls(workloads, 1, equal_size)
+
+
+def test_several_partitions_are_balanced_by_verl() -> None:
+    ours, verls = both("verl.utils.seqlen_balancing", "get_seqlen_balanced_partitions")
+    assert ours([5, 1, 4, 2], 2, equal_size=True) == verls([5, 1, 4, 2], 2, equal_size=True)
+    with pytest.raises(AssertionError):
+        ours([], 1, equal_size=True)
