@@ -57,6 +57,7 @@ def test_the_first_example_trains_only_what_varies_goes_on_and_says_when_the_dat
         assert step["timing_s/gen"] >= step.get("timing_s/agent_loop/slowest/generate_sequences", 0)
         assert step["timing_s/step"] > step["timing_s/gen"]
     assert run.steps[0]["training/rollout_probs_diff_max"] < 1e-5
+    assert abs(run.steps[0]["actor/kl_loss"]) < 0.01  # of two mini-batches the second is one update away
     assert run.steps[1]["training/rollout_probs_diff_max"] > 1e-5  # what was carried is one update old
     assert run.steps[0]["train/groups_carried"] > 0
     assert any(step["train/prompts_issued"] == 0 for step in run.steps)  # a batch of nothing but surplus

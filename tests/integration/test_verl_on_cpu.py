@@ -43,12 +43,6 @@ def test_two_ranks_with_two_replicas_train_grpo_save_and_go_on_with_gspo(launch:
     assert validated[ACCURACY] == grpo.steps[-1][ACCURACY] > 0
 
 
-def test_the_legacy_trainer_trains_too(launch: Launch) -> None:
-    run = launch("trainer.use_v1=False", "actor_rollout_ref.actor.use_kl_loss=True")
-    run.assert_trained(1, 2)
-    assert run.steps[0]["actor/kl_loss"] == pytest.approx(0, abs=1e-5)
-
-
 def test_a_worker_that_dies_ends_the_run_with_the_reason(launch: Launch) -> None:
     run = launch("trainer.total_training_steps=100", during=kill("AgentLoopWorker"))
     assert run.status == 1
