@@ -32,7 +32,7 @@ def _is_rows_of_tokens(value: Any) -> bool:
     import torch
 
     jagged = isinstance(value, torch.Tensor) and value.is_nested and value.layout == torch.jagged
-    return jagged and value.dim() == 2 and value.lengths() is None  # type: ignore[attr-defined]
+    return jagged and value.dim() == 2 and value.lengths() is None
 
 
 def _select(rows: Any, indices: Any) -> Any:

@@ -41,15 +41,14 @@ def unpack(joined: bytearray, dtype: str, lengths: bytes, kept: bool) -> list[to
     _answer_in_kind()
     kind = getattr(torch, dtype)
     flat = torch.frombuffer(joined, dtype=kind) if joined else torch.empty(0, dtype=kind)
-    sizes = np.frombuffer(lengths, dtype=np.int64).tolist()
-    return list(torch.split_with_sizes_copy(flat, sizes) if kept else flat.split(sizes))
+    rows = flat.split(np.frombuffer(lengths, dtype=np.int64).tolist())
+    return [row.clone() for row in rows] if kept else list(rows)
 
 
 def packed(message: dict[str, Any]) -> dict[str, Any]:
     """The message with the short rows of its data packed; everything else as it is."""
     body = message.get("body")
-    data = body.get("data") if isinstance(body, dict) else None
-    if not isinstance(data, dict):
+    if not isinstance(body, dict) or not isinstance(data := body.get("data"), dict):
         return message
     kept = message.get("request_type") == PUT
     fields = {name: PackedRows(rows, kept) if _are_short_rows(rows) else rows for name, rows in data.items()}
