@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from goldilocks.algorithms.checks import check_algorithm
-from goldilocks.verl.patches import Patch
+from goldilocks.verl.patch import Patch
 
 logger = logging.getLogger(__name__)
 

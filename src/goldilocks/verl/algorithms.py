@@ -9,7 +9,7 @@ from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss
 
 from goldilocks.algorithms import pool
 from goldilocks.algorithms.gspo import PolicyLoss, with_clipping_metrics
-from goldilocks.verl.patches import Patch
+from goldilocks.verl.patch import Patch
 
 
 def _registered(original: PolicyLoss) -> PolicyLoss:

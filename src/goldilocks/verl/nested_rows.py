@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
-Function = Callable[..., Any]
+from goldilocks.verl.patch import Function
 
 
 def select_rows_at_once(original: Function) -> Function:

@@ -12,11 +12,12 @@ import nothing of verl and have no plug-in, need no setting.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
+from goldilocks.verl.patch import Function, Patch
+
+if TYPE_CHECKING:
+    import torch
 
 LONGEST = 16_384  # bytes of a row: a longer one is copied for more than a part of its own costs
 FEWEST = 8  # rows
@@ -29,7 +30,10 @@ class PackedRows:
     def __init__(self, rows: list[torch.Tensor], kept: bool) -> None:
         self._rows, self._kept = rows, kept
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Function, tuple[Any, ...]]:
+        import numpy as np
+        import torch
+
         lengths = np.fromiter(map(len, self._rows), dtype=np.int64, count=len(self._rows))
         joined = torch.cat(self._rows)
         name = str(joined.dtype).removeprefix("torch.")
@@ -38,7 +42,10 @@ class PackedRows:
 
 def unpack(joined: bytearray, dtype: str, lengths: bytes, kept: bool) -> list[torch.Tensor]:
     """The rows: those that are kept each with memory of its own, the others as views of what they came in."""
-    _answer_in_kind()
+    import numpy as np
+    import torch
+
+    PATCH.apply()
     kind = getattr(torch, dtype)
     flat = torch.frombuffer(joined, dtype=kind) if joined else torch.empty(0, dtype=kind)
     rows = flat.split(np.frombuffer(lengths, dtype=np.int64).tolist())
@@ -56,6 +63,8 @@ def packed(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _are_short_rows(values: Any) -> bool:
+    import torch
+
     first = values[0] if isinstance(values, list) and len(values) >= FEWEST else None
     if type(first) is not torch.Tensor:
         return False
@@ -70,7 +79,7 @@ def _are_short_rows(values: Any) -> bool:
     )
 
 
-def pack_rows(original: Callable[..., Any]) -> Callable[..., Any]:
+def pack_rows(original: Function) -> Function:
     """The encoder of messages, with short rows packed."""
 
     @functools.wraps(original)
@@ -80,8 +89,10 @@ def pack_rows(original: Callable[..., Any]) -> Callable[..., Any]:
     return encode
 
 
-@functools.cache
-def _answer_in_kind() -> None:
-    from goldilocks.verl.patches import PACKED_ROWS
-
-    PACKED_ROWS.apply()
+PATCH = Patch(
+    "short rows, sent together",
+    "transfer_queue.utils.serial_utils",
+    "MsgpackEncoder.encode",
+    "4def6c228f01b200",
+    pack_rows,
+)

@@ -1,56 +1,15 @@
 """The functions of verl that Goldilocks replaces, because verl has no registry for what they decide.
 
-Each patch names the digest of the source it was written against. Where verl's source is another, the patch stays off
-and says so: a function that was rewritten upstream is never silently overwritten. torch and verl are imported only
-inside the replacements, so that this module costs a process nothing.
+torch and verl are imported only inside the replacements, so that this module costs a process nothing.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib
-import inspect
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from goldilocks.verl import failures, nested_rows
-
-logger = logging.getLogger(__name__)
-
-Function = Callable[..., Any]
-
-
-def digest(function: Function) -> str:
-    """A short fingerprint of a function's source."""
-    return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True)
-class Patch:
-    """``replace(original)`` takes the place of ``module.name`` while that function's source has ``source_digest``.
-
-    ``name`` may be that of a method, ``Class.method``.
-    """
-
-    what: str
-    module: str
-    name: str
-    source_digest: str
-    replace: Callable[[Function], Function]
-
-    @functools.cache  # noqa: B019  # a process has few patches, each for ever
-    def apply(self) -> None:
-        """Put the replacement into verl's module, once, if it is the function this was written for."""
-        *owner, name = self.name.split(".")
-        holder = functools.reduce(getattr, owner, importlib.import_module(self.module))
-        original = getattr(holder, name)
-        if digest(original) != self.source_digest:
-            logger.warning("%s.%s is not the one of verl 0.9.1; left as it is: %s", self.module, self.name, self.what)
-            return
-        setattr(holder, name, self.replace(original))
+from goldilocks.verl import failures, nested_rows, packed_rows
+from goldilocks.verl.patch import Function, Patch
 
 
 def gloo_group_on_cpu(original: Function) -> Function:
@@ -133,23 +92,8 @@ def rollout_limits_first(original: Function) -> Function:
     return validate_config
 
 
-def short_rows_together(original: Function) -> Function:
-    """The TransferQueue sends each row of each field as a message part of its own."""
-    from goldilocks.verl.packed_rows import pack_rows
-
-    return pack_rows(original)
-
-
-PACKED_ROWS = Patch(
-    "short rows, sent together",
-    "transfer_queue.utils.serial_utils",
-    "MsgpackEncoder.encode",
-    "4def6c228f01b200",
-    short_rows_together,
-)
-
 PATCHES: tuple[Patch, ...] = (
-    PACKED_ROWS,
+    packed_rows.PATCH,
     Patch(
         "one partition, not balanced",
         "verl.utils.seqlen_balancing",

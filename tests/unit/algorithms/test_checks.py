@@ -13,7 +13,7 @@ from verl.utils import config as verl_config
 
 from goldilocks.algorithms import check_algorithm
 from goldilocks.verl.algorithm_checks import ALGORITHM_CHECKS
-from goldilocks.verl.patches import digest
+from goldilocks.verl.patch import digest
 
 
 def config(loss_mode: str = "gspo", algorithm: Any = None, goldilocks: Any = None, **actor: Any) -> Any:

@@ -12,7 +12,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from goldilocks.verl.patches import digest
+from goldilocks.verl.patch import digest
 
 
 @pytest.mark.parametrize(

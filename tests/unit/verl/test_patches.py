@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goldilocks.verl import patches, plugin
-from goldilocks.verl.patches import PATCHES, Patch, digest
+from goldilocks.verl.patch import Patch, digest
+from goldilocks.verl.patches import PATCHES
 
 plugin.additions()
 
