@@ -15,9 +15,10 @@ from goldilocks.verl.recipe import name_of
 Cell = Callable[[Row], str]
 
 LEGEND = """\
-accuracy: at the equal cost, mean ± 95% t-interval over the seeds; to baseline: what the mean curve needs to reach the
-baseline's; groups: informative ones (their rewards differ) that were trained; signal: Σ(r − r̄)² over what was trained;
-both over all that was generated. time: wall-clock of an arm, with its start and its validations."""
+accuracy: at the equal cost, mean ± 95% t-interval over the seeds; against baseline: the difference seed by seed, in
+points; to baseline: what the mean curve needs to reach the baseline's; groups: informative ones (their rewards differ)
+that were trained; signal: Σ(r − r̄)² over what was trained; both over all that was generated. time: wall-clock of an
+arm, with its start and its validations."""
 
 
 def columns(table: Table) -> dict[str, Cell]:
@@ -26,6 +27,7 @@ def columns(table: Table) -> dict[str, Cell]:
     return {
         "recipe": lambda row: name_of(row.recipe),
         "accuracy": lambda row: _percent(row.accuracy),
+        "against\nbaseline": lambda row: _points(row.against_baseline),
         f"{kind}\nto baseline": lambda row: _reached(row.cost_to_baseline, kind),
         "updates": lambda row: _mean(row.updates, 0),
         "groups\n/1k rollouts": lambda row: _spread(row.informative_groups_per_1k_rollouts),
@@ -92,6 +94,12 @@ def _pipes(cells: Sequence[str]) -> str:
 
 def _percent(value: Interval) -> str:
     return f"{100 * value.mean:.1f}%" + ("" if value.half is None else f" ± {100 * value.half:.1f}")
+
+
+def _points(value: Interval | None) -> str:
+    if value is None:
+        return ""
+    return f"{100 * value.mean:+.1f}" + ("" if value.half is None else f" ± {100 * value.half:.1f}")
 
 
 def _spread(value: Interval) -> str:

@@ -1,8 +1,9 @@
 """The comparison in figures: a pure function of the results of finished arms.
 
-Accuracy is read off each arm's validation curve at the equal cost. ``cost_to_baseline`` is where the mean curve over
-the seeds first reaches what the baseline, the first recipe, has at the equal cost. Yields are of what was trained over
-all that was generated.
+Accuracy is read off each arm's validation curve at the equal cost. ``against_baseline`` is its difference to the
+baseline's, the first recipe's, seed by seed: arms of one seed have the same data in the same order, so much of what
+chance does to one it does to the other. ``cost_to_baseline`` is where the mean curve over the seeds first reaches what
+the baseline has at the equal cost. Yields are of what was trained over all that was generated.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Row:
     settings: Settings
     seeds: int
     accuracy: Interval
+    against_baseline: Interval | None
     cost_to_baseline: float | None
     updates: Interval
     informative_groups_per_1k_rollouts: Interval
@@ -89,7 +91,8 @@ def make_table(study: Study, results: Results) -> Table:
     }
     target = at(curves[study.recipes[0]], study.cost.amount)
     assert target is not None, "every arm has a validation at or beyond the equal cost"
-    rows = [_row(own, study.cost, cost_to_reach(curves[recipe], target)) for recipe, own in by_recipe.items()]
+    baseline = by_recipe[study.recipes[0]]
+    rows = [_row(own, baseline, study.cost, cost_to_reach(curves[recipe], target)) for recipe, own in by_recipe.items()]
     starts = [one.validations[0].accuracy for one in results.reported]
     return Table(
         cost=study.cost,
@@ -105,7 +108,14 @@ def _of(recipe: str, results: Sequence[Result]) -> list[Result]:
     return [one for one in results if one.recipe == recipe]
 
 
-def _row(own: Sequence[Result], cost: EqualCost, cost_to_baseline: float | None) -> Row:
+def _against(own: Sequence[Result], baseline: Sequence[Result], cost: EqualCost) -> Interval | None:
+    if own[0].recipe == baseline[0].recipe:
+        return None
+    there = {one.seed: one.accuracy_at(cost) for one in baseline}
+    return Interval.of([one.accuracy_at(cost) - there[one.seed] for one in own])
+
+
+def _row(own: Sequence[Result], baseline: Sequence[Result], cost: EqualCost, cost_to_baseline: float | None) -> Row:
     def over_seeds(value: Callable[[Result], float]) -> Interval:
         return Interval.of([value(one) for one in own])
 
@@ -114,6 +124,7 @@ def _row(own: Sequence[Result], cost: EqualCost, cost_to_baseline: float | None)
         settings=own[0].settings,
         seeds=len(own),
         accuracy=over_seeds(lambda one: one.accuracy_at(cost)),
+        against_baseline=_against(own, baseline, cost),
         cost_to_baseline=cost_to_baseline,
         updates=over_seeds(lambda one: one.updates),
         informative_groups_per_1k_rollouts=over_seeds(lambda one: 1e3 * one.informative_groups / one.rollouts),

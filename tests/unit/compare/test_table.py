@@ -35,6 +35,23 @@ def test_over_seeds_it_is_the_mean_with_its_interval():
     assert made.rows[0].seeds == 3
 
 
+def test_against_the_baseline_it_is_the_difference_seed_by_seed():
+    ends = {"grpo": (0.3, 0.5, 0.7), "dapo": (0.34, 0.56, 0.74)}
+    reported = [
+        result(recipe, [(0, 0.2), (1000, end)], seed=seed)
+        for recipe, own in ends.items()
+        for seed, end in enumerate(own, start=1)
+    ]
+    made = table(*reported[:3], *reversed(reported[3:]))
+    assert made.rows[0].against_baseline is None
+    against = made.rows[1].against_baseline
+    assert against is not None
+    assert against.mean == pytest.approx(0.14 / 3)
+    assert against.half == pytest.approx(4.302652730 * 0.02 / 3**0.5 / 3**0.5)
+    assert against.half < made.rows[1].accuracy.half, "what the seeds have in common is not counted against it"
+    assert "| +4.7 ± 2.9 |" in in_markdown(made)
+
+
 def test_the_baseline_is_the_first_recipe_and_others_reach_it_sooner_later_or_not():
     made = table(
         result("grpo", [(0, 0.2), (1000, 0.6)]),
