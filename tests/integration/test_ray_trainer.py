@@ -50,24 +50,25 @@ def test_the_first_example_trains_only_what_varies_goes_on_and_says_when_the_dat
     assert [step["step"] for step in run.steps] == [1, 2, 3, 4, 5], run.tail()
     for step in run.steps:
         groups = trained_groups(dump, int(step["step"]))
-        assert [len(rewards) for rewards in groups.values()] == [5] * 4
+        assert [len(rewards) for rewards in groups.values()] == [5] * 2
         assert min(map(pstdev, groups.values())) > 0
-        assert step["accounts/trained_rollouts"] == 20 * step["step"]
+        assert step["accounts/trained_rollouts"] == 10 * step["step"]
         assert step["data/epoch"] == step["data/prompts_issued"] / 100
         assert step["timing_s/gen"] >= step.get("timing_s/agent_loop/slowest/generate_sequences", 0)
         assert step["timing_s/step"] > step["timing_s/gen"]
     assert run.steps[0]["training/rollout_probs_diff_max"] < 1e-5
-    assert abs(run.steps[0]["actor/kl_loss"]) < 0.01  # of two mini-batches the second is one update away
+    assert run.steps[0]["actor/kl_loss"] == pytest.approx(0, abs=1e-5)
     assert run.steps[1]["training/rollout_probs_diff_max"] > 1e-5  # what was carried is one update old
     assert run.steps[0]["train/groups_carried"] > 0
-    assert any(step["train/prompts_issued"] == 0 for step in run.steps)  # a batch of nothing but surplus
+    assert run.steps[1]["train/prompts_issued"] == 0  # a batch of nothing but surplus
     assert "Setting global step to 5" in run.log
     assert run.status == 1
     assert (
         "num_gen_batches=10 >= max_num_gen_batches=10. Generated too many batches. "
         "Please check if your data are too difficult." in run.tail(5)
     )
-    assert (run.folder.parent / "checkpoints" / "interrupted_step_6" / "goldilocks.npz").exists()
+    # in the sixth step, or in the one after it where there was surplus for the sixth
+    assert len(list((run.folder.parent / "checkpoints").glob("interrupted_step_[67]/goldilocks.npz"))) == 1
 
 
 def test_the_second_example_trains_a_critic_and_validates_with_its_own_reward(launch: Launch, dump: Path) -> None:

@@ -41,8 +41,8 @@ config = TrainerConfig(
         ),
     ),
     data=DataConfig(
-        gen_batch_size=16,  # of which about five have no signal: there is always some surplus
-        train_batch_size=4,
+        gen_batch_size=16,
+        train_batch_size=2,  # far fewer than the prompts with signal among 16: there is surplus for another batch
         max_prompt_length=16,
         max_response_length=8,
     ),
