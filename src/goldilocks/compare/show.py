@@ -93,18 +93,20 @@ def _pipes(cells: Sequence[str]) -> str:
 
 
 def _percent(value: Interval) -> str:
-    return f"{100 * value.mean:.1f}%" + ("" if value.half is None else f" ± {100 * value.half:.1f}")
+    return f"{100 * value.mean:.1f}%" + _half(value, scale=100)
 
 
 def _points(value: Interval | None) -> str:
-    if value is None:
-        return ""
-    return f"{100 * value.mean:+.1f}" + ("" if value.half is None else f" ± {100 * value.half:.1f}")
+    return "" if value is None else f"{100 * value.mean:+.1f}" + _half(value, scale=100)
 
 
 def _spread(value: Interval) -> str:
     digits = 0 if value.mean >= 1000 else 1
-    return _mean(value, digits) + ("" if value.half is None else f" ± {value.half:,.{digits}f}")
+    return _mean(value, digits) + _half(value, digits=digits)
+
+
+def _half(value: Interval, scale: float = 1, digits: int = 1) -> str:
+    return "" if value.half is None else f" ± {scale * value.half:,.{digits}f}"
 
 
 def _mean(value: Interval, digits: int) -> str:

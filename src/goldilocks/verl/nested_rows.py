@@ -67,7 +67,7 @@ def responses_at_once(original: Function) -> Function:
 
 
 def padded_at_once(original: Function) -> Function:
-    """As above, for what was padded."""
+    """As for responses that lie in one nested tensor, for those of a padded one."""
 
     @functools.wraps(original)
     def response_to_nested(tensor: Any, response_mask: Any) -> Any:

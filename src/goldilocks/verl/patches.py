@@ -1,4 +1,4 @@
-"""The functions of verl that Goldilocks replaces, because verl has no registry for what they decide.
+"""The functions of verl, and of the TransferQueue under it, that Goldilocks replaces: they have no registry.
 
 torch and verl are imported only inside the replacements, so that this module costs a process nothing.
 """
