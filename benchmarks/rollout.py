@@ -32,7 +32,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from goldilocks.rollout import Engine, SamplingParams
+from goldilocks.engine import Engine, SamplingParams
 
 _IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
 

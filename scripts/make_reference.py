@@ -18,8 +18,8 @@ from goldilocks.core.filters import FILTERS
 from goldilocks.core.policy import Policy
 from goldilocks.core.selectors import SELECTORS
 from goldilocks.filtering import PPOFilterConfig
+from goldilocks.launch import recipe
 from goldilocks.metrics import METRICS
-from goldilocks.verl import recipe
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
 KEYS = recipe.CONFIG / "goldilocks" / "defaults.yaml"

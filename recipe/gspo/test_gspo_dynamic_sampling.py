@@ -10,9 +10,9 @@ import torch
 from omegaconf import DictConfig
 
 from goldilocks.core import Collector, Exhausted, ListSource
+from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.settings import Settings
 from goldilocks.types import Rollout
-from goldilocks.verl.recipe import choose, compose_config
-from goldilocks.verl.settings import Settings
 
 CONFIG = str(Path(__file__).parent / "config" / "gspo_dynamic_sampling.yaml")
 

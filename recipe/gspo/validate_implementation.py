@@ -17,10 +17,10 @@ from typing import Any
 
 from goldilocks.core import Collector, ListSource
 from goldilocks.core.accounts import FIXED_CLASSES
-from goldilocks.records import group_uids, read_records
+from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.runs.records import group_uids, read_records
+from goldilocks.settings import Settings
 from goldilocks.types import Group, Rollout, mean_and_std
-from goldilocks.verl.recipe import choose, compose_config
-from goldilocks.verl.settings import Settings
 
 HERE = Path(__file__).resolve().parent
 CONFIG = str(HERE / "config" / "gspo_dynamic_sampling.yaml")

@@ -22,7 +22,7 @@ _LAZY = {
     "PPOTrainerConfig": "goldilocks.verl.documents",
     "RolloutConfig": "goldilocks.verl.documents",
     "TrainerConfig": "goldilocks.verl.documents",
-    "RayPPOTrainerWithSampling": "goldilocks.verl.ray_trainer",
+    "RayPPOTrainerWithSampling": "goldilocks.verl.v0.trainer",
 }
 
 __all__ = [

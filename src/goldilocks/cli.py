@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from goldilocks import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("goldilocks.verl.train", "train a recipe with verl on this machine or cluster"),
+    "train": ("goldilocks.launch.train", "train a recipe with verl on this machine or cluster"),
     "compare": ("goldilocks.compare.command", "recipes side by side at equal cost, over seeds"),
     "simulate": ("goldilocks.simulate.command", "what would each policy cost on my data? No model, no GPU"),
     "report": ("goldilocks.report.command", "a run directory, or several, as one page to look at"),
     "filter": ("goldilocks.filtering.command", "run the batch filter on saved rollouts"),
     "data": ("goldilocks.tasks.command", "make a data set as verl parquet files"),
     "model": ("goldilocks.tasks.model_command", "make a tiny model to train where no other can be had"),
-    "doctor": ("goldilocks.verl.doctor", "is everything installed, and does it work on this machine?"),
+    "doctor": ("goldilocks.launch.doctor", "is everything installed, and does it work on this machine?"),
 }
 
 EPILOG = """\

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from goldilocks.launch.machine import find_device
 from goldilocks.platforms import platform_env
-from goldilocks.verl.hardware import find_device
 
 # Sections that verl does not have: `+` where a recipe has set them already would be an error.
 OURS = ("adaptive_rollout", "batch_filter", "goldilocks")
@@ -60,7 +60,7 @@ def train(config: Any) -> None:
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
-    from goldilocks.verl.settings import Settings
+    from goldilocks.settings import Settings
 
     auto_set_device(config)
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
@@ -69,8 +69,8 @@ def train(config: Any) -> None:
             Settings.from_config(config)
         run_ppo(config, task_runner_class=TaskRunnerV1)
         return
-    from goldilocks.verl.ray_trainer import check
     from goldilocks.verl.v0.task_runner import SamplingTaskRunnerActor
+    from goldilocks.verl.v0.trainer import check
 
     check(config, Settings.from_config(config))
     run_ppo(config, task_runner_class=SamplingTaskRunnerActor)

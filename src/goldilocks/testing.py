@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from goldilocks.checkpoint import load_state, save_state
 from goldilocks.core import Collector, Limits, ListSource
 from goldilocks.core.allocators import Allocator, Fixed
 from goldilocks.core.filters import Everything, Filter
 from goldilocks.core.selectors import Selector, Uniform
+from goldilocks.runs.checkpoint import load_state, save_state
 from goldilocks.types import Failure, Group, Prompt, Rollout, Verdict
 
 PROMPTS = 60

@@ -18,11 +18,11 @@ from typing import Any
 import psutil
 import pytest
 
+from goldilocks.launch.supervisor import MARK
 from goldilocks.platforms import platform_env
 from goldilocks.tasks.arithmetic import Arithmetic
 from goldilocks.tasks.base import write_split
 from goldilocks.tasks.tiny_model import make
-from goldilocks.verl.supervisor import MARK
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):

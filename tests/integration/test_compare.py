@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from goldilocks.verl import defaults
+from goldilocks.launch import defaults
 
 from .conftest import SMALL, processes_of, wait_for_ray
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from goldilocks.metrics import undocumented
-from goldilocks.records import group_uids, read_records
+from goldilocks.runs.records import group_uids, read_records
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from goldilocks.verl import defaults
+from goldilocks.launch import defaults
 from goldilocks.verl.guarded_reward import compute_score
 
 from .conftest import SMALL, processes_of, wait_for_ray

@@ -21,9 +21,9 @@ from goldilocks.core.allocators import Adaptive
 from goldilocks.core.filters import Variance
 from goldilocks.core.selectors import Greso
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
+from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.metrics import METRICS, entry, undocumented
 from goldilocks.types import Failure, Rollout
-from goldilocks.verl.recipe import choose, compose_config
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(goldilocks.__file__).parent

@@ -1,8 +1,8 @@
-"""Tensor maths that verl lacks. Imports without verl; ``goldilocks.verl.algorithms`` puts it into verl's registries."""
+"""Tensor maths that verl lacks. Imports without verl; the plug-in registers it with verl."""
 
 from goldilocks.algorithms.checks import check_algorithm
-from goldilocks.algorithms.pool import PoolStatistics, pool_advantages, pool_statistics
 from goldilocks.algorithms.prompt_mean import prompt_mean_weights, weigh_prompts_equally
+from goldilocks.algorithms.reward_pool import PoolStatistics, pool_advantages, pool_statistics
 
 __all__ = [
     "PoolStatistics",

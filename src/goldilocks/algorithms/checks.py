@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from goldilocks.algorithms import pool, prompt_mean
+from goldilocks.algorithms import prompt_mean, reward_pool
 from goldilocks.algorithms.gspo import clip_range
 
 # The losses that clip a ratio from both sides. CISPO is not one: it is run with a lower bound that never binds.
@@ -40,10 +40,11 @@ def _check_clip_range(actor: Any) -> None:
 
 
 def _check_pool(algorithm: Any) -> None:
-    if algorithm.get("adv_estimator") == pool.NAME and algorithm.get("use_kl_in_reward"):
+    if algorithm.get("adv_estimator") == reward_pool.NAME and algorithm.get("use_kl_in_reward"):
         raise ValueError(
-            f"algorithm.use_kl_in_reward=True with algorithm.adv_estimator={pool.NAME}: the penalty of rollouts that "
-            f"are not trained is unknown, so a pool has no mean; it takes False, with {ACTOR}.use_kl_loss=True instead"
+            f"algorithm.use_kl_in_reward=True with algorithm.adv_estimator={reward_pool.NAME}: the penalty of "
+            "rollouts that are not trained is unknown, so a pool has no mean; "
+            f"it takes False, with {ACTOR}.use_kl_loss=True instead"
         )
 
 

@@ -6,10 +6,10 @@ from omegaconf import DictConfig
 
 from goldilocks.compare.arm import SEEDS, STEPS
 from goldilocks.compare.study import Study
-from goldilocks.verl import defaults
-from goldilocks.verl.preflight import check_budget, check_paths
-from goldilocks.verl.recipe import DEFAULT_TASK, choose, compose_config
-from goldilocks.verl.settings import Settings
+from goldilocks.launch import defaults
+from goldilocks.launch.preflight import check_budget, check_paths
+from goldilocks.launch.recipe import DEFAULT_TASK, choose, compose_config
+from goldilocks.settings import Settings
 
 OWN = ("goldilocks.budget", "trainer.val_before_train", "trainer.test_freq", "trainer.resume_mode", *SEEDS)
 

@@ -20,11 +20,11 @@ from goldilocks.compare.run import run_study
 from goldilocks.compare.show import LEGEND, caption, in_markdown, notes, on_terminal
 from goldilocks.compare.study import Study
 from goldilocks.compare.table import Table, make_table
+from goldilocks.launch import defaults
+from goldilocks.launch.machine import find_device
+from goldilocks.launch.recipe import names
 from goldilocks.report.theme import RUN_COLOURS
 from goldilocks.report.write import write_png, write_report
-from goldilocks.verl import defaults
-from goldilocks.verl.hardware import find_device
-from goldilocks.verl.recipe import names
 
 OUT = Path("runs/compare")
 FILES = ("table.md", "table.json", "curves.png", "report.html")

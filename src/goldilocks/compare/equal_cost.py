@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from goldilocks.verl.budget import COSTS
+from goldilocks.runs.budget import COSTS
 
 WHOLE = ("rollouts", "tokens")
 

@@ -10,10 +10,10 @@ from goldilocks.compare.result import Result, read_result
 from goldilocks.compare.run import Place
 from goldilocks.compare.show import settings
 from goldilocks.compare.study import Study
-from goldilocks.verl.live_line import LiveLine
-from goldilocks.verl.progress import Progress, clock
-from goldilocks.verl.recipe import choose
-from goldilocks.verl.train import prepared, supervise
+from goldilocks.launch.live_line import LiveLine
+from goldilocks.launch.recipe import choose
+from goldilocks.launch.train import prepared, supervise
+from goldilocks.runs.progress import Progress, clock
 
 
 class ArmFailed(Exception):

@@ -8,10 +8,10 @@ from goldilocks.compare.curve import at
 from goldilocks.compare.interval import Interval
 from goldilocks.compare.result import Results
 from goldilocks.compare.study import Study
-from goldilocks.report.costs import COSTS
+from goldilocks.launch.recipe import name_of
 from goldilocks.report.sections.base import Plot, Row, data, layered, number_axis
 from goldilocks.report.theme import run_colour
-from goldilocks.verl.recipe import name_of
+from goldilocks.runs.costs import COSTS
 
 PARTS = 20  # of the cost, at each of which the seeds are averaged
 

@@ -11,10 +11,10 @@ from goldilocks.compare.arm import Arm
 from goldilocks.compare.curve import Curve, at, curve
 from goldilocks.compare.equal_cost import EqualCost
 from goldilocks.compare.grid import Settings
-from goldilocks.report.costs import Spending, spending
-from goldilocks.report.history import History
-from goldilocks.report.lines import Lines
-from goldilocks.verl.progress import SCORE, validation_accuracy
+from goldilocks.runs.costs import Spending, spending
+from goldilocks.runs.history import History
+from goldilocks.runs.jsonl import Lines
+from goldilocks.runs.progress import SCORE, validation_accuracy
 
 INFORMATIVE, SIGNAL = "train/informative_groups", "train/signal"
 

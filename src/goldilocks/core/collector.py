@@ -29,19 +29,19 @@ import numpy as np
 from goldilocks.core.accounts import Accounts
 from goldilocks.core.allocators import Allocator
 from goldilocks.core.filters import Filter
+from goldilocks.core.informative import is_informative, signal
 from goldilocks.core.keep_rate import KeepRate
 from goldilocks.core.ledger import Ledger
 from goldilocks.core.limits import Limits, Surplus
 from goldilocks.core.packing import pack_visit, unpack_visit
-from goldilocks.core.policy import require
 from goldilocks.core.pool import Pool
-from goldilocks.core.queue import PromptQueue
+from goldilocks.core.prompt_queue import PromptQueue
 from goldilocks.core.selectors import Selector
 from goldilocks.core.shelf import Shelf, issue_order
-from goldilocks.core.signal import is_informative, signal
 from goldilocks.core.source import KeyedPositions, Source
-from goldilocks.core.statistics import Statistics
+from goldilocks.core.step_statistics import Statistics
 from goldilocks.core.visit import Visit
+from goldilocks.errors import require
 from goldilocks.types import Failure, Group, Prompt, Request, Rollout, Verdict
 
 

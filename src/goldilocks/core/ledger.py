@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from goldilocks.core.policy import require
 from goldilocks.core.source import KeyedPositions
+from goldilocks.errors import require
 from goldilocks.types import Group
 
 FIELDS = ("positives", "negatives", "visits", "streak", "tokens", "last_step")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from goldilocks.core.policy import require
+from goldilocks.errors import require
 
 ON_EXHAUSTED = ("error", "shrink", "backfill")
 ON_FULL = ("finish", "requeue")

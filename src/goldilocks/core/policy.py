@@ -18,9 +18,3 @@ class Policy:
     def metrics(self) -> dict[str, float]:
         """What to log of this policy, under its own names."""
         return {}
-
-
-def require(condition: bool, key: str, value: object, accepted: str) -> None:
-    """Check a parameter: a ``ValueError`` names the key, the value, and what would be accepted."""
-    if not condition:
-        raise ValueError(f"{key}={value!r} is not accepted: {accepted}")

@@ -11,8 +11,9 @@ from typing import Any
 
 from goldilocks.core.allocators import Allocator
 from goldilocks.core.filters import Filter
-from goldilocks.core.registry import build_allocator, build_filter, build_selector, nearest
+from goldilocks.core.registry import build_allocator, build_filter, build_selector
 from goldilocks.core.selectors import Selector
+from goldilocks.errors import nearest
 
 KINDS = ("selector", "allocator", "filter")
 

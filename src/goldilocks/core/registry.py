@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from goldilocks.core.allocators import ALLOCATORS, Allocator
 from goldilocks.core.filters import FILTERS, Chain, Filter
 from goldilocks.core.policy import Policy
 from goldilocks.core.selectors import SELECTORS, Selector
+from goldilocks.errors import nearest
 
 P = TypeVar("P", bound=Policy)
 
@@ -77,9 +77,3 @@ def _refuse_unknown(kind: str, name: str, params: Mapping[str, Any], known: set[
         if key not in known:
             there = ", ".join(sorted(known)) or "none"
             raise ValueError(f"{kind}.{key} is not a parameter of {name}{nearest(key, known)}; there are: {there}")
-
-
-def nearest(word: str, known: Mapping[str, Any] | Sequence[str] | set[str]) -> str:
-    """A hint for an error message, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from goldilocks.filtering.batch_filter import PPOBatchFilter
 from goldilocks.filtering.config import STRATEGIES, PPOFilterConfig
-from goldilocks.records import Record, group_uids, read_records, write_records
+from goldilocks.runs.records import Record, group_uids, read_records, write_records
 
 REWARD_COLUMNS = ("reward", "rewards", "score")  # the last is verl's
 LENGTH_COLUMNS = ("response_length", "response_lengths", "length", "tokens")

@@ -14,10 +14,10 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from goldilocks.report.beliefs import checkpoints
-from goldilocks.report.dumps import dump_files
 from goldilocks.report.page import make_page
 from goldilocks.report.run import METRICS, read_runs
+from goldilocks.runs.beliefs import checkpoints
+from goldilocks.runs.dumps import dump_files
 
 HOST = "127.0.0.1"
 PORT = 8378

@@ -18,12 +18,12 @@ from typing import Any
 
 import yaml
 
-from goldilocks.report.beliefs import Beliefs, checkpoints, read_beliefs
-from goldilocks.report.costs import Spending, spending
-from goldilocks.report.dumps import Dump, evenly, read_dumps
-from goldilocks.report.history import History
-from goldilocks.report.lines import Lines
 from goldilocks.report.texts import prompt_texts
+from goldilocks.runs.beliefs import Beliefs, checkpoints, read_beliefs
+from goldilocks.runs.costs import Spending, spending
+from goldilocks.runs.dumps import Dump, evenly, read_dumps
+from goldilocks.runs.history import History
+from goldilocks.runs.jsonl import Lines
 
 METRICS = "metrics.jsonl"
 BELIEFS_OVER_TIME = 20

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from goldilocks.report.costs import setting
-from goldilocks.report.dumps import Dump
+from goldilocks.runs.costs import setting
+from goldilocks.runs.dumps import Dump
 from goldilocks.types import content_key
 
 

@@ -20,7 +20,7 @@ from struct import Struct
 
 import numpy as np
 
-from goldilocks.core.policy import require
+from goldilocks.errors import require
 from goldilocks.simulate.learner import Learner
 from goldilocks.simulate.pass_rates import PassRates
 from goldilocks.types import Failure, Group, Prompt, Request, Rollout

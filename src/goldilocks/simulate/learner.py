@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from goldilocks.core.policy import require
-from goldilocks.core.signal import is_informative
+from goldilocks.core.informative import is_informative
+from goldilocks.errors import require
 from goldilocks.types import Group
 
 

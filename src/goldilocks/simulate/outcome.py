@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from goldilocks.core.collector import Collector
-from goldilocks.core.signal import is_informative, signal
+from goldilocks.core.informative import is_informative, signal
 from goldilocks.simulate.engine import SimulatedEngine
 from goldilocks.simulate.pass_rates import PassRates
 from goldilocks.types import Group

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from goldilocks.core.policy import Policy, require
+from goldilocks.core.policy import Policy
 from goldilocks.core.presets import KINDS, Preset
-from goldilocks.core.registry import nearest
+from goldilocks.errors import nearest, require
 
 PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "none"}
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from goldilocks.records import Record, read_records
+from goldilocks.runs.records import Record, read_records
 from goldilocks.types import content_key
 
 POSITIVE_THRESHOLD = 0.5

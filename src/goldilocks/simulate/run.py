@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from goldilocks.core.collector import Collector, Exhausted
-from goldilocks.core.policy import require
 from goldilocks.core.presets import Preset
 from goldilocks.core.source import ListSource
+from goldilocks.errors import require
 from goldilocks.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.simulate.outcome import Harvest, Outcome
 from goldilocks.simulate.pass_rates import PassRates

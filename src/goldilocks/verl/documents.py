@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from goldilocks.core.filters import Variance
 from goldilocks.core.limits import Limits, Surplus
-from goldilocks.core.policy import require
-from goldilocks.core.registry import nearest
-from goldilocks.verl.settings import FilterGroups
+from goldilocks.errors import nearest, require
+from goldilocks.settings import FilterGroups
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -24,7 +24,7 @@ SWITCH = "GOLDILOCKS_VERL_NAMES"
 
 # Of AlgoConfig and FilterGroupsConfig verl has its own; TrainerConfig takes those too.
 NAMES: dict[str, dict[str, str]] = {
-    "verl.trainer.ppo": {"RayPPOTrainerWithSampling": "goldilocks.verl.ray_trainer"},
+    "verl.trainer.ppo": {"RayPPOTrainerWithSampling": "goldilocks.verl.v0.trainer"},
     "verl.trainer.config": dict.fromkeys(
         ("TrainerConfig", "DataConfig", "ActorRolloutRefConfig", "RolloutConfig", "ActorConfig", "PPOTrainerConfig"),
         "goldilocks.verl.documents",

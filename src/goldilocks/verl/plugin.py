@@ -21,7 +21,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from goldilocks.verl.patches import PATCHES
+from goldilocks.verl.patches.table import PATCHES
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,13 @@ class Addition:
 ADDITIONS: tuple[Addition, ...] = (
     Addition("platform cpu", "verl.plugin.platform", "goldilocks.platforms.cpu"),
     Addition("engines for device cpu", "verl.workers.engine", "goldilocks.verl.engines"),
-    Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.rollout.registration"),
-    Addition("gspo measured, grpo_pool", "verl.trainer.ppo.core_algos", "goldilocks.verl.algorithms"),
-    Addition("checks of the algorithm", "verl.utils.config", "goldilocks.verl.algorithm_checks"),
-    Addition("one warning per tokenizer", "verl.utils.tokenizer.continuous_token_wiring", "goldilocks.verl.logs"),
-    Addition("trainer goldilocks", "verl.trainer.ppo.v1", "goldilocks.verl.trainer"),
+    Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.verl.server.registration"),
+    Addition("gspo measured, grpo_pool", "verl.trainer.ppo.core_algos", "goldilocks.verl.patches.algorithms"),
+    Addition("checks of the algorithm", "verl.utils.config", "goldilocks.verl.patches.algorithm_checks"),
+    Addition(
+        "one warning per tokenizer", "verl.utils.tokenizer.continuous_token_wiring", "goldilocks.verl.patches.logs"
+    ),
+    Addition("trainer goldilocks", "verl.trainer.ppo.v1", "goldilocks.verl.v1.trainer"),
     Addition("names of the guides", "verl.trainer", "goldilocks.verl.names"),
 )
 

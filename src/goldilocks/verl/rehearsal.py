@@ -9,8 +9,8 @@ import random
 import traceback
 
 from goldilocks.core import Collector, Exhausted, Source
+from goldilocks.settings import Settings
 from goldilocks.types import Request, Rollout
-from goldilocks.verl.settings import Settings
 
 BATCHES = 2  # the second is chosen and sized by what the first has taught
 TURNS = 100  # a policy that keeps nothing of coins may yet keep something of a model's answers

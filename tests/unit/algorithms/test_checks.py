@@ -12,8 +12,8 @@ from omegaconf.errors import ConfigAttributeError
 from verl.utils import config as verl_config
 
 from goldilocks.algorithms import check_algorithm
-from goldilocks.verl.algorithm_checks import ALGORITHM_CHECKS
-from goldilocks.verl.patch import digest
+from goldilocks.verl.patches.algorithm_checks import ALGORITHM_CHECKS
+from goldilocks.verl.patches.patch import digest
 
 
 def config(loss_mode: str = "gspo", algorithm: Any = None, goldilocks: Any = None, **actor: Any) -> Any:

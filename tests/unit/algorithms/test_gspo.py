@@ -20,8 +20,8 @@ from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 
 from goldilocks.algorithms.gspo import clipping_metrics, sequence_ratio
-from goldilocks.verl.algorithms import GSPO_METRICS
-from goldilocks.verl.patch import digest
+from goldilocks.verl.patches.algorithms import GSPO_METRICS
+from goldilocks.verl.patches.patch import digest
 
 LOW, HIGH = 3e-4, 4e-4
 SHARES = ("actor/pg_clipfrac_lower", "actor/pg_clipfrac_upper")

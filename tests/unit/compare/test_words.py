@@ -9,7 +9,7 @@ import pytest
 from goldilocks.cli import main
 from goldilocks.compare.equal_cost import EqualCost
 from goldilocks.compare.grid import combinations, parse_grid
-from goldilocks.verl import defaults
+from goldilocks.launch import defaults
 
 ENOUGH = ["--budget", "rollouts=64", "--seeds", "1"]
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.core.driver import MAX_TOKENS, FaultyEngine, Log, run, take, turn
 
-from goldilocks.checkpoint import load_state, save_state
 from goldilocks.core import Collector, Exhausted, Limits, ListSource, Surplus
 from goldilocks.core.presets import PRESETS, preset
+from goldilocks.runs.checkpoint import load_state, save_state
 
 SMALL = {
     "adaptive": {"allocator.max_n": 12},
@@ -237,7 +237,7 @@ def test_a_new_process_goes_on_with_the_same_decisions(tmp_path: Path) -> None:
     script = (
         "import json, sys; from pathlib import Path; folder = Path(sys.argv[1]); "
         "from unit.core.driver import FaultyEngine, run; from unit.core.test_collector_properties import make; "
-        "from goldilocks.checkpoint import load_state; from goldilocks.core import Limits, Surplus; "
+        "from goldilocks.runs.checkpoint import load_state; from goldilocks.core import Limits, Surplus; "
         "case = {**json.loads(sys.argv[2]), 'limits': Limits(), 'surplus': Surplus()}; collector = make(case); "
         "collector.load_state_dict(load_state(folder / 'collector.npz')); "
         "engine = FaultyEngine(**json.loads((folder / 'engine.json').read_text())); "

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from goldilocks.cli import main
-from goldilocks.records import read_records, write_records
+from goldilocks.runs.records import read_records, write_records
 
 ROWS = [
     {

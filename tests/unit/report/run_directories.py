@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from goldilocks.checkpoint import save_state
 from goldilocks.core import Collector
 from goldilocks.core.presets import preset
 from goldilocks.core.source import ListSource
+from goldilocks.runs.checkpoint import save_state
 from goldilocks.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.simulate.pass_rates import PassRates
 from goldilocks.simulate.run import batches

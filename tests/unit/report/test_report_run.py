@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from unit.report.run_directories import HOSTILE, VALIDATION
 
-from goldilocks.report.dumps import MOST, evenly, read_dumps
-from goldilocks.report.history import History, at_or_before, increments, running_total
 from goldilocks.report.run import read_run, read_runs, run_names
+from goldilocks.runs.dumps import MOST, evenly, read_dumps
+from goldilocks.runs.history import History, at_or_before, increments, running_total
 
 
 def log(path: Path, *lines: str) -> Path:

@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goldilocks.report.costs import spending
-from goldilocks.report.history import History, increments
 from goldilocks.report.run import Run, read_run, read_runs
 from goldilocks.report.sections import SECTIONS
 from goldilocks.report.sections.base import Plot, smoothed, thinned
@@ -22,6 +20,8 @@ from goldilocks.report.sections.ratios import quantiles, ratios
 from goldilocks.report.sections.rollouts import rollouts
 from goldilocks.report.sections.tokens import accounts, tokens
 from goldilocks.report.summary import figures
+from goldilocks.runs.costs import spending
+from goldilocks.runs.history import History, increments
 
 series = st.dictionaries(st.integers(0, 10_000), st.floats(-1e6, 1e6), min_size=1, max_size=400).map(
     lambda values: dict(sorted(values.items()))

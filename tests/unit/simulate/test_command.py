@@ -14,7 +14,7 @@ import pytest
 from goldilocks.cli import main
 from goldilocks.core.allocators import Fixed
 from goldilocks.core.presets import PRESETS
-from goldilocks.records import write_records
+from goldilocks.runs.records import write_records
 from goldilocks.simulate.table import figure, percent
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from goldilocks.core import ListSource
-from goldilocks.records import write_records
+from goldilocks.runs.records import write_records
 from goldilocks.simulate import mixture, read_pass_rates
 from goldilocks.simulate.mixture import BANDS, LONGEST, SHORTEST
 from goldilocks.simulate.pass_rates import DEFAULT_TOKENS, interpret

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goldilocks.core import Collector, ListSource
+from goldilocks.core.informative import signal
 from goldilocks.core.presets import PRESETS, Preset, preset
-from goldilocks.core.signal import signal
 from goldilocks.simulate import EngineConfig, Outcome, PassRates, Setup, SimulatedEngine, batches, mixture, simulate
 from goldilocks.types import Group, Prompt, Rollout
 

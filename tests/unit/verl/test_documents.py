@@ -15,7 +15,7 @@ from goldilocks import (
     RolloutConfig,
     TrainerConfig,
 )
-from goldilocks.verl.settings import Settings
+from goldilocks.settings import Settings
 
 
 def example() -> TrainerConfig:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from unit.verl.test_settings import settings
+from unit.test_settings import settings
 
 from goldilocks.core import ListSource
 from goldilocks.verl.rehearsal import rehearse

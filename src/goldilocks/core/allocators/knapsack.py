@@ -17,7 +17,7 @@ import numpy as np
 
 from goldilocks.core.allocators.base import Allocator
 from goldilocks.core.ledger import Ledger
-from goldilocks.core.policy import require
+from goldilocks.errors import require
 from goldilocks.types import Group
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from goldilocks.core.filters.base import Filter
-from goldilocks.core.policy import require
+from goldilocks.errors import require
 from goldilocks.types import KEEP, Group, Verdict
 
 

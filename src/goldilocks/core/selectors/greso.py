@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from goldilocks.core.ledger import Ledger
-from goldilocks.core.policy import require
 from goldilocks.core.pool import Pool
 from goldilocks.core.selectors.base import Selector
+from goldilocks.errors import require
 from goldilocks.types import Group
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from goldilocks.core.ledger import Ledger
-from goldilocks.core.policy import require
 from goldilocks.core.pool import Pool
 from goldilocks.core.selectors.base import Selector
+from goldilocks.errors import require
 
 
 @dataclass

@@ -12,9 +12,9 @@ from typing import Any
 
 import altair as alt
 
-from goldilocks.report.history import Series
 from goldilocks.report.run import Run
 from goldilocks.report.theme import run_colour
+from goldilocks.runs.history import Series
 
 HEIGHT = 240
 MOST_POINTS = 240  # of one line; more cannot be told apart at the width of a page

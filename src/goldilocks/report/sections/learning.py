@@ -8,8 +8,6 @@ from typing import Literal
 
 import altair as alt
 
-from goldilocks.report.costs import COSTS, Cost
-from goldilocks.report.history import History, Series
 from goldilocks.report.run import Run
 from goldilocks.report.sections.base import (
     Plot,
@@ -24,6 +22,8 @@ from goldilocks.report.sections.base import (
     rounded,
     with_trend,
 )
+from goldilocks.runs.costs import COSTS, Cost
+from goldilocks.runs.history import History, Series
 
 VALIDATION = r"val-core/(?P<source>.+)/(?P<metric>[^/]+)/mean@\d+"
 SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")

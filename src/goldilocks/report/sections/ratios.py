@@ -8,8 +8,6 @@ from typing import Any
 
 import altair as alt
 
-from goldilocks.report.costs import setting
-from goldilocks.report.history import History, Series
 from goldilocks.report.run import Run
 from goldilocks.report.sections.base import (
     Plot,
@@ -28,6 +26,8 @@ from goldilocks.report.sections.base import (
     with_trend,
 )
 from goldilocks.report.theme import run_colour
+from goldilocks.runs.costs import setting
+from goldilocks.runs.history import History, Series
 
 RATIO = "actor/seq_importance_ratio"
 _QUANTILE = re.compile(rf"{RATIO}[/_](?P<level>min|max|p\d+)")

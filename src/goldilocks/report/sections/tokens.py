@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 
 from goldilocks.core.accounts import FIXED_CLASSES
-from goldilocks.report.history import History, Series, at_or_before, increments
 from goldilocks.report.run import Run
 from goldilocks.report.sections.base import Plot, Row, Section, data, lacking, layered, number_axis, rounded, step_axis
 from goldilocks.report.theme import account_colour, account_order, account_title
+from goldilocks.runs.history import History, Series, at_or_before, increments
 
 MOST_BARS = 60
 LABELLED_SHARE = 0.06

@@ -7,7 +7,7 @@ from typing import Any
 import ray
 from verl.trainer import main_ppo_v0
 
-from goldilocks.verl.ray_trainer import RayPPOTrainerWithSampling
+from goldilocks.verl.v0.trainer import RayPPOTrainerWithSampling
 
 
 class SamplingTaskRunner(main_ppo_v0.TaskRunner.__ray_metadata__.modified_class):  # type: ignore[name-defined]

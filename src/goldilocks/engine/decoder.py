@@ -1,0 +1,211 @@
+"""The model, its cache and the state of every slot on the device: prefill, copy, and decode the first rows.
+
+All state lives in tensors made once. A decode step reads and advances it in place, so that the same step can be run
+eagerly on a CPU and replayed as a CUDA graph. Nothing here knows about requests, stops or limits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+
+from goldilocks.engine import attention
+from goldilocks.engine.cache import DecodeWindow, KVStore, PrefillWindow, ProbeWindow
+from goldilocks.engine.sampling import Drawn, cut, draw
+
+PREFILL_TOKENS = 16384
+"""Prompt tokens in one forward pass, padding included: bounds the activations, not the speed."""
+
+
+class Sampled(NamedTuple):
+    """What a few decode steps drew, on the host: ``[steps, rows]`` each."""
+
+    tokens: npt.NDArray[np.int64]
+    log_probs: npt.NDArray[np.float32]
+    top_log_probs: npt.NDArray[np.float32]
+
+
+class Decoder:
+    """Runs decode steps one operation at a time: the right thing on a CPU."""
+
+    stride = 1
+    """Steps between two looks at the results."""
+    spare = 0
+    """Rows of the cache beyond the slots."""
+
+    def __init__(self, model: PreTrainedModel, slots: int, max_length: int, pad_id: int, device: torch.device) -> None:
+        nn.Module.to(model, device)
+        self.model = model.train(False)
+        self.device, self.slots, self.max_length, self.pad_id = device, slots, max_length, pad_id
+        self.vocab_size = int(model.config.get_text_config().vocab_size)
+        self._shapes = self._probe()
+        self._store: KVStore | None = None
+        self.allocate()
+        self._rows = torch.arange(slots, device=device)
+        # One matrix per type, so that placing and moving rows is one transfer and one operation each.
+        self._whole = torch.zeros(4, slots, dtype=torch.long, device=device)
+        self._real = torch.ones(2, slots, device=device)
+        self._tokens, self._positions, self._greedy, self._top_k = self._whole
+        self._temperature, self._top_p = self._real
+        self._top_k.fill_(self.vocab_size)
+
+    @torch.inference_mode()
+    def _probe(self) -> list[tuple[int, int, int]]:
+        """The shape of every layer's keys and values, from a forward pass over one token: no config has to be read."""
+        window = ProbeWindow()
+        one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+        unfit = f"{type(self.model).__name__} cannot run on slots; use rollout.name=vllm for it:"
+        with attention.installed(self.model) as calls:
+            try:
+                self._forward(one, one, self._last(one), window)
+            except Exception as error:
+                raise ValueError(f"{unfit} {error}") from error
+        if not window.shapes or calls() != len(window.shapes):
+            raise ValueError(
+                f"{unfit} of {len(window.shapes)} layers that cache keys, {calls()} attend through transformers' "
+                "attention interface; all must"
+            )
+        return window.shapes
+
+    def _forward(self, tokens: Tensor, positions: Tensor, mask: Tensor, window: Cache) -> Tensor:
+        """The logits after the last token of every row."""
+        out = self.model(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=window,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: Tensor = out.logits[:, -1]
+        return logits
+
+    @staticmethod
+    def _last(positions: Tensor) -> Tensor:
+        """The last key each query sees, in the form the attention function takes it."""
+        return positions.to(torch.int32)[:, None, :, None]
+
+    @property
+    def store(self) -> KVStore:
+        """The cache; an engine that sleeps has none."""
+        if self._store is None:
+            raise RuntimeError("the engine is asleep: call wake() first")
+        return self._store
+
+    @property
+    def asleep(self) -> bool:
+        return self._store is None
+
+    def allocate(self) -> None:
+        """Take the memory of the cache."""
+        rows, dtype = self.slots + self.spare, self.model.dtype
+        try:
+            self._store = KVStore(self._shapes, rows, self.max_length, dtype, self.device)
+        except RuntimeError as error:
+            slot = self.max_length * dtype.itemsize * sum(heads * (key + value) for heads, key, value in self._shapes)
+            raise ValueError(
+                f"no memory for {rows * slot / 2**30:,.1f} GiB of cache: slots={self.slots} × "
+                f"max_length={self.max_length} at {slot / 2**20:,.1f} MiB a slot; "
+                "lower slots (rollout.max_num_seqs) or max_length"
+            ) from error
+
+    def release(self) -> None:
+        """Give the memory of the cache back."""
+        self._store = None
+
+    def bucket(self, rows: int) -> int:
+        """The number of rows that is really computed when ``rows`` are asked for."""
+        return rows
+
+    def _device(self, values: npt.NDArray[np.generic]) -> Tensor:
+        host = torch.from_numpy(np.ascontiguousarray(values))
+        if self.device.type == "cuda":  # from pinned memory the host need not wait for the copy
+            host = host.pin_memory()
+        return host.to(self.device, non_blocking=True)
+
+    @torch.inference_mode()
+    def prefill(self, rows: list[int], prompts: list[tuple[int, ...]]) -> None:
+        """Fill the cache rows with the keys and values of ``prompts``, like lengths together to keep padding low."""
+        order = sorted(range(len(rows)), key=lambda i: len(prompts[i]))
+        while order:
+            width = len(prompts[order[-1]])
+            count = max(1, PREFILL_TOKENS // width)
+            chunk, order = order[-count:], order[:-count]
+            self._prefill([rows[i] for i in chunk], [prompts[i] for i in chunk])
+
+    def _prefill(self, rows: list[int], prompts: list[tuple[int, ...]]) -> None:
+        tokens = self._padded(prompts, len(rows), max(map(len, prompts)))
+        self._fill(self._device(np.array(rows)), self._device(tokens))
+
+    def _padded(self, prompts: list[tuple[int, ...]], height: int, width: int) -> npt.NDArray[np.int64]:
+        """Padding stands to the right: causal attention keeps it out of the prompt, later tokens overwrite it."""
+        padded = np.full((height, width), self.pad_id, dtype=np.int64)
+        for row, prompt in zip(padded, prompts, strict=False):
+            row[: len(prompt)] = prompt
+        return padded
+
+    def _fill(self, rows: Tensor, tokens: Tensor) -> None:
+        positions = torch.arange(tokens.shape[1], device=self.device).expand(len(rows), -1)
+        self._forward(tokens, positions, self._last(positions), PrefillWindow(self.store, rows))
+
+    @torch.inference_mode()
+    def copy(self, source: list[int], target: list[int], length: int) -> None:
+        """Copy the first ``length`` cached positions of some rows to others, all at once."""
+        self.store.copy(self._device(np.array(source)), self._device(np.array(target)), length)
+
+    @torch.inference_mode()
+    def place(
+        self,
+        rows: list[int],
+        tokens: list[int],
+        positions: list[int],
+        temperatures: list[float],
+        top_k: list[int],
+        top_p: list[float],
+    ) -> None:
+        """Set what the next step of each row starts from: the token to feed, its position, how to draw."""
+        hot, limits = np.array(temperatures, dtype=np.float32), np.array(top_k)
+        limits = np.where(limits > 0, np.minimum(limits, self.vocab_size), self.vocab_size)
+        whole = self._device(np.array([rows, tokens, positions, hot == 0, limits], dtype=np.int64))
+        real = self._device(np.array([np.where(hot > 0, hot, 1), top_p], dtype=np.float32))
+        self._whole.index_copy_(1, whole[0], whole[1:])
+        self._real.index_copy_(1, whole[0], real)
+
+    @torch.inference_mode()
+    def move(self, source: list[int], target: list[int], length: int) -> None:
+        """Move whole rows, cache and state."""
+        self.copy(source, target, length)
+        old, new = self._device(np.array(source)), self._device(np.array(target))
+        for state in (self._whole, self._real):
+            state[:, new] = state[:, old]
+
+    @torch.inference_mode()
+    def decode(self, rows: int, extent: int, uniforms: npt.NDArray[np.float32], cuts: bool) -> Sampled:
+        """Draw ``len(uniforms)`` tokens for each of the first ``rows`` rows, none past column ``extent``."""
+        drawn = [self._step(rows, extent, numbers, cuts) for numbers in self._device(uniforms)]
+        return Sampled(*(torch.stack(part).cpu().numpy() for part in zip(*drawn, strict=True)))
+
+    def _step(self, rows: int, extent: int, uniforms: Tensor, cuts: bool) -> Drawn:
+        logits = self._logits(rows, extent)
+        if cuts:
+            logits = cut(logits, self._temperature[:rows], self._top_k[:rows], self._top_p[:rows])
+        drawn = draw(logits, self._temperature[:rows], self._greedy[:rows], uniforms)
+        self._advance(rows, drawn.tokens)
+        return drawn
+
+    def _advance(self, rows: int, tokens: Tensor) -> None:
+        self._tokens[:rows] = tokens
+        # A row that has ended runs on until it is looked at: it stays in its last column.
+        self._positions[:rows].add_(1).clamp_(max=self.max_length - 1)
+
+    def _logits(self, rows: int, extent: int) -> Tensor:
+        positions = self._positions[:rows, None]
+        columns = torch.arange(extent, device=self.device)
+        mask = torch.zeros((), dtype=self.model.dtype, device=self.device).masked_fill(columns > positions, -torch.inf)
+        window = DecodeWindow(self.store, self._rows[:rows], self._positions[:rows], extent)
+        return self._forward(self._tokens[:rows, None], positions, mask[:, None, None, :], window)

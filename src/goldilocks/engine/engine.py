@@ -1,0 +1,317 @@
+"""Continuous batching of requests over a fixed set of slots.
+
+Every submitted request comes back from ``step`` exactly once: stopped, at its length limit, or aborted. A slot holds
+one live request or none; a freed slot goes to the next waiting request at the next step. All bookkeeping is on the host
+in arrays over slots; tokens reach it once per ``step``.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from goldilocks.engine import weights
+from goldilocks.engine.decoder import Decoder
+from goldilocks.engine.noise import uniforms
+from goldilocks.engine.request import Generation, SamplingParams, StopReason
+
+
+@dataclass(frozen=True)
+class _Request:
+    request_id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    stops: frozenset[int]
+    seed: int
+
+    @property
+    def last(self) -> int:
+        """The position of the last token it may generate."""
+        return len(self.prompt) + self.params.max_tokens - 1
+
+
+class Engine:
+    """Generates with a decoder-only transformers model. Synchronous: one thread calls it.
+
+    The model becomes the engine's: it is moved to ``device`` and its attention is replaced. ``max_length`` bounds
+    prompt and answer together and fixes, with ``slots``, the memory of the cache. ``eos_ids`` end every answer that
+    does not ask to ignore them.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        slots: int,
+        max_length: int,
+        eos_ids: Iterable[int],
+        pad_id: int,
+        device: str | torch.device,
+    ) -> None:
+        if slots < 1:
+            raise ValueError(f"slots={slots}: at least 1")
+        _check_length(model, max_length)
+        self._model = model
+        self._eos_ids = frozenset(eos_ids)
+        self._max_length = max_length
+        self._decoder = _decoder(model, slots, max_length, pad_id, torch.device(device))
+        self._waiting: deque[_Request] = deque()
+        self._aborted: list[Generation] = []
+        self._ids: set[str] = set()
+        self._live: list[_Request | None] = [None] * slots
+        self._resident: dict[tuple[int, ...], int] = {}  # prompt -> a slot whose cache still begins with it
+        self._held: list[tuple[int, ...] | None] = [None] * slots  # the inverse
+        self._position = np.zeros(slots, dtype=np.int64)  # of the token fed next
+        self._last = np.zeros(slots, dtype=np.int64)
+        self._seed = np.zeros(slots, dtype=np.uint64)
+        self._stops = np.full((slots, 1), -1, dtype=np.int64)
+        columns = max_length + self._decoder.stride  # a row that has ended runs on to the end of the stride
+        self._tokens = np.zeros((slots, columns), dtype=np.int64)
+        self._log_probs = np.zeros((slots, columns), dtype=np.float32)
+        self._top_log_probs = np.zeros((slots, columns), dtype=np.float32)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request has not come back yet."""
+        return bool(self._ids)
+
+    @property
+    def free(self) -> int:
+        """Slots that neither a live nor a waiting request has a claim on."""
+        return max(0, self._live.count(None) - len(self._waiting))
+
+    def submit(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        """Queue a request. Requests with the same prompt share its prefill."""
+        prompt = tuple(map(int, prompt_ids))
+        if request_id in self._ids:
+            raise ValueError(f"request_id={request_id!r} is already being generated")
+        if not prompt:
+            raise ValueError(f"request {request_id!r}: prompt_ids is empty; at least one token is needed")
+        if len(prompt) + params.max_tokens > self._max_length:
+            raise ValueError(
+                f"request {request_id!r}: {len(prompt)} prompt tokens + max_tokens={params.max_tokens} "
+                f"= {len(prompt) + params.max_tokens} exceeds max_length={self._max_length}"
+            )
+        if min(prompt) < 0 or max(prompt) >= self._decoder.vocab_size:
+            raise ValueError(
+                f"request {request_id!r}: prompt_ids reach from {min(prompt)} to {max(prompt)}; "
+                f"the model knows 0 to {self._decoder.vocab_size - 1}"
+            )
+        stops = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+        seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
+        self._waiting.append(_Request(request_id, prompt, params, stops, seed))
+        self._ids.add(request_id)
+
+    def step(self) -> list[Generation]:
+        """Admit what fits, decode, and return every request that ended."""
+        running = bool(self._waiting) or any(self._live)
+        if running and self._decoder.asleep:
+            raise RuntimeError("the engine is asleep and has requests to run: call wake() first")
+        ended, self._aborted = self._aborted, []
+        self._ids.difference_update(generation.request_id for generation in ended)
+        if running:
+            self._admit()
+            self._compact()
+            ended += self._decode()
+        return ended
+
+    def abort(self, request_id: str) -> None:
+        """End a request; it comes back from the next ``step`` with what it has. Unknown or ended ids are ignored,
+        since an answer may end while the abort is on its way."""
+        for slot, request in enumerate(self._live):
+            if request is not None and request.request_id == request_id:
+                self._aborted.append(self._end(slot, int(self._position[slot]), "aborted"))
+                return
+        for request in self._waiting:
+            if request.request_id == request_id:
+                self._waiting.remove(request)
+                self._aborted.append(_unstarted(request))
+                return
+
+    def abort_all(self) -> None:
+        """Abort every request."""
+        live = [slot for slot, request in enumerate(self._live) if request is not None]
+        self._aborted += [self._end(slot, int(self._position[slot]), "aborted") for slot in live]
+        self._aborted += map(_unstarted, self._waiting)
+        self._waiting.clear()
+
+    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Overwrite weights in place. Live requests go on with the new ones; prompts are no longer shared across."""
+        self._forget()
+        weights.load(self._model, named_tensors)
+
+    def sleep(self) -> None:
+        """Give the cache's memory back. Requests in flight must have come back or be aborted first."""
+        if any(self._live):
+            raise RuntimeError(f"sleep with {sum(r is not None for r in self._live)} live requests: abort_all() first")
+        self._forget()
+        self._decoder.release()
+
+    def wake(self) -> None:
+        """Take the cache's memory again."""
+        if self._decoder.asleep:
+            self._decoder.allocate()
+
+    def _forget(self) -> None:
+        self._resident.clear()
+        self._held = [None] * len(self._held)
+
+    def _hold(self, slot: int, prompt: tuple[int, ...]) -> None:
+        """Note that the slot's cache now begins with ``prompt`` and no longer with what was there."""
+        old = self._held[slot]
+        if old is not None and self._resident.get(old) == slot:
+            del self._resident[old]
+        self._held[slot] = prompt
+        self._resident.setdefault(prompt, slot)
+
+    def _admit(self) -> None:
+        """Give free slots to waiting requests. Three kinds of prompt, in this order: those an old slot still holds are
+        copied, new ones are prefilled, and further requests for a new one are copied from the first."""
+        free = [slot for slot, request in enumerate(self._live) if request is None]
+        count = min(len(free), len(self._waiting))
+        if not count:
+            return
+        fresh: dict[int, tuple[int, ...]] = {}
+        old: list[tuple[int, int]] = []
+        new: list[tuple[int, int]] = []
+        taken = []
+        for _ in range(count):
+            request = self._waiting.popleft()
+            source = self._resident.get(request.prompt)
+            slot = free.pop(free.index(source) if source in free else 0)
+            if source is None:
+                fresh[slot] = request.prompt
+            elif source != slot:
+                (new if source in fresh else old).append((source, slot))
+            self._hold(slot, request.prompt)
+            self._occupy(slot, request)
+            taken.append(slot)
+        self._copy(old)
+        prompts = {slot: prompt[:-1] for slot, prompt in fresh.items() if len(prompt) > 1}
+        if prompts:
+            self._decoder.prefill(list(prompts), list(prompts.values()))
+        self._copy(new)
+        self._place(taken)
+
+    def _copy(self, pairs: list[tuple[int, int]]) -> None:
+        length = max((len(self._held[target] or ()) - 1 for _, target in pairs), default=0)
+        if length:
+            self._decoder.copy([source for source, _ in pairs], [target for _, target in pairs], length)
+
+    def _occupy(self, slot: int, request: _Request) -> None:
+        self._live[slot] = request
+        self._position[slot] = len(request.prompt) - 1
+        self._last[slot] = request.last
+        self._seed[slot] = request.seed
+        missing = len(request.stops) - self._stops.shape[1]
+        if missing > 0:
+            self._stops = np.pad(self._stops, ((0, 0), (0, missing)), constant_values=-1)
+        self._stops[slot] = -1
+        self._stops[slot, : len(request.stops)] = list(request.stops)
+
+    def _place(self, slots: list[int]) -> None:
+        requests = [request for slot in slots if (request := self._live[slot]) is not None]
+        self._decoder.place(
+            slots,
+            [request.prompt[-1] for request in requests],
+            [len(request.prompt) - 1 for request in requests],
+            [request.params.temperature for request in requests],
+            [request.params.top_k for request in requests],
+            [request.params.top_p for request in requests],
+        )
+
+    def _compact(self) -> None:
+        """Move the last live rows into holes where that makes the decoded batch smaller."""
+        live = [slot for slot, request in enumerate(self._live) if request is not None]
+        size = self._decoder.bucket(len(live))
+        source = [slot for slot in live if slot >= size]
+        if not source:
+            return
+        holes = (slot for slot in range(size) if self._live[slot] is None)
+        target = [slot for _, slot in zip(source, holes, strict=False)]
+        self._decoder.move(source, target, int(self._position[source].max()) + 1)
+        for array in (
+            self._position,
+            self._last,
+            self._seed,
+            self._stops,
+            self._tokens,
+            self._log_probs,
+            self._top_log_probs,
+        ):
+            array[target] = array[source]
+        for old, slot in zip(source, target, strict=True):
+            self._live[slot], self._live[old] = self._live[old], None
+            prompt = self._held[old]
+            if prompt is not None:
+                self._hold(slot, prompt)
+
+    def _decode(self) -> list[Generation]:
+        live = np.array([request is not None for request in self._live])
+        rows = self._decoder.bucket(int(live.nonzero()[0].max()) + 1)
+        live = live[:rows]
+        left = self._last[:rows] - self._position[:rows]
+        steps = int(min(self._decoder.stride, left[live].max()))
+        columns = self._position[:rows, None] + np.arange(1, steps + 1)
+        extent = int(min(columns[live].max(), self._max_length))
+        noise = uniforms(self._seed[:rows, None], columns).swapaxes(0, 1)
+        cuts = any(request.params.cuts for request in self._live if request is not None)
+        sampled = self._decoder.decode(rows, extent, noise, cuts)
+        index = np.arange(rows)[:, None], np.minimum(columns, self._tokens.shape[1] - 1)
+        self._tokens[index] = sampled.tokens.T
+        self._log_probs[index] = sampled.log_probs.T
+        self._top_log_probs[index] = sampled.top_log_probs.T
+        self._position[:rows] += steps
+        stopped = (sampled.tokens.T[:, :, None] == self._stops[:rows, None, :]).any(-1)
+        over = stopped | (columns >= self._last[:rows, None])
+        first = over.argmax(1)
+        return [
+            self._end(slot, int(columns[slot, first[slot]]), "stop" if stopped[slot, first[slot]] else "length")
+            for slot in np.flatnonzero(over.any(1) & live).tolist()
+        ]
+
+    def _end(self, slot: int, last: int, reason: StopReason) -> Generation:
+        """Free the slot; its answer reaches to position ``last``."""
+        request = self._live[slot]
+        assert request is not None
+        self._live[slot] = None
+        if reason != "aborted":
+            self._ids.discard(request.request_id)
+        answer = slice(len(request.prompt), last + 1)
+        return Generation(
+            request.request_id,
+            self._tokens[slot, answer].tolist(),
+            self._log_probs[slot, answer].tolist(),
+            self._top_log_probs[slot, answer].tolist(),
+            reason,
+        )
+
+
+def _unstarted(request: _Request) -> Generation:
+    return Generation(request.request_id, [], [], [], "aborted")
+
+
+def _decoder(model: PreTrainedModel, slots: int, max_length: int, pad_id: int, device: torch.device) -> Decoder:
+    if device.type != "cuda":
+        return Decoder(model, slots, max_length, pad_id, device)
+    from goldilocks.engine.graphs import GraphDecoder  # needs Triton, which only comes with a CUDA build of torch
+
+    return GraphDecoder(model, slots, max_length, pad_id, device)
+
+
+def _check_length(model: PreTrainedModel, max_length: int) -> None:
+    """The model must know every position, and must attend to all of them."""
+    config = model.config.get_text_config()
+    known = getattr(config, "max_position_embeddings", None)
+    if known is not None and not 2 <= max_length <= known:
+        raise ValueError(f"max_length={max_length}: from 2 to the model's max_position_embeddings={known}")
+    window = getattr(config, "sliding_window", None)
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()) and window and window < max_length:
+        raise ValueError(f"max_length={max_length} exceeds the model's sliding_window={window}: use rollout.name=vllm")

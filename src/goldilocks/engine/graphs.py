@@ -1,0 +1,143 @@
+"""Steps captured as CUDA graphs, one per batch size; decode steps are replayed a few times between looks at the result.
+
+A replay costs the host microseconds instead of the milliseconds of launching a model's kernels one by one. What a step
+reads and writes lies at fixed addresses; weights are updated in place; so a graph is valid until the cache is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from goldilocks.engine import kernels, norms, rotary
+from goldilocks.engine.cache import KernelWindow
+from goldilocks.engine.decoder import Decoder, Sampled
+from goldilocks.engine.sampling import cut
+
+SMALLEST = 8
+"""Fewer rows than this cost as much as this many: the step then only reads the weights."""
+PROMPTS = (8, 64)
+"""Batch sizes of captured prefills."""
+FEW_TOKENS = 8192
+"""Prefills of more tokens keep the GPU busy for longer than the host takes to launch them: no need for a graph."""
+
+
+class _Prefill(NamedTuple):
+    """A captured prefill and the buffers it reads."""
+
+    graph: torch.cuda.CUDAGraph
+    rows: Tensor
+    tokens: Tensor
+
+
+class GraphDecoder(Decoder):
+    """Runs decode steps as CUDA graphs, in batch sizes that are powers of two, and small prefills likewise."""
+
+    stride = 8
+    spare = 1  # where the padding rows of a captured prefill go
+
+    def __init__(self, model: PreTrainedModel, slots: int, max_length: int, pad_id: int, device: torch.device) -> None:
+        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
+        self._prefills: dict[tuple[int, int], _Prefill] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self._tick = torch.zeros(1, dtype=torch.long, device=device)
+        self._uniforms = torch.zeros(self.stride, slots, 2, device=device)
+        self._drawn = torch.zeros(self.stride, slots, dtype=torch.long, device=device)
+        self._scores = torch.zeros(self.stride, 2, slots, device=device)
+        super().__init__(model, slots, max_length, pad_id, device)
+        norms.fuse(model)
+
+    def release(self) -> None:
+        """Give back the cache and the graphs, which hold its addresses."""
+        self._graphs.clear()
+        self._prefills.clear()
+        self._pool = torch.cuda.graph_pool_handle()  # the old one died with the last graph that used it
+        super().release()
+        torch.cuda.empty_cache()
+
+    def bucket(self, rows: int) -> int:
+        """The next power of two."""
+        return min(self.slots, max(SMALLEST, _power_of_two(rows)))
+
+    def _prefill(self, rows: list[int], prompts: list[tuple[int, ...]]) -> None:
+        height = next((size for size in PROMPTS if size >= len(rows)), len(rows))
+        width = min(self.max_length, max(16, _power_of_two(max(map(len, prompts)))))
+        if height > max(PROMPTS) or height * width > FEW_TOKENS:
+            return super()._prefill(rows, prompts)
+        prefill = self._prefills.get((height, width)) or self._capture_prefill(height, width)
+        spare = [self.slots] * (height - len(rows))
+        prefill.rows.copy_(self._device(np.array(rows + spare)))
+        prefill.tokens.copy_(self._device(self._padded(prompts, height, width)))
+        prefill.graph.replay()
+        return None
+
+    def _capture_prefill(self, height: int, width: int) -> _Prefill:
+        rows = torch.full((height,), self.slots, device=self.device)
+        tokens = torch.full((height, width), self.pad_id, device=self.device)
+        graph = self._captured(lambda: self._fill(rows, tokens))
+        self._prefills[height, width] = _Prefill(graph, rows, tokens)
+        return self._prefills[height, width]
+
+    @torch.inference_mode()
+    def decode(self, rows: int, extent: int, uniforms: npt.NDArray[np.float32], cuts: bool) -> Sampled:
+        """Replay the graph of this batch size once per step; the host waits once, at the end."""
+        graph = self._graphs.get((rows, cuts)) or self._capture(rows, cuts)
+        steps = len(uniforms)
+        self._uniforms[:steps, :rows] = self._device(uniforms)
+        self._tick.zero_()
+        for _ in range(steps):
+            graph.replay()
+        scores = self._scores[:steps, :, :rows].cpu().numpy()
+        return Sampled(self._drawn[:steps, :rows].cpu().numpy(), scores[:, 0], scores[:, 1])
+
+    def _capture(self, rows: int, cuts: bool) -> torch.cuda.CUDAGraph:
+        """Capture a step. The run before capture is undone; what it wrote into the cache, the step writes again."""
+        state = self._whole.clone()
+        self._tick.zero_()
+        self._graphs[rows, cuts] = self._captured(
+            lambda: self._captured_step(rows, cuts), lambda: self._whole.copy_(state)
+        )
+        return self._graphs[rows, cuts]
+
+    def _captured(self, step: Callable[[], None], undo: Callable[[], object] = lambda: None) -> torch.cuda.CUDAGraph:
+        """A graph of ``step``, which runs once beforehand so that every kernel is compiled."""
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        graph = torch.cuda.CUDAGraph()
+        with rotary.fused(self.model, self.model.dtype, self.device):
+            with torch.cuda.stream(side):
+                step()
+                undo()
+            torch.cuda.current_stream(self.device).wait_stream(side)
+            with torch.cuda.graph(graph, pool=self._pool):
+                step()
+        return graph
+
+    def _captured_step(self, rows: int, cuts: bool) -> None:
+        logits = self._logits(rows, self.max_length)
+        temperature = self._temperature[:rows]
+        if cuts:
+            logits = cut(logits, temperature, self._top_k[:rows], self._top_p[:rows])
+        numbers = self._uniforms[:, :rows].index_select(0, self._tick)[0]
+        drawn = kernels.draw(logits, temperature, self._greedy[:rows], numbers)
+        self._advance(rows, drawn.tokens)
+        self._drawn[:, :rows].index_copy_(0, self._tick, drawn.tokens[None])
+        scores = torch.stack([drawn.log_probs, drawn.top_log_probs])
+        self._scores[:, :, :rows].index_copy_(0, self._tick, scores[None])
+        self._tick.add_(1)
+
+    def _logits(self, rows: int, extent: int) -> Tensor:
+        positions = self._positions[:rows, None]
+        window = KernelWindow(self.store, self._positions[:rows])
+        return self._forward(self._tokens[:rows, None], positions, self._last(positions), window)
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest that is not less."""
+    return 1 << (number - 1).bit_length()

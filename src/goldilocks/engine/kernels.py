@@ -1,0 +1,270 @@
+"""Triton kernels for what a decode step on a GPU does slowly without them.
+
+``write`` puts the new keys and values into their columns; ``attend`` reads of each row only what is there, whatever the
+static length, each key once for all heads that share it; ``draw`` is ``sampling.draw`` reading the logits once;
+``rms_norm`` and ``rotate`` are one kernel each where transformers launches seven and five.
+All work at fixed addresses without a host synchronisation, so they can be captured.
+"""
+
+# Triton's language has no types a checker could read.
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from goldilocks.engine.sampling import BLOCK, Drawn
+
+_COLUMNS = 64
+"""Keys one program of ``attend`` holds at a time."""
+_PROGRAMS = 512
+"""Programs that keep a large GPU busy: with few rows, each row's keys are split among several."""
+
+
+@triton.jit
+def _write(
+    new_keys, new_values, keys, values, columns,
+    nk_row, nk_head, nv_row, nv_head, k_row, k_head, k_column, v_row, v_head, v_column,
+    KEY: tl.constexpr, VALUE: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tl.load(columns + row)
+    d = tl.arange(0, KEY_PAD)
+    key = tl.load(new_keys + row * nk_row + head * nk_head + d, mask=d < KEY)
+    tl.store(keys + row * k_row + head * k_head + column * k_column + d, key, mask=d < KEY)
+    d = tl.arange(0, VALUE_PAD)
+    value = tl.load(new_values + row * nv_row + head * nv_head + d, mask=d < VALUE)
+    tl.store(values + row * v_row + head * v_head + column * v_column + d, value, mask=d < VALUE)
+
+
+def write(new_keys: Tensor, new_values: Tensor, keys: Tensor, values: Tensor, columns: Tensor) -> None:
+    """``keys[row, :, columns[row]] = new_keys[row, :, 0]`` for every row of ``new_keys``, and likewise the values."""
+    rows, heads, _, key_size = new_keys.shape
+    value_size = new_values.shape[3]
+    _write[(rows, heads)](
+        new_keys, new_values, keys, values, columns,
+        *new_keys.stride()[:2], *new_values.stride()[:2], *keys.stride()[:3], *values.stride()[:3],
+        KEY=key_size, VALUE=value_size,
+        KEY_PAD=triton.next_power_of_2(key_size), VALUE_PAD=triton.next_power_of_2(value_size), num_warps=1,
+    )  # fmt: skip
+
+
+@triton.jit
+def _attend(
+    query, keys, values, last, partial, log_mass,
+    q_row, q_head, k_row, k_head, k_column, v_row, v_head, v_column,
+    GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
+    KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
+    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    length = tl.load(last + row) + 1
+    share = tl.cdiv(tl.cdiv(length, COLUMNS), SPLITS) * COLUMNS
+    begin = split * share
+    end = tl.minimum(length, begin + share)
+    g, dk, dv, t = tl.arange(0, GROUP_PAD), tl.arange(0, KEY_PAD), tl.arange(0, VALUE_PAD), tl.arange(0, COLUMNS)
+    heads = head * GROUP + g
+    q = tl.load(
+        query + row * q_row + heads[:, None] * q_head + dk[None, :],
+        mask=(g < GROUP)[:, None] & (dk < KEY)[None, :], other=0.0,
+    )  # fmt: skip
+    k_base = keys + row * k_row + head * k_head
+    v_base = values + row * v_row + head * v_head
+    peak = tl.full([GROUP_PAD], -1e30, tl.float32)
+    mass = tl.zeros([GROUP_PAD], tl.float32)
+    total = tl.zeros([GROUP_PAD, VALUE_PAD], tl.float32)
+    for start in range(begin, end, COLUMNS):
+        column = start + t
+        seen = column < end
+        k = tl.load(
+            k_base + column[None, :] * k_column + dk[:, None], mask=seen[None, :] & (dk < KEY)[:, None], other=0.0
+        )
+        score = tl.dot(q, k, input_precision="ieee") * SCALE
+        score = tl.where(seen[None, :], score, -float("inf"))
+        higher = tl.maximum(peak, tl.max(score, 1))
+        weight = tl.exp(score - higher[:, None])
+        fade = tl.exp(peak - higher)
+        v = tl.load(
+            v_base + column[:, None] * v_column + dv[None, :], mask=seen[:, None] & (dv < VALUE)[None, :], other=0.0
+        )
+        mass = mass * fade + tl.sum(weight, 1)
+        total = total * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        peak = higher
+    # A split past the end of its row has mass 0 and must not divide by it; its log mass takes it out of the sum.
+    out = total / tl.where(mass > 0, mass, 1.0)[:, None]
+    slot = (row * tl.num_programs(1) * GROUP + heads) * SPLITS + split
+    tl.store(
+        partial + slot[:, None] * VALUE + dv[None, :], out.to(partial.dtype.element_ty),
+        mask=(g < GROUP)[:, None] & (dv < VALUE)[None, :],
+    )  # fmt: skip
+    if SPLITS > 1:
+        tl.store(log_mass + slot, tl.where(mass > 0, peak + tl.log(mass), -float("inf")), mask=g < GROUP)
+
+
+@triton.jit
+def _join(partial, log_mass, out, VALUE: tl.constexpr, VALUE_PAD: tl.constexpr, SPLITS: tl.constexpr):
+    head = tl.program_id(0).to(tl.int64)
+    s, d = tl.arange(0, SPLITS), tl.arange(0, VALUE_PAD)
+    mass = tl.load(log_mass + head * SPLITS + s)
+    weight = tl.exp(mass - tl.max(mass, 0))
+    parts = tl.load(partial + (head * SPLITS + s)[:, None] * VALUE + d[None, :], mask=(d < VALUE)[None, :], other=0.0)
+    joined = tl.sum(parts * weight[:, None], 0) / tl.sum(weight, 0)
+    tl.store(out + head * VALUE + d, joined.to(out.dtype.element_ty), mask=d < VALUE)
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, last: Tensor, scaling: float) -> Tensor:
+    """One query token per row over the row's columns 0 to ``last``. Returns ``[rows, 1, heads, value size]``."""
+    rows, heads, _, key_size = query.shape
+    key_heads, length, value_size = keys.shape[1], keys.shape[2], values.shape[3]
+    group = heads // key_heads
+    most = min(_PROGRAMS // (rows * key_heads), triton.cdiv(length, _COLUMNS), 64)
+    splits = 1 << max(0, most.bit_length() - 1)
+    out = query.new_empty(rows, 1, heads, value_size)
+    whole = splits == 1
+    partial = out if whole else query.new_empty(rows, heads, splits, value_size, dtype=torch.float32)
+    log_mass = out if whole else query.new_empty(rows, heads, splits, dtype=torch.float32)
+    value_pad = max(16, triton.next_power_of_2(value_size))
+    _attend[(rows, key_heads, splits)](
+        query, keys, values, last, partial, log_mass,
+        *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3],
+        GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), KEY=key_size, VALUE=value_size,
+        KEY_PAD=max(16, triton.next_power_of_2(key_size)), VALUE_PAD=value_pad, COLUMNS=_COLUMNS, SPLITS=splits,
+        SCALE=scaling,
+    )  # fmt: skip
+    if not whole:
+        _join[(rows * heads,)](
+            partial, log_mass, out, VALUE=value_size, VALUE_PAD=value_pad, SPLITS=splits, num_warps=1
+        )
+    return out
+
+
+@triton.jit
+def _rms_norm(states, weight, out, eps, SIZE: tl.constexpr, SIZE_PAD: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, SIZE_PAD)
+    x = tl.load(states + row * SIZE + d, mask=d < SIZE, other=0.0).to(tl.float32)
+    scaled = x * tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
+    w = tl.load(weight + d, mask=d < SIZE, other=0.0)
+    # transformers rounds to the model's type before the weight, and once more after it
+    rounded = scaled.to(out.dtype.element_ty).to(tl.float32) * w.to(tl.float32)
+    tl.store(out + row * SIZE + d, rounded.to(out.dtype.element_ty), mask=d < SIZE)
+
+
+def rms_norm(states: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``weight · states / rms(states)`` over the last dimension."""
+    size = len(weight)
+    states = states.contiguous()
+    out = torch.empty_like(states)
+    pad = triton.next_power_of_2(size)
+    _rms_norm[(states.numel() // size,)](
+        states, weight, out, eps, SIZE=size, SIZE_PAD=pad, num_warps=4 if pad > 256 else 1
+    )
+    return out
+
+
+@triton.jit
+def _rotate(
+    states, cos, sin, out, s_row, s_head, s_token, c_row, c_token, tokens, heads,
+    HALF: tl.constexpr, HALF_PAD: tl.constexpr,
+):  # fmt: skip
+    place, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, token = place // tokens, place % tokens
+    d = tl.arange(0, HALF_PAD)
+    inside = d < HALF
+    kind = out.dtype.element_ty
+    angle = row * c_row + token * c_token + d
+    base = states + row * s_row + head * s_head + token * s_token + d
+    x1 = tl.load(base, mask=inside).to(tl.float32)
+    x2 = tl.load(base + HALF, mask=inside).to(tl.float32)
+    c1 = tl.load(cos + angle, mask=inside).to(tl.float32)
+    c2 = tl.load(cos + angle + HALF, mask=inside).to(tl.float32)
+    s1 = tl.load(sin + angle, mask=inside).to(tl.float32)
+    s2 = tl.load(sin + angle + HALF, mask=inside).to(tl.float32)
+    # transformers rounds each product and then the sum
+    first = (x1 * c1).to(kind).to(tl.float32) - (x2 * s1).to(kind).to(tl.float32)
+    second = (x2 * c2).to(kind).to(tl.float32) + (x1 * s2).to(kind).to(tl.float32)
+    target = out + (place * heads + head) * 2 * HALF + d
+    tl.store(target, first.to(kind), mask=inside)
+    tl.store(target + HALF, second.to(kind), mask=inside)
+
+
+def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of ``states`` [rows, heads, tokens, size] by ``cos`` and ``sin`` [rows, tokens, size]."""
+    rows, heads, tokens, size = states.shape
+    out = states.new_empty(rows, tokens, heads, size)
+    cos, sin = cos.expand(rows, -1, -1), sin.expand(rows, -1, -1)
+    _rotate[(rows * tokens, heads)](
+        states, cos, sin, out, *states.stride()[:3], *cos.stride()[:2], tokens, heads,
+        HALF=size // 2, HALF_PAD=triton.next_power_of_2(size // 2), num_warps=1,
+    )  # fmt: skip
+    return out.transpose(1, 2)
+
+
+@triton.jit
+def _weigh(logits, temperature, peaks, masses, bests, vocabulary, l_row, BLOCKS: tl.constexpr, BLOCK: tl.constexpr):
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    index = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + row * l_row + index, mask=index < vocabulary, other=-float("inf")).to(tl.float32)
+    x = x / tl.load(temperature + row)
+    peak, best = tl.max(x, 0, return_indices=True)
+    # A block that was cut away entirely has peak −inf: its weights are 0, not NaN.
+    mass = tl.sum(tl.exp(x - tl.where(peak == -float("inf"), 0.0, peak)), 0)
+    tl.store(peaks + row * BLOCKS + block, peak)
+    tl.store(masses + row * BLOCKS + block, mass)
+    tl.store(bests + row * BLOCKS + block, block * BLOCK + best)
+
+
+@triton.jit
+def _first_above(weights, share, SIZE: tl.constexpr):
+    """As in ``sampling``: the first index whose running weight exceeds the share, never one of weight zero."""
+    index = tl.arange(0, SIZE)
+    running = tl.cumsum(weights, 0)
+    reached = (running > share * tl.max(running, 0)) & (weights > 0)
+    first = tl.min(tl.where(reached, index, SIZE), 0)
+    return tl.where(first < SIZE, first, tl.argmax(weights, 0))
+
+
+@triton.jit
+def _pick(
+    logits, temperature, greedy, uniforms, peaks, masses, bests, tokens, log_probs, top_log_probs, vocabulary, l_row,
+    BLOCKS: tl.constexpr, BLOCKS_PAD: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    b, t = tl.arange(0, BLOCKS_PAD), tl.arange(0, BLOCK)
+    peak = tl.load(peaks + row * BLOCKS + b, mask=b < BLOCKS, other=-float("inf"))
+    mass = tl.load(masses + row * BLOCKS + b, mask=b < BLOCKS, other=0.0)
+    top = tl.max(peak, 0)
+    mass = mass * tl.exp(peak - top)
+    log_total = tl.log(tl.sum(mass, 0))
+    block = _first_above(mass, tl.load(uniforms + row * 2), BLOCKS_PAD)
+    index = block * BLOCK + t
+    x = tl.load(logits + row * l_row + index, mask=index < vocabulary, other=-float("inf")).to(tl.float32)
+    x = x / tl.load(temperature + row)
+    inside = _first_above(tl.exp(x - tl.max(x, 0)), tl.load(uniforms + row * 2 + 1), BLOCK)
+    chosen = tl.sum(tl.where(t == inside, x, 0.0), 0)
+    is_greedy = tl.load(greedy + row) != 0
+    best = tl.load(bests + row * BLOCKS + tl.argmax(peak, 0))
+    tl.store(tokens + row, tl.where(is_greedy, best, block * BLOCK + inside).to(tl.int64))
+    tl.store(log_probs + row, tl.where(is_greedy, 0.0, chosen - top) - log_total)
+    tl.store(top_log_probs + row, -log_total)
+
+
+def draw(logits: Tensor, temperature: Tensor, greedy: Tensor, uniforms: Tensor) -> Drawn:
+    """``sampling.draw`` on a GPU: one pass over the logits, then one block of each row again."""
+    rows, vocabulary = logits.shape
+    blocks = triton.cdiv(vocabulary, BLOCK)
+    peaks = logits.new_empty(rows, blocks, dtype=torch.float32)
+    masses = torch.empty_like(peaks)
+    bests = logits.new_empty(rows, blocks, dtype=torch.int32)
+    _weigh[(rows, blocks)](
+        logits, temperature, peaks, masses, bests, vocabulary, logits.stride(0), BLOCKS=blocks, BLOCK=BLOCK
+    )
+    tokens = logits.new_empty(rows, dtype=torch.long)
+    log_probs, top_log_probs = peaks.new_empty(rows), peaks.new_empty(rows)
+    _pick[(rows,)](
+        logits, temperature, greedy, uniforms, peaks, masses, bests, tokens, log_probs, top_log_probs, vocabulary,
+        logits.stride(0), BLOCKS=blocks, BLOCKS_PAD=triton.next_power_of_2(blocks), BLOCK=BLOCK, num_warps=8,
+    )  # fmt: skip
+    return Drawn(tokens, log_probs, top_log_probs)

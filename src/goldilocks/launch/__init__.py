@@ -1,0 +1,1 @@
+"""``goldilocks train``: from a recipe to a running trainer, on a laptop or a cluster."""

@@ -1,0 +1,174 @@
+"""``goldilocks doctor``: is everything installed, and does it work here? A line each, with what to do where not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from goldilocks.launch import defaults
+from goldilocks.launch.machine import find_device, rollout_engines
+from goldilocks.platforms import platform_env
+
+GIB = 1 << 30
+SHARED_MEMORY = GIB // 4  # Ray's object store on the CPU; below it Ray falls back to the disk
+DISK = GIB
+RAY_WITHIN_S = 180.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report. ``remedy`` is what to do when it is not ok; only essential findings fail the command."""
+
+    what: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+    essential: bool = True
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument(
+        "--runs", metavar="DIR", type=Path, default=Path("runs"), help="where runs will go (default runs/)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print every finding as it comes; 1 if something essential fails."""
+    failed = False
+    for check in (versions, device, engines, shared_memory, lambda: places(args.runs), plugin):
+        for finding in check():
+            print(line(finding), flush=True)
+            failed |= finding.essential and not finding.ok
+    return int(failed)
+
+
+def line(finding: Finding) -> str:
+    """``ok    what       detail`` or, where it is not, with the remedy beneath."""
+    word = "ok" if finding.ok else "FAILS" if finding.essential else "note"
+    text = f"{word:<6}{finding.what:<16}{finding.detail}"
+    return text if finding.ok or not finding.remedy else f"{text}\n{'':<22}→ {finding.remedy}"
+
+
+def versions() -> Iterator[Finding]:
+    """Python and the packages a run stands on, against the ranges that work."""
+    supported = (3, 10) <= sys.version_info[:2] <= (3, 12)
+    yield Finding("python", supported, platform.python_version(), "use Python 3.10, 3.11 or 3.12")
+    for name, below in (
+        ("goldilocks-rl", None),
+        ("torch", None),
+        ("transformers", "5.11"),
+        ("verl", "0.10"),
+        ("ray", None),
+    ):
+        yield _version(name, below)
+
+
+def device() -> Iterator[Finding]:
+    """What a run would train on."""
+    found = find_device()
+    if found == "cpu":
+        yield Finding("device", True, f"cpu, {os.cpu_count()} cores (no NVIDIA GPU that torch can use)")
+        return
+    import torch
+
+    cards = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    yield Finding("device", True, f"cuda: {cards}")
+
+
+def engines() -> Iterator[Finding]:
+    """The engines that can write rollouts."""
+    found = rollout_engines()
+    yield Finding("rollouts by", "transformers" in found, ", ".join(found), "pip install 'goldilocks-rl[verl]'")
+    if find_device() == "cuda" and "vllm" not in found:
+        yield Finding("vllm", False, "not installed", "for large models on a GPU: pip install vllm", essential=False)
+
+
+def shared_memory() -> Iterator[Finding]:
+    """Ray keeps its objects there; containers often have 64 MiB."""
+    path = Path("/dev/shm")
+    if not path.is_dir():
+        return
+    free = shutil.disk_usage(path).free
+    remedy = "docker run --shm-size=4g …; Ray works without, more slowly"
+    yield Finding(
+        "shared memory", free >= SHARED_MEMORY, f"{free / GIB:.1f} GiB free in {path}", remedy, essential=False
+    )
+
+
+def places(runs: Path) -> Iterator[Finding]:
+    """Where a run writes."""
+    for what, path in (("runs", runs), ("model and data", defaults.folder()), ("Ray", Path("/tmp"))):
+        yield _writable(what, path)
+
+
+def plugin() -> Iterator[Finding]:
+    """verl swallows what goes wrong when it loads a plug-in, so a worker is asked whether ours is there."""
+    remedy = "reinstall goldilocks-rl; python -c 'import goldilocks.verl.plugin as p; p.additions()' says what is wrong"
+    with tempfile.TemporaryDirectory(prefix="gl", dir="/tmp") as folder:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "goldilocks.launch.ray_probe", folder],
+                env={**os.environ, **platform_env(find_device()), "RAY_AUTH_TOKEN_PATH": _token(folder)},
+                capture_output=True,
+                text=True,
+                timeout=RAY_WITHIN_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            yield Finding(
+                "Ray", False, f"no answer from a worker in {RAY_WITHIN_S:g} s", "look in /tmp/ray and at ulimit -n"
+            )
+            return
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        yield Finding("Ray", False, last[0], "pip install 'goldilocks-rl[verl]'")
+        return
+    live = json.loads(done.stdout.splitlines()[-1])
+    yield Finding("Ray", True, "a worker starts and answers")
+    detail = f"live in a Ray worker, {len(live)} additions" if live else "verl in a Ray worker did not load it"
+    yield Finding("plug-in", bool(live), detail, remedy)
+
+
+def _version(name: str, below: str | None) -> Finding:
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return Finding(name, False, "not installed", "pip install 'goldilocks-rl[verl]'")
+    ok = below is None or _numbers(version) < _numbers(below)
+    return Finding(name, ok, version, f"pip install '{name}<{below}'")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+
+
+def _writable(what: str, path: Path) -> Finding:
+    """Tried for real: permissions, quotas and read-only mounts all show."""
+    nearest = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=nearest):
+            free = shutil.disk_usage(nearest).free
+    except OSError as error:
+        return Finding(
+            what, False, f"{path}: {error.strerror}", "choose another place: --runs DIR, GOLDILOCKS_ARITHMETIC=DIR"
+        )
+    return Finding(what, free >= DISK, f"{path} can be written, {free / GIB:.0f} GiB free", "make room: 1 GiB at least")
+
+
+def _token(folder: str) -> str:
+    path = Path(folder) / "token"
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(32))
+    return str(path)

@@ -1,0 +1,74 @@
+"""The process that ``goldilocks train`` starts and watches: ``python -m goldilocks.launch.driver RUN_DIRECTORY``.
+
+It does what verl's ``main_ppo`` does with a config that is already composed. Invariants: it ends when the process that
+started it does, and when it fails its reason stands in the run directory in one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from goldilocks.launch.preflight import check_prompts, check_settings
+from goldilocks.runs.directory import RunDir
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(folder: str) -> int:
+    """Train as the run directory's config says; the exit status."""
+    _end_with_parent()
+    run = RunDir(Path(folder))
+    config = OmegaConf.load(run.config)
+    assert isinstance(config, DictConfig)
+    try:
+        check_settings(config)
+        check_prompts(config)
+        train(config)
+    except KeyboardInterrupt:
+        return 130
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # a full disk has no room for it either; RunDir.failure knows that
+            run.reason.write_text(explain(error, run))
+        raise
+    return 0
+
+
+def train(config: DictConfig) -> None:
+    """verl's own way from a config to its end."""
+    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    if config.trainer.use_v1:
+        run_ppo(config, task_runner_class=TaskRunnerV1)
+    else:
+        from verl.trainer.main_ppo_v0 import TaskRunner
+
+        run_ppo(config, task_runner_class=TaskRunner)
+
+
+def explain(error: BaseException, run: RunDir) -> str:
+    """The reason in one line. torch does not say that the disk is full, so that is looked up."""
+    from goldilocks.verl.failures import reason
+
+    # A ValueError is written for the user: it needs no type and no place.
+    line = " ".join((str(error) if type(error) is ValueError else reason(error)).split())
+    full = run.full_disk()
+    return f"{full}: {line}" if full else line
+
+
+def _end_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,46 @@
+"""One live line on a terminal; where there is none, a line for every validation and every tenth of the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.status import Status
+
+from goldilocks.runs.progress import Progress, clock
+
+
+class LiveLine:
+    """``with LiveLine(console) as line: line.show(…)``"""
+
+    def __init__(self, console: Console, frame: Callable[[str, Progress, float], str] | None = None) -> None:
+        """``frame`` puts the line of a run into what is around it."""
+        self._console = console
+        self._frame = frame or (lambda line, progress, elapsed: line)
+        self._status: Status | None = console.status("starting") if console.is_terminal else None
+        self._printed = (-1, 0)
+
+    def __enter__(self) -> LiveLine:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the live line away, so that what is printed next stands alone."""
+        if self._status is not None:
+            self._status.stop()
+
+    def show(self, news: bool, progress: Progress, elapsed: float) -> None:
+        """Draw the state of the run."""
+        if self._status is not None:
+            waiting = f"starting Ray and verl · {clock(elapsed)}"
+            line = progress.line() if progress.validations or progress.steps_done else waiting
+            self._status.update(self._frame(line, progress, elapsed))
+        elif news:
+            at = (int(progress.done * 10), len(progress.validations))
+            if at != self._printed:
+                self._printed = at
+                print(self._frame(progress.line(), progress, elapsed), flush=True)

@@ -1,0 +1,95 @@
+"""What can be known to go wrong before Ray and twenty processes are started, each said in one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig
+
+from goldilocks.runs.budget import Budget
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
+
+
+def check_paths(config: DictConfig) -> None:
+    """The model, the data and the reward function are where the config says."""
+    model = str(config.actor_rollout_ref.model.path)
+    # "org/name" is a name on the hub unless a folder is called so; anything else can only be a folder.
+    if not Path(model).expanduser().is_dir() and not _HUB_NAME.fullmatch(model):
+        raise ValueError(f"actor_rollout_ref.model.path={model!r} is neither a folder nor a name on the hub (org/name)")
+    for key in ("train_files", "val_files"):
+        for file in _files(config.data[key]):
+            if "://" not in file and not Path(file).expanduser().is_file():
+                raise ValueError(
+                    f"data.{key}={file!r} does not exist; goldilocks data make TASK --out DIR makes such files"
+                )
+    reward = config.reward.custom_reward_function.path
+    if reward and "://" not in reward and not Path(reward).is_file():
+        raise ValueError(f"reward.custom_reward_function.path={reward!r} does not exist")
+
+
+def budget_of(config: DictConfig) -> Budget:
+    """What the config says of it; verl's own config says nothing."""
+    return Budget(**((config.get("goldilocks") or {}).get("budget") or {}))
+
+
+def check_budget(config: DictConfig) -> None:
+    """A budget is one that can be kept, and the trainer is one that keeps it."""
+    budget = budget_of(config)
+    mode = config.trainer.v1.trainer_mode if config.trainer.use_v1 else "V0"
+    if budget.costs and mode != "goldilocks":
+        costs = ", ".join(f"goldilocks.budget.{cost}={amount}" for cost, amount in budget.costs.items())
+        raise ValueError(f"{costs} needs trainer.use_v1=True and trainer.v1.trainer_mode=goldilocks, not {mode}")
+
+
+def check_settings(config: DictConfig) -> None:
+    """What the trainer would refuse is refused here."""
+    from goldilocks.settings import Settings  # its filter imports torch
+
+    if config.trainer.use_v1 and config.trainer.v1.trainer_mode == "goldilocks":
+        Settings.from_config(config)
+
+
+def check_prompts(config: DictConfig) -> None:
+    """No prompt is longer than ``data.max_prompt_length``, unless verl was told to drop or cut those."""
+    data = config.data
+    if data.get("filter_overlong_prompts") or data.get("truncation", "error") != "error":
+        return
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(Path(config.actor_rollout_ref.model.path).expanduser().as_posix())
+    for key in ("train_files", "val_files"):
+        for file in _files(data[key]):
+            lengths = [_length(tokenizer, prompt) for prompt in _prompts(file, data.get("prompt_key", "prompt"))]
+            longer = sum(length > data.max_prompt_length for length in lengths)
+            if longer:
+                raise ValueError(
+                    f"data.{key}={file!r}: {longer} of {len(lengths)} prompts are longer than "
+                    f"data.max_prompt_length={data.max_prompt_length} (the longest has {max(lengths)} tokens); "
+                    "raise it, or drop them with data.filter_overlong_prompts=True"
+                )
+
+
+def _files(value: Any) -> list[str]:
+    return [str(file) for file in value] if isinstance(value, ListConfig | list | tuple) else [str(value)]
+
+
+def _prompts(file: str, key: str) -> Iterable[Any]:
+    import pyarrow.parquet as pq
+
+    if not file.endswith(".parquet") or "://" in file:
+        return []
+    path = Path(file).expanduser()
+    columns = pq.read_schema(path).names
+    if key not in columns:
+        raise ValueError(f"{file!r} has no column {key!r}; there are {', '.join(columns)}")
+    return pq.read_table(path, columns=[key])[key].to_pylist()
+
+
+def _length(tokenizer: Any, prompt: Any) -> int:
+    if isinstance(prompt, str):
+        return len(tokenizer.encode(prompt))
+    return len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False))

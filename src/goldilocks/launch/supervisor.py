@@ -1,0 +1,81 @@
+"""Starts the driver, watches it, and ends everything it started.
+
+Invariant: after ``end`` no process of the run is alive. Ray's daemons leave the driver's process group and session, so
+a process belongs to the run by a variable it inherits, and is ended by its id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+
+import psutil
+
+from goldilocks.runs.directory import RunDir
+
+MARK = "GOLDILOCKS_RUN"
+GRACE_S = 10.0  # for the driver to take Ray down by itself
+
+
+class Supervisor:
+    """``with Supervisor(run, env) as driver: while driver.running: …``"""
+
+    def __init__(self, run: RunDir, env: Mapping[str, str]) -> None:
+        self.run = run
+        self._env = {**os.environ, **env, MARK: str(run.path)}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Supervisor:
+        # A session of its own: Ctrl-C in the terminal is for the supervisor, who then ends the run in order.
+        with self.run.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "goldilocks.launch.driver", str(self.run.path)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    @property
+    def status(self) -> int | None:
+        """The driver's exit status, None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    @property
+    def running(self) -> bool:
+        """Whether the driver is still at work."""
+        return self._process is not None and self.status is None
+
+    def end(self) -> None:
+        """Ask the driver to stop, wait a little, and end whatever is left of the run."""
+        if self._process is not None and self.running:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE_S)
+        deadline = time.monotonic() + GRACE_S
+        # Killing one may uncover another that was just being started: look again until there is none.
+        while (left := list(self._processes())) and time.monotonic() < deadline:
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(left, timeout=1)
+
+    def _processes(self) -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+                if process.pid != os.getpid() and process.environ().get(MARK) == str(self.run.path):
+                    yield process

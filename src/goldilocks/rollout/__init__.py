@@ -1,6 +1,0 @@
-"""A rollout engine for any decoder-only transformers model: continuous batching, exact log-probs, CPU and CUDA."""
-
-from goldilocks.rollout.engine import Engine
-from goldilocks.rollout.request import Generation, SamplingParams
-
-__all__ = ["Engine", "Generation", "SamplingParams"]

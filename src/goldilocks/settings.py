@@ -1,0 +1,227 @@
+"""From verl's config to the core's objects: what a user sets, checked before anything is started.
+
+The keys are the ones people know, ``algorithm.filter_groups.*``, ``adaptive_rollout.*`` and ``batch_filter.*``, and one
+group of our own, ``goldilocks.*``, for everything the policies can do beyond them. Nothing here imports verl.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+import numpy as np
+
+from goldilocks.core import Collector, Ledger, Limits, Source, Surplus, build_allocator, build_filter, build_selector
+from goldilocks.core.allocators import Adaptive, Allocator, Fixed
+from goldilocks.core.filters import Everything, Filter, Variance
+from goldilocks.errors import nearest, require
+from goldilocks.filtering import PPOFilterConfig
+from goldilocks.runs.budget import Budget
+
+S = TypeVar("S")
+
+FINAL_METRIC = "seq_final_reward"  # after the KL penalty: where there is one, known only once log-probs are
+REWARD_METRICS = ("reward", "seq_reward", FINAL_METRIC)  # the summed token-level score
+
+
+@dataclass(frozen=True)
+class FilterGroups:
+    """``algorithm.filter_groups``: dynamic sampling."""
+
+    enable: bool = False
+    metric: str = "reward"
+    max_num_gen_batches: int = 0
+    max_inflight_gen_batches: int = 1  # verl's; generation here is bounded by data.gen_batch_size
+    min_std: float = 1e-6
+    on_exhausted: str = "error"
+    max_carry_steps: int = 1
+    on_full: str = "finish"
+
+
+@dataclass(frozen=True)
+class AdaptiveRollout:
+    """``adaptive_rollout``: as many rollouts as a prompt needs."""
+
+    enable: bool = False
+    max_n: int = 128
+    rollouts_per_batch: int = 8
+    positive_threshold: float = 0.5
+    min_rollouts: int = 2
+    stop: str = "positive"
+    balance: int = 2
+    max_train_n: int | None = None
+
+
+@dataclass(frozen=True)
+class Policies:
+    """``goldilocks``: policies by name or as ``package.module:Class``, each with its parameters."""
+
+    selector: str = "uniform"
+    selector_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    allocator: str | None = None
+    allocator_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    filter: Any = None
+    filter_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_rollouts_per_step: int | None = None
+    max_tokens_per_step: int | None = None
+    max_retries: int = 2
+    forgetting: float = 0.9
+    loss_agg: str | None = None
+    budget: Mapping[str, Any] = field(default_factory=lambda: asdict(Budget()))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything the plug-in reads from verl's config."""
+
+    train_batch_size: int
+    gen_batch_size: int | None
+    n: int
+    max_response_length: int
+    seed: int
+    use_kl_in_reward: bool
+    filter_groups: FilterGroups
+    adaptive: AdaptiveRollout
+    policies: Policies
+    batch_filter: Mapping[str, Any] | None = None  # its "enable" is on once the section is there
+
+    @classmethod
+    def from_config(cls, config: Any) -> Settings:
+        """Read and check; every error names the key, the value, and what would be accepted."""
+        settings = cls(
+            train_batch_size=config.data.train_batch_size,
+            gen_batch_size=config.data.get("gen_batch_size", None),
+            n=config.actor_rollout_ref.rollout.n,
+            max_response_length=config.data.max_response_length,
+            seed=config.data.get("seed", None) or 1,
+            use_kl_in_reward=bool(config.algorithm.use_kl_in_reward),
+            filter_groups=_section(
+                FilterGroups, config.algorithm.get("filter_groups", None), "algorithm.filter_groups"
+            ),
+            adaptive=_section(AdaptiveRollout, config.get("adaptive_rollout", None), "adaptive_rollout"),
+            policies=_section(Policies, config.get("goldilocks", None), "goldilocks"),
+            batch_filter=config.get("batch_filter", None),
+        )
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        groups, adaptive = self.filter_groups, self.adaptive
+        if groups.enable:
+            several = self.n > 1 or adaptive.enable or self.policies.allocator is not None
+            require(
+                several, "actor_rollout_ref.rollout.n", self.n, "2 or more with algorithm.filter_groups.enable=True"
+            )
+            require(bool(groups.metric), "algorithm.filter_groups.metric", groups.metric, "the name of a reward metric")
+        if adaptive.enable:
+            require(adaptive.max_n >= self.n, "adaptive_rollout.max_n", adaptive.max_n, f"rollout.n={self.n} or more")
+            free = self.policies.allocator is None
+            require(free, "goldilocks.allocator", self.policies.allocator, "none with adaptive_rollout.enable=True")
+        conflict = self.judges_final_reward and self.batch_filter_config is not None
+        require(not conflict, "algorithm.filter_groups.metric", groups.metric, "another metric with batch_filter")
+        # each checks its own
+        self.limits(), self.surplus(), self.selector(), self.allocator(), self.filter(), self.budget()
+
+    @property
+    def own_policies(self) -> dict[str, str]:
+        """The policies that are not ours, by their keys."""
+        named = {f"goldilocks.{kind}": getattr(self.policies, kind) for kind in ("selector", "allocator", "filter")}
+        return {key: name for key, name in named.items() if isinstance(name, str) and ":" in name}
+
+    @property
+    def batch_filter_config(self) -> PPOFilterConfig | None:
+        """``batch_filter.*``, if it is there and not switched off; the group size is ``rollout.n`` unless stated."""
+        given = dict(self.batch_filter or {})
+        if not given.pop("enable", bool(given)):
+            return None
+        return PPOFilterConfig.from_mapping({"target_group_size": self.n, **given})
+
+    @property
+    def judges_final_reward(self) -> bool:
+        """Whether groups are judged on a reward that is known only after log-probs are."""
+        return self.filter_groups.enable and self.filter_groups.metric == FINAL_METRIC and self.use_kl_in_reward
+
+    def limits(self) -> Limits:
+        tokens = self.policies.max_tokens_per_step
+        return Limits(
+            max_num_gen_batches=self.filter_groups.max_num_gen_batches,
+            max_rollouts_per_step=self.policies.max_rollouts_per_step,
+            max_tokens_per_step=tokens,
+            max_tokens_per_rollout=self.max_response_length if tokens is not None else None,
+            max_retries=self.policies.max_retries,
+            on_exhausted=self.filter_groups.on_exhausted,
+        )
+
+    def budget(self) -> Budget:
+        return _section(Budget, self.policies.budget, "goldilocks.budget")
+
+    def surplus(self) -> Surplus:
+        return Surplus(self.filter_groups.max_carry_steps, self.filter_groups.on_full)
+
+    def selector(self) -> Any:
+        return build_selector(self.policies.selector, self.policies.selector_kwargs)
+
+    def allocator(self) -> Allocator:
+        """Adaptive rollouts if they are asked for, else the allocator named, else the n of every prompt."""
+        if self.adaptive.enable:
+            known = {one.name for one in fields(Adaptive)}
+            chosen = {one.name: getattr(self.adaptive, one.name) for one in fields(self.adaptive) if one.name in known}
+            return Adaptive(**chosen)
+        if self.policies.allocator is None or self.policies.allocator == "fixed":
+            oversampled = self.batch_filter_config.rollouts_to_generate if self.batch_filter_config else self.n
+            return Fixed(self.policies.allocator_kwargs.get("n", oversampled))
+        return build_allocator(self.policies.allocator, self.policies.allocator_kwargs)
+
+    def filter(self) -> Filter:
+        """Variance of the chosen metric for dynamic sampling, else the filter named, else none."""
+        groups = self.filter_groups
+        if self.policies.filter is not None:
+            name = self.policies.filter if isinstance(self.policies.filter, str) else list(self.policies.filter)
+            return build_filter(name, self.policies.filter_kwargs)
+        if not groups.enable or self.judges_final_reward:
+            return Everything()
+        metric = "reward" if groups.metric in REWARD_METRICS else groups.metric
+        return Variance(metric, groups.min_std, self.adaptive.positive_threshold)
+
+    def _gen_batch_size(self) -> int | None:
+        """Oversampling prompts is to expect that not all are kept; what is left over is carried."""
+        if self.gen_batch_size or not self.batch_filter_config:
+            return self.gen_batch_size
+        return self.batch_filter_config.prompts_to_generate(self.train_batch_size)
+
+    def collector(self, source: Source, order: Callable[[int], np.ndarray] | None = None) -> Collector:
+        """The collector these settings describe; ``order`` is the data loader's order of each epoch."""
+        ledger = Ledger(
+            source.keys(),
+            positive_threshold=self.adaptive.positive_threshold,
+            forgetting=self.policies.forgetting,
+        )
+        return Collector(
+            source,
+            self.selector(),
+            self.allocator(),
+            self.filter(),
+            target_groups=self.train_batch_size,
+            gen_batch_size=self._gen_batch_size(),
+            limits=self.limits(),
+            surplus=self.surplus(),
+            ledger=ledger,
+            order=order,
+            seed=self.seed,
+        )
+
+
+def _section(cls: type[S], given: Mapping[str, Any] | None, name: str) -> S:
+    """A section of the config as its dataclass; an unknown key is an error that suggests the nearest."""
+    known = {one.name for one in fields(cls)}  # type: ignore[arg-type]
+    chosen = {key: value for key, value in (given or {}).items() if key != "_target_"}
+    for key in chosen:
+        if key not in known:
+            there = ", ".join(sorted(known))
+            raise ValueError(f"{name}.{key} is not a key{nearest(key, known)}; there are: {there}")
+    for key, value in chosen.items():
+        bad = isinstance(value, float) and not math.isfinite(value)
+        require(not bad, f"{name}.{key}", value, "a finite number")
+    return cls(**chosen)

@@ -1,0 +1,1 @@
+"""Every function of another package that is replaced."""

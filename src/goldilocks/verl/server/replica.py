@@ -1,0 +1,62 @@
+"""A replica of the rollout server: one Ray actor beside one training worker, on the same device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from verl.plugin.platform import get_platform
+from verl.utils.device import get_device_name, get_resource_name
+from verl.workers.rollout.replica import RolloutReplica
+
+from goldilocks.verl.server import limits
+
+
+def server_name(replica_rank: int, role: str = "") -> str:
+    """The name under which the server of a replica is found by the worker beside it."""
+    return f"transformers_server{role}_{replica_rank}"
+
+
+class TransformersReplica(RolloutReplica):
+    """Launches the server where its worker is, and speaks for it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        limits.check(self.config, self.model_config)
+
+    async def launch_servers(self) -> None:
+        """Start the server and wait until its engine is built."""
+        from goldilocks.verl.server.server import RolloutServer
+
+        node, device = await self.workers[0].__ray_call__.remote(_place)
+        server = (
+            ray.remote(RolloutServer)
+            .options(
+                name=server_name(self.replica_rank, self._role()) + self.name_suffix,
+                # No GPU of its own: it sits on its worker's. Ray is told to leave the visible devices alone.
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+                runtime_env={"env_vars": dict.fromkeys(get_platform().ray_noset_envvars(), "1")},
+                max_concurrency=self.max_concurrency,
+            )
+            .remote(
+                config=self.config,
+                model_config=self.model_config,
+                replica_rank=self.replica_rank,
+                visible_device=None if get_device_name() == "cpu" else device,
+            )
+        )
+        address = await server.ready.remote()
+        self.servers = [server]
+        self._server_handle = server
+        # The load balancer tells servers apart by their address; ours have no port.
+        self._server_address = f"{address}:{self.replica_rank}"
+
+    def _role(self) -> str:
+        return "_reward" if self.is_reward_model else "_teacher" if self.is_teacher_model else ""
+
+
+def _place(_worker: Any) -> tuple[str, str]:
+    """Runs inside the worker: its node and its device, as Ray knows them."""
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_accelerator_ids()[get_resource_name()][0]

@@ -1,0 +1,237 @@
+"""The rollout server: verl's token-in-token-out interface in front of one generation engine.
+
+An asynchronous Ray actor. Its event loop only waits; the engine runs in the thread of ``EngineLoop``. Requests that
+arrive while generation is paused wait at the gate, or come back aborted where verl asked for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import ray
+import torch
+from transformers import AutoModelForCausalLM
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.device import get_device_name, get_visible_devices_keyword
+from verl.utils.torch_dtypes import PrecisionType
+from verl.workers.config import HFModelConfig, RolloutConfig
+from verl.workers.rollout.replica import TokenOutput
+
+from goldilocks.engine.engine import Engine
+from goldilocks.engine.loop import EngineLoop
+from goldilocks.engine.request import Generation, SamplingParams
+from goldilocks.platforms import threads_per_rank
+from goldilocks.verl.server import transfer
+
+Result = TypeVar("Result")
+
+# verl's own names of what a sampling dict may hold, beside those that have another name here.
+_SAME_NAME = ("temperature", "top_p", "top_k", "seed")
+_KNOWN = {
+    *_SAME_NAME,
+    "max_tokens",
+    "max_new_tokens",
+    "logprobs",
+    "repetition_penalty",
+    "stop_token_ids",
+    "ignore_eos",
+}
+
+
+class RolloutServer:
+    """One model, one device, one engine; named, so that the worker beside it finds it."""
+
+    def __init__(self, config: Any, model_config: Any, replica_rank: int, visible_device: str | None) -> None:
+        if visible_device is not None:  # before anything touches the device
+            os.environ[get_visible_devices_keyword()] = visible_device
+        self._config: RolloutConfig = omega_conf_to_dataclass(config)
+        model: HFModelConfig = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
+        self._seed = self._config.seed + replica_rank
+        self._device = torch.device(get_device_name(), 0) if visible_device is not None else torch.device("cpu")
+        if self._device.type == "cpu":
+            torch.set_num_threads(threads_per_rank(self._config.n_gpus_per_node))
+        self._max_length = self._config.max_model_len or self._config.prompt_length + self._config.response_length
+        engine = Engine(
+            _model(self._config, model, self._device),
+            slots=self._config.max_num_seqs,
+            max_length=self._max_length,
+            eos_ids=_eos_ids(model),
+            pad_id=_pad_id(model),
+            device=self._device,
+        )
+        self._loop = EngineLoop(engine)
+        self._open = asyncio.Event()
+        self._open.set()
+        self._rejecting = False
+        self._global_steps: int | None = None
+
+    async def ready(self) -> str:
+        """The address of the node, once the engine is built."""
+        return str(ray.util.get_node_ip_address()).strip("[]")
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        image_data: Any = None,
+        video_data: Any = None,
+        audio_data: Any = None,
+        mm_processor_kwargs: Any = None,
+        priority: int = 0,
+    ) -> TokenOutput:
+        """Tokens for tokens. ``extra_fields["top_log_probs"]`` has the largest log-prob at each position."""
+        if image_data or video_data or audio_data:
+            raise ValueError("rollout.name=transformers generates from text only; use rollout.name=vllm")
+        prompt = [int(token) for token in prompt_ids]
+        params = self._sampling_params(sampling_params, request_id, len(prompt))
+        while not self._open.is_set():
+            if self._rejecting:
+                return self._output(Generation(request_id, [], [], [], "aborted"), logprobs=False)
+            await self._open.wait()
+        generation = await self._loop.generate(request_id, prompt, params)
+        return self._output(generation, logprobs=bool(sampling_params.get("logprobs")))
+
+    async def abort_request(self, request_id: str, **_ignored: Any) -> dict[str, Any]:
+        """End one request with what it has; unknown ids are not an error, the answer may have ended on its own."""
+
+        def abort(engine: Engine) -> bool:
+            engine.abort(request_id)
+            return request_id in self._loop.in_flight()
+
+        return {"aborted": await self._on_engine(abort), "request_id": request_id}
+
+    async def abort_all_requests(self, reject_request: bool = False, **_ignored: Any) -> dict[str, Any]:
+        """Close the gate and end every request with what it has; returns when none is in flight."""
+        self._rejecting = reject_request
+        self._open.clear()
+
+        def abort(engine: Engine) -> list[str]:
+            engine.abort_all()
+            return self._loop.in_flight()
+
+        request_ids = await self._on_engine(abort)
+        await self.wait_for_requests_to_drain()
+        return {"aborted_count": len(request_ids), "request_ids": request_ids}
+
+    async def resume_generation(self) -> None:
+        """Open the gate again."""
+        self._rejecting = False
+        self._open.set()
+
+    async def wait_for_requests_to_drain(self) -> None:
+        """Return when no request is in flight."""
+        while self._loop.in_flight():
+            await asyncio.sleep(0.001)
+
+    async def sleep(self) -> None:
+        """Give the cache's memory back, after the requests in flight have ended."""
+        await self.wait_for_requests_to_drain()
+        if self._config.free_cache_engine:
+            await self._on_engine(Engine.sleep)
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Take the cache's memory again. The weights were never given back."""
+        if tags is None or "kv_cache" in tags:
+            await self._on_engine(Engine.wake)
+
+    async def release_kv_cache(self) -> None:
+        """What ``sleep`` does: the cache is all there is to release."""
+        await self.sleep()
+
+    async def resume_kv_cache(self) -> None:
+        """What ``wake_up`` does for the cache."""
+        await self.wake_up(["kv_cache"])
+
+    async def clear_kv_cache(self) -> None:
+        """Nothing to do: loading weights is what makes cached prompts stale, and it forgets them itself."""
+
+    async def load_weights(self, bucket: transfer.Bucket) -> None:
+        """Overwrite the weights in ``bucket``."""
+        await self._on_engine(lambda engine: engine.load_weights(bucket.tensors()))
+
+    async def load_weights_by_ipc(self, handle: str) -> None:
+        """Overwrite the weights that a worker on the same device sends."""
+
+        def load(named: list[transfer.Named]) -> None:
+            self._loop.call(lambda engine: engine.load_weights(named)).result()
+
+        await asyncio.to_thread(transfer.receive_by_ipc, handle, self._device, load)
+
+    async def set_global_steps(self, global_steps: int) -> None:
+        """Which policy update the weights are of."""
+        self._global_steps = global_steps
+
+    async def start_profile(self, **_ignored: Any) -> None:
+        """verl profiles its servers by their own tools; this one has none."""
+
+    async def stop_profile(self) -> None:
+        """See ``start_profile``."""
+
+    async def _on_engine(self, function: Callable[[Engine], Result]) -> Result:
+        return await asyncio.wrap_future(self._loop.call(function))
+
+    def _sampling_params(self, given: dict[str, Any], request_id: str, prompt_length: int) -> SamplingParams:
+        unknown = set(given) - _KNOWN
+        if unknown or given.get("repetition_penalty", 1.0) != 1.0:
+            name = min(unknown, default="repetition_penalty")
+            raise ValueError(
+                f"sampling parameter {name}={given[name]!r}: rollout.name=transformers takes {sorted(_KNOWN)}"
+            )
+        room = self._max_length - prompt_length
+        if room < 1:
+            raise ValueError(
+                f"a prompt of {prompt_length} tokens leaves no room for an answer in {self._max_length} tokens: "
+                "raise data.max_prompt_length or set data.filter_overlong_prompts=True"
+            )
+        limit = given.get("max_tokens", given.get("max_new_tokens", self._config.response_length))
+        chosen = {name: given[name] for name in _SAME_NAME if given.get(name) is not None}
+        if self._config.full_determinism:
+            chosen.setdefault("seed", _seed(self._seed, request_id))
+        return SamplingParams(
+            max_tokens=max(1, min(int(limit), room)),
+            stop_ids=tuple(given.get("stop_token_ids") or ()),
+            ignore_eos=bool(given.get("ignore_eos", self._config.ignore_eos)),
+            **chosen,
+        )
+
+    def _output(self, generation: Generation, *, logprobs: bool) -> TokenOutput:
+        return TokenOutput(
+            token_ids=generation.token_ids,
+            log_probs=generation.log_probs if logprobs else None,
+            stop_reason="aborted" if generation.stop_reason == "aborted" else "completed",
+            num_preempted=0,
+            extra_fields={"global_steps": self._global_steps, "top_log_probs": generation.top_log_probs},
+        )
+
+
+def _model(config: RolloutConfig, model: HFModelConfig, device: torch.device) -> Any:
+    """The model in the rollout's precision; ``load_format=dummy`` leaves its weights to the first update."""
+    auto: Any = AutoModelForCausalLM
+    precision: Any = PrecisionType
+    options = {"dtype": precision.to_dtype(config.dtype), "trust_remote_code": model.trust_remote_code}
+    with device:
+        if config.load_format == "dummy":
+            return auto.from_config(model.hf_config, **options)
+        return auto.from_pretrained(model.local_path, config=model.hf_config, **options)
+
+
+def _eos_ids(model: HFModelConfig) -> set[int]:
+    """What ends an answer: the tokenizer's end of sequence and those of the generation config."""
+    named = getattr(model.generation_config, "eos_token_id", None)
+    ids: Iterable[int | None] = named if isinstance(named, list) else [named]
+    return {token for token in [model.tokenizer.eos_token_id, *ids] if token is not None}
+
+
+def _pad_id(model: HFModelConfig) -> int:
+    """Any id the model knows: padding is never attended to."""
+    return model.tokenizer.pad_token_id if model.tokenizer.pad_token_id is not None else 0
+
+
+def _seed(base: int, request_id: str) -> int:
+    """The same for the same request in every run, another for every other request."""
+    return int.from_bytes(hashlib.sha256(f"{base}/{request_id}".encode()).digest()[:8], "big")

@@ -1,0 +1,98 @@
+"""How new weights get from a training worker into the rollout server beside it.
+
+On a GPU they never leave it: verl's own bucketed sender and receiver over CUDA IPC, with a time limit, so that a peer
+that died is an error and not a wait. Without a GPU they go through Ray's object store in buckets of bounded size, each
+read by the server without a copy.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Named = tuple[str, Tensor]
+
+# Longer than any bucket takes to fill, shorter than a night.
+PEER_TIMEOUT_S = 600.0
+
+
+class Bucket:
+    """Named tensors as one array of bytes: what Ray stores once and hands out in place."""
+
+    def __init__(self, named: list[Named]) -> None:
+        self._meta = [(name, tensor.shape, tensor.dtype, tensor.nbytes) for name, tensor in named]
+        flat = [tensor.detach().contiguous().cpu().flatten().view(torch.uint8) for _, tensor in named]
+        self._bytes: np.ndarray = torch.cat(flat).numpy()
+
+    def tensors(self) -> Iterable[Named]:
+        """The tensors again, one at a time and each in memory of its own: the bytes may be the store's, unaligned."""
+        start = 0
+        for name, shape, dtype, size in self._meta:
+            tensor = torch.empty(shape, dtype=dtype)
+            tensor.flatten().view(torch.uint8).numpy()[:] = self._bytes[start : start + size]
+            yield name, tensor
+            start += size
+
+
+async def buckets(weights: AsyncIterator[Named], limit: int) -> AsyncIterator[Bucket]:
+    """Pack ``weights`` in order into buckets of at most ``limit`` bytes; a larger tensor gets one of its own."""
+    held: list[Named] = []
+    size = 0
+    async for name, tensor in weights:
+        if held and size + tensor.nbytes > limit:
+            yield Bucket(held)
+            held, size = [], 0
+        # A generator of weights may reuse its buffer for the next one.
+        held.append((name, tensor.detach().cpu().clone()))
+        size += tensor.nbytes
+    if held:
+        yield Bucket(held)
+
+
+async def send_by_ipc(handle: str, bucket_megabytes: int, weights: Any) -> None:
+    """Send ``weights`` to the process that called ``receive_by_ipc`` with the same ``handle``."""
+    sender = _verl_transfer().BucketedWeightSender(zmq_handle=handle, bucket_size_mb=bucket_megabytes)
+    _limit_waiting(sender)
+    await sender.async_send_weights(weights)
+
+
+def receive_by_ipc(handle: str, device: torch.device, load: Callable[[list[Named]], None]) -> None:
+    """Receive what ``send_by_ipc`` sends and give it to ``load``, bucket by bucket. Blocks."""
+    receiver = _verl_transfer().BucketedWeightReceiver(zmq_handle=handle, device=device)
+    _limit_waiting(receiver)
+    receiver.receive_weights(lambda named, _is_last: load(named))
+
+
+def _limit_waiting(peer: Any) -> None:
+    """Give the peer's socket a time limit as soon as it has one."""
+    import zmq
+
+    open_socket = peer._init_socket
+
+    def open_with_limit() -> None:
+        open_socket()
+        peer.socket.setsockopt(zmq.RCVTIMEO, int(PEER_TIMEOUT_S * 1000))
+
+    peer._init_socket = open_with_limit
+
+
+@functools.cache
+def _verl_transfer() -> ModuleType:
+    """verl's bucketed transfer. Its package imports vLLM on the way in; the file by itself does not."""
+    import verl
+
+    path = Path(verl.__file__).parent / "workers/rollout/vllm_rollout/bucketed_weight_transfer.py"
+    spec = importlib.util.spec_from_file_location("goldilocks.engine._verl_bucketed_weight_transfer", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"verl has no {path}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

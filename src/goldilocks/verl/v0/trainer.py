@@ -1,0 +1,319 @@
+"""``RayPPOTrainerWithSampling``: verl's V0 trainer with dynamic sampling and adaptive rollouts.
+
+The training loop is verl's ``fit``, unchanged: generation is where it generates, and the batch it gets is the one the
+collector takes. Every decision is ``goldilocks.core``'s. verl's V1 trainer does the same without waiting for the
+slowest rollout of a round (``trainer.v1.trainer_mode=goldilocks``); this one is for code that is built on V0.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from omegaconf import DictConfig, OmegaConf, open_dict
+from torch.utils.data import Subset
+from verl import DataProto
+from verl.trainer.ppo.core_algos import kl_penalty
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.utils.dataset.rl_dataset import collate_fn as verl_collate_fn
+
+from goldilocks.core import Exhausted
+from goldilocks.errors import require
+from goldilocks.runs.checkpoint import load_state, save_state
+from goldilocks.settings import Settings
+from goldilocks.types import mean_and_std
+from goldilocks.verl.documents import TrainerConfig
+from goldilocks.verl.rehearsal import rehearse
+from goldilocks.verl.source import DatasetSource, loader_order
+from goldilocks.verl.v0.manager import TRAINED, CollectingManager
+from goldilocks.verl.v0.padding import pad_to
+from goldilocks.verl.v0.pending import Pending, is_placeholder, placeholder
+from goldilocks.verl.v0.rewards import RewardFunction, mark_validation, route
+from goldilocks.verl.v0.rows import RowStore
+
+STATE, ROWS = "goldilocks.npz", "goldilocks_rows"
+
+
+class RayPPOTrainerWithSampling(RayPPOTrainer):
+    """verl's ``RayPPOTrainer``: the same arguments, and ``reward_fn`` and ``val_reward_fn`` as functions.
+
+    ``config`` is verl's, or a ``TrainerConfig``. ``fit`` starts Ray and the workers if that has not been done.
+    """
+
+    checkpoint_manager: Any
+
+    def __init__(
+        self,
+        config: DictConfig | TrainerConfig,
+        tokenizer: Any,
+        role_worker_mapping: Any,
+        resource_pool_manager: Any,
+        *args: Any,
+        reward_fn: RewardFunction | None = None,
+        val_reward_fn: RewardFunction | None = None,
+        **kwargs: Any,
+    ) -> None:
+        documented = isinstance(config, TrainerConfig)
+        config = config.to_verl() if isinstance(config, TrainerConfig) else copy.deepcopy(config)
+        OmegaConf.resolve(config)
+        if documented and kwargs.get("val_dataset") is None and not config.data.val_files:
+            kwargs["val_dataset"] = _no_validation(config, kwargs.get("train_dataset"))
+        self.settings = Settings.from_config(config)
+        check(config, self.settings)
+        self._routed = route(config, reward_fn, val_reward_fn)
+        self.rows = RowStore()
+        super().__init__(config, tokenizer, role_worker_mapping, resource_pool_manager, *args, **kwargs)
+
+    def _create_dataloader(self, train_dataset: Any, val_dataset: Any, collate_fn: Any, train_sampler: Any) -> None:
+        """verl's, for validation and for the number of updates that the epochs make; prompts are the collector's."""
+        with self._set(self.config.data, gen_batch_size=None):
+            super()._create_dataloader(train_dataset, val_dataset, collate_fn, train_sampler)
+        self._collate = collate_fn or verl_collate_fn
+        source = DatasetSource(self.train_dataset)
+        rehearse(self.settings, source)
+        self.collector = self.settings.collector(source, loader_order(self.config.data, len(source)))
+        self.train_dataloader = _Placeholders(self)
+
+    def init_workers(self) -> None:
+        """verl's; its rollout manager is given the collector's loop."""
+        super().init_workers()
+        self.async_rollout_manager = CollectingManager(
+            self.async_rollout_manager,
+            self.collector,
+            self.rows,
+            prompts=self._prompts,
+            generation_batch=super()._get_gen_batch,
+            review=self._without_final_signal if self.settings.judges_final_reward else None,
+        )
+
+    def fit(self) -> None:
+        """verl's training loop."""
+        if not ray.is_initialized():
+            _start_ray(self.config)
+        if not hasattr(self, "async_rollout_manager"):
+            self.init_workers()
+        trainer, rollout = self.config.trainer, self.config.actor_rollout_ref.rollout
+        kept = trainer.balance_batch, trainer.total_epochs, rollout.n
+        try:
+            super().fit()
+        except Exhausted as error:
+            folder = self._save_interrupted()
+            raise Exhausted(f"{error} What was generated is saved in {folder}.") from error
+        finally:
+            trainer.balance_batch, trainer.total_epochs, rollout.n = kept
+
+    def _begin_training(self) -> None:
+        """What ``fit`` reads from here on; its loggers have been told of the config as the user wrote it."""
+        trainer = self.config.trainer
+        self._balances = trainer.balance_batch
+        self._total_prompts = math.inf
+        if trainer.total_training_steps is None:
+            self._total_prompts = trainer.total_epochs * len(self.collector.source)
+        trainer.balance_batch = True  # the one place where fit hands out its metrics
+        trainer.total_epochs = sys.maxsize  # epochs end with the prompts issued
+        self.config.actor_rollout_ref.rollout.n = 1  # each rollout is a row of its own
+        self.train_dataloader = _Placeholders(self)
+
+    # -- a batch -------------------------------------------------------------------------------------------------------
+
+    def _prompts(self, indices: Sequence[int]) -> DataProto:
+        batch = DataProto.from_single_dict(self._collate([self.train_dataset[index] for index in indices]))
+        batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        return batch
+
+    def _get_gen_batch(self, batch: DataProto) -> DataProto:
+        if is_placeholder(batch):
+            return Pending(batch)
+        generation = super()._get_gen_batch(batch)
+        if self._routed:
+            mark_validation(generation)
+        return generation
+
+    def _without_final_signal(self, batch: DataProto) -> list[str]:
+        """The groups whose reward after the KL penalty does not vary: it needs log-probs before the verdict."""
+        self.checkpoint_manager.sleep_replicas()
+        batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        batch.meta_info["global_token_num"] = batch.batch["attention_mask"].sum(-1).tolist()
+        old, _ = self._compute_old_log_prob(batch)
+        reference = self._compute_ref_log_prob(batch)
+        kind, beta = self.config.algorithm.kl_penalty, self.kl_ctrl_in_reward.value
+        kl = kl_penalty(old.batch["old_log_probs"], reference.batch["ref_log_prob"], kl_penalty=kind)
+        final = (batch.batch["rm_scores"] - beta * kl * batch.batch["response_mask"]).sum(-1).tolist()
+        self.checkpoint_manager.update_weights(self.global_steps - 1)  # the same ones: it is how replicas are woken
+        rewards: dict[str, list[float]] = {}
+        for uid, reward in zip(batch.non_tensor_batch["uid"], final, strict=True):
+            rewards.setdefault(uid, []).append(reward)
+        lowest = self.settings.filter_groups.min_std
+        return [uid for uid, values in rewards.items() if len(values) > 1 and mean_and_std(values)[1] <= lowest]
+
+    # -- groups of different sizes -------------------------------------------------------------------------------------
+
+    def _balance_batch(self, batch: DataProto, metrics: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Called by ``fit`` once a step, with its metrics; balances if the user asked for it."""
+        metrics.update(self.collector.metrics())
+        if not self._balances:
+            return
+        rows = len(batch)
+        padded = pad_to(batch, self._ranks)
+        padded.batch["__row__"] = torch.arange(len(padded))
+        super()._balance_batch(padded, metrics, *args, **kwargs)
+        order = padded.batch.pop("__row__")
+        if padded is not batch:
+            batch.reorder(order[order < rows])
+
+    @property
+    def _ranks(self) -> int:
+        return self._get_dp_size(self.actor_rollout_wg, "actor")
+
+    def _compute_values(self, batch: DataProto) -> DataProto:
+        return super()._compute_values(pad_to(batch, self._ranks)).slice(0, len(batch))
+
+    def _compute_ref_log_prob(self, batch: DataProto) -> DataProto:
+        return super()._compute_ref_log_prob(pad_to(batch, self._ranks)).slice(0, len(batch))
+
+    def _compute_old_log_prob(self, batch: DataProto) -> tuple[DataProto, float]:
+        log_probs, utilisation = super()._compute_old_log_prob(pad_to(batch, self._ranks))
+        return log_probs.slice(0, len(batch)), utilisation
+
+    def _update_actor(self, batch: DataProto) -> DataProto:
+        return self._update(super()._update_actor, self.config.actor_rollout_ref.actor, batch)
+
+    def _update_critic(self, batch: DataProto) -> DataProto:
+        return self._update(super()._update_critic, self.config.critic, batch)
+
+    def _update(self, update: Callable[[DataProto], DataProto], section: DictConfig, batch: DataProto) -> DataProto:
+        """As many mini-batches as the user's sizes make of a training batch, which are counted in prompts."""
+        mini_batches = max(1, round(self.config.data.train_batch_size / section.ppo_mini_batch_size))
+        trained = batch.non_tensor_batch[TRAINED]
+        rows = pad_to(batch if trained.all() else batch.select_idxs(trained), self._ranks * mini_batches)
+        with self._set(section, ppo_mini_batch_size=len(rows) // mini_batches):
+            return update(rows)
+
+    @contextmanager
+    def _set(self, section: DictConfig, **values: Any) -> Iterator[None]:
+        """Keys of the config, for a while."""
+        before = {key: section.get(key) for key in values}
+        with open_dict(section):
+            section.update(values)
+            try:
+                yield
+            finally:
+                section.update(before)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self) -> None:
+        """The collector's state first: verl writes the file that makes the checkpoint count last."""
+        self._save_collector(self._folder(f"global_step_{self.global_steps}"))
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        trainer = self.config.trainer
+        if trainer.resume_mode != "disable":
+            folder = self._folder(f"global_step_{self.global_steps}")
+            if trainer.resume_mode == "resume_path":
+                folder = Path(trainer.resume_from_path)
+            interrupted = self._folder(f"interrupted_step_{self.global_steps + 1}")
+            self._load_collector(interrupted if interrupted.is_dir() else folder)
+        self._begin_training()
+
+    def _save_interrupted(self) -> Path:
+        folder = self._folder(f"interrupted_step_{self.global_steps}")
+        self.collector.put_back()
+        self._save_collector(folder)
+        return folder
+
+    def _folder(self, name: str) -> Path:
+        return Path(self.config.trainer.default_local_dir) / name
+
+    def _save_collector(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        waiting = ((rollout.uid, rollout.index) for rollout in self.collector.waiting_rollouts)
+        self.rows.save(waiting, folder / ROWS)
+        state = {"collector": self.collector.state_dict(), "manager": self.async_rollout_manager.state_dict()}
+        save_state(state, folder / STATE)
+
+    def _load_collector(self, folder: Path) -> None:
+        if not (folder / STATE).exists():
+            return
+        state = load_state(folder / STATE)
+        self.collector.load_state_dict(state["collector"])
+        self.async_rollout_manager.load_state_dict(state["manager"])
+        self.collector.reissue()
+        self.rows.load(folder / ROWS)
+
+
+class _Placeholders:
+    """What ``fit`` iterates over: a placeholder a step, for as long as an epoch of prompts lasts.
+
+    An epoch is a pass over the data in prompts issued. Without ``total_training_steps``, the step that begins when
+    fewer prompts are left than two steps need is the last.
+    """
+
+    def __init__(self, trainer: RayPPOTrainerWithSampling) -> None:
+        self._trainer = trainer
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        """``fit`` starts at epoch ``steps // len``: at 0, from where epochs that are over pass at once."""
+        return sys.maxsize
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        trainer, collector = self._trainer, self._trainer.collector
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        before = collector.prompts_issued - collector.target_groups
+        while collector.prompts_issued // len(collector.source) <= epoch:
+            issued = collector.prompts_issued
+            if trainer._total_prompts - issued < 2 * (issued - before):
+                trainer.total_training_steps = trainer.global_steps
+            before = issued
+            yield placeholder()
+
+    def state_dict(self) -> dict[str, Any]:
+        """verl saves this; the collector's own state is saved beside it."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """There is nothing in it."""
+
+
+def check(config: DictConfig, settings: Settings) -> None:
+    """What this trainer cannot do, said before anything is started."""
+    reward = config.reward.reward_model
+    require(
+        not reward.enable or reward.enable_resource_pool,
+        "reward.reward_model.enable_resource_pool",
+        reward.enable_resource_pool,
+        "True, since groups are judged by rewards while the rollout servers hold the GPUs",
+    )
+    estimator = config.algorithm.adv_estimator
+    require(estimator != "remax", "algorithm.adv_estimator", "remax", "an estimator without a greedy baseline")
+    costs = settings.budget().costs
+    require(not costs, "goldilocks.budget", costs, "none on verl's V0 trainer; trainer.use_v1=True has it")
+    filtered = settings.batch_filter_config is not None
+    require(not filtered, "batch_filter.enable", filtered, "False on verl's V0 trainer; trainer.use_v1=True has it")
+
+
+def _no_validation(config: DictConfig, train_dataset: Any) -> Any:
+    """verl must have validation data, even where there is none: one training prompt, and it is never asked for."""
+    require(train_dataset is not None, "data.val_files", None, "files, or val_dataset, or train_dataset without either")
+    config.trainer.val_before_train, config.trainer.test_freq = False, -1
+    return Subset(train_dataset, [0])
+
+
+def _start_ray(config: DictConfig) -> None:
+    """As verl's ``run_ppo`` does."""
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    given = config.ray_kwargs.get("ray_init", {})
+    runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), given.get("runtime_env", {}))
+    arguments: Any = OmegaConf.to_container(OmegaConf.create({**given, "runtime_env": runtime_env}))
+    ray.init(**arguments)

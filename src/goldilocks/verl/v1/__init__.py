@@ -1,0 +1,1 @@
+"""The collector in verl's V1 trainer."""

@@ -1,0 +1,110 @@
+"""The collector's loop on verl: requests go to the agent loops, events come back, a batch is a list of keys.
+
+Tensors stay in the TransferQueue; the payload of a rollout is its keys and tags there. What the collector lets go is
+cleared from the queue once a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.utils import tensordict_utils as tu
+from verl.utils.dataset.rl_dataset import collate_fn
+
+from goldilocks.core import Collector
+from goldilocks.types import Request, Rollout
+from goldilocks.verl.failures import published_error
+from goldilocks.verl.source import DatasetSource
+from goldilocks.verl.v1.fields import FIRST, PARTITION, ROLLOUTS
+from goldilocks.verl.v1.rows import batch_of, clear, keys_of
+
+if TYPE_CHECKING:
+    from goldilocks.verl.v1.agent_loop import StreamingManager
+
+MAX_FAILURES = 64  # in a row: it is not bad luck any more
+POLL_INTERVAL = 0.05  # seconds; validation waits on verl's own replay buffer
+
+
+class CollectorSampler(ReplayBuffer):
+    """verl's replay buffer for validation; for training, whatever the collector takes."""
+
+    def __init__(self, config: Any) -> None:
+        sampler = config.trainer.v1.sampler
+        super().__init__(
+            trainer_mode="sync",
+            trainer_config=OmegaConf.create(),
+            max_off_policy_threshold=sampler.max_off_policy_threshold,
+            max_off_policy_strategy=sampler.max_off_policy_strategy,
+            sampler_kwargs=sampler.sampler_kwargs,
+            poll_interval=POLL_INTERVAL,
+        )
+        self.collector: Collector
+        self.manager: StreamingManager
+        self._failures = 0
+        self._stored: dict[str, list[str]] = {}  # the keys in the queue, by group
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
+        if partition_id != PARTITION:
+            return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+        self.fill(global_steps, drain=False)
+        groups = self.collector.take()
+        self._drain()
+        return batch_of(groups), {}
+
+    def fill(self, global_steps: int, *, drain: bool = True) -> None:
+        """Run the loop until a batch is there to be taken."""
+        while not self.collector.ready:
+            self._submit(self.collector.requests(), global_steps)
+            if not self.collector.ready:
+                self._observe()
+        if drain:
+            self._drain()
+
+    def _drain(self) -> None:
+        """Nothing is in flight afterwards: the rollout servers are about to be put to sleep."""
+        self._cancel()
+        while self.collector.in_flight:
+            self._observe()
+        self._clear()
+
+    def _submit(self, requests: list[Request], global_steps: int) -> None:
+        if not requests:
+            return
+        source = self.collector.source
+        assert isinstance(source, DatasetSource)
+        rows = collate_fn([source.dataset[request.prompt.index] for request in requests])
+        rows["uid"] = np.array([request.uid for request in requests], dtype=object)
+        rows[ROLLOUTS] = np.array([request.n for request in requests], dtype=object)
+        rows[FIRST] = np.array([request.first for request in requests], dtype=object)
+        batch = tu.get_tensordict(rows)
+        tu.assign_non_tensor_data(batch, "global_steps", global_steps)
+        self.manager.generate_sequences(batch)
+
+    def _observe(self) -> None:
+        for event in self.manager.events():
+            self._failures = 0 if isinstance(event, Rollout) else self._failures + (event.reason != "cancelled")
+            if self._failures >= MAX_FAILURES:
+                raise RuntimeError(f"{self._failures} rollouts failed in a row; the first said: {published_error()}")
+            if isinstance(event, Rollout):
+                self.note([event])
+            self.collector.observe(event)
+        self._cancel()
+
+    def _cancel(self) -> None:
+        self.manager.cancel(self.collector.cancelled())
+
+    def _clear(self) -> None:
+        """Free what no group needs any more; verl itself clears the keys of the batch it trained."""
+        alive = self.collector.alive
+        gone = [uid for uid in self._stored if uid not in alive]
+        clear(key for uid in gone for key in self._stored.pop(uid))
+
+    def note(self, rollouts: Iterable[Rollout]) -> None:
+        """These are in the queue: they have arrived, or were put there after a restart."""
+        for rollout in rollouts:
+            self._stored.setdefault(rollout.uid, []).extend(keys_of([rollout]))

@@ -1,0 +1,347 @@
+"""verl's synchronous V1 trainer with the collector in the place of its replay buffer: ``trainer_mode: goldilocks``.
+
+With everything off it trains what verl's ``sync`` trains, prompt for prompt. Only the seams that verl has are used; the
+training loop is verl's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, open_dict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.debug import marked_timer
+
+from goldilocks.algorithms import PoolStatistics, pool_statistics
+from goldilocks.core import Collector, Exhausted
+from goldilocks.runs.budget import Meter
+from goldilocks.runs.checkpoint import load_state, save_state
+from goldilocks.settings import Settings
+from goldilocks.types import Group
+from goldilocks.verl.rehearsal import rehearse
+from goldilocks.verl.source import DatasetSource, loader_order
+from goldilocks.verl.v1.gates import Gate, build_gate
+from goldilocks.verl.v1.rows import (
+    batch_of,
+    clear,
+    padding_keys,
+    tensor_fields,
+    weigh_advantages,
+    zero_log_probs,
+)
+from goldilocks.verl.v1.sampler import CollectorSampler
+from goldilocks.verl.v1.stored_rows import load_rows, save_rows
+
+MANAGER = "goldilocks.verl.v1.agent_loop.StreamingManager"
+POOL_ESTIMATOR, PROMPT_MEAN = "grpo_pool", "prompt-mean"
+MULTI_MODAL = ("multi_modal_inputs",)
+MAX_REFILLS = 32  # of one batch: a gate that rejects this often rejects everything
+STATE, ROWS = "goldilocks.npz", "goldilocks_rows"
+
+
+class EpochClock:
+    """verl asks for ``steps // steps_per_epoch``; epochs are counted in prompts issued, updates are another clock."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+
+    def __rfloordiv__(self, steps: int) -> int:
+        return self._collector.prompts_issued // len(self._collector.source)
+
+
+@register_trainer("goldilocks")
+class GoldilocksTrainer(PPOTrainerSync):
+    """Decides with a ``Collector`` which prompts are rolled out, how often, and which groups are trained."""
+
+    replay_buffer: CollectorSampler
+    gate: Gate | None
+
+    def __init__(self, config: DictConfig) -> None:
+        self.settings = Settings.from_config(config)
+        _use_streaming_workers(config)
+        _use_pool_baseline(config, self.settings)
+        super().__init__(config)
+
+    @property
+    def trainer_mode(self) -> str:
+        """verl compares this name to choose between its synchronous and its asynchronous branches."""
+        return "sync"
+
+    @trainer_mode.setter
+    def trainer_mode(self, name: str) -> None:
+        pass
+
+    def _build_replay_buffer(self) -> CollectorSampler:
+        return CollectorSampler(self.config)
+
+    def _init_dataloader(self) -> None:
+        gen_batch_size = self.config.data.get("gen_batch_size", None)
+        super()._init_dataloader()
+        with open_dict(self.config):
+            self.config.data.gen_batch_size = gen_batch_size  # verl sets it to 1 where groups are filtered
+        source = DatasetSource(self.train_dataset)
+        rehearse(self.settings, source)
+        self.collector = self.settings.collector(source, loader_order(self.config.data, len(source)))
+        self.replay_buffer.collector = self.collector
+        self.meter = Meter(self.settings.budget(), self.collector.accounts)
+        self.steps_per_epoch = EpochClock(self.collector)
+        self.gate = build_gate(
+            self.settings, lambda: self.kl_ctrl_in_reward.value, kl_penalty=self.config.algorithm.kl_penalty
+        )
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """verl's loop; the sampler is given the workers it asks."""
+        self.replay_buffer.manager = agent_loop_manager
+        self._keep_to_budget({})  # a run that is started again may have spent it
+        super().fit(agent_loop_manager)
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def prepare_step(self) -> dict[str, float]:
+        """Prompts are issued by the collector, as rollouts arrive."""
+        return {}
+
+    def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
+        try:
+            batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+        except Exhausted as error:
+            folder = self._save_interrupted()
+            raise Exhausted(f"{error} What was generated is saved in {folder}.") from error
+        metrics.update(self.collector.metrics())
+        return batch
+
+    # -- a budget ------------------------------------------------------------------------------------------------------
+
+    def on_step_begin(self) -> None:
+        super().on_step_begin()
+        self.meter.begin_update()
+
+    def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
+        batch = super().step(metrics, timing_raw)
+        self._keep_to_budget(metrics)
+        return batch
+
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        self.meter.end_update()
+
+    def _keep_to_budget(self, metrics: dict) -> None:
+        """End the run with this update if the budget is spent.
+
+        verl asks before an update whether it is the last one. That is known only after it, so what verl does at the
+        end, validate and save, is asked for by the frequencies it looks at next.
+        """
+        if not self.meter.budget.costs:
+            return
+        metrics["budget/spent"] = share = self.meter.share
+        last, trainer = share >= 1, self.config.trainer
+        if self.meter.budget.validations is not None:
+            due = self.meter.validation_due()
+            trainer.test_freq = self.global_steps if due or last else 0
+        if last:
+            self.total_training_steps = self.global_steps
+            for key in ("test_freq", "save_freq"):
+                trainer[key] = self.global_steps if trainer[key] > 0 else trainer[key]
+
+    # -- rejection inside the refill loop ------------------------------------------------------------------------------
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        batch = self._log_probs(batch, metrics)
+        return self._refill(batch, metrics) if self.gate is not None else batch
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Once for each row: a gate on the final reward needed them before."""
+        return batch if self.settings.judges_final_reward else self._ref_log_probs(batch, metrics)
+
+    def _refill(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Reject what the gate refuses, replace it, judge the replacements: until the batch is full of what passed."""
+        padding = set(padding_keys(batch))
+        self._judge(batch, self.collector.in_hand, metrics)
+        judged = {group.uid for group in self.collector.in_hand}
+        for _ in range(MAX_REFILLS):
+            if not self.collector.owed:
+                break
+            self._generate_replacements()
+            fresh = [group for group in self.collector.kept if group.uid not in judged]
+            batch = self._balanced(fresh, {})
+            padding |= set(padding_keys(batch))
+            self._log_probs(batch, {})
+            self._judge(batch, fresh, metrics)
+            judged |= {group.uid for group in fresh}
+            if self.collector.ready:
+                self.collector.take()
+        else:
+            raise ValueError(
+                f"after {MAX_REFILLS} refills {self.collector.owed} groups are missing: the gate rejects too much. "
+                "Look at its metrics and thresholds; algorithm.filter_groups.max_num_gen_batches bounds generation."
+            )
+        final = self._balanced(self.collector.in_hand, metrics)
+        zero_log_probs(padding_keys(final), ref=self.settings.judges_final_reward)
+        clear(padding)
+        return final
+
+    def _judge(self, batch: KVBatchMeta, groups: Iterable[Group], metrics: dict) -> None:
+        assert self.gate is not None
+        if self.settings.judges_final_reward:
+            self._ref_log_probs(batch, metrics)
+        refused, judged = self.gate.judge(batch_of(groups))
+        metrics.update(judged)
+        self.collector.reject(refused, self.gate.reason)
+
+    def _generate_replacements(self) -> None:
+        """More groups by the same policy; its replicas were asleep."""
+        with marked_timer("gen", self.timing_raw):
+            self.checkpoint_manager.update_weights(self.global_steps - 1)
+            self.replay_buffer.fill(self.global_steps)
+            self.on_sample_end()
+
+    def _balanced(self, groups: Iterable[Group], metrics: dict) -> KVBatchMeta:
+        batch = self._balance_batch(batch_of(groups), metrics)
+        batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        return batch
+
+    # -- what the workers are sent -------------------------------------------------------------------------------------
+
+    def _log_probs(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        with self._tensors_only(batch):
+            return super()._compute_old_log_prob(batch, metrics)
+
+    def _ref_log_probs(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        with self._tensors_only(batch):
+            return super()._compute_ref_log_prob(batch, metrics)
+
+    def _compute_values(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        with self._tensors_only(batch):
+            return super()._compute_values(batch, metrics)
+
+    @contextmanager
+    def _tensors_only(self, batch: KVBatchMeta) -> Iterator[None]:
+        """Workers are sent what they compute with: a row's texts take longer on their way than its tensors.
+
+        Of the texts only the inputs of another modality are computed with, and only where the model has a processor.
+        """
+        before, batch.fields = batch.fields, tensor_fields(batch, also=MULTI_MODAL if self.processor else ())
+        try:
+            yield
+        finally:
+            batch.fields = before
+
+    # -- advantages ----------------------------------------------------------------------------------------------------
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Baselines are over all rollouts a group has had, whether or not all of them are trained."""
+        pools = {group.uid: PoolStatistics.of(group.rewards) for group in self.collector.in_hand}
+        with pool_statistics(pools if self.config.algorithm.adv_estimator == POOL_ESTIMATOR else {}):
+            batch = super()._compute_advantage(batch, metrics)
+        if self.settings.policies.loss_agg == PROMPT_MEAN:
+            weigh_advantages(batch, self.config.actor_rollout_ref.actor.loss_agg_mode)
+        return batch
+
+    # -- groups of different sizes -------------------------------------------------------------------------------------
+
+    def _mini_batches(self, prompts_per_mini_batch: int) -> int:
+        """How many mini-batches the user's sizes make of a training batch; both are counted in prompts."""
+        return max(1, round(self.config.data.train_batch_size / prompts_per_mini_batch))
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """Pad only to what the workers need: each mini-batch split evenly over the data-parallel ranks."""
+        multiple = dp_size * self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        if self.use_critic:
+            critic = dp_size * self._mini_batches(self.config.critic.ppo_mini_batch_size)
+            multiple = math.lcm(multiple, critic)
+        return multiple
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(batch)), self._tensors_only(batch):
+            return super()._update_actor(batch, metrics)
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        with self._rows_per_mini_batch(self.config.critic, len(batch)), self._tensors_only(batch):
+            return super()._update_critic(batch, metrics)
+
+    @contextmanager
+    def _rows_per_mini_batch(self, section: DictConfig, rows: int) -> Iterator[None]:
+        """verl multiplies prompts by ``rollout.n``; with groups of any size, rows are what there is to divide."""
+        rollout = self.config.actor_rollout_ref.rollout
+        n, prompts = rollout.n, section.ppo_mini_batch_size
+        with open_dict(self.config):
+            rollout.n, section.ppo_mini_batch_size = 1, rows // self._mini_batches(prompts)
+            try:
+                yield
+            finally:
+                rollout.n, section.ppo_mini_batch_size = n, prompts
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self) -> None:
+        """The collector's state first: verl writes the file that makes the checkpoint count last."""
+        self._save_collector(Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}")
+        super()._save_checkpoint()
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        trainer = self.config.trainer
+        if trainer.resume_mode == "disable":
+            return
+        saved = Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        folder = Path(trainer.resume_from_path) if trainer.resume_mode == "resume_path" else saved
+        interrupted = self._interrupted_folder(self.global_steps + 1)
+        self._load_collector(interrupted if interrupted.is_dir() else folder)
+
+    def _save_interrupted(self) -> Path:
+        folder = self._interrupted_folder(self.global_steps)
+        self.collector.put_back()
+        self._save_collector(folder)
+        return folder
+
+    def _interrupted_folder(self, step: int) -> Path:
+        return Path(self.config.trainer.default_local_dir) / f"interrupted_step_{step}"
+
+    def _save_collector(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_rows(self.collector.waiting_rollouts, folder / ROWS)
+        gate = {} if self.gate is None else self.gate.state_dict()
+        state = {"collector": self.collector.state_dict(), "gate": gate, "meter": self.meter.state_dict()}
+        save_state(state, folder / STATE)
+
+    def _load_collector(self, folder: Path) -> None:
+        if not (folder / STATE).exists():
+            return
+        state = load_state(folder / STATE)
+        self.collector.load_state_dict(state["collector"])
+        self.collector.reissue()
+        self.meter.load_state_dict(state.get("meter", {}))
+        if self.gate is not None and state["gate"]:
+            self.gate.load_state_dict(state["gate"])
+        load_rows(folder / ROWS)
+        self.replay_buffer.note(self.collector.waiting_rollouts)
+
+
+def _use_pool_baseline(config: DictConfig, settings: Settings) -> None:
+    """Where only some rollouts of a group are trained, GRPO's baseline needs the others too."""
+    if settings.adaptive.enable and settings.adaptive.max_train_n and config.algorithm.adv_estimator == "grpo":
+        config.algorithm.adv_estimator = POOL_ESTIMATOR
+
+
+def _use_streaming_workers(config: DictConfig) -> None:
+    agent = config.actor_rollout_ref.rollout.agent
+    chosen = agent.get("agent_loop_manager_class", None)
+    if chosen not in (None, MANAGER):
+        raise ValueError(
+            f"actor_rollout_ref.rollout.agent.agent_loop_manager_class={chosen!r} is not accepted with "
+            f"trainer.v1.trainer_mode=goldilocks: none, or {MANAGER}"
+        )
+    with open_dict(config):
+        agent.agent_loop_manager_class = MANAGER
+    reward = config.reward.reward_model
+    if reward.enable and not reward.enable_resource_pool:
+        raise ValueError(
+            "reward.reward_model.enable_resource_pool=False is not accepted with trainer.v1.trainer_mode=goldilocks: "
+            "True, since a group is judged when its rollouts arrive and needs their rewards then"
+        )

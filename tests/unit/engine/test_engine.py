@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unit.engine.models import CONFIGS, VOCABULARY, fresh, logits_after, reference
+
+from goldilocks.engine import Engine, Generation, SamplingParams
+
+EOS = 5
+
+
+def make(name: str = "llama", slots: int = 3, max_length: int = 40, eos_ids: tuple[int, ...] = (EOS,)) -> Engine:
+    return Engine(fresh(name), slots=slots, max_length=max_length, eos_ids=eos_ids, pad_id=0, device="cpu")
+
+
+def drain(engine: Engine) -> dict[str, Generation]:
+    done: dict[str, Generation] = {}
+    while engine.busy:
+        for generation in engine.step():
+            assert generation.request_id not in done
+            done[generation.request_id] = generation
+    return done
+
+
+def random_prompts(count: int, longest: int = 10) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, VOCABULARY, rng.integers(1, longest + 1)).tolist() for _ in range(count)]
+
+
+def generate(engine: Engine, prompt: list[int], **params: object) -> Generation:
+    engine.submit("one", prompt, SamplingParams(**{"max_tokens": 12, **params}))
+    return drain(engine)["one"]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_answers_are_those_of_generate(name: str) -> None:
+    engine = make(name, eos_ids=())
+    prompts = random_prompts(7)
+    for i, prompt in enumerate(prompts):
+        engine.submit(str(i), prompt, SamplingParams(max_tokens=8 + i, temperature=0))
+    done = drain(engine)
+    for i, prompt in enumerate(prompts):
+        ids = torch.tensor([prompt])
+        expected = reference(name).generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8 + i, pad_token_id=0
+        )
+        assert done[str(i)].token_ids == expected[0, len(prompt) :].tolist()
+        assert done[str(i)].stop_reason == "length"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_log_probs_are_those_of_a_full_forward_pass(name: str) -> None:
+    engine = make(name)
+    prompts = random_prompts(6)
+    for i, prompt in enumerate(prompts):
+        engine.submit(str(i), prompt, SamplingParams(max_tokens=15, temperature=0.5 + 0.2 * i, seed=i))
+    for i, generation in drain(engine).items():
+        expected = (logits_after(name, prompts[int(i)], generation.token_ids) / (0.5 + 0.2 * int(i))).log_softmax(-1)
+        chosen = expected.gather(1, torch.tensor(generation.token_ids)[:, None])[:, 0]
+        assert (chosen - torch.tensor(generation.log_probs)).abs().max() < 1e-5
+        assert (expected.max(-1).values - torch.tensor(generation.top_log_probs)).abs().max() < 1e-5
+
+
+def test_log_probs_after_a_cut_are_those_of_the_cut_distribution() -> None:
+    prompt = [3, 1, 4]
+    generation = generate(make(), prompt, top_k=4, temperature=0.8, ignore_eos=True, seed=0)
+    logits = logits_after("llama", prompt, generation.token_ids) / 0.8
+    expected = logits.masked_fill(logits < logits.topk(4).values[:, -1:], -torch.inf).log_softmax(-1)
+    chosen = expected.gather(1, torch.tensor(generation.token_ids)[:, None])[:, 0]
+    assert (chosen - torch.tensor(generation.log_probs)).abs().max() < 1e-5
+
+
+def test_the_same_seed_gives_the_same_tokens_whatever_else_is_generated() -> None:
+    prompt, params = [7, 8, 9], SamplingParams(max_tokens=15, seed=11)
+    alone = generate(make(), prompt, max_tokens=15, seed=11)
+    crowd = make(slots=4)
+    for i, other in enumerate(random_prompts(9)):
+        crowd.submit(f"other {i}", other, SamplingParams(max_tokens=5 + i))
+    crowd.submit("one", prompt, params)
+    together = drain(crowd)["one"]
+    assert together.token_ids == alone.token_ids
+    assert together.log_probs == pytest.approx(alone.log_probs, abs=1e-5)
+
+
+def test_other_seeds_and_no_seed_give_other_tokens() -> None:
+    engine = make(slots=8, eos_ids=())
+    for i in range(4):
+        engine.submit(f"seed {i}", [1, 2], SamplingParams(max_tokens=20, seed=i))
+        engine.submit(f"none {i}", [1, 2], SamplingParams(max_tokens=20))
+    assert len({tuple(generation.token_ids) for generation in drain(engine).values()}) == 8
+
+
+def test_an_answer_ends_with_the_first_stop_token() -> None:
+    free = generate(make(eos_ids=()), [1, 2, 3], temperature=0, max_tokens=12)
+    stop = free.token_ids[4]
+    first = free.token_ids.index(stop)
+    never, nor = sorted(set(range(VOCABULARY)) - set(free.token_ids))[:2]
+    for engine, params in (
+        (make(eos_ids=(stop,)), {}),
+        (make(eos_ids=()), {"stop_ids": (never, stop, nor)}),
+        (make(eos_ids=(never, stop)), {}),
+    ):
+        stopped = generate(engine, [1, 2, 3], temperature=0, **params)
+        assert stopped.token_ids == free.token_ids[: first + 1]
+        assert stopped.stop_reason == "stop"
+    ignoring = generate(make(eos_ids=(stop,)), [1, 2, 3], temperature=0, ignore_eos=True)
+    assert (ignoring.token_ids, ignoring.stop_reason) == (free.token_ids, "length")
+
+
+def test_a_prompt_asked_for_many_times_is_prefilled_once() -> None:
+    engine = make(slots=2)
+    prefilled: list[tuple[int, ...]] = []
+    prefill = engine._decoder.prefill
+
+    def spy(rows: list[int], prompts: list[tuple[int, ...]]) -> None:
+        prefilled.extend(prompts)
+        prefill(rows, prompts)
+
+    engine._decoder.prefill = spy  # type: ignore[method-assign]
+    for i in range(6):
+        engine.submit(str(i), [9, 8, 7], SamplingParams(max_tokens=3 + i, temperature=0, ignore_eos=True))
+    done = drain(engine)
+    assert prefilled == [(9, 8)]
+    assert all(done[str(i)].token_ids == done["5"].token_ids[: 3 + i] for i in range(6))
+
+
+def test_new_weights_are_used_at_once_and_old_prompts_are_not() -> None:
+    engine, prompt = make(), [4, 4, 2]
+    before = generate(engine, prompt, temperature=0)
+    other = make("llama")._model
+    torch.manual_seed(1)
+    for parameter in other.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    addresses = [parameter.data_ptr() for parameter in engine._model.parameters()]
+    engine.load_weights(other.state_dict().items())
+    assert [parameter.data_ptr() for parameter in engine._model.parameters()] == addresses
+    after = generate(engine, prompt, temperature=0)
+    expected = Engine(other, slots=3, max_length=40, eos_ids=(EOS,), pad_id=0, device="cpu")
+    assert after.token_ids == generate(expected, prompt, temperature=0).token_ids != before.token_ids
+
+
+def test_sleep_gives_the_cache_back_and_wake_takes_it_again() -> None:
+    engine, prompt = make(), [4, 4, 2]
+    before = generate(engine, prompt, temperature=0)
+    engine.sleep()
+    engine.submit("one", prompt, SamplingParams(max_tokens=12, temperature=0))
+    with pytest.raises(RuntimeError, match="asleep"):
+        engine.step()
+    engine.wake()
+    assert drain(engine)["one"] == before
+
+
+def test_sleep_with_live_requests_is_refused() -> None:
+    engine = make()
+    engine.submit("one", [1], SamplingParams(max_tokens=30, ignore_eos=True))
+    engine.step()
+    with pytest.raises(RuntimeError, match="1 live"):
+        engine.sleep()
+
+
+def test_aborted_requests_come_back_with_what_they_have() -> None:
+    engine = make(slots=1)
+    whole = generate(engine, [1, 2], temperature=0, ignore_eos=True)
+    for name in ("live", "waiting"):
+        engine.submit(name, [1, 2], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))
+    assert [engine.step() for _ in range(4)] == [[]] * 4
+    engine.abort("waiting")
+    engine.abort("live")
+    engine.abort("never heard of")
+    assert engine.busy
+    waiting, live = sorted(engine.step(), key=lambda generation: len(generation.token_ids))
+    assert waiting == Generation("waiting", [], [], [], "aborted")
+    assert (live.token_ids, live.stop_reason) == (whole.token_ids[:4], "aborted")
+    assert (engine.busy, engine.free) == (False, 1)
+
+
+def test_free_counts_slots_nobody_waits_for() -> None:
+    engine = make(slots=3)
+    for i in range(2):
+        engine.submit(str(i), [1], SamplingParams(max_tokens=30, ignore_eos=True))
+    assert (engine.free, engine.busy) == (1, True)
+    engine.step()
+    assert engine.free == 1
+    for i in range(2, 5):
+        engine.submit(str(i), [1], SamplingParams(max_tokens=30, ignore_eos=True))
+    assert engine.free == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([], {}, "empty"),
+        ([1] * 30, {"max_tokens": 11}, "30 prompt tokens .* max_tokens=11 = 41 exceeds max_length=40"),
+        ([1, VOCABULARY], {}, "from 1 to 61; the model knows 0 to 60"),
+        ([-1], {}, "from -1"),
+    ],
+)
+def test_a_request_that_cannot_run_is_refused(prompt: list[int], params: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make().submit("x", prompt, SamplingParams(**{"max_tokens": 4, **params}))
+
+
+def test_an_id_in_use_is_refused_until_it_has_come_back() -> None:
+    engine = make()
+    engine.submit("x", [1], SamplingParams(max_tokens=2))
+    with pytest.raises(ValueError, match="'x' is already"):
+        engine.submit("x", [1], SamplingParams(max_tokens=2))
+    drain(engine)
+    engine.submit("x", [1], SamplingParams(max_tokens=2))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"max_tokens": 0}, {"temperature": -0.1}, {"temperature": float("nan")}, {"top_p": 0.0}, {"top_p": 1.1}],
+)
+def test_parameters_out_of_range_are_named(params: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(params))):
+        SamplingParams(**{"max_tokens": 4, **params})
+
+
+def test_an_engine_that_cannot_work_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_position_embeddings=64"):
+        make(max_length=65)
+    with pytest.raises(ValueError, match="slots=0"):
+        make(slots=0)
+    with pytest.raises(ValueError, match=rf"no memory .* slots={2**36} × max_length=40"):
+        make(slots=2**36)
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(0, 4), st.integers(1, 12)),
+        st.tuples(st.just("abort"), st.integers(0, 40), st.just(0)),
+        st.tuples(st.just("step"), st.integers(1, 4), st.just(0)),
+        st.tuples(st.just("abort_all"), st.just(0), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=30)
+@given(events=EVENTS, slots=st.integers(1, 5))
+def test_every_request_comes_back_once_and_alike_whatever_happens_around_it(
+    events: list[tuple[str, int, int]], slots: int
+) -> None:
+    prompts = random_prompts(5)
+    engine = _shared(slots)
+    submitted: dict[str, tuple[int, int]] = {}
+    done: list[Generation] = []
+    for kind, number, tokens in events:
+        if kind == "submit":
+            name = str(len(submitted))
+            submitted[name] = (number, tokens)
+            engine.submit(name, prompts[number], SamplingParams(max_tokens=tokens, temperature=0))
+        elif kind == "abort":
+            engine.abort(str(number))
+        elif kind == "abort_all":
+            engine.abort_all()
+        else:
+            for _ in range(number):
+                done += engine.step()
+    done += drain(engine).values()
+    assert sorted(generation.request_id for generation in done) == sorted(submitted)
+    assert engine.free == slots
+    for generation in done:
+        number, tokens = submitted[generation.request_id]
+        expected = _greedy(number)
+        if generation.stop_reason == "aborted":
+            assert generation.token_ids == expected[: len(generation.token_ids)]
+        else:
+            assert generation.token_ids == expected[:tokens]
+
+
+_engines: dict[int, Engine] = {}
+_answers: dict[int, list[int]] = {}
+
+
+def _shared(slots: int) -> Engine:
+    """One engine for all examples: what an earlier one left behind must not matter either."""
+    return _engines.setdefault(slots, make(slots=slots)) if slots not in _engines else _engines[slots]
+
+
+def _greedy(number: int) -> list[int]:
+    if number not in _answers:
+        _answers[number] = generate(make(slots=1), random_prompts(5)[number], temperature=0).token_ids
+    return _answers[number]

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from unit.engine.models import VOCABULARY, fresh
+
+from goldilocks.engine import Engine, Generation, SamplingParams
+from goldilocks.engine.loop import EngineFailed, EngineLoop
+
+
+class FailingEngine(Engine):
+    """An engine whose device gives out at its third step."""
+
+    steps = 0
+
+    def step(self) -> list[Generation]:
+        self.steps += 1
+        if self.steps == 3:
+            raise OSError("device lost")
+        return super().step()
+
+
+def _engine(kind: type[Engine] = Engine, slots: int = 4) -> Engine:
+    return kind(fresh("llama"), slots=slots, max_length=48, eos_ids=[], pad_id=0, device="cpu")
+
+
+@pytest.fixture
+def loop() -> Iterator[EngineLoop]:
+    made = EngineLoop(_engine())
+    yield made
+    made.close()
+
+
+def test_requests_of_many_waiters_all_come_back(loop: EngineLoop) -> None:
+    async def ask() -> list[Generation]:
+        requests = (
+            loop.generate(f"r{i}", [1 + i, 2, 3], SamplingParams(max_tokens=1 + i % 5, seed=i)) for i in range(20)
+        )
+        return await asyncio.gather(*requests)
+
+    answers = asyncio.run(ask())
+    assert [answer.request_id for answer in answers] == [f"r{i}" for i in range(20)]
+    assert [len(answer.token_ids) for answer in answers] == [1 + i % 5 for i in range(20)]
+    assert loop.in_flight() == []
+
+
+def test_a_refused_request_fails_alone(loop: EngineLoop) -> None:
+    async def ask() -> list[Generation | BaseException]:
+        good = loop.generate("good", [1], SamplingParams(max_tokens=2))
+        bad = loop.generate("bad", [VOCABULARY], SamplingParams(max_tokens=2))
+        return await asyncio.gather(good, bad, return_exceptions=True)
+
+    good, bad = asyncio.run(ask())
+    assert isinstance(good, Generation)
+    assert isinstance(bad, ValueError)
+
+
+def test_an_engine_that_fails_fails_those_who_wait_and_those_who_come_later() -> None:
+    loop = EngineLoop(_engine(FailingEngine))
+
+    async def ask() -> list[Generation | BaseException]:
+        requests = (loop.generate(f"r{i}", [1, 2], SamplingParams(max_tokens=40)) for i in range(6))
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    for answer in asyncio.run(asyncio.wait_for(ask(), 20)):
+        assert isinstance(answer, EngineFailed)
+        assert "OSError: device lost" in str(answer)
+    with pytest.raises(EngineFailed, match="device lost"):
+        loop.call(lambda engine: engine.free).result(timeout=20)
+    loop.close()
+
+
+def test_a_call_that_raises_is_the_callers_alone(loop: EngineLoop) -> None:
+    with pytest.raises(ZeroDivisionError):
+        loop.call(lambda engine: 1 // 0).result(timeout=20)
+    assert loop.call(lambda engine: engine.free).result(timeout=20) == 4
+
+
+def test_a_waiter_that_gives_up_frees_its_slot(loop: EngineLoop) -> None:
+    async def ask() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(loop.generate("r", [1], SamplingParams(max_tokens=46)), 0.001)
+        while loop.in_flight():
+            await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(ask(), 20))
+    assert loop.call(lambda engine: engine.busy).result(timeout=20) is False
+
+
+def test_closing_fails_what_is_in_flight_and_refuses_what_comes() -> None:
+    loop = EngineLoop(_engine(slots=1))
+
+    async def ask() -> Generation | BaseException:
+        waiting = asyncio.ensure_future(loop.generate("r", [1], SamplingParams(max_tokens=46)))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(loop.close)
+        return (await asyncio.gather(waiting, return_exceptions=True))[0]
+
+    answer = asyncio.run(asyncio.wait_for(ask(), 20))
+    assert isinstance(answer, Generation | EngineFailed)
+    with pytest.raises(EngineFailed, match="closed"):
+        loop.call(lambda engine: engine.free)

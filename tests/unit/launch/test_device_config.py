@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import goldilocks.launch.config
+from goldilocks.platforms import DEVICES
+from goldilocks.verl import plugin
+
+plugin.additions()
+
+GROUP = Path(goldilocks.launch.config.__file__).parent / "device"
+
+
+def _compose(*overrides: str) -> Any:
+    from hydra import compose, initialize_config_module
+
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", overrides=["actor_rollout_ref.model.path=/model", *overrides])
+
+
+def _validate(config: Any) -> None:
+    from verl.utils.config import validate_config
+
+    validate_config(config=config, use_reference_policy=True, use_critic=False)
+
+
+def test_there_is_a_config_for_every_device() -> None:
+    assert {path.stem for path in GROUP.glob("*.yaml")} == set(DEVICES)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_verl_accepts_the_config_of_a_device(device: str) -> None:
+    config = _compose(f"+device={device}", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.train_batch_size=8")
+    _validate(config)
+    assert config.trainer.device == device
+    assert config.critic.model.path == "/model"
+    assert not config.actor_rollout_ref.model.trust_remote_code
+
+
+def test_what_the_command_line_says_wins_over_the_device() -> None:
+    config = _compose("+device=cpu", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.name=vllm")
+    assert config.actor_rollout_ref.rollout.name == "vllm"
+    assert config.ray_kwargs.ray_init.num_gpus == 2
+
+
+def test_tensor_parallel_rollouts_are_refused_before_anything_starts() -> None:
+    config = _compose(
+        "+device=cpu", "trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"
+    )
+    with pytest.raises(ValueError, match=r"rollout\.tensor_model_parallel_size=2 .* use rollout\.name=vllm"):
+        _validate(config)
+
+
+def test_an_adapter_that_is_not_merged_is_refused() -> None:
+    config = _compose("+device=cpu", "actor_rollout_ref.model.lora_rank=8")
+    with pytest.raises(ValueError, match=r"model\.lora_rank=8 .* model\.lora\.merge=True"):
+        _validate(config)
+
+
+def test_another_rollout_engine_is_none_of_our_business() -> None:
+    _validate(
+        _compose(
+            "+device=cuda",
+            "trainer.n_gpus_per_node=2",
+            "data.train_batch_size=8",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+            "actor_rollout_ref.rollout.name=vllm",
+            "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+        )
+    )
+
+
+@pytest.mark.parametrize(("name", "freed"), [("transformers", False), ("vllm", True), ("sglang", True)])
+def test_on_a_gpu_only_our_engine_keeps_its_cache_between_steps(name: str, freed: bool) -> None:
+    assert (
+        _compose("+device=cuda", f"actor_rollout_ref.rollout.name={name}").actor_rollout_ref.rollout.free_cache_engine
+        is freed
+    )

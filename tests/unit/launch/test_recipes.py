@@ -1,0 +1,214 @@
+"""Every script composes to the run it names, from any folder; nothing is trained here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from goldilocks.cli import main, parse
+from goldilocks.launch.recipe import choose, compose_config
+
+ROOT = Path(__file__).parents[3]
+
+# What documents the 3B run, key by key.
+GSPO_3B = {
+    "actor_rollout_ref.model.path": "Qwen/Qwen2.5-3B-Instruct",
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "gspo",
+    "actor_rollout_ref.actor.loss_agg_mode": "seq-mean-token-mean",
+    "actor_rollout_ref.actor.clip_ratio_low": 3e-4,
+    "actor_rollout_ref.actor.clip_ratio_high": 4e-4,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 128,
+    "actor_rollout_ref.actor.optim.lr": 1e-6,
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": -1,
+    "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": 0.05,
+    "actor_rollout_ref.actor.optim.weight_decay": 0.1,
+    "actor_rollout_ref.actor.use_kl_loss": False,
+    "actor_rollout_ref.actor.entropy_coeff": 0,
+    "actor_rollout_ref.rollout.n": 16,
+    "actor_rollout_ref.rollout.temperature": 1.0,
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.filter_groups.enable": True,
+    "algorithm.filter_groups.metric": "seq_reward",
+    "algorithm.filter_groups.max_num_gen_batches": 5,
+    "data.train_files": "/elsewhere/data/gsm8k/train.parquet",
+    "data.val_files": "/elsewhere/data/gsm8k/val.parquet",
+    "data.train_batch_size": 512,
+    "data.gen_batch_size": None,
+    "data.max_prompt_length": 2048,
+    "data.max_response_length": 8192,
+    "trainer.total_training_steps": 500,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.use_v1": True,
+    "trainer.v1.trainer_mode": "goldilocks",
+}
+DAPO_3B = {
+    "actor_rollout_ref.model.path": "Qwen/Qwen2.5-3B-Instruct",
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "vanilla",
+    "actor_rollout_ref.actor.loss_agg_mode": "token-mean",
+    "actor_rollout_ref.actor.clip_ratio_low": 0.2,
+    "actor_rollout_ref.actor.clip_ratio_high": 0.28,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 32,
+    "actor_rollout_ref.actor.optim.lr": 1e-6,
+    "actor_rollout_ref.actor.optim.lr_warmup_steps": 10,
+    "actor_rollout_ref.actor.optim.weight_decay": 0.1,
+    "actor_rollout_ref.actor.use_kl_loss": False,
+    "actor_rollout_ref.rollout.n": 16,
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.filter_groups.enable": True,
+    "algorithm.filter_groups.metric": "acc",
+    "algorithm.filter_groups.max_num_gen_batches": 10,
+    "data.train_batch_size": 512,
+    "data.gen_batch_size": 1536,
+    "data.max_response_length": 8192,
+    "reward.reward_manager.name": "dapo",
+    "reward.reward_kwargs.max_resp_len": 8192,
+    "reward.reward_kwargs.overlong_buffer_cfg": {"enable": True, "len": 4096, "penalty_factor": 1.0, "log": True},
+}
+ADAPTIVE = {
+    "actor_rollout_ref.model.path": "Qwen/Qwen2.5-0.5B-Instruct",
+    "adaptive_rollout.enable": True,
+    "adaptive_rollout.max_n": 128,
+    "adaptive_rollout.rollouts_per_batch": 8,
+    "adaptive_rollout.positive_threshold": 0.5,
+    "adaptive_rollout.min_rollouts": 2,
+    "adaptive_rollout.stop": "positive",
+    "algorithm.filter_groups.enable": False,
+    "data.train_batch_size": 32,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 32,
+}
+BASELINE = {
+    "actor_rollout_ref.model.path": "Qwen/Qwen2.5-0.5B-Instruct",
+    "actor_rollout_ref.rollout.n": 5,
+    "adaptive_rollout.enable": False,
+    "algorithm.filter_groups.enable": False,
+    "data.train_batch_size": 32,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": 32,
+}
+SCRIPTS: dict[str, dict[str, Any]] = {
+    "recipe/gspo/gspo_dynamic_sampling_3b_math.sh": GSPO_3B,
+    "recipe/gspo/test_gspo_3b_math.sh": GSPO_3B | {"algorithm.filter_groups.enable": False},
+    "recipe/dapo/dapo_3b_math.sh": DAPO_3B,
+    "examples/grpo_trainer/run_adaptive_rollout_experiment.sh": ADAPTIVE,
+    "examples/grpo_trainer/run_baseline_fixed_n5.sh": BASELINE,
+}
+
+
+def composed(command: list[str], folder: Path, *words: str, **variables: str) -> DictConfig:
+    """What a script would train, asked from a folder that has nothing to do with it."""
+    own = {key: value for key, value in os.environ.items() if key not in ("MODEL", "GSM8K")}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [*command, *words, "--cfg", "job"],
+        cwd=folder,
+        env={**own, "PATH": path, "HOME": "/elsewhere", **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    config = OmegaConf.create(done.stdout)
+    assert isinstance(config, DictConfig)
+    return config
+
+
+def differing(config: DictConfig, wanted: dict[str, Any]) -> dict[str, Any]:
+    """The keys that are not as wanted, with what they are."""
+    found = {key: OmegaConf.select(config, key, throw_on_missing=True) for key in wanted}
+    return {key: value for key, value in found.items() if value != wanted[key]}
+
+
+@pytest.mark.parametrize(("script", "wanted"), SCRIPTS.items(), ids=[Path(script).stem for script in SCRIPTS])
+def test_a_script_without_words_is_the_run_it_names(script: str, wanted: dict[str, Any], tmp_path: Path) -> None:
+    config = composed(["bash", str(ROOT / script)], tmp_path, "device=cuda")
+    assert differing(config, wanted) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_python_script_is_the_shell_script(tmp_path: Path) -> None:
+    config = composed([sys.executable, str(ROOT / "recipe/gspo/main_gspo_dynamic.py")], tmp_path, "device=cuda")
+    assert differing(config, GSPO_3B) == {}
+
+
+def test_what_the_user_says_has_the_last_word_whatever_the_model(tmp_path: Path) -> None:
+    script = ["bash", str(ROOT / "recipe/dapo/dapo_3b_math.sh")]
+    tiny = composed(script, tmp_path, "actor_rollout_ref.actor.ppo_mini_batch_size=4", MODEL="tiny")
+    assert tiny.actor_rollout_ref.actor.ppo_mini_batch_size == 4
+    assert tiny.data.max_response_length == tiny.reward.reward_kwargs.max_resp_len == 12
+    other = composed(script, tmp_path, "data.gen_batch_size=600", MODEL="Qwen/Qwen2.5-7B", GSM8K="/mnt/gsm8k")
+    assert other.actor_rollout_ref.model.path == "Qwen/Qwen2.5-7B"
+    assert other.data.gen_batch_size == 600
+    assert other.data.train_files == "/mnt/gsm8k/train.parquet"
+
+
+def test_every_script_can_be_run_as_it_is() -> None:
+    scripts = [*ROOT.glob("recipe/*/*.sh"), *ROOT.glob("examples/*/run_*.sh")]
+    assert len(scripts) == len(SCRIPTS) + 1  # the comparison, which trains two of them
+    for script in scripts:
+        assert os.access(script, os.X_OK), script
+        assert "set -euo pipefail" in script.read_text(), script
+
+
+def test_the_comparison_knows_three_words(tmp_path: Path) -> None:
+    script = ROOT / "examples/grpo_trainer/run_adaptive_vs_baseline_comparison.sh"
+    baseline = composed(["bash", str(script), "baseline"], tmp_path, "device=cuda")
+    assert differing(baseline, BASELINE) == {}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", script, "all"], env={"PATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "both|adaptive|baseline" in done.stderr
+
+
+def test_a_recipe_of_ones_own_is_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "my own" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text("defaults:\n- /recipe/dapo\n- _self_\nactor_rollout_ref:\n  rollout:\n    n: 3\n")
+    choice = choose([str(file), "data.train_batch_size=7"], "cpu")
+    config = compose_config(choice)
+    assert choice.name == "mine"
+    assert (config.actor_rollout_ref.rollout.n, config.data.train_batch_size) == (3, 7)
+    assert config.algorithm.filter_groups.enable
+    file.write_text("actor_rollout_ref:\n  rollout:\n    n: 9\n")
+    assert compose_config(choice).actor_rollout_ref.rollout.n == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "is not a file"), ("a: [1", "is not YAML"), ("- a list", "has no keys")]
+)
+def test_a_file_that_is_no_recipe_is_one_line(text: str | None, message: str, tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "mine.yaml"
+    if text is not None:
+        file.write_text(text)
+    assert main(["train", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["grpo", "a=1", "--name", "X", "b=2"],
+        ["--name", "X", "grpo", "a=1", "b=2"],
+        ["grpo", "--name", "X", "a=1", "b=2"],
+        ["grpo", "a=1", "b=2", "--name", "X"],
+    ],
+)
+def test_options_stand_before_between_and_behind_the_words(words: list[str]) -> None:
+    args = parse(["train", *words])
+    assert (args.command, args.words, args.name) == ("train", ["grpo", "a=1", "b=2"], "X")
+
+
+@pytest.mark.parametrize("words", [["train", "grpo", "--no-such-option"], ["data", "make"], ["--no-such-option"]])
+def test_what_is_no_option_is_status_2(words: list[str], capsys: Any) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+    assert "usage: goldilocks" in capsys.readouterr().err

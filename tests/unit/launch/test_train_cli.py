@@ -1,0 +1,187 @@
+"""What ``goldilocks train`` says and does before, beside and after verl: no Ray is started here."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from goldilocks.cli import main
+from goldilocks.launch import defaults
+from goldilocks.launch.preflight import check_paths
+from goldilocks.launch.recipe import choose, compose_config, names, quoted
+from goldilocks.runs.directory import RunDir
+from goldilocks.runs.progress import Progress, Tail, clock, validation_accuracy
+
+
+@pytest.fixture(autouse=True)
+def _no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(defaults.VARIABLE, str(tmp_path / "arithmetic"))
+
+
+def compose(*words: str):
+    return compose_config(choose(words, "cpu"))
+
+
+def test_without_words_it_is_grpo_on_arithmetic():
+    choice = choose([], "cpu")
+    assert (choice.recipe, choice.task, choice.device) == ("grpo", "arithmetic", "cpu")
+
+
+def test_what_the_user_sets_wins_over_recipe_task_and_device():
+    config = compose("grpo", "actor_rollout_ref.rollout.n=3", "data.train_batch_size=5", "trainer.n_gpus_per_node=2")
+    assert config.actor_rollout_ref.rollout.n == 3
+    assert config.data.train_batch_size == 5
+    assert config.trainer.n_gpus_per_node == 2
+    assert config.algorithm.adv_estimator == "grpo"
+
+
+@pytest.mark.parametrize("recipe", names("recipe"))
+def test_every_recipe_composes_with_the_default_task(recipe):
+    assert compose(recipe).trainer.device == "cpu"
+
+
+@pytest.mark.parametrize("task", names("task"))
+def test_every_task_composes_on_a_gpu(task):
+    config = compose(f"task={task}", "device=cuda")
+    assert config.trainer.device == "cuda"
+    assert config.reward.custom_reward_function.name == "compute_score"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gropo"], "did you mean grpo"),
+        (["grpo", "dapo"], "one recipe at a time"),
+        (["task=arithmetik"], "did you mean arithmetic"),
+        (["device=tpu"], "device='tpu' is not one of cpu, cuda"),
+        (["trainer.total_training_step=3"], "nearest: trainer.total_training_steps"),
+        (["rollout.n=3"], "nearest: actor_rollout_ref.rollout.n"),
+        (["trainer.save_freq=[1"], "no viable alternative"),
+        (["actor_rollout_ref.model.path=/no/such/model"], "actor_rollout_ref.model.path='/no/such/model' is neither"),
+        (["goldilocks.budget.rollouts=0"], "goldilocks.budget.rollouts=0 is not accepted: a number above 0"),
+        (["goldilocks.budget.rollouts=9", "trainer.use_v1=false"], "needs trainer.use_v1=True"),
+        (["task=gsm8k", "data.train_files=/no/such/file.parquet"], "data.train_files='/no/such/file.parquet'"),
+    ],
+)
+def test_bad_words_are_one_line_and_status_2(words, message, tmp_path, capsys):
+    # A model and data that exist, so that nothing is made and only the word is wrong.
+    (tmp_path / "arithmetic/model").mkdir(parents=True)
+    (tmp_path / "arithmetic/data").mkdir()
+    for split in ("train", "val"):
+        (tmp_path / f"arithmetic/data/{split}.parquet").touch()
+    assert main(["train", *words, "--runs", str(tmp_path / "runs")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_name_on_the_hub_is_taken_for_a_model(tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.parquet").touch()
+    files = [f"data.{split}_files={tmp_path}/{split}.parquet" for split in ("train", "val")]
+    check_paths(compose("actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B", *files))
+
+
+def test_a_run_directory_keeps_what_an_earlier_try_left(tmp_path):
+    first = RunDir.create(tmp_path, "a")
+    first.metrics.write_text("one")
+    first.checkpoints.mkdir()
+    second = RunDir.create(tmp_path, "a")
+    assert not second.metrics.exists()
+    assert (second.path / "metrics.1.jsonl").read_text() == "one"
+    assert second.checkpoints.exists()
+    assert stat.S_IMODE(os.stat(second.secret).st_mode) == 0o600
+
+
+def test_a_run_cannot_be_named_out_of_its_directory(tmp_path):
+    with pytest.raises(ValueError, match="--name="):
+        RunDir.create(tmp_path, "../elsewhere")
+
+
+def test_the_tail_waits_for_the_end_of_a_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    tail = Tail(path)
+    assert list(tail.records()) == []
+    path.write_text('{"step": 1, "data": {}}\n{"step"')
+    assert [record["step"] for record in tail.records()] == [1]
+    with path.open("a") as file:
+        file.write(': 2, "data": {}}\n')
+    assert [record["step"] for record in tail.records()] == [2]
+    assert list(tail.records()) == []
+
+
+def test_progress_adds_up_what_verl_logs():
+    progress = Progress(total_steps=4, rollouts_per_step=32)
+    progress.add({"step": 0, "data": {"val-core/goldilocks/arithmetic/acc/mean@1": 0.25}})
+    for step in (1, 2):
+        progress.add(
+            {"step": step, "data": {"critic/score/mean": 0.5, "perf/total_num_tokens": 100, "timing_s/step": 2.0}}
+        )
+    progress.add({"step": 2, "data": {"val-core/goldilocks/arithmetic/acc/mean@1": 0.5}})
+    assert (progress.rollouts, progress.tokens, progress.steps_done, progress.eta) == (64, 200, 2, 4.0)
+    assert progress.line() == "step 2/4 · reward 0.50 · validation 25.0% → 50.0% · 64 rollouts · 0:04 left"
+    assert ("validation", "25.0% → 50.0% (+25.0 points)") in progress.summary(elapsed=10)
+
+
+def spending(*shares: float, first: int = 1) -> Progress:
+    progress = Progress(total_steps=1_000, rollouts_per_step=32, spent=[0.0])
+    for step, share in enumerate(shares, start=first):
+        data = {"critic/score/mean": 0.5, "timing_s/step": 3.0, "budget/spent": share}
+        progress.add({"step": step, "data": data})
+    return progress
+
+
+def test_with_a_budget_progress_is_what_is_spent_of_it():
+    progress = spending(0.125, 0.25)
+    assert (progress.done, progress.eta) == (0.25, 18.0)
+    assert progress.line() == "step 2 · 25% of the budget · reward 0.50 · 64 rollouts · 0:18 left"
+    assert spending().line() == "step 0 · 0% of the budget · 0 rollouts"
+    assert spending(0.5, 1.25).eta == 0.0
+
+
+def test_validation_takes_time_too():
+    progress = Progress(total_steps=10, rollouts_per_step=32)
+    for step in (1, 2):
+        data = {"critic/score/mean": 0.5, "timing_s/step": 3.0, **({"timing_s/testing": 4.0} if step == 2 else {})}
+        progress.add({"step": step, "data": data})
+    assert progress.eta == (3 + 2) * 8
+
+
+def test_a_resumed_run_does_not_take_what_was_spent_before_for_its_own_pace():
+    assert spending(0.5, 0.75, first=7).eta == 3.0
+    assert spending(0.5, first=7).eta == 3.0 * 993  # nothing to go by yet but the steps
+
+
+def test_a_trainer_that_counts_its_rollouts_is_believed():
+    progress = Progress(total_steps=4, rollouts_per_step=32)
+    for step, total in ((1, 7), (2, 20)):
+        progress.add({"step": step, "data": {"critic/score/mean": 0.5, "accounts/generated_rollouts": total}})
+    assert progress.rollouts == 20
+
+
+def test_validation_is_the_mean_over_data_sources():
+    data = {"val-core/a/acc/mean@1": 0.2, "val-core/b/acc/mean@1": 0.4, "val-aux/a/score/mean@1": 0.9, "x": 1}
+    assert validation_accuracy(data) == pytest.approx(0.3)
+    assert validation_accuracy({"x": 1}) is None
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (65.2, "1:05"), (3600, "1:00:00"), (-1, "0:00")])
+def test_clock(seconds, text):
+    assert clock(seconds) == text
+
+
+@pytest.mark.parametrize("folder", ["a, b", "it's = 3", "(x) {y} [z]", "50%: done"])
+def test_a_folder_may_have_any_name(folder):
+    assert compose(f"trainer.default_local_dir={quoted(folder)}").trainer.default_local_dir == folder
+
+
+def test_the_composed_config_is_plain_yaml(tmp_path):
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.to_container(compose(), resolve=True)
+    assert json.loads(json.dumps(config))["data"]["max_prompt_length"] == 16

@@ -1,0 +1,52 @@
+"""Error texts that the guide quotes are error texts of the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import goldilocks
+
+PAGE = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
+NOT_OURS = ("Unknown trainer", "train/num_gen_batches")  # verl's words; a metric
+HEADINGS = [
+    text
+    for line in PAGE.read_text().splitlines()
+    if line.startswith("### `") and not (text := line.removeprefix("### `").partition("`")[0]).startswith(NOT_OURS)
+]
+
+
+def texts() -> Iterator[str]:
+    """Every string of the code, with … where a value is put in."""
+    for file in Path(goldilocks.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+                yield "".join(map(str, parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+TEXTS = "\n".join(texts()).replace("%s", "…").replace("%d", "…")
+
+
+@pytest.mark.parametrize("heading", HEADINGS)
+def test_a_quoted_error_text_is_in_the_code(heading: str) -> None:
+    fragments = [fragment.strip() for fragment in heading.split("…") if len(fragment.strip()) > 3]
+    assert fragments
+    missing = [fragment for fragment in fragments if fragment not in TEXTS and not composed(fragment)]
+    assert missing == []
+
+
+def composed(fragment: str) -> bool:
+    """``key=value is not accepted: what would be`` is put together by ``require``."""
+    found = re.fullmatch(r"(?P<key>[\w.]+)=\w+ is not accepted: (?P<accepted>.*)", fragment)
+    return found is not None and found["key"] in TEXTS and found["accepted"] in TEXTS
+
+
+def test_the_page_quotes_enough() -> None:
+    assert len(HEADINGS) > 20

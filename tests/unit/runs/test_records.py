@@ -1,0 +1,133 @@
+"""Saved rollouts come back as the rows that were written, and what cannot be read says where in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from goldilocks.runs.records import group_uids, read_records, write_records
+
+ROWS = [
+    {"uid": "a", "reward": 1.0, "length": 12, "text": "first\nsecond, with a comma", "solved": True},
+    {"uid": "b", "reward": -0.5, "length": 7, "text": "Übung", "solved": False},
+]
+
+
+def verl_row(step: int, score: float, **extra: object) -> dict[str, object]:
+    return {"input": "2+2=", "output": "4", "gts": "4", "score": score, "step": step, **extra}
+
+
+@pytest.mark.parametrize("extension", ["jsonl", "parquet", "JSONL"])
+def test_written_rows_are_read_back_as_they_were(tmp_path: Path, extension: str) -> None:
+    path = tmp_path / "deep" / f"rows.{extension}"
+    write_records(path, ROWS)
+    assert read_records(path) == ROWS
+
+
+def test_csv_columns_get_the_type_all_their_values_have(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('uid,reward,text\na,1,"two\nlines"\nb,0.5,x\n')
+    assert read_records(path) == [
+        {"uid": "a", "reward": 1.0, "text": "two\nlines"},
+        {"uid": "b", "reward": 0.5, "text": "x"},
+    ]
+
+
+def test_a_csv_answer_longer_than_a_block_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("uid,text\na," + "x" * 3_000_000 + "\n")
+    assert len(str(read_records(path)[0]["text"])) == 3_000_000
+
+
+def test_a_directory_of_verl_dumps_is_read_in_the_order_of_its_steps(tmp_path: Path) -> None:
+    for step in (10, 9, 1):
+        write_records(tmp_path / f"{step}.jsonl", [verl_row(step, 1.0), verl_row(step, 0.0)])
+    write_records(tmp_path / "summary.jsonl", [{"not": "a dump"}])
+    assert [row["step"] for row in read_records(tmp_path)] == [1, 1, 9, 9, 10, 10]
+
+
+def test_blank_lines_of_a_jsonl_file_are_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n\n{"a": 2}\n')
+    assert read_records(path) == [{"a": 1}, {"a": 2}]
+
+
+def test_verl_v1_dumps_are_grouped_by_what_precedes_session_and_index() -> None:
+    rows = [verl_row(1, 0.0, uid="3f_a_0_0"), verl_row(1, 0.0, uid="3f_a_11_0"), verl_row(1, 0.0, uid="whole")]
+    assert group_uids(rows) == ["3f_a", "3f_a", "whole"]
+
+
+def test_verl_v0_dumps_are_grouped_by_prompt_within_a_step() -> None:
+    assert group_uids([verl_row(1, 0.0), verl_row(1, 1.0), verl_row(2, 1.0)]) == ["1/2+2=", "1/2+2=", "2/2+2="]
+
+
+def test_a_uid_that_is_not_verls_is_taken_as_it_is() -> None:
+    assert group_uids([{"uid": "task_1_2"}, {"uid": 7}]) == ["task_1_2", "7"]
+    assert group_uids([verl_row(1, 0.0, uid="a_0_0", prompt_id="a_0_0")], column="prompt_id") == ["a_0_0"]
+
+
+def test_a_row_without_a_group_is_named() -> None:
+    with pytest.raises(ValueError, match=r"row 1: no column 'uid'.*\['reward'\]"):
+        group_uids([{"uid": "a"}, {"reward": 1.0}])
+    with pytest.raises(ValueError, match="row 0: no column 'prompt'"):
+        group_uids([{"uid": "a"}], column="prompt")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.jsonl", '{"a": 1}\n{"a": \n', r"rows\.jsonl:2: not JSON"),
+        ("rows.jsonl", b'{"a": "\xff"}\n', r"rows\.jsonl:1: not JSON"),
+        ("rows.jsonl", "{}\n[1]\n", r"rows\.jsonl:2: a row must be a JSON object, this is a list"),
+        ("rows.jsonl", "", r"rows\.jsonl: the file holds no rows"),
+        ("rows.csv", "", r"rows\.csv: the file holds no rows"),
+        ("rows.csv", "a,b\n", r"rows\.csv: the file holds no rows"),
+        ("rows.csv", "a,b\n1,2\n3\n", r"rows\.csv:3: .*Expected 2 columns, got 1"),
+        ("rows.csv", b"\xff\xfea,b\n\x00", r"rows\.csv"),
+        ("rows.parquet", "not parquet", r"rows\.parquet: not a parquet file"),
+        ("rows.txt", "a", r"rows\.txt: unknown extension '\.txt'; accepted are \.jsonl, \.csv, \.parquet"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_where(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(ValueError, match=message) as caught:
+        read_records(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_directory_without_dumps_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"gone\.jsonl: no such file"):
+        read_records(tmp_path / "gone.jsonl")
+    with pytest.raises(ValueError, match=r"no <step>\.jsonl file"):
+        read_records(tmp_path)
+
+
+def test_rows_that_fit_no_table_are_refused_by_parquet_and_taken_by_jsonl(tmp_path: Path) -> None:
+    mixed = [{"a": 1, "b": [1]}, {"a": "one"}]
+    with pytest.raises(ValueError, match=r"write \.jsonl instead"):
+        write_records(tmp_path / "mixed.parquet", mixed)
+    write_records(tmp_path / "mixed.jsonl", mixed)
+    assert read_records(tmp_path / "mixed.jsonl") == mixed
+    with pytest.raises(ValueError, match=r"accepted are \.jsonl, \.parquet"):
+        write_records(tmp_path / "rows.csv", ROWS)
+
+
+def test_columns_only_some_rows_have_reach_parquet(tmp_path: Path) -> None:
+    write_records(tmp_path / "rows.parquet", [{"a": 1}, {"a": 2, "b": 3}])
+    assert read_records(tmp_path / "rows.parquet") == [{"a": 1, "b": None}, {"a": 2, "b": 3}]
+
+
+def test_verls_own_writer_is_read_back(tmp_path: Path) -> None:
+    ray_trainer = pytest.importorskip("verl.trainer.ppo.ray_trainer")
+    v1 = pytest.importorskip("verl.trainer.ppo.v1.trainer_base")
+    samples = (["2+2=", "2+2="], ["4", "5"], ["4", "4"], [1.0, 0.0])
+    ray_trainer.RayPPOTrainer._write_generations(*samples, {"acc": [1, 0]}, str(tmp_path), 3)
+    v1_class = next(c for c in vars(v1).values() if hasattr(c, "_write_generations"))
+    v1_class._write_generations(*samples, {"uid": ["u_0_0", "u_1_0"]}, str(tmp_path), 4)
+    rows = read_records(tmp_path)
+    assert rows[0] == {"input": "2+2=", "output": "4", "gts": "4", "score": 1.0, "step": 3, "acc": 1}
+    assert group_uids(rows) == ["3/2+2=", "3/2+2=", "u", "u"]
+    assert json.loads((tmp_path / "4.jsonl").read_text().splitlines()[0])["uid"] == "u_0_0"

@@ -1,0 +1,125 @@
+"""What a user sets, checked before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+import goldilocks.launch
+from goldilocks.core import ListSource
+from goldilocks.core.allocators import Adaptive, Fixed, Knapsack
+from goldilocks.core.filters import Everything, Variance
+from goldilocks.core.selectors import Thompson
+from goldilocks.filtering import PPOFilterConfig
+from goldilocks.settings import AdaptiveRollout, FilterGroups, Policies, Settings
+
+DEFAULTS = Path(goldilocks.launch.__file__).parent / "config" / "goldilocks" / "defaults.yaml"
+
+
+def settings(*overrides: str) -> Settings:
+    base = OmegaConf.create(
+        {
+            "data": {"train_batch_size": 8, "max_response_length": 16, "seed": None},
+            "actor_rollout_ref": {"rollout": {"n": 4}},
+            "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False, "filter_groups": {"enable": False}},
+        }
+    )
+    return Settings.from_config(OmegaConf.merge(base, OmegaConf.from_dotlist(list(overrides))))
+
+
+def test_with_everything_off_every_prompt_gets_n_and_all_are_trained() -> None:
+    chosen = settings()
+    assert chosen.allocator() == Fixed(4)
+    assert chosen.filter() == Everything()
+
+
+def test_filter_groups_is_dynamic_sampling_on_the_metric() -> None:
+    chosen = settings(
+        "algorithm.filter_groups.enable=true",
+        "algorithm.filter_groups.metric=acc",
+        "algorithm.filter_groups.max_num_gen_batches=10",
+        "data.gen_batch_size=24",
+    )
+    assert chosen.filter() == Variance("acc")
+    collector = chosen.collector(ListSource(["a", "b"]))
+    assert (collector.target_groups, collector.gen_batch_size) == (8, 24)
+    assert collector.limits.max_num_gen_batches == 10
+
+
+@pytest.mark.parametrize("metric", ["reward", "seq_reward", "seq_final_reward"])
+def test_the_names_of_the_summed_score_mean_the_reward(metric: str) -> None:
+    chosen = settings("algorithm.filter_groups.enable=true", f"algorithm.filter_groups.metric={metric}")
+    assert chosen.filter() == Variance("reward")
+    assert not chosen.judges_final_reward  # without a penalty the final reward is the reward
+
+
+def test_the_reward_after_the_kl_penalty_is_judged_once_it_is_known() -> None:
+    chosen = settings(
+        "algorithm.filter_groups.enable=true",
+        "algorithm.filter_groups.metric=seq_final_reward",
+        "algorithm.use_kl_in_reward=true",
+    )
+    assert chosen.judges_final_reward
+    assert chosen.filter() == Everything()
+
+
+def test_adaptive_rollouts_and_policies_by_name() -> None:
+    assert settings("adaptive_rollout.enable=true", "adaptive_rollout.max_n=32").allocator() == Adaptive(max_n=32)
+    chosen = settings(
+        "goldilocks.selector=thompson", "goldilocks.selector_kwargs.target=0.3", "goldilocks.allocator=knapsack"
+    )
+    assert chosen.selector() == Thompson(0.3)
+    assert isinstance(chosen.allocator(), Knapsack)
+
+
+def test_the_batch_filter_changes_what_is_asked_for() -> None:
+    chosen = settings("batch_filter.sample_oversampling_factor=1.5", "batch_filter.prompt_oversampling_factor=2.0")
+    assert chosen.allocator() == Fixed(6)
+    assert chosen.collector(ListSource(["a", "b"])).gen_batch_size == 16
+    assert chosen.batch_filter_config is not None
+    assert chosen.batch_filter_config.target_group_size == 4
+    assert settings("batch_filter.enable=false", "batch_filter.min_rollout_n=2").batch_filter_config is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["actor_rollout_ref.rollout.n=1", "algorithm.filter_groups.enable=true"],
+            r"rollout.n=1 is not accepted: 2 or",
+        ),
+        (["adaptive_rollout.enable=true", "adaptive_rollout.max_n=3"], r"max_n=3 is not accepted: rollout.n=4 or more"),
+        (
+            ["adaptive_rollout.enable=true", "goldilocks.allocator=pilot"],
+            r"goldilocks.allocator='pilot' is not accepted",
+        ),
+        (["adaptive_rollout.stop=never", "adaptive_rollout.enable=true"], r"adaptive_rollout.stop='never'"),
+        (["adaptive_rollout.enabled=true"], r"adaptive_rollout.enabled is not a key \(did you mean 'enable'\?\)"),
+        (["goldilocks.selector=best"], r"selector='best' is not known"),
+        (["goldilocks.allocator=no.such:Policy"], r"allocator='no.such:Policy' cannot be imported"),
+        (["algorithm.filter_groups.on_exhausted=panic"], r"on_exhausted='panic' is not accepted"),
+        (["batch_filter.min_group_size=1"], r"min_group_size=1: expected 3 to 4"),
+        (["batch_filter.gate1_epsilon=1"], r"gate1_epsilon=1: no such field; did you mean gate1_"),
+        (["data.train_batch_size=0"], r"target_groups=0 is not accepted"),
+    ],
+)
+def test_a_mistake_names_the_key_and_what_would_be_accepted(overrides: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        settings(*overrides).collector(ListSource(["a", "b"]))
+
+
+def test_the_config_group_has_every_key_with_its_default() -> None:
+    given: Any = OmegaConf.to_container(OmegaConf.load(DEFAULTS))
+    for section, cls in (("adaptive_rollout", AdaptiveRollout), ("goldilocks", Policies)):
+        assert given[section] == {one.name: getattr(cls(), one.name) for one in fields(cls)}
+    known = FilterGroups()
+    assert all(value == getattr(known, name) for name, value in given["algorithm"]["filter_groups"].items())
+    filtering = PPOFilterConfig()
+    listed = {name: value for name, value in given["batch_filter"].items() if name != "enable"}
+    assert set(listed) == {one.name for one in fields(PPOFilterConfig)} - {"target_group_size"}  # that is rollout.n
+    derived = {"min_group_size": None}
+    assert listed == {name: derived.get(name, getattr(filtering, name)) for name in listed}

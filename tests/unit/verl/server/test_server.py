@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers import models as tokenizer_models
+from transformers import PreTrainedTokenizerFast
+from unit.engine.models import VOCABULARY, fresh, logits_after, reference
+
+from goldilocks.verl.server.transfer import Bucket
+
+EOS = 60
+PROMPT = [5, 6, 7]
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    vocabulary = {f"t{index}": index for index in range(VOCABULARY)}
+    words = Tokenizer(tokenizer_models.WordLevel(vocabulary, unk_token="t0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="t0", eos_token=f"t{EOS}").save_pretrained(path)
+    fresh("llama").save_pretrained(path)
+    return path
+
+
+def _server(model_path: Path, **options: Any) -> Any:
+    from verl.workers.config import HFModelConfig, RolloutConfig
+
+    from goldilocks.verl.server.server import RolloutServer
+
+    defaults = {"load_format": "auto", "dtype": "float32", "max_num_seqs": 4, "prompt_length": 8, "response_length": 24}
+    config = RolloutConfig(
+        name="transformers", tensor_model_parallel_size=1, n_gpus_per_node=2, **{**defaults, **options}
+    )
+    model = HFModelConfig(path=str(model_path), override_config={"attn_implementation": "sdpa"})
+    return RolloutServer(config, model, replica_rank=0, visible_device=None)
+
+
+@pytest.fixture(scope="module")
+def server(model_path: Path) -> Any:
+    return _server(model_path, ignore_eos=True)
+
+
+def test_log_probs_are_those_of_the_model_and_the_top_ones_bound_them(server: Any) -> None:
+    params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
+    output = asyncio.run(server.generate(PROMPT, params, "r"))
+    expected = logits_after("llama", PROMPT, output.token_ids).log_softmax(-1)
+    tokens = torch.tensor(output.token_ids)
+    assert output.stop_reason == "completed"
+    assert len(tokens) == 24
+    torch.testing.assert_close(
+        torch.tensor(output.log_probs), expected.gather(1, tokens[:, None])[:, 0], atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(
+        torch.tensor(output.extra_fields["top_log_probs"]), expected.max(-1).values, atol=1e-5, rtol=0
+    )
+
+
+def test_log_probs_are_left_out_unless_asked_for(server: Any) -> None:
+    assert asyncio.run(server.generate(PROMPT, {"max_tokens": 2}, "r")).log_probs is None
+
+
+def test_greedy_with_stop_ids_and_limits_as_verl_names_them(server: Any) -> None:
+    whole = asyncio.run(server.generate(PROMPT, {"temperature": 0, "max_new_tokens": 9}, "r")).token_ids
+    assert len(whole) == 9
+    stop = whole[4]
+    cut = asyncio.run(server.generate(PROMPT, {"temperature": 0, "stop_token_ids": [stop]}, "r")).token_ids
+    assert cut == whole[: whole.index(stop) + 1]
+
+
+def test_the_answer_is_cut_to_what_the_context_holds(server: Any) -> None:
+    assert len(asyncio.run(server.generate([3] * 30, {}, "r")).token_ids) == 2
+    with pytest.raises(ValueError, match=r"a prompt of 32 tokens leaves no room .* data\.max_prompt_length"):
+        asyncio.run(server.generate([3] * 32, {}, "r"))
+
+
+@pytest.mark.parametrize("params", [{"repetition_penalty": 1.1}, {"min_p": 0.1}])
+def test_a_sampling_parameter_that_would_be_ignored_is_refused(server: Any, params: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"sampling parameter {next(iter(params))}="):
+        asyncio.run(server.generate(PROMPT, params, "r"))
+
+
+def test_full_determinism_repeats_a_request_and_tells_requests_apart(model_path: Path) -> None:
+    server = _server(model_path, full_determinism=True, ignore_eos=True)
+    answers = [asyncio.run(server.generate(PROMPT, {}, request)).token_ids for request in ("a", "a", "b")]
+    assert answers[0] == answers[1]
+    assert answers[0] != answers[2]
+
+
+def test_abort_all_ends_what_runs_holds_what_comes_and_resumes(model_path: Path) -> None:
+    server = _server(model_path, max_num_seqs=1, ignore_eos=True)
+
+    async def scenario() -> tuple[Any, ...]:
+        running = [asyncio.ensure_future(server.generate(PROMPT, {}, f"r{i}")) for i in range(3)]
+        await asyncio.sleep(0.005)
+        aborted = await server.abort_all_requests()
+        late = asyncio.ensure_future(server.generate(PROMPT, {"max_tokens": 2}, "late"))
+        await asyncio.sleep(0.05)
+        assert not late.done()
+        await server.resume_generation()
+        return aborted, await asyncio.gather(*running), await late
+
+    aborted, outputs, late = asyncio.run(asyncio.wait_for(scenario(), 30))
+    stopped = [output for output in outputs if output.stop_reason == "aborted"]
+    assert aborted["aborted_count"] == len(aborted["request_ids"]) == len(stopped) > 0
+    assert all(len(output.token_ids) < 24 for output in stopped)
+    assert late.stop_reason == "completed"
+
+
+def test_a_server_that_leaves_sends_new_requests_back(server: Any) -> None:
+    async def scenario() -> Any:
+        await server.abort_all_requests(reject_request=True)
+        rejected = await server.generate(PROMPT, {}, "r")
+        await server.resume_generation()
+        return rejected, await server.generate(PROMPT, {"max_tokens": 1}, "r")
+
+    rejected, accepted = asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert (rejected.stop_reason, rejected.token_ids) == ("aborted", [])
+    assert accepted.stop_reason == "completed"
+
+
+def test_one_request_is_aborted_and_the_others_go_on(server: Any) -> None:
+    async def scenario() -> Any:
+        running = [asyncio.ensure_future(server.generate(PROMPT, {}, name)) for name in ("keep", "drop")]
+        await asyncio.sleep(0)
+        answer = await server.abort_request("drop")
+        return answer, await asyncio.gather(*running), await server.abort_request("unheard of")
+
+    answer, (kept, dropped), unknown = asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert kept.stop_reason == "completed"
+    assert len(kept.token_ids) == 24
+    assert dropped.stop_reason == ("aborted" if answer["aborted"] else "completed")
+    assert unknown == {"aborted": False, "request_id": "unheard of"}
+
+
+def test_new_weights_and_their_version_are_in_the_next_answer(model_path: Path) -> None:
+    server = _server(model_path, ignore_eos=True, load_format="dummy")
+    weights = list(reference("llama").state_dict().items())
+
+    async def scenario() -> Any:
+        for start in range(0, len(weights), 5):
+            await server.load_weights(Bucket(weights[start : start + 5]))
+        await server.set_global_steps(7)
+        return await server.generate(PROMPT, {"temperature": 0, "logprobs": True}, "r")
+
+    output = asyncio.run(scenario())
+    assert output.extra_fields["global_steps"] == 7
+    assert output.token_ids == logits_after("llama", PROMPT, output.token_ids).argmax(-1).tolist()
+
+
+def test_weights_of_another_model_are_refused(server: Any) -> None:
+    with pytest.raises(ValueError, match="no_such_layer"):
+        asyncio.run(server.load_weights(Bucket([("no_such_layer", torch.zeros(2))])))
+
+
+def test_the_end_of_sequence_ends_an_answer(model_path: Path) -> None:
+    server = _server(model_path)
+
+    async def many() -> list[Any]:
+        return await asyncio.gather(*(server.generate(PROMPT, {"seed": seed}, f"r{seed}") for seed in range(60)))
+
+    answers = [output.token_ids for output in asyncio.run(many())]
+    assert any(answer[-1] == EOS for answer in answers)
+    assert all(EOS not in answer[:-1] for answer in answers)
+
+
+def test_a_sleeping_server_generates_again_once_awake(model_path: Path) -> None:
+    server = _server(model_path, ignore_eos=True)
+
+    async def scenario() -> Any:
+        await server.sleep()
+        await server.wake_up(tags=["weights"])
+        await server.wake_up(tags=["kv_cache"])
+        return await server.generate(PROMPT, {"temperature": 0}, "r")
+
+    output = asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert output.token_ids == logits_after("llama", PROMPT, output.token_ids).argmax(-1).tolist()
+
+
+def test_pictures_are_refused(server: Any) -> None:
+    with pytest.raises(ValueError, match=r"text only; use rollout\.name=vllm"):
+        asyncio.run(server.generate(PROMPT, {}, "r", image_data=["picture"]))

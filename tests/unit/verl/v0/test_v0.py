@@ -1,0 +1,303 @@
+"""The drop-in class: verl's real ``fit`` over fake workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from unit.verl.v0.v0_world import PROMPT, RESPONSE, World
+from verl import DataProto
+from verl.trainer.ppo.reward import get_custom_reward_fn
+
+from goldilocks import (
+    ActorConfig,
+    ActorRolloutRefConfig,
+    AlgoConfig,
+    DataConfig,
+    FilterGroupsConfig,
+    PPOTrainerConfig,
+    RolloutConfig,
+    TrainerConfig,
+)
+from goldilocks.verl.v0.rewards import mark_validation, route
+from goldilocks.verl.v0.rows import Row, RowStore
+from goldilocks.verl.v0.timing import merge_timings
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+
+
+def config(tmp_path: Path, *, n: int = 4, batch: int = 4, mini: int = 2, steps: int | None = 4, **extra: Any):
+    return TrainerConfig(
+        algorithm=extra.pop("algorithm", AlgoConfig(adv_estimator="grpo")),
+        data=DataConfig(
+            train_batch_size=batch, max_prompt_length=PROMPT, max_response_length=RESPONSE, **extra.pop("data", {})
+        ),
+        actor_rollout_ref=ActorRolloutRefConfig(
+            rollout=RolloutConfig(n=n), actor=ActorConfig(ppo_mini_batch_size=mini), model={"path": str(tmp_path)}
+        ),
+        trainer=PPOTrainerConfig(
+            total_training_steps=steps,
+            default_local_dir=str(tmp_path / "checkpoints"),
+            logger=["console"],
+            **extra.pop("trainer", {}),
+        ),
+        **extra,
+    )
+
+
+DYNAMIC = {"enable": True, "metric": "acc"}
+
+
+def filtered(**keys: Any) -> AlgoConfig:
+    return AlgoConfig(adv_estimator="grpo", filter_groups=FilterGroupsConfig(**{**DYNAMIC, **keys}))
+
+
+def groups_of(batch: Any) -> dict[str, list[float]]:
+    """The rewards of a trained batch by group, without padding."""
+    groups: dict[str, list[float]] = {}
+    for uid, scores, mask in zip(batch["uid"], batch["rm_scores"], batch["response_mask"], strict=True):
+        if mask.any():
+            groups.setdefault(uid, []).append(float(scores.sum()))
+    return groups
+
+
+def test_only_groups_with_signal_are_trained_and_every_batch_is_full(tmp_path, monkeypatch):
+    world = World(monkeypatch, agents=3)
+    keys = {"gen_batch_size": 8}
+    trainer = world.trainer(config(tmp_path, algorithm=filtered(), data=keys), [0, 100, 50, 40] * 10)
+    trainer.fit()
+    assert len(world.actor.trained) == 4
+    for batch in world.actor.trained:
+        groups = groups_of(batch)
+        assert [len(rewards) for rewards in groups.values()] == [4] * 4
+        assert all(0 < sum(rewards) < 4 for rewards in groups.values())
+    last = world.steps[-1]
+    assert last["accounts/generated_rollouts"] == sum(world.engine.asked.values())
+    assert last["accounts/trained_rollouts"] == 64
+    assert last["accounts/cancelled_rollouts"] == 0
+    assert last["actor/mini_batches"] == 2
+    assert last["data/epoch"] == last["data/prompts_issued"] / 40
+    assert [step["training/global_step"] for step in world.steps] == [1, 2, 3, 4]
+
+
+def test_the_config_is_given_back_as_it_was(tmp_path, monkeypatch):
+    given = config(tmp_path, algorithm=filtered())
+    trainer = World(monkeypatch).trainer(given, [50] * 40)
+    before = trainer.config.copy()
+    trainer.fit()
+    assert trainer.config == before
+    assert trainer.config.actor_rollout_ref.rollout.n == 4
+
+
+def test_surplus_is_carried_and_trained_in_the_next_step(tmp_path, monkeypatch):
+    world = World(monkeypatch)
+    trainer = world.trainer(config(tmp_path, algorithm=filtered(), data={"gen_batch_size": 16}), [50] * 40)
+    trainer.fit()
+    carried = [step["train/groups_carried"] for step in world.steps]
+    issued = [step["train/prompts_issued"] for step in world.steps]
+    assert carried[0] > 0
+    assert issued[1] < issued[0]
+    assert len(trainer.rows) == len(trainer.collector.waiting_rollouts) + 16  # what waits, and the batch in hand
+    trained = [uid for batch in world.actor.trained for uid in groups_of(batch)]
+    assert len(trained) == len(set(trained)) == 16
+
+
+def test_adaptive_groups_of_any_size_share_a_batch_that_is_padded_with_nothing(tmp_path, monkeypatch):
+    world = World(monkeypatch, ranks=2, agents=4)
+    adaptive = {"enable": True, "max_n": 10, "rollouts_per_batch": 3}
+    trainer = world.trainer(config(tmp_path, n=2, adaptive_rollout=adaptive, steps=3), [100, 100, 0, 15, 40] * 4)
+    trainer.fit()
+    rates = trainer.train_dataset.pass_rates
+    assert {world.engine.asked[index] for index in world.engine.asked if rates[index] == 100} == {2}
+    assert {world.engine.asked[index] for index in world.engine.asked if rates[index] == 0} == {10}
+    for batch, step in zip(world.actor.trained, world.steps, strict=True):
+        groups = groups_of(batch)
+        real = sum(map(len, groups.values()))
+        assert len(groups) == 4
+        assert batch.shape[0] == -(-real // 4) * 4  # two mini-batches over two ranks, and not a row more
+        assert batch["response_mask"].any(-1).sum() == real
+        assert step["actor/mini_batches"] == 2
+        assert step["adaptive_rollout/min_rollouts_per_sample"] == 2
+    assert {len(rewards) for batch in world.actor.trained for rewards in groups_of(batch).values()} > {2}
+    assert world.steps[-1]["accounts/cancelled_rollouts"] == 0  # a round that is paid for is used
+
+
+def test_the_baseline_comes_from_all_rollouts_also_of_those_that_are_not_trained(tmp_path, monkeypatch):
+    world = World(monkeypatch)
+    adaptive = {"enable": True, "max_n": 9, "rollouts_per_batch": 7, "max_train_n": 3, "stop": "contrast"}
+    trainer = world.trainer(config(tmp_path, n=2, batch=2, mini=2, steps=2, adaptive_rollout=adaptive), [20] * 10)
+    trainer.config.algorithm.norm_adv_by_std_in_grpo = False
+    taken: dict[str, list[float]] = {}
+    take = trainer.collector.take
+
+    def take_and_note() -> Any:
+        groups = take()
+        taken.update({group.uid: group.rewards for group in groups})
+        return groups
+
+    trainer.collector.take = take_and_note
+    trainer.fit()
+    assert world.steps[-1]["accounts/trimmed_rollouts"] > 0
+    for batch in world.actor.trained:
+        assert max(map(len, groups_of(batch).values())) <= 3
+        for uid, scores, advantages in zip(batch["uid"], batch["rm_scores"], batch["advantages"], strict=True):
+            mean = sum(taken[uid]) / len(taken[uid])
+            assert float(advantages[0]) == pytest.approx(float(scores.sum()) - mean, abs=1e-6)
+
+
+def test_ppo_with_a_critic_and_the_final_reward_judged_before_training(tmp_path, monkeypatch):
+    world = World(monkeypatch, ranks=2)
+    groups = FilterGroupsConfig(enable=True, metric="seq_final_reward")
+    ppo = AlgoConfig(adv_estimator="gae", use_kl_in_reward=True, filter_groups=groups)
+    given = config(tmp_path, algorithm=ppo, critic={"ppo_mini_batch_size": 1}, trainer={"critic_warmup": 3})
+    world.trainer(given, [0, 100, 50, 40] * 10).fit()
+    assert len(world.critic.trained) == 4
+    assert len(world.actor.trained) == 2
+    for batch in world.critic.trained:
+        assert [0 < sum(rewards) < 4 for rewards in groups_of(batch).values()] == [True] * 4
+    assert world.steps[-1]["critic/mini_batches"] == 4
+    assert world.steps[-1]["accounts/rejected/final_reward_rollouts"] > 0
+
+
+def test_too_many_batches_is_the_documented_error_and_nothing_is_lost(tmp_path, monkeypatch):
+    world = World(monkeypatch)
+    given = config(tmp_path, algorithm=filtered(max_num_gen_batches=2), data={"gen_batch_size": 6})
+    trainer = world.trainer(given, [50] + [0] * 20)
+    text = (
+        r"num_gen_batches=2 >= max_num_gen_batches=2\. Generated too many batches\. "
+        r"Please check if your data are too difficult\. What was generated is saved in .*interrupted_step_1\."
+    )
+    with pytest.raises(ValueError, match=text):
+        trainer.fit()
+    generated = trainer.collector.accounts.generated_rollouts
+    more = config(tmp_path, algorithm=filtered(max_num_gen_batches=3), data={"gen_batch_size": 6})
+    again = world.trainer(more, [50] + [0] * 20)
+    with pytest.raises(ValueError, match="num_gen_batches=3"):
+        again.fit()
+    assert again.collector.accounts.generated_rollouts > generated
+    assert again.collector.prompts_issued == 18
+
+
+def test_a_run_goes_on_from_its_checkpoint_with_what_it_carried(tmp_path, monkeypatch):
+    saving = {"save_freq": 2, "resume_mode": "auto"}
+    keys = {"algorithm": filtered(max_carry_steps=3), "data": {"gen_batch_size": 16}, "trainer": saving}
+    first = World(monkeypatch)
+    trainer = first.trainer(config(tmp_path, steps=2, **keys), [50] * 40)
+    trainer.fit()
+    waiting = {rollout.uid for rollout in trainer.collector.waiting_rollouts}
+    assert waiting
+    second = World(monkeypatch)
+    again = second.trainer(config(tmp_path, steps=3, **keys), [50] * 40)
+    again.fit()
+    assert [step["step"] for step in second.steps] == [3]
+    assert waiting & set(groups_of(second.actor.trained[0]))
+    new = second.steps[0]["train/prompts_issued"]
+    assert second.steps[0]["data/prompts_issued"] == first.steps[-1]["data/prompts_issued"] + new
+    assert second.steps[0]["accounts/trained_rollouts"] == 48
+
+
+def test_epochs_end_with_the_prompts_issued_and_updates_are_another_clock(tmp_path, monkeypatch):
+    world = World(monkeypatch)
+    saved = {"total_epochs": 4, "save_freq": 100}
+    given = config(tmp_path, batch=2, steps=None, algorithm=filtered(max_carry_steps=0), trainer=saved)
+    world.trainer(given, [50, 0] * 5).fit()
+    issued = [step["data/prompts_issued"] for step in world.steps]
+    assert len(world.steps) < 20  # which is what all prompts of four epochs would make
+    assert issued[-2] < 40
+    assert issued[-1] >= 40 - (issued[-1] - issued[-2])
+    assert [step["training/epoch"] for step in world.steps] == [before // 10 for before in [0, *issued[:-1]]]
+    assert (tmp_path / "checkpoints" / f"global_step_{len(world.steps)}").is_dir()  # the last step knew that it was
+
+
+def test_a_metric_that_the_reward_does_not_return_names_those_there_are(tmp_path, monkeypatch):
+    trainer = World(monkeypatch).trainer(config(tmp_path, algorithm=filtered(metric="bleu")), [50] * 10)
+    with pytest.raises(ValueError, match=r"metric='bleu' is not returned .* there are: acc, reward"):
+        trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"algorithm": AlgoConfig(adv_estimator="remax")}, "algorithm.adv_estimator='remax' is not accepted"),
+        ({"more": {"batch_filter.target_group_size": 4}}, "batch_filter.enable=True is not accepted"),
+        ({"n": 1, "algorithm": filtered()}, "actor_rollout_ref.rollout.n=1 is not accepted"),
+        ({"reward": {"reward_model": {"enable": True}}}, "reward.reward_model.enable_resource_pool=False is not"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_started(tmp_path, monkeypatch, changes, text):
+    with pytest.raises(ValueError, match=text):
+        World(monkeypatch).trainer(config(tmp_path, **changes), [50] * 10)
+
+
+def test_rows_that_wait_survive_on_disk_field_by_field(tmp_path):
+    store = RowStore()
+    row = Row({"ids": torch.arange(3)}, {"acc": np.float64(0.5), "raw_prompt": [{"role": "user"}], "turns": None})
+    store.put("g1", 0, row)
+    store.put("g2", 3, row)
+    store.save([("g2", 3)], tmp_path / "rows")
+    loaded = RowStore()
+    loaded.load(tmp_path / "rows")
+    assert len(loaded) == 1
+    batch = loaded.batch([("g2", 3), ("g2", 3)])
+    assert batch.batch["ids"].tolist() == [[0, 1, 2]] * 2
+    assert batch.non_tensor_batch["acc"].tolist() == [0.5] * 2
+    assert batch.non_tensor_batch["raw_prompt"][1] == [{"role": "user"}]
+    assert batch.non_tensor_batch["uid"].tolist() == ["g2", "g2"]
+
+
+def test_a_field_that_cannot_be_saved_is_named(tmp_path):
+    store = RowStore()
+    store.put("g1", 0, Row({}, {"image": object()}))
+    with pytest.raises(ValueError, match="neither a tensor nor a JSON value: object"):
+        store.save([("g1", 0)], tmp_path / "rows")
+
+
+def test_the_timings_of_all_calls_are_the_timings_of_one():
+    slow = {"a/min": 2.0, "a/max": 9.0, "a/mean": 5.0, "agent_loop/slowest/generate_sequences": 9.0}
+    quick = {"a/min": 1.0, "a/max": 3.0, "a/mean": 2.0, "agent_loop/slowest/generate_sequences": 3.0}
+    merged = merge_timings([(1, slow), (2, quick)])
+    assert merged == {"a/min": 1.0, "a/max": 9.0, "a/mean": 3.0, "agent_loop/slowest/generate_sequences": 9.0}
+    assert merge_timings([]) == {}
+
+
+def routed(reward_fn: Any, val_reward_fn: Any = None) -> Any:
+    """What verl's reward workers load, and with which arguments."""
+    verl_config = TrainerConfig().to_verl()
+    assert route(verl_config, reward_fn, val_reward_fn)
+    return get_custom_reward_fn(verl_config)
+
+
+def test_a_reward_function_reaches_verls_workers_closure_and_all():
+    right = "42"
+    function = routed(lambda data_source, solution_str, ground_truth, extra_info: solution_str == right)
+    assert function(data_source="", solution_str="42", ground_truth="", extra_info={}) is True
+
+
+def test_validation_prompts_are_graded_by_their_own_function():
+    def train(data_source, solution_str, ground_truth, extra_info):
+        return {"score": 1.0, **extra_info}
+
+    function = routed(train, lambda data_source, solution_str, ground_truth, extra_info: 7.0)
+    batch = DataProto.from_dict(tensors={"x": torch.zeros(1)}, non_tensors={"extra_info": np.array([{"index": 3}])})
+    arguments = {"data_source": "", "solution_str": "", "ground_truth": ""}
+    assert function(**arguments, extra_info=batch.non_tensor_batch["extra_info"][0]) == {"score": 1.0, "index": 3}
+    mark_validation(batch)
+    assert function(**arguments, extra_info=batch.non_tensor_batch["extra_info"][0]) == 7.0
+
+
+def test_a_reward_function_of_other_arguments_is_refused():
+    with pytest.raises(ValueError, match="a function of data_source, solution_str, ground_truth, extra_info"):
+        route(TrainerConfig().to_verl(), lambda data: 0.0, None)
+
+
+def test_no_reward_function_leaves_the_config_as_it_is():
+    verl_config = TrainerConfig().to_verl()
+    before = verl_config.copy()
+    assert not route(verl_config, None, None)
+    assert verl_config == before
