@@ -15,7 +15,9 @@ from .conftest import Launch, Run, kill
 
 pytestmark = pytest.mark.integration
 
-REWARDS = """
+REWARDS = '''
+import collections
+
 def by_index(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     acc = float(extra_info["index"] % 2 == 0)
     return {"score": acc, "acc": acc}
@@ -23,7 +25,15 @@ def by_index(data_source, solution_str, ground_truth, extra_info=None, **kwargs)
 
 def hopeless(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     return {"score": 0.0, "acc": 0.0}
-"""
+
+scored = collections.Counter()
+
+def right_from_the_third_on(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    """There is one reward worker, so it sees every answer to a prompt."""
+    scored[extra_info["index"]] += 1
+    acc = float(scored[extra_info["index"]] > 2)
+    return {"score": acc, "acc": acc}
+'''
 MODE = "trainer.v1.trainer_mode=goldilocks"
 FILTER = "algorithm.filter_groups.enable=True"
 
@@ -148,16 +158,16 @@ def test_rollouts_that_a_group_needs_no_longer_are_cancelled(launch: Launch, tmp
         "+goldilocks.selector=thompson",
         "+adaptive_rollout.enable=True",
         "+adaptive_rollout.stop=contrast",
-        "+adaptive_rollout.min_rollouts=8",
-        "+adaptive_rollout.max_n=16",
-        "actor_rollout_ref.rollout.max_num_seqs=8",  # most wait at the server when a group has what it needs
+        "+adaptive_rollout.max_n=10",
         f"trainer.rollout_data_dir={dumps}",
+        *rewards(tmp_path, "right_from_the_third_on"),
     )
     assert_trained(run, 1, 2)
     for step in (1, 2):
         groups = trained_groups(dumps, step)
         assert_full_of_signal(groups)
-        assert min(map(len, groups.values())) < 16
+        # Two were wrong, so eight more were asked for, and the first of the eight was right.
+        assert all(sorted(scores) == [0, 0, 1] for scores in groups.values())
     assert run.steps[-1]["accounts/cancelled_rollouts"] > 0
     assert_accounts_sum(run)
 
