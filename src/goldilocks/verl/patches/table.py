@@ -6,6 +6,8 @@ torch and verl are imported only inside the replacements, so that this module co
 from __future__ import annotations
 
 import functools
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 from goldilocks.verl import failures
@@ -77,6 +79,19 @@ def value_model_by_config(original: Function) -> Function:
     return load_valuehead_model
 
 
+def trl_with_value_heads(original: Function) -> Function:
+    """verl takes any TRL for one that has a value-head model. TRL removed it in 1.13, and every FSDP worker failed."""
+
+    @functools.wraps(original)
+    def is_trl_available() -> bool:
+        if not original():
+            return False
+        folders = importlib.util.find_spec("trl").submodule_search_locations or ()  # type: ignore[union-attr]
+        return any(Path(folder, "experimental", "ppo").is_dir() for folder in folders)
+
+    return is_trl_available
+
+
 def rollout_limits_first(original: Function) -> Function:
     """What our rollout server cannot do is said by the driver, before Ray and twenty processes are started."""
 
@@ -143,6 +158,13 @@ PATCHES: tuple[Patch, ...] = (
         "load_valuehead_model",
         "2371ca280654b53b",
         value_model_by_config,
+    ),
+    Patch(
+        "TRL without value heads, beside verl",
+        "verl.utils.import_utils",
+        "is_trl_available",
+        "1a123c4fa66c9cb9",
+        trl_with_value_heads,
     ),
     Patch(
         "limits of the rollout server",

@@ -4,6 +4,7 @@ import functools
 import importlib
 import inspect
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,19 @@ def test_a_function_that_changed_is_left_alone(
         patch.apply()
     assert importlib.import_module("upstream_module").work() == "rewritten upstream"
     assert "faster work" in caplog.text
+
+
+@pytest.mark.parametrize(("folder", "available"), [("trl/experimental/ppo", True), ("trl/experimental", False)])
+def test_verl_uses_trl_only_where_trl_has_value_heads(
+    folder: str, available: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "trl" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "trl", raising=False)
+    is_trl_available = patches.trl_with_value_heads(lambda: True)
+    assert is_trl_available() is available
+    assert patches.trl_with_value_heads(lambda: False)() is False
 
 
 @given(
