@@ -16,9 +16,9 @@ import numpy as np
 from verl import DataProto
 
 from goldilocks.core import Collector
+from goldilocks.rounds import WholeRounds, places
 from goldilocks.types import Failure, Group, Request, Rollout
 from goldilocks.verl.v0.pending import Pending
-from goldilocks.verl.v0.rounds import WholeRounds
 from goldilocks.verl.v0.rows import Row, RowStore, rows_of
 from goldilocks.verl.v0.timing import Timing, merge_timings
 
@@ -115,7 +115,7 @@ class CollectingManager:
         prompt_rows = list(rows_of(prompts))
         answers = (answer for output in outputs for answer in self._answers(output))
         self._rounds.begin(requests)
-        for request, number, place in _places(requests):
+        for request, number, place in places(requests):
             answer = next(answers)
             self._rows.put(request.uid, number, prompt_rows[place].with_fields_of(answer.row))
             self._rounds.next(request.uid)
@@ -174,13 +174,6 @@ class CollectingManager:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._reward_keys = dict.fromkeys(state["reward_keys"])
-
-
-def _places(requests: Sequence[Request]) -> Iterator[tuple[Request, int, int]]:
-    """For each rollout of a generation batch its request, its number in the group, and where its prompt stands."""
-    for place, request in enumerate(requests):
-        for number in range(request.first, request.first + request.n):
-            yield request, number, place
 
 
 def _is_number(value: object) -> bool:

@@ -1,13 +1,13 @@
-"""Allocators where rollouts come back together.
+"""Rounds: requests that are generated in one call, whose rollouts come back together.
 
-verl's V0 engine returns a whole generation batch at once. An allocator that could stop a group in the middle of it
-would throw away rollouts that are already paid for, so it is asked only when all of the group's are in.
+verl's V0 trainer and TRL generate so. An allocator that could stop a group in the middle of a round would throw away
+rollouts that are already paid for, so it is asked only when all of the group's rollouts are in.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,3 +52,10 @@ class WholeRounds(Allocator):
 
     def metrics(self) -> dict[str, float]:
         return self.inner.metrics()
+
+
+def places(requests: Sequence[Request]) -> Iterator[tuple[Request, int, int]]:
+    """Yield for each rollout of a round its request, its number in the group, and where its prompt stands."""
+    for place, request in enumerate(requests):
+        for number in range(request.first, request.first + request.n):
+            yield request, number, place
