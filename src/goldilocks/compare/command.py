@@ -9,26 +9,29 @@ from pathlib import Path
 
 from rich.console import Console
 
+from goldilocks.compare.board import Board
 from goldilocks.compare.checks import check_study
 from goldilocks.compare.equal_cost import EqualCost
 from goldilocks.compare.folder import StudyFolder, write_json
 from goldilocks.compare.grid import parse_grid
-from goldilocks.compare.launch import ArmFailed, Launcher
+from goldilocks.compare.launch import Launcher
 from goldilocks.compare.plot import curves
 from goldilocks.compare.result import Results
-from goldilocks.compare.run import run_study
+from goldilocks.compare.run import ArmFailed, run_study
 from goldilocks.compare.show import LEGEND, caption, in_markdown, notes, on_terminal
 from goldilocks.compare.study import Study
 from goldilocks.compare.table import Table, make_table
+from goldilocks.errors import require
 from goldilocks.launch import defaults
 from goldilocks.launch.machine import find_device
 from goldilocks.launch.recipe import names
+from goldilocks.launch.train import interruptible
 from goldilocks.report.theme import RUN_COLOURS
 from goldilocks.report.write import write_png, write_report
 
 OUT = Path("runs/compare")
 FILES = ("table.md", "table.json", "curves.png", "report.html")
-WIDEST = 160  # columns, whatever the terminal has: a wrapped row can be read, one cut short cannot
+WIDEST = 180  # columns, whatever the terminal has: a wrapped row can be read, one cut short cannot
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +43,7 @@ recipes: {", ".join(names("recipe"))}, or a YAML file; the first one is the base
 examples:
   goldilocks compare grpo dapo contrast --budget rollouts=20000 --seeds 3
   goldilocks compare grpo dapo --budget minutes=30 --seeds 5 --tune actor_rollout_ref.actor.optim.lr=1e-4,3e-4
+  goldilocks compare grpo replay --budget rollouts=50000 --seeds 5 --parallel 5
   goldilocks compare grpo dapo --budget tokens=1000000 --seeds 3 task=gsm8k actor_rollout_ref.rollout.n=16
 
 the same command goes on where it was interrupted: an arm that has ended is not run again
@@ -49,6 +53,8 @@ the same command goes on where it was interrupted: an arm that has ended is not 
     add("--budget", metavar="COST=N", action="append", required=True, help="what each arm may spend: rollouts=N, "
         "tokens=N or minutes=N; every rollout is charged")  # fmt: skip
     add("--seeds", metavar="K", type=int, required=True, help="runs of each recipe, with seeds 1 to K")
+    add("--parallel", metavar="K", type=int, default=1, help="arms that run at the same time, each with a Ray of its "
+        "own, on the same GPU or cores (default %(default)s)")  # fmt: skip
     add("--out", metavar="DIR", type=Path, default=OUT, help="the study's folder (default %(default)s)")
     add("--tune", metavar="key=value,value", nargs="+", action="extend", default=[], help="tried for every recipe, "
         "with a seed of its own; the best is what is compared")  # fmt: skip
@@ -58,12 +64,15 @@ the same command goes on where it was interrupted: an arm that has ended is not 
 def run(args: argparse.Namespace) -> int:
     """Run the study to its end, or on from where it was; 0 when the table is there."""
     study = _study(args)
+    require(args.parallel >= 1, "--parallel", args.parallel, "1 or more arms at a time")
     os.environ[defaults.VARIABLE] = str(defaults.folder())
     device, console = find_device(), Console(soft_wrap=True)
     check_study(study, device)
     with StudyFolder.open(args.out, study) as folder:
         try:
-            results = run_study(study, folder, Launcher(study, folder, device, console))
+            with interruptible(), Board(console) as board:
+                launcher = Launcher(study, folder, device, console, board)
+                results = run_study(study, folder, launcher, args.parallel, launcher.stop)
         except (ArmFailed, KeyboardInterrupt) as stop:
             reason, status = ("interrupted", 130) if isinstance(stop, KeyboardInterrupt) else (str(stop), 1)
             done = len(list(args.out.glob("*/result.json")))

@@ -2,44 +2,55 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import ExitStack
+
 from rich.console import Console
 
 from goldilocks.compare.arm import Arm
+from goldilocks.compare.board import Board
 from goldilocks.compare.folder import StudyFolder
 from goldilocks.compare.result import Result, read_result
-from goldilocks.compare.run import Place
+from goldilocks.compare.run import ArmFailed, Place
 from goldilocks.compare.show import settings
 from goldilocks.compare.study import Study
 from goldilocks.launch.live_line import LiveLine
-from goldilocks.launch.recipe import choose
+from goldilocks.launch.recipe import Choice, choose
 from goldilocks.launch.train import prepared, supervise
 from goldilocks.runs.progress import Progress, clock
 
-
-class ArmFailed(Exception):
-    """An arm ended before its time; the message is for the user."""
+OBJECT_STORE = 1 << 30  # bytes, of each of several Rays; alone, Ray takes a third of the machine's memory
 
 
 class Launcher:
-    """Runs arms of a study, one after the other."""
+    """Runs the arms of a study, each with a Ray of its own. ``stop`` ends all that are at work."""
 
-    def __init__(self, study: Study, folder: StudyFolder, device: str, console: Console) -> None:
+    def __init__(self, study: Study, folder: StudyFolder, device: str, console: Console, board: Board) -> None:
+        self.stop = threading.Event()
         self._study = study
         self._folder = folder
         self._device = device
         self._console = console
+        self._board = board
+        self._composing = threading.Lock()  # Hydra composes one config at a time
 
     def __call__(self, arm: Arm, place: Place) -> Result:
-        choice = choose(arm.command(self._study.overrides), self._device)
         title = f"arm {place.number}/{place.of} {arm.name}"
-        line = LiveLine(self._console, lambda *now: _line(title, place, *now))
-        with prepared(choice, self._folder.path, arm.name) as launch, line:
-            outcome = supervise(launch, line)
+        line = LiveLine(self._console, lambda *now: _line(title, place, *now), self._board.place(title))
+        with ExitStack() as stack:
+            with self._composing:
+                launch = stack.enter_context(prepared(self._choice(arm, place), self._folder.path, arm.name))
+            stack.enter_context(line)
+            outcome = supervise(launch, line, stop=self.stop)
         if outcome.failure is not None:
             raise ArmFailed(f"arm {arm.name} failed: {outcome.failure}; everything it printed: {launch.run_dir.log}")
         result = read_result(arm, launch.run_dir.path, outcome.seconds)
         self._console.print(_summary(title, arm, result), highlight=False, soft_wrap=True)
         return result
+
+    def _choice(self, arm: Arm, place: Place) -> Choice:
+        shared = [f"++ray_kwargs.ray_init.object_store_memory={OBJECT_STORE}"] if place.at_once > 1 else []
+        return choose(arm.command([*shared, *self._study.overrides]), self._device)
 
 
 def _line(title: str, place: Place, line: str, progress: Progress, elapsed: float) -> str:

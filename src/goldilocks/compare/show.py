@@ -16,9 +16,10 @@ Cell = Callable[[Row], str]
 
 LEGEND = """\
 accuracy: at the equal cost, mean ± 95% t-interval over the seeds; against baseline: the difference seed by seed, in
-points; to baseline: what the mean curve needs to reach the baseline's; groups: informative ones (their rewards differ)
-that were trained; signal: Σ(r − r̄)² over what was trained; both over all that was generated. time: wall-clock of an
-arm, with its start and its validations."""
+points; at ⅔: accuracy at two thirds of the cost less the baseline's at all of it, likewise; to baseline: what the mean
+curve needs to reach the baseline's; groups: informative ones (their rewards differ) that were trained; signal:
+Σ(r − r̄)² over what was trained; both over all that was generated. time: wall-clock of an arm, with its start and its
+validations."""
 
 
 def columns(table: Table) -> dict[str, Cell]:
@@ -28,6 +29,7 @@ def columns(table: Table) -> dict[str, Cell]:
         "recipe": lambda row: name_of(row.recipe),
         "accuracy": lambda row: _percent(row.accuracy),
         "against\nbaseline": lambda row: _points(row.against_baseline),
+        f"at ⅔ of the\n{kind}": lambda row: _points(row.at_two_thirds),
         f"{kind}\nto baseline": lambda row: _reached(row.cost_to_baseline, kind),
         "updates": lambda row: _mean(row.updates, 0),
         "groups\n/1k rollouts": lambda row: _spread(row.informative_groups_per_1k_rollouts),
@@ -48,8 +50,9 @@ def caption(table: Table) -> str:
 
 
 def notes(table: Table) -> list[str]:
-    """What tuning tried and chose, and what everything cost."""
-    lines = [_cost("the arms of the table", table.reported)]
+    """The differences seed by seed, what tuning tried and chose, and what everything cost."""
+    lines = [_by_seed(row, table.rows[0]) for row in table.rows if len(row.differences) > 1]
+    lines.append(_cost("the arms of the table", table.reported))
     if table.trials:
         lines.append(_cost("tuning before it, one seed", table.tuning))
         for row in table.rows:
@@ -57,6 +60,11 @@ def notes(table: Table) -> list[str]:
             tried = ", ".join(f"{100 * trial.accuracy:.1f}%" for trial in own)
             lines.append(f"{name_of(row.recipe)}: {settings(row.settings)} (tried: {tried})")
     return lines
+
+
+def _by_seed(row: Row, baseline: Row) -> str:
+    points = ", ".join(f"{100 * difference:+.1f}" for difference in row.differences)
+    return f"{name_of(row.recipe)} against {name_of(baseline.recipe)}, seed by seed: {points} points"
 
 
 def settings(values: Settings) -> str:

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from rich.console import Console
-from rich.status import Status
 
 from goldilocks.runs.progress import Progress, clock
+
+
+class Place(Protocol):
+    """Where a line is drawn: rich's ``Status``, or a part of one."""
+
+    def start(self) -> None: ...
+
+    def update(self, text: str, /) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class LiveLine:
     """``with LiveLine(console) as line: line.show(…)``"""
 
-    def __init__(self, console: Console, frame: Callable[[str, Progress, float], str] | None = None) -> None:
-        """``frame`` puts the line of a run into what is around it."""
-        self._console = console
+    def __init__(
+        self,
+        console: Console,
+        frame: Callable[[str, Progress, float], str] | None = None,
+        place: Place | None = None,
+    ) -> None:
+        """``frame`` puts the line of a run into what is around it; ``place`` is where, if others are drawn too."""
         self._frame = frame or (lambda line, progress, elapsed: line)
-        self._status: Status | None = console.status("starting") if console.is_terminal else None
+        self._status = (place or console.status("starting")) if console.is_terminal else None
         self._printed = (-1, 0)
 
     def __enter__(self) -> LiveLine:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     with prepared(choice, args.runs, name, args.reward_timeout) as launch:
         engine, path = launch.config.actor_rollout_ref.rollout.name, _relative(launch.run_dir)
         console.print(f"{choice.name} on {choice.device}, rollouts by {engine}, {path}")
-        with LiveLine(console) as line:
+        with interruptible(), LiveLine(console) as line:
             outcome = supervise(launch, line, args.stall_timeout)
     if outcome.failure is not None:
         print(f"goldilocks: the run failed: {outcome.failure}", file=sys.stderr)
@@ -126,23 +127,23 @@ def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIME
         yield Launch(run_dir, config, env)
 
 
-def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S) -> Outcome:
-    """Start the run and watch it to its end; nothing of it is left running, however this is left."""
+def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S, stop: threading.Event | None = None) -> Outcome:
+    """Start the run and watch it to its end, or until ``stop`` is set; nothing of it is left running."""
     run_dir, config = launch.run_dir, launch.config
     rollouts_per_step = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     progress = Progress(_total_steps(config), rollouts_per_step, spent=[0.0] if budget_of(config).costs else [])
-    started = time.monotonic()
-    with _interruptible(), Supervisor(run_dir, launch.env) as driver:
+    started, stop = time.monotonic(), stop or threading.Event()
+    with Supervisor(run_dir, launch.env) as driver:
         tail, life = Tail(run_dir.metrics), SignOfLife((run_dir.log, run_dir.metrics), stall_s)
         while driver.running:
             line.show(_records(tail, progress), progress, time.monotonic() - started)
-            if life.lost():
+            if life.lost() or stop.wait(POLL_S):
                 break
-            time.sleep(POLL_S)
-        stalled = f"no sign of life for {stall_s:g} s" if driver.running else None
+        ended = "interrupted" if stop.is_set() else f"no sign of life for {stall_s:g} s"
+        cut = ended if driver.running else None
         _records(tail, progress)
     line.close()
-    failure = stalled or (None if driver.status == 0 else run_dir.failure(driver.status))
+    failure = cut or (None if driver.status == 0 else run_dir.failure(driver.status))
     return Outcome(progress, time.monotonic() - started, failure)
 
 
@@ -230,7 +231,7 @@ def _relative(run_dir: RunDir) -> str:
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """SIGTERM ends a run as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

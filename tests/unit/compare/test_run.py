@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from goldilocks.compare.arm import SEEDS, Arm
 from goldilocks.compare.equal_cost import EqualCost
 from goldilocks.compare.folder import StudyFolder
 from goldilocks.compare.result import Result, Results, read_result
-from goldilocks.compare.run import Place, run_study
+from goldilocks.compare.run import ArmFailed, Place, run_study
 from goldilocks.compare.study import TUNING_SEED, Study
 from goldilocks.compare.table import make_table
 
@@ -93,15 +94,80 @@ def test_half_an_arm_is_started_anew(tmp_path):
     assert not half.exists()
 
 
-def test_an_arm_that_fails_stops_the_study_and_those_before_it_are_kept(tmp_path):
+def test_an_arm_that_fails_is_tried_again_and_the_others_run_all_the_same(tmp_path):
+    tried = []
+
     def fails(arm: Arm, place: Place) -> Result:
-        if arm.recipe == "dapo":
-            raise ValueError("out of rollouts")
+        tried.append(arm.name)
+        if arm.name == "grpo-seed1":
+            raise ArmFailed("out of memory")
         return of_arm(arm, 0.5)
 
-    with StudyFolder.open(tmp_path, study()) as folder, pytest.raises(ValueError, match="out of rollouts"):
+    with StudyFolder.open(tmp_path, study()) as folder, pytest.raises(ArmFailed, match="out of memory"):
+        run_study(study(), folder, fails)
+    assert tried == ["grpo-seed1", "grpo-seed1", "dapo-seed1"]
+    runner = Runner()
+    results = run(tmp_path, study(), runner)
+    assert runner.ran == ["grpo-seed1"], "the same command runs what is missing"
+    assert [one.recipe for one in results.reported] == ["grpo", "dapo"]
+
+
+def test_an_arm_that_crashed_once_is_no_failure(tmp_path):
+    crashes = ["dapo-seed1"]
+
+    def crashes_once(arm: Arm, place: Place) -> Result:
+        if arm.name in crashes:
+            crashes.remove(arm.name)
+            raise ArmFailed("a port was taken")
+        return of_arm(arm, 0.5)
+
+    with StudyFolder.open(tmp_path, study()) as folder:
+        assert len(run_study(study(), folder, crashes_once).reported) == 2
+
+
+def test_a_mistake_stops_the_study_and_arms_before_it_are_kept(tmp_path):
+    def fails(arm: Arm, place: Place) -> Result:
+        if arm.recipe == "dapo":
+            raise ValueError("ended before its budget")
+        return of_arm(arm, 0.5)
+
+    with StudyFolder.open(tmp_path, study()) as folder, pytest.raises(ValueError, match="before its budget"):
         run_study(study(), folder, fails)
     assert [file.parent.name for file in tmp_path.glob("*/result.json")] == ["grpo-seed1"]
+
+
+@pytest.mark.parametrize("parallel", [2, 3])
+def test_as_many_arms_as_asked_for_run_at_a_time_and_the_table_is_the_same(tmp_path, parallel):
+    whole = study(seeds=3, **TUNED)
+    alone = make_table(whole, run(tmp_path / "alone", whole, Runner()))
+    arrived, at_work, most = threading.Barrier(parallel), set(), []
+
+    def together(arm: Arm, place: Place) -> Result:
+        at_work.add(arm.name)
+        most.append(len(at_work))
+        if arm.name.startswith(("grpo", "dapo")):  # six reported arms: whole rounds of two and of three
+            arrived.wait(timeout=30)
+        at_work.discard(arm.name)
+        return Runner()(arm, place)
+
+    with StudyFolder.open(tmp_path / "together", whole) as folder:
+        results = run_study(whole, folder, together, parallel)
+    assert make_table(whole, results) == alone
+    assert max(most) <= parallel
+
+
+def test_an_interrupt_stops_the_arms_at_work(tmp_path):
+    stop = threading.Event()
+
+    def waits(arm: Arm, place: Place) -> Result:
+        if arm.recipe == "grpo":
+            raise KeyboardInterrupt
+        assert stop.wait(timeout=30)
+        raise ArmFailed("interrupted")
+
+    with StudyFolder.open(tmp_path, study()) as folder, pytest.raises(KeyboardInterrupt):
+        run_study(study(), folder, waits, 2, stop)
+    assert list(tmp_path.glob("*/result.json")) == []
 
 
 def test_two_at_work_in_one_folder_is_an_error(tmp_path):

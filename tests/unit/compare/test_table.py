@@ -50,6 +50,19 @@ def test_against_the_baseline_it_is_the_difference_seed_by_seed():
     assert against.half == pytest.approx(4.302652730 * 0.02 / 3**0.5 / 3**0.5)
     assert against.half < made.rows[1].accuracy.half, "what the seeds have in common is not counted against it"
     assert "| +4.7 ± 2.9 |" in in_markdown(made)
+    assert made.rows[1].differences == pytest.approx((0.04, 0.06, 0.04)), "by seed, whatever order the arms ended in"
+    assert notes(made)[0] == "dapo against grpo, seed by seed: +4.0, +6.0, +4.0 points"
+
+
+def test_at_two_thirds_of_the_cost_it_is_held_against_the_baseline_at_all_of_it():
+    quick = [(0, 0.2), (600, 0.7), (900, 0.7), (1000, 0.8)]
+    made = table(
+        *(result("grpo", [(0, 0.2), (1000, 0.6 + seed / 100)], seed=seed) for seed in (1, 2)),
+        *(result("dapo", quick, seed=seed) for seed in (1, 2)),
+    )
+    assert made.rows[1].at_two_thirds.mean == pytest.approx(0.7 - 0.615)
+    assert made.rows[1].at_two_thirds.half == pytest.approx(12.7062047 * 0.01 / 2)
+    assert made.rows[0].at_two_thirds.mean == pytest.approx((0.2 - 0.615) / 3), "what the last third brings"
 
 
 def test_the_baseline_is_the_first_recipe_and_others_reach_it_sooner_later_or_not():
