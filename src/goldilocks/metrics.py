@@ -30,6 +30,8 @@ METRICS: dict[str, str] = {
     "length/generated_mean": "mean tokens of a rollout, over the groups judged",
     "length/kept_mean": "the same over the groups kept",
     "length/kept_over_generated": "their ratio: below 1, the filter favours short answers",
+    "length/trained_over_started": "mean length trained over the mean length started, which is estimated from finished "
+    "and aborted rollouts (Kaplan-Meier); 1 where no length is favoured",
     "difficulty/generated_mean_reward": "mean reward over the groups judged",
     "difficulty/kept_mean_reward": "the same over the groups kept",
     "adaptive_rollout/iterations": "most times that one group was asked for more",

@@ -11,7 +11,94 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
+
+from goldilocks.errors import require
+
+W = TypeVar("W", bound="Word")
+
+
+class Word(str, Enum):
+    """A string out of a fixed list. Configs and state files hold the string; a type checker knows the list."""
+
+    __str__ = str.__str__
+    __format__ = str.__format__  # type: ignore[assignment]
+
+    @classmethod
+    def parse(cls: type[W], key: str, value: str) -> W:
+        """Return the member for ``value``, or raise a ``ValueError`` that names ``key`` and lists what is accepted."""
+        words = [str(member) for member in cls]
+        require(value in words, key, value, f"one of {', '.join(words)}")
+        return cls(value)
+
+
+class Account(Word):
+    """The class of a generated rollout. Every rollout is in exactly one class at any time."""
+
+    OPEN = "open"
+    """In a group that has not been judged."""
+    CARRIED = "carried"
+    """In a kept group that waits to be trained."""
+    TRAINED = "trained"
+    """Handed to the trainer."""
+    TRIMMED = "trimmed"
+    """In a trained group, beyond the rows it trains. The baseline counts it."""
+    BACKFILLED = "backfilled"
+    """In a dropped group that filled up an exhausted batch."""
+    FILTERED = "filtered"
+    """In a group that a filter dropped; each reason is an account of its own."""
+    EXPIRED = "expired"
+    """In a kept group that grew too old to train."""
+    CANCELLED = "cancelled"
+    """Not needed when it arrived, or aborted before it was finished."""
+    REJECTED = "rejected"
+    """Taken back after its group was kept; each reason is an account of its own."""
+    FAILED = "failed"
+    """Lost, or without a finite reward."""
+    DUPLICATE = "duplicate"
+    """Delivered a second time."""
+
+    def because(self, reason: str) -> AccountName:
+        """Return the account of one reason: ``filtered/too_easy``."""
+        return AccountName(f"{self}/{reason}")
+
+
+class AccountName(str):
+    """The name of an account with a reason, such as ``rejected/gate1``."""
+
+    __slots__ = ()
+
+
+class OnExhausted(Word):
+    """What happens when the limits leave too few groups for a batch."""
+
+    ERROR = "error"
+    """Raise ``Exhausted``."""
+    SHRINK = "shrink"
+    """Train on the groups there are."""
+    BACKFILL = "backfill"
+    """Fill the batch up with dropped groups: its shape is kept, they have no gradient."""
+
+
+class OnFull(Word):
+    """What happens to groups that are still open when the batch is full."""
+
+    FINISH = "finish"
+    """They finish, are judged and, if kept, carried."""
+    REQUEUE = "requeue"
+    """They are cancelled, and their prompts go to the head of the queue."""
+
+
+class StopRule(Word):
+    """When an adaptive group has enough rollouts."""
+
+    POSITIVE = "positive"
+    """At least one success."""
+    CONTRAST = "contrast"
+    """At least one success and one failure."""
+    BALANCED = "balanced"
+    """``balance`` successes and as many failures."""
 
 
 def content_key(content: object) -> int:
@@ -76,11 +163,12 @@ KEEP = Verdict(True)
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One visit to one prompt, with every rollout it has had so far.
+    """One visit to one prompt.
 
-    A policy that is shown an open group reads ``rollouts`` and does not keep it: it is the collector's growing list.
+    ``rollouts`` are in the order in which they were asked for, up to the first that has not arrived: the order of
+    arrival never shows. A policy that is shown an open group must not keep the sequence, which grows.
     ``planned`` is how many rollouts were first asked for, ``version`` the policy of the oldest rollout. ``trained`` is
-    set when the group is taken: the rollouts to train on. Baselines come from ``rollouts``, which is all of them.
+    set when the group is taken: the rollouts to train on. Baselines come from all ``rollouts``.
     """
 
     uid: str

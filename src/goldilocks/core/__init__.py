@@ -4,7 +4,8 @@ You tell it what happened (``observe``), it tells you what to do (``requests``, 
 """
 
 from goldilocks.core.accounts import Accounts
-from goldilocks.core.collector import Collector, Exhausted
+from goldilocks.core.collector import Collector
+from goldilocks.core.exhausted import Exhausted
 from goldilocks.core.ledger import Ledger
 from goldilocks.core.limits import Limits, Surplus
 from goldilocks.core.registry import build_allocator, build_filter, build_selector

@@ -1,39 +1,15 @@
 """Where every generated token went. The classes sum to what was generated, at every moment.
 
 A rollout is posted once, when it arrives, and from then on only moves from one class to another.
-
-====================  ==================================================================
-``open``              in a group that has not been judged
-``carried``           in a kept group that waits to be trained
-``trained``           handed to the trainer
-``trimmed``           in a trained group, beyond the rows it trains (its baseline counts them)
-``backfilled``        in a dropped group that filled up an exhausted batch
-``filtered/<why>``    in a group that was dropped
-``expired``           in a kept group that grew too old to train
-``cancelled``         no longer needed when it came, or never finished
-``rejected/<why>``    taken back after the fact
-``failed``            lost, or without a finite reward
-``duplicate``         sent twice
-====================  ==================================================================
+``goldilocks.types.Account`` lists the classes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-FIXED_CLASSES = (
-    "open",
-    "carried",
-    "trained",
-    "trimmed",
-    "backfilled",
-    "filtered",
-    "expired",
-    "cancelled",
-    "rejected",
-    "failed",
-    "duplicate",
-)
+from goldilocks.types import Account, AccountName, Rollout
 
 
 class Accounts:
@@ -45,18 +21,21 @@ class Accounts:
         self.rollouts: dict[str, int] = {}
         self.tokens: dict[str, int] = {}
 
-    def post(self, account: str, tokens: int) -> None:
+    def post(self, account: Account, tokens: int) -> None:
         """A rollout has arrived."""
         self.generated_rollouts += 1
         self.generated_tokens += tokens
         self._add(account, 1, tokens)
 
-    def move(self, origin: str, target: str, rollouts: int, tokens: int) -> None:
+    def move(self, rollouts: Collection[Rollout], origin: Account | AccountName, target: Account | AccountName) -> None:
         """Rollouts already posted change class."""
-        self._add(origin, -rollouts, -tokens)
-        self._add(target, rollouts, tokens)
+        if rollouts:
+            count, tokens = len(rollouts), sum(rollout.tokens for rollout in rollouts)
+            self._add(origin, -count, -tokens)
+            self._add(target, count, tokens)
 
-    def _add(self, account: str, rollouts: int, tokens: int) -> None:
+    def _add(self, name: str, rollouts: int, tokens: int) -> None:
+        account = str(name)  # a plain string, so that a saved state holds nothing else
         self.rollouts[account] = self.rollouts.get(account, 0) + rollouts
         self.tokens[account] = self.tokens.get(account, 0) + tokens
 
@@ -71,7 +50,7 @@ class Accounts:
 
     def by_class(self, counts: dict[str, int]) -> dict[str, int]:
         """The counts with reasons folded into their class; every class is there, whether or not it was used."""
-        folded = dict.fromkeys(FIXED_CLASSES, 0)
+        folded = {str(account): 0 for account in Account}
         for account, count in counts.items():
             folded[account.partition("/")[0]] += count
         return folded

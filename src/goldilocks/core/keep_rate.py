@@ -6,6 +6,7 @@ rate of a third, and the first wave is then exactly one generation batch.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 PRIOR_WEIGHT = 4.0  # groups' worth of belief in the user's expectation
@@ -24,13 +25,22 @@ class KeepRate:
     def value(self) -> float:
         return (self._kept + PRIOR_WEIGHT * self._prior) / (self._judged + PRIOR_WEIGHT)
 
+    def prompts_for(self, groups: int, *, deviations: float) -> int:
+        """Return how many prompts to judge so that ``groups`` are kept, with so many standard deviations to spare.
+
+        The number kept of m prompts has mean mp and variance mp(1 − p): solve mp − d·√(mp(1 − p)) = groups for m.
+        """
+        p = self.value
+        spread = deviations / 2 * math.sqrt(p * (1 - p))
+        return math.ceil(((spread + math.sqrt(spread**2 + p * groups)) / p) ** 2 - 1e-9)
+
     def observe(self, kept: bool) -> None:
         self._judged += 1
         self._kept += kept
 
-    def take_back(self) -> None:
-        """A group that was kept has been rejected after the fact: the next refill asks for more."""
-        self._kept = max(self._kept - 1, 0.0)
+    def take_back(self, groups: int) -> None:
+        """Count groups that were kept as not kept: they were rejected, and the next refill asks for more."""
+        self._kept = max(self._kept - groups, 0.0)
 
     def forget(self) -> None:
         """A step has passed."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from goldilocks.errors import require
-
-ON_EXHAUSTED = ("error", "shrink", "backfill")
-ON_FULL = ("finish", "requeue")
+from goldilocks.types import OnExhausted, OnFull
 
 
 @dataclass(frozen=True)
@@ -23,19 +22,14 @@ class Limits:
     max_tokens_per_step: int | None = None
     max_tokens_per_rollout: int | None = None
     max_retries: int = 2
-    on_exhausted: str = "error"
+    on_exhausted: OnExhausted = OnExhausted.ERROR
 
     def __post_init__(self) -> None:
         for key in ("max_rollouts_per_step", "max_tokens_per_step", "max_tokens_per_rollout"):
             value = getattr(self, key)
             require(value is None or value > 0, f"limits.{key}", value, "a number above 0, or none for no limit")
         require(self.max_retries >= 0, "limits.max_retries", self.max_retries, "0 or more")
-        require(
-            self.on_exhausted in ON_EXHAUSTED,
-            "limits.on_exhausted",
-            self.on_exhausted,
-            f"one of {', '.join(ON_EXHAUSTED)}",
-        )
+        object.__setattr__(self, "on_exhausted", OnExhausted.parse("limits.on_exhausted", self.on_exhausted))
         require(
             self.max_tokens_per_step is None or self.max_tokens_per_rollout is not None,
             "limits.max_tokens_per_rollout",
@@ -43,19 +37,31 @@ class Limits:
             "with max_tokens_per_step, the longest a rollout can be",
         )
 
+    def prompts_left(self, issued: int, gen_batch_size: int) -> float:
+        """How many prompts a step may still issue."""
+        if self.max_num_gen_batches <= 0:
+            return math.inf
+        return self.max_num_gen_batches * gen_batch_size - issued
+
+    def rollouts_left(self, asked: int, tokens: int, in_flight: int) -> float:
+        """How many rollouts a step may still ask for; each one in flight is reserved its longest length."""
+        left = math.inf if self.max_rollouts_per_step is None else self.max_rollouts_per_step - asked
+        if self.max_tokens_per_step is None or self.max_tokens_per_rollout is None:
+            return left
+        return min(left, (self.max_tokens_per_step - tokens) // self.max_tokens_per_rollout - in_flight)
+
 
 @dataclass(frozen=True)
 class Surplus:
-    """What becomes of groups beyond the batch.
+    """What happens to groups beyond the batch.
 
-    Kept groups are carried while no older than ``max_carry_steps`` updates. Groups still open when the batch is full
-    finish and are judged (``finish``), or are cancelled and their prompts go to the head of the queue (``requeue``):
-    either way no slow prompt starves.
+    Kept groups are carried while no older than ``max_carry_steps`` updates. ``on_full`` says what happens to groups
+    that are still open when the batch is full. Neither choice starves a slow prompt.
     """
 
     max_carry_steps: int = 1
-    on_full: str = "finish"
+    on_full: OnFull = OnFull.FINISH
 
     def __post_init__(self) -> None:
         require(self.max_carry_steps >= 0, "surplus.max_carry_steps", self.max_carry_steps, "0 or more updates")
-        require(self.on_full in ON_FULL, "surplus.on_full", self.on_full, f"one of {', '.join(ON_FULL)}")
+        object.__setattr__(self, "on_full", OnFull.parse("surplus.on_full", self.on_full))

@@ -16,20 +16,32 @@ def pack_visit(visit: Visit) -> dict[str, Any]:
         "index": visit.prompt.index,
         "planned": visit.planned,
         "version": visit.version,
-        "unsent": visit.unsent,
-        "next_index": visit.next_index,
+        "rollouts": [_pack_rollout(rollout) for rollout in visit.rollouts],
+        "settled": visit.settled,
+        "ahead": [[index, None if one is None else _pack_rollout(one)] for index, one in visit.ahead.items()],
+        "in_flight": sorted(visit.in_flight),
+        "unsent": list(visit.unsent),
         "asks": visit.asks,
         "failures": visit.failures,
-        "rollouts": [_pack_rollout(rollout) for rollout in visit.rollouts],
-        "in_flight": sorted(visit.in_flight),
     }
 
 
 def unpack_visit(packed: dict[str, Any], prompt: Prompt) -> Visit:
     """The visit, to a prompt that may stand elsewhere now."""
-    rest = {name: value for name, value in packed.items() if name not in ("key", "index", "rollouts", "in_flight")}
-    rollouts = [_unpack_rollout(packed["uid"], one) for one in packed["rollouts"]]
-    return Visit(prompt=prompt, rollouts=rollouts, in_flight=set(packed["in_flight"]), **rest)
+    uid = packed["uid"]
+    return Visit(
+        uid,
+        prompt,
+        packed["planned"],
+        packed["version"],
+        rollouts=[_unpack_rollout(uid, one) for one in packed["rollouts"]],
+        settled=packed["settled"],
+        ahead={index: None if one is None else _unpack_rollout(uid, one) for index, one in packed["ahead"]},
+        in_flight=set(packed["in_flight"]),
+        unsent=list(packed["unsent"]),
+        asks=packed["asks"],
+        failures=packed["failures"],
+    )
 
 
 def pack_group(group: Group) -> dict[str, Any]:

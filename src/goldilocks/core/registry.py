@@ -18,19 +18,19 @@ P = TypeVar("P", bound=Policy)
 
 def build_selector(name: str, params: Mapping[str, Any] | None = None) -> Selector:
     """The selector of this name, with these parameters."""
-    return _build("selector", name, params or {}, SELECTORS, Selector)
+    return _build("selector", name, params or {}, SELECTORS, Selector)  # type: ignore[type-abstract]
 
 
 def build_allocator(name: str, params: Mapping[str, Any] | None = None) -> Allocator:
     """The allocator of this name, with these parameters."""
-    return _build("allocator", name, params or {}, ALLOCATORS, Allocator)
+    return _build("allocator", name, params or {}, ALLOCATORS, Allocator)  # type: ignore[type-abstract]
 
 
 def build_filter(name: str | Sequence[str], params: Mapping[str, Any] | None = None) -> Filter:
     """The filter of this name, with these parameters; several names make a chain, each taking those it knows."""
     if isinstance(name, str):
-        return _build("filter", name, params or {}, FILTERS, Filter)
-    classes = [_resolve("filter", one, FILTERS, Filter) for one in name]
+        return _build("filter", name, params or {}, FILTERS, Filter)  # type: ignore[type-abstract]
+    classes = [_resolve("filter", one, FILTERS, Filter) for one in name]  # type: ignore[type-abstract]
     known = {key for cls in classes for key in inspect.signature(cls).parameters}
     _refuse_unknown("filter", ", ".join(name), params or {}, known)
     chosen = (

@@ -12,21 +12,29 @@ from typing import Any
 from goldilocks.core.accounts import Accounts
 from goldilocks.core.packing import pack_group, unpack_group
 from goldilocks.core.pool import Pool
-from goldilocks.types import Group, Prompt, Rollout
+from goldilocks.core.visit import issue_order
+from goldilocks.types import Account, AccountName, Group, Prompt, Rollout, Verdict
+
+Origin = Account | AccountName
 
 Trim = Callable[[Group], Collection[Rollout]]
+Judge = Callable[[Group], Verdict]
 
 
 class Shelf:
-    """Groups by uid. The pool is told of each prompt that no longer waits; ``spare`` dropped groups are held."""
+    """Groups by uid. The pool is told of each prompt that no longer waits.
 
-    def __init__(self, accounts: Accounts, pool: Pool, *, spare: int) -> None:
+    ``trim`` says which rollouts of a group are trained; ``spare`` dropped groups are held.
+    """
+
+    def __init__(self, accounts: Accounts, pool: Pool, trim: Trim, *, spare: int) -> None:
         self._accounts = accounts
         self._claim, self._release = pool.claim, pool.release
+        self._trim = trim
         self._spare = spare
         self._kept: dict[str, Group] = {}
-        self._in_hand: dict[str, tuple[Group, str]] = {}  # with the account of what it trains
-        self._dropped: dict[str, tuple[Group, str]] = {}
+        self._in_hand: dict[str, tuple[Group, Origin]] = {}  # with the account of what it trains
+        self._dropped: dict[str, tuple[Group, Origin]] = {}
 
     def __len__(self) -> int:
         """How many wait."""
@@ -48,35 +56,34 @@ class Shelf:
         return {*self._kept, *self._in_hand}
 
     def keep(self, group: Group) -> None:
-        """It passed: it waits."""
+        """Keep a group that passed its filter until it is taken."""
         self._kept[group.uid] = group
-        self._accounts.move("open", "carried", len(group), group.tokens)
+        self._accounts.move(group.rollouts, Account.OPEN, Account.CARRIED)
 
-    def drop(self, group: Group, account: str) -> None:
-        """It did not pass."""
+    def drop(self, group: Group, account: Origin) -> None:
+        """Let go of a group that its filter dropped; some are held to fill a batch up."""
         self._release(group.prompt.index)
-        self._accounts.move("open", account, len(group), group.tokens)
+        self._accounts.move(group.rollouts, Account.OPEN, account)
         if len(group) and len(self._dropped) < self._spare:
             self._dropped[group.uid] = group, account
 
-    def take(self, count: int, trim: Trim) -> list[Group]:
-        """At most ``count`` of those that wait, first issued first; ``trim`` says which rollouts are trained."""
+    def take(self, count: int) -> list[Group]:
+        """At most ``count`` of those that wait, first issued first."""
         groups = self.kept[:count]
         for group in groups:
             del self._kept[group.uid]
             self._release(group.prompt.index)
-        return [self._hand_out(group, "carried", "trained", trim) for group in groups]
+        return [self._hand_out(group, Account.CARRIED, Account.TRAINED) for group in groups]
 
-    def backfill(self, count: int, trim: Trim) -> list[Group]:
+    def backfill(self, count: int) -> list[Group]:
         """At most ``count`` of those dropped in this step: the batch keeps its shape, they have no gradient."""
         uids = sorted(self._dropped, key=issue_order)[:count]
-        return [self._hand_out(*self._dropped.pop(uid), "backfilled", trim) for uid in uids]
+        return [self._hand_out(*self._dropped.pop(uid), Account.BACKFILLED) for uid in uids]
 
-    def _hand_out(self, group: Group, origin: str, account: str, trim: Trim) -> Group:
-        group = replace(group, trained=tuple(trim(group)))
-        tokens = sum(rollout.tokens for rollout in group.trained)
-        self._accounts.move(origin, account, len(group.trained), tokens)
-        self._accounts.move(origin, "trimmed", len(group) - len(group.trained), group.tokens - tokens)
+    def _hand_out(self, group: Group, origin: Origin, account: Origin) -> Group:
+        group = replace(group, trained=tuple(self._trim(group)))
+        self._accounts.move(group.trained, origin, account)
+        self._accounts.move(_beyond(group), origin, Account.TRIMMED)
         self._in_hand[group.uid] = group, account
         return group
 
@@ -85,11 +92,10 @@ class Shelf:
         in_hand = list(self._in_hand.values())
         for group, account in in_hand:
             del self._in_hand[group.uid]
-            tokens = sum(rollout.tokens for rollout in group.trained)
-            target = "filtered/backfill" if account == "backfilled" else "carried"
-            self._accounts.move(account, target, len(group.trained), tokens)
-            self._accounts.move("trimmed", target, len(group) - len(group.trained), group.tokens - tokens)
-            if target == "carried":
+            target = Account.FILTERED.because("backfill") if account == Account.BACKFILLED else Account.CARRIED
+            self._accounts.move(group.trained, account, target)
+            self._accounts.move(_beyond(group), Account.TRIMMED, target)
+            if target == Account.CARRIED:
                 self._kept[group.uid] = replace(group, trained=())
                 self._claim([group.prompt.index])
         return len(in_hand)
@@ -102,47 +108,50 @@ class Shelf:
         for group in expired:
             del self._kept[group.uid]
             self._release(group.prompt.index)
-            self._accounts.move("carried", "expired", len(group), group.tokens)
+            self._accounts.move(group.rollouts, Account.CARRIED, Account.EXPIRED)
         return len(expired)
 
-    def find(self, uid: str) -> Group:
-        """A group that waits or is in hand."""
+    def reject(self, uid: str, indices: Collection[int] | None, reason: str, judge: Judge) -> bool:
+        """Take rollouts of a group back: those named, or all. True if the rest does not pass and the group is lost."""
+        group = self._find(uid)
+        gone = {rollout.index for rollout in group.rollouts} if indices is None else set(indices)
+        left = tuple(rollout for rollout in group.rollouts if rollout.index not in gone)
+        trained = tuple(rollout for rollout in group.trained if rollout.index not in gone)
+        rest = replace(group, rollouts=left, trained=trained)
+        lost = not left or not judge(rest).keep
+        self._charge(group, [one for one in group.rollouts if lost or one.index in gone], reason)
+        if lost:
+            self._remove(group)
+        elif uid in self._in_hand:
+            self._in_hand[uid] = rest, self._in_hand[uid][1]
+        else:
+            self._kept[uid] = rest
+        return lost
+
+    def _find(self, uid: str) -> Group:
         group = self._in_hand[uid][0] if uid in self._in_hand else self._kept.get(uid)
         if group is None:
             raise ValueError(f"uid={uid!r} is neither in the batch in hand nor kept: it cannot be rejected")
         return group
 
-    def shorten(self, group: Group, rest: Group, reason: str) -> None:
-        """Part of a group is rejected; the rest stays where it was."""
-        staying = {rollout.index for rollout in rest.rollouts}
-        self._charge(group, [rollout for rollout in group.rollouts if rollout.index not in staying], reason)
-        if group.uid in self._in_hand:
-            self._in_hand[group.uid] = rest, self._in_hand[group.uid][1]
-        else:
-            self._kept[group.uid] = rest
-
-    def reject(self, group: Group, reason: str) -> bool:
-        """The whole group is rejected. True if it was in the batch in hand, which now lacks one."""
-        self._charge(group, group.rollouts, reason)
-        if self._in_hand.pop(group.uid, None):
-            return True
-        del self._kept[group.uid]
-        self._release(group.prompt.index)
-        return False
+    def _remove(self, group: Group) -> None:
+        if not self._in_hand.pop(group.uid, None):
+            del self._kept[group.uid]
+            self._release(group.prompt.index)
 
     def _charge(self, group: Group, rollouts: Collection[Rollout], reason: str) -> None:
         waiting = group.uid in self._kept
-        account = "carried" if waiting else self._in_hand[group.uid][1]
+        account = Account.CARRIED if waiting else self._in_hand[group.uid][1]
         trained = {rollout.index for rollout in group.trained}
         for rollout in rollouts:
-            origin = account if waiting or rollout.index in trained else "trimmed"
-            self._accounts.move(origin, f"rejected/{reason}", 1, rollout.tokens)
+            origin = account if waiting or rollout.index in trained else Account.TRIMMED
+            self._accounts.move([rollout], origin, Account.REJECTED.because(reason))
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "kept": [pack_group(group) for group in self._kept.values()],
-            "in_hand": [(pack_group(group), account) for group, account in self._in_hand.values()],
-            "dropped": [(pack_group(group), account) for group, account in self._dropped.values()],
+            "in_hand": [(pack_group(group), str(account)) for group, account in self._in_hand.values()],
+            "dropped": [(pack_group(group), str(account)) for group, account in self._dropped.values()],
         }
 
     def load_state_dict(self, state: dict[str, Any], prompt: Callable[[dict[str, Any]], Prompt]) -> None:
@@ -152,10 +161,11 @@ class Shelf:
             return unpack_group(packed, prompt(packed))
 
         self._kept = {packed["uid"]: unpack(packed) for packed in state["kept"]}
-        self._in_hand = {packed["uid"]: (unpack(packed), account) for packed, account in state["in_hand"]}
-        self._dropped = {packed["uid"]: (unpack(packed), account) for packed, account in state["dropped"]}
+        self._in_hand = {packed["uid"]: (unpack(packed), AccountName(account)) for packed, account in state["in_hand"]}
+        self._dropped = {packed["uid"]: (unpack(packed), AccountName(account)) for packed, account in state["dropped"]}
 
 
-def issue_order(uid: str) -> int:
-    """The order in which a group's prompt was issued is its name."""
-    return int(uid[1:])
+def _beyond(group: Group) -> list[Rollout]:
+    """The rollouts of a taken group that are not trained."""
+    trained = {rollout.index for rollout in group.trained}
+    return [rollout for rollout in group.rollouts if rollout.index not in trained]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -67,3 +67,14 @@ class KeyedPositions:
         places = np.minimum(np.searchsorted(self._keys, keys, sorter=self._order), len(self._keys) - 1)
         candidates = self._order[places]
         return np.where(self._keys[candidates] == keys, candidates, -1)
+
+
+def find_prompt(source: Source, positions: KeyedPositions, packed: Mapping[str, Any]) -> Prompt:
+    """Return the prompt that a saved group is about; an error if it is gone from the data."""
+    place = positions.find_one(packed["key"], packed["index"])
+    if place < 0:
+        raise ValueError(
+            f"group {packed['uid']} of the saved state is about a prompt (key {packed['key']}) "
+            f"that is not among the {len(source)} prompts of this data set"
+        )
+    return source[place]

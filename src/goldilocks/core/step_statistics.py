@@ -6,10 +6,14 @@ that favours short answers or easy prompts shows.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from goldilocks.types import Group, Verdict
+from goldilocks.core.informative import is_informative, signal
+from goldilocks.core.lengths import StartedLengths
+from goldilocks.types import Failure, Group, Rollout, Verdict
 
 
 @dataclass
@@ -36,8 +40,11 @@ class Tally:
         return self.reward / self.rollouts if self.rollouts else 0.0
 
 
+TALLIES = ("judged", "kept")
+
+
 @dataclass
-class Statistics:
+class StepStatistics:
     """One step's counts."""
 
     prompts_issued: int = 0
@@ -46,6 +53,7 @@ class Statistics:
     failures: dict[str, int] = field(default_factory=dict)
     judged: Tally = field(default_factory=Tally)
     kept: Tally = field(default_factory=Tally)
+    started: StartedLengths = field(default_factory=StartedLengths)
     dropped: dict[str, int] = field(default_factory=dict)
     informative: int = 0
     with_positive: int = 0
@@ -55,6 +63,11 @@ class Statistics:
     expired: int = 0
     rejected: int = 0
     backfilled: int = 0
+
+    def arrive(self, event: Rollout | Failure) -> None:
+        """Count the tokens of one rollout, finished or not."""
+        self.tokens_arrived += event.tokens
+        self.started.add(event.tokens, finished=isinstance(event, Rollout))
 
     def judge(self, group: Group, verdict: Verdict, *, informative: bool, positive: bool, iterations: int) -> None:
         """Count one judged group."""
@@ -72,6 +85,15 @@ class Statistics:
     def fail(self, reason: str) -> None:
         """Count one failed rollout."""
         self.failures[reason] = self.failures.get(reason, 0) + 1
+
+    def batch_metrics(self, batch: Sequence[Group]) -> dict[str, float]:
+        """The batch in hand in metrics. ``length/trained_over_started`` is 1 where no length is favoured."""
+        lengths = [rollout.tokens for group in batch for rollout in group.trained]
+        return {
+            "train/informative_groups": sum(map(is_informative, batch)),
+            "train/signal": math.fsum(map(signal, batch)),
+            "length/trained_over_started": _ratio(_ratio(sum(lengths), len(lengths)), self.started.mean),
+        }
 
     def num_gen_batches(self, gen_batch_size: int) -> int:
         """Generation batches begun."""
@@ -116,11 +138,15 @@ class Statistics:
         return {f"adaptive_rollout/{name}": value for name, value in values.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        counts = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in (*TALLIES, "started")}
+        tallies = {name: asdict(getattr(self, name)) for name in TALLIES}
+        return {**counts, **tallies, "started": self.started.state_dict()}
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> Statistics:
-        return cls(**{**state, "judged": Tally(**state["judged"]), "kept": Tally(**state["kept"])})
+    def from_state_dict(cls, state: dict[str, Any]) -> StepStatistics:
+        statistics = cls(**{**state, **{name: Tally(**state[name]) for name in TALLIES}, "started": StartedLengths()})
+        statistics.started.load_state_dict(state["started"])
+        return statistics
 
 
 def _ratio(part: float, whole: float) -> float:

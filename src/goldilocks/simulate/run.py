@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from goldilocks.core.collector import Collector, Exhausted
+from goldilocks.core import Collector, Exhausted
 from goldilocks.core.presets import Preset
 from goldilocks.core.source import ListSource
 from goldilocks.errors import require
@@ -78,7 +78,7 @@ def batches(
                 engine.submit(request)
             progress(engine.submitted)
             arrived = engine.step()
-            if not arrived:
+            if not arrived and not collector.ready:
                 return
             for event in arrived:
                 collector.observe(event)

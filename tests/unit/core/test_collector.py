@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -47,7 +48,6 @@ def test_a_refill_asks_for_what_is_missing_over_the_keep_rate() -> None:
     answer(subject, requests[60:], rewards=(1.0, 0.0))
     assert subject.ready
     subject.take()
-    subject.ready  # noqa: B018  (begins the next step)
     assert len(subject.requests()) == pytest.approx(80, abs=2)  # a quarter was kept: four times as many are needed
 
 
@@ -64,9 +64,10 @@ def test_surplus_is_carried_and_trained_first_and_expires_with_age() -> None:
     subject = collector(gen_batch_size=6, surplus=Surplus(max_carry_steps=1))
     answer(subject, subject.requests())
     assert [group.uid for group in subject.take()] == ["g0", "g1"]
-    assert subject.ready
+    assert subject.requests() == []  # the next step begins with what was carried
     assert [group.uid for group in subject.take()] == ["g2", "g3"]
-    assert not subject.ready  # g4 and g5 are two updates old
+    subject.requests()  # g4 and g5 are two updates old
+    assert not subject.ready
     assert subject.metrics()["train/groups_expired"] == 2
     assert subject.accounts.tokens["expired"] == 40
 
@@ -75,7 +76,7 @@ def test_no_carry_is_dapos_trimming() -> None:
     subject = collector(gen_batch_size=6, surplus=Surplus(max_carry_steps=0))
     answer(subject, subject.requests())
     subject.take()
-    assert not subject.ready
+    subject.requests()
     assert subject.metrics()["train/groups_expired"] == 4
 
 
@@ -106,10 +107,83 @@ def test_a_satisfied_group_cancels_its_siblings() -> None:
     subject = collector(allocator=Adaptive(max_n=8, rollouts_per_batch=6), filter=Everything(), target_groups=1)
     answer(subject, subject.requests(), rewards=(0.0,))
     assert [request.n for request in subject.requests()] == [6]
-    subject.observe(Rollout("g0", 4, 1.0, tokens=10))
+    subject.observe(Rollout("g0", 2, 1.0, tokens=10))
     assert subject.cancelled() == ["g0"]
     (group,) = subject.take()
     assert group.rewards == [0, 0, 1]
+
+
+def test_a_success_that_arrives_early_waits_for_those_asked_for_before_it() -> None:
+    subject = collector(allocator=Adaptive(max_n=8, rollouts_per_batch=6), filter=Everything(), target_groups=1)
+    answer(subject, subject.requests(), rewards=(0.0,))
+    subject.requests()
+    subject.observe(Rollout("g0", 4, 1.0, tokens=10))
+    subject.observe(Rollout("g0", 5, 1.0, tokens=30))
+    assert not subject.ready  # 2 and 3 may be successes too
+    subject.observe(Rollout("g0", 3, 0.0, tokens=90))
+    subject.observe(Rollout("g0", 2, 0.0, tokens=80))
+    (group,) = subject.take()
+    assert [rollout.index for rollout in group.rollouts] == [0, 1, 2, 3, 4]
+    assert subject.accounts.tokens["cancelled"] == 30  # 5 arrived beyond the rollout at which the group stopped
+    assert subject.cancelled() == ["g0"]  # 6 and 7
+
+
+def test_a_failure_is_passed_over_and_asked_for_again_in_its_turn() -> None:
+    subject = collector(allocator=Fixed(3), target_groups=1)
+    subject.requests()
+    subject.observe(Failure("g0", 1, "lost"))
+    assert subject.requests() == []  # 0 has not arrived: nothing is decided out of turn
+    subject.observe(Rollout("g0", 0, 1.0, tokens=1))
+    (retry,) = subject.requests()
+    assert (retry.n, retry.first) == (1, 3)
+    answer(subject, [retry], rewards=(0.0,))
+    subject.observe(Rollout("g0", 2, 1.0, tokens=1))
+    (group,) = subject.take()
+    assert [rollout.index for rollout in group.rollouts] == [0, 2, 3]
+
+
+# -- the order of calls ------------------------------------------------------------------------------------------------
+
+
+def test_looking_changes_nothing() -> None:
+    subject = collector(gen_batch_size=6)
+    answer(subject, subject.requests())
+    subject.take()
+    before = subject.state_dict()
+    assert not subject.ready
+    subject.metrics(), subject.kept, subject.in_hand, subject.alive, subject.waiting_rollouts, subject.owed
+    after = subject.state_dict()
+    assert str(after) == str(before)
+    assert subject.step == 0
+
+
+def test_a_batch_is_taken_once() -> None:
+    subject = collector()
+    answer(subject, subject.requests())
+    subject.take()
+    with pytest.raises(ValueError, match="take: the batch is in hand already; requests begins the next step"):
+        subject.take()
+
+
+def test_a_batch_that_is_not_ready_is_not_taken() -> None:
+    subject = collector()
+    with pytest.raises(ValueError, match="take: the batch is not ready, 0 of 2 groups are there"):
+        subject.take()
+
+
+def test_a_saved_state_of_another_layout_is_refused() -> None:
+    state = collector().state_dict()
+    del state["layout"]  # as states were before they had one
+    with pytest.raises(ValueError, match="layout=1 is not accepted: a state saved in layout 2; start the run anew"):
+        collector().load_state_dict(state)
+
+
+def test_state_is_loaded_into_a_new_collector_only() -> None:
+    subject = collector()
+    state = subject.state_dict()
+    subject.requests()
+    with pytest.raises(ValueError, match="prompts_issued=2 is not accepted: 0, a collector not used yet"):
+        subject.load_state_dict(state)
 
 
 def test_limits_reached_is_an_error_in_the_documented_words_and_loses_nothing() -> None:
@@ -180,6 +254,21 @@ def test_tokens_are_reserved_before_they_are_written() -> None:
     subject.observe(Rollout("g0", 0, 1.0, tokens=5))
     subject.observe(Rollout("g0", 1, 1.0, tokens=5))
     assert [request.n for request in subject.requests()] == [2]
+
+
+def test_a_refill_has_two_standard_deviations_to_spare_where_surplus_is_carried() -> None:
+    def refill(surplus: Surplus) -> int:
+        subject = collector(prompts=1000, target_groups=50, gen_batch_size=100, surplus=surplus)
+        requests = subject.requests()
+        answer(subject, requests[:60], rewards=(1.0, 1.0))  # dropped
+        answer(subject, requests[60:])
+        return len(subject.requests())
+
+    rate = (40 + 4 * 0.5) / 104
+    assert refill(Surplus(max_carry_steps=0)) == math.ceil(10 / rate)
+    spared = refill(Surplus(max_carry_steps=1))
+    assert spared * rate - 2 * math.sqrt(spared * rate * (1 - rate)) >= 10
+    assert (spared - 1) * rate - 2 * math.sqrt((spared - 1) * rate * (1 - rate)) < 10
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
@@ -386,9 +475,18 @@ def test_a_rejection_makes_the_next_refill_ask_for_more() -> None:
 
 def test_what_was_in_flight_when_the_engine_died_does_not_count_against_the_limit() -> None:
     subject = collector(target_groups=1, limits=Limits(max_rollouts_per_step=2))
-    subject.requests()
+    (request,) = subject.requests()
     subject.reissue()
-    assert [request.n for request in subject.requests()] == [2]
+    assert subject.requests() == [request]  # the same rollouts, under the same indices
+
+
+def test_only_what_was_lost_is_asked_for_again() -> None:
+    subject = collector(target_groups=1, allocator=Fixed(5))
+    subject.requests()
+    for index in (1, 3):
+        subject.observe(Rollout("g0", index, 1.0, tokens=1))
+    subject.reissue()
+    assert [(request.first, request.n) for request in subject.requests()] == [(0, 1), (2, 1), (4, 1)]
 
 
 def test_after_a_restart_the_limits_of_today_hold() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from unit.core.driver import MAX_TOKENS, FaultyEngine, Log, run, take, turn
 
 from goldilocks.core import Collector, Exhausted, Limits, ListSource, Surplus
+from goldilocks.core.filters import Everything
 from goldilocks.core.presets import PRESETS, preset
 from goldilocks.runs.checkpoint import load_state, save_state
 
@@ -140,6 +142,31 @@ def test_no_limit_is_exceeded(case: dict[str, Any]) -> None:
 @given(cases)
 def test_the_same_seed_gives_the_same_decisions(case: dict[str, Any]) -> None:
     assert run_until_exhausted(case)[1].decisions == run_until_exhausted(case)[1].decisions
+
+
+@properties
+@given(cases, st.integers(0, 2**31))
+def test_the_order_of_arrival_changes_neither_a_group_nor_what_is_asked_for_it(
+    case: dict[str, Any], order: int
+) -> None:
+    """Each prompt is visited once, in waves: everything in flight arrives, in an order of its own, before the next."""
+
+    def groups(shuffle: int) -> tuple[list[Any], Any]:
+        subject, engine, asked = make(case), FaultyEngine(case["seed"], duplicate_rate=0.0), []
+        subject.filter = Everything()
+        while not subject.ready:
+            requests = subject.requests()
+            asked.append(requests)
+            flights = [(request, request.first + i) for request in requests for i in range(request.n)]
+            random.Random(shuffle).shuffle(flights)
+            for request, index in flights:
+                subject.observe(engine.outcome(request.uid, index, request.prompt.index))
+            subject.cancelled()
+        trained = [(group.uid, group.rewards, [r.index for r in group.trained]) for group in subject.take()]
+        return [sorted(map(str, wave)) for wave in asked], trained
+
+    case = {**case, "limits": Limits(max_retries=case["limits"].max_retries), "gen_batch_size": case["target_groups"]}
+    assert groups(order) == groups(order + 1)
 
 
 @properties

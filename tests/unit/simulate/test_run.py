@@ -11,8 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goldilocks.core import Collector, ListSource
+from goldilocks.core.allocators import Adaptive
+from goldilocks.core.filters import Everything
 from goldilocks.core.informative import signal
 from goldilocks.core.presets import PRESETS, Preset, preset
+from goldilocks.core.selectors import Uniform
 from goldilocks.simulate import EngineConfig, Outcome, PassRates, Setup, SimulatedEngine, batches, mixture, simulate
 from goldilocks.types import Group, Prompt, Rollout
 
@@ -178,3 +181,19 @@ def test_an_empty_data_set_is_refused() -> None:
 def test_a_selector_that_runs_dry_says_which_policy_it_was() -> None:
     with pytest.raises(ValueError, match="thompson: 3 of 16 groups are kept and no more can be had"):
         outcome("thompson", constant(0.5, prompts=3))
+
+
+@pytest.mark.parametrize("stop", ["positive", "contrast", "balanced"])
+def test_what_is_trained_is_as_long_as_what_was_started(stop: str) -> None:
+    """Where latency is length, short answers arrive first; counting them first trains 0.8 of the mean length."""
+    data = PassRates(tuple(range(500)), np.full(500, 0.3), np.full(500, 200.0))
+    collector = Collector(
+        ListSource(data.contents), Uniform(), Adaptive(max_n=32, stop=stop), Everything(), target_groups=64
+    )
+    engine = SimulatedEngine(data, EngineConfig(slots=256, spread=0.7, wait=0.0), seed=3)
+    trained, ratios = [], []
+    for batch in batches(collector, engine, rollouts=60_000):
+        trained += [rollout.tokens for group in batch for rollout in group.trained]
+        ratios.append(collector.metrics()["length/trained_over_started"])
+    assert np.mean(trained) / 200 == pytest.approx(1, abs=0.02)
+    assert np.mean(ratios) == pytest.approx(1, abs=0.03)

@@ -1,10 +1,8 @@
 """Roll a prompt out until it shows what is needed, or until it has had enough.
 
-A group stops as soon as its rollouts satisfy ``stop``:
-
-- ``positive``: at least one reward at or above the threshold (an easy prompt costs two rollouts);
-- ``contrast``: one positive and one negative, so that there is something to learn from;
-- ``balanced``: ``balance`` of each.
+A group stops at the first of its rollouts, in the order they were asked for, that satisfies ``stop``
+(``goldilocks.types.StopRule``). An easy prompt costs two rollouts. What arrived beyond that rollout is not trained:
+if the first to *arrive* counted, short answers would be favoured.
 
 Stopping at the first success biases the mean of what is trained, so baselines are taken over every rollout seen, also
 when ``max_train_n`` trains fewer.
@@ -20,9 +18,7 @@ import numpy as np
 from goldilocks.core.allocators.base import Allocator
 from goldilocks.core.ledger import Ledger
 from goldilocks.errors import require
-from goldilocks.types import Group, Rollout
-
-STOPS = ("positive", "contrast", "balanced")
+from goldilocks.types import Group, Rollout, StopRule
 
 
 @dataclass
@@ -32,12 +28,12 @@ class Adaptive(Allocator):
     max_n: int = 128
     rollouts_per_batch: int = 8
     min_rollouts: int = 2
-    stop: str = "positive"
+    stop: StopRule = StopRule.POSITIVE
     balance: int = 2
     max_train_n: int | None = None
 
     def __post_init__(self) -> None:
-        require(self.stop in STOPS, "adaptive_rollout.stop", self.stop, f"one of {', '.join(STOPS)}")
+        self.stop = StopRule.parse("adaptive_rollout.stop", self.stop)
         require(self.min_rollouts >= 1, "adaptive_rollout.min_rollouts", self.min_rollouts, "1 or more")
         require(
             self.rollouts_per_batch >= 1, "adaptive_rollout.rollouts_per_batch", self.rollouts_per_batch, "1 or more"
@@ -68,9 +64,9 @@ class Adaptive(Allocator):
 
     def _satisfied(self, group: Group, ledger: Ledger) -> bool:
         positives = sum(ledger.is_positive(rollout.reward) for rollout in group.rollouts)
-        if self.stop == "positive":
+        if self.stop is StopRule.POSITIVE:
             return positives >= 1
-        each = self.balance if self.stop == "balanced" else 1
+        each = self.balance if self.stop is StopRule.BALANCED else 1
         return min(positives, len(group) - positives) >= each
 
     def trained(self, group: Group, ledger: Ledger) -> Sequence[Rollout]:

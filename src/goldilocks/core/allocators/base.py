@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,20 +15,20 @@ from goldilocks.types import Group, Rollout
 class Allocator(Policy):
     """Says how many rollouts a group should have, given what is known so far."""
 
+    @abstractmethod
     def first(self, rows: np.ndarray, ledger: Ledger) -> Sequence[int]:
         """How many rollouts to ask for at first, for each prompt of a generation batch: at least one each.
 
         This is where a policy that spends one budget over many prompts makes its plan.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def wanted(self, group: Group, ledger: Ledger) -> int:
         """How many rollouts this group should have, given those it has.
 
         More than were asked for: the difference is requested. No more than have arrived: the group is complete, and
         what is still in flight is cancelled.
         """
-        raise NotImplementedError
 
     def trained(self, group: Group, ledger: Ledger) -> Sequence[Rollout]:
         """The rollouts of a kept group to train on; its baseline comes from all of them."""

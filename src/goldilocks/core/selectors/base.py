@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import numpy as np
 
 from goldilocks.core.ledger import Ledger
@@ -13,12 +15,12 @@ from goldilocks.types import Group
 class Selector(Policy):
     """Chooses prompts, a generation batch at a time."""
 
+    @abstractmethod
     def choose(self, pool: Pool, ledger: Ledger, k: int, rng: np.random.Generator) -> np.ndarray:
         """At most ``k`` indices: from ``pool.next``, the shuffled pass, or from ``pool.free``, all not in hand.
 
         Fewer than ``k``, even none, says that there are no more for now.
         """
-        raise NotImplementedError
 
     def learn(self, group: Group, *, informative: bool) -> None:
         """Told of every group when it is judged; ``informative``: its rewards differed."""

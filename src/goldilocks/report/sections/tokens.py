@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 
 import altair as alt
 
-from goldilocks.core.accounts import FIXED_CLASSES
 from goldilocks.report.run import Run
 from goldilocks.report.sections.base import Plot, Row, Section, data, lacking, layered, number_axis, rounded, step_axis
 from goldilocks.report.theme import account_colour, account_order, account_title
 from goldilocks.runs.history import History, Series, at_or_before, increments
+from goldilocks.types import Account
 
 MOST_BARS = 60
 LABELLED_SHARE = 0.06
@@ -27,7 +27,7 @@ def accounts(history: History) -> dict[str, Series]:
     """Running totals by account: each reason its own, and a class where nobody gave reasons."""
     found = {match["account"]: name for name in history.names if (match := _ACCOUNT.fullmatch(name))}
     with_reasons = {account.partition("/")[0] for account in found if "/" in account}
-    leaves = [account for account in found if account.partition("/")[0] in FIXED_CLASSES]
+    leaves = [account for account in found if account.partition("/")[0] in set(Account)]
     series = {account: history.series(found[account]) for account in leaves if account not in with_reasons}
     return {account: totals for account, totals in series.items() if any(totals.values())}
 

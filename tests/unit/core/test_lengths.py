@@ -1,0 +1,50 @@
+"""The mean length of what was started is found though the longest answers were aborted."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goldilocks.core.lengths import StartedLengths
+
+
+def lengths(finished: list[int], aborted: list[int] = []) -> StartedLengths:  # noqa: B006  # never changed
+    subject = StartedLengths()
+    for tokens in finished:
+        subject.add(tokens, finished=True)
+    for tokens in aborted:
+        subject.add(tokens, finished=False)
+    return subject
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1))
+def test_without_aborts_it_is_the_mean(finished: list[int]) -> None:
+    assert lengths(finished).mean == pytest.approx(statistics.fmean(finished))
+
+
+def test_nothing_started_has_length_zero() -> None:
+    assert lengths([]).mean == 0
+
+
+def test_an_aborted_rollout_is_taken_to_end_as_those_that_went_on_did() -> None:
+    assert lengths([10, 30, 50], aborted=[20]).mean == pytest.approx((10 + 30 + 50 + 40) / 4)
+
+
+def test_aborts_that_do_not_depend_on_the_length_leave_the_mean_where_it_is() -> None:
+    rng = random.Random(1)
+    true = [round(rng.lognormvariate(5, 0.6)) for _ in range(20_000)]
+    cut = [round(rng.expovariate(1 / 200)) for _ in true]
+    finished = [length for length, limit in zip(true, cut, strict=True) if length <= limit]
+    subject = lengths(finished, [limit for length, limit in zip(true, cut, strict=True) if length > limit])
+    assert statistics.fmean(finished) < 0.8 * statistics.fmean(true)
+    assert subject.mean == pytest.approx(statistics.fmean(true), rel=0.02)
+
+
+def test_state_is_kept() -> None:
+    subject, copy = lengths([3, 3, 9], [5]), StartedLengths()
+    copy.load_state_dict(subject.state_dict())
+    assert copy.mean == subject.mean
