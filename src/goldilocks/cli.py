@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("goldilocks.report.command", "a run directory, or several, as one page to look at"),
     "filter": ("goldilocks.filtering.command", "run the batch filter on saved rollouts"),
     "data": ("goldilocks.tasks.command", "make a data set as verl parquet files"),
-    "model": ("goldilocks.tasks.model_command", "make a tiny model to train where no other can be had"),
+    "model": ("goldilocks.tasks.model_command", "get SmolLM2, or make a tiny model, to train"),
     "doctor": ("goldilocks.launch.doctor", "is everything installed, and does it work on this machine?"),
 }
 

@@ -8,7 +8,7 @@ from goldilocks.compare.arm import SEEDS, STEPS
 from goldilocks.compare.study import Study
 from goldilocks.launch import defaults
 from goldilocks.launch.preflight import check_budget, check_paths
-from goldilocks.launch.recipe import DEFAULT_TASK, choose, compose_config
+from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.settings import Settings
 
 OWN = ("goldilocks.budget", "trainer.val_before_train", "trainer.test_freq", "trainer.resume_mode", *SEEDS)
@@ -21,12 +21,12 @@ def check_study(study: Study, device: str) -> None:
     for arm in [*arms, *(arm for arm in study.tuning_arms() if arm.recipe == study.recipes[0])]:
         choice = choose(arm.command(study.overrides), device)
         config = compose_config(choice)
+        defaults.locate(config)
         check_budget(config)
         Settings.from_config(config)
         if not any(_key(word) == STEPS for word in study.overrides):
             _check_schedule(config)
-        if choice.task == DEFAULT_TASK:
-            defaults.make_missing()
+        defaults.provide(config)
         check_paths(config)
 
 

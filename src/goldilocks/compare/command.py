@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from goldilocks.compare.show import LEGEND, caption, in_markdown, notes, on_term
 from goldilocks.compare.study import Study
 from goldilocks.compare.table import Table, make_table
 from goldilocks.errors import require
-from goldilocks.launch import defaults
 from goldilocks.launch.machine import find_device
 from goldilocks.launch.recipe import names
 from goldilocks.launch.train import interruptible
@@ -65,7 +63,6 @@ def run(args: argparse.Namespace) -> int:
     """Run the study to its end, or on from where it was; 0 when the table is there."""
     study = _study(args)
     require(args.parallel >= 1, "--parallel", args.parallel, "1 or more arms at a time")
-    os.environ[defaults.VARIABLE] = str(defaults.folder())
     device, console = find_device(), Console(soft_wrap=True)
     check_study(study, device)
     with StudyFolder.open(args.out, study) as folder:

@@ -1,34 +1,76 @@
-"""The model and data of the default task, made the first time they are needed and then kept in the user's cache.
+"""Models and data that a config names, made or fetched the first time and then kept in the user's cache.
 
+A YAML file of a task finds them by an environment variable such as ``GOLDILOCKS_SUMS``, which may name another place.
 Invariant: what is in the cache is whole. Each part is made beside its place and moved there when it is done.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 VERSION = "1"  # raised when what is made here changes, so that nobody trains on what an older version made
-VARIABLE = "GOLDILOCKS_ARITHMETIC"  # where config/task/arithmetic.yaml looks for it
-
-TRAIN, VALIDATION = 2048, 256
-
-
-def folder() -> Path:
-    """Where the default task lives; ``GOLDILOCKS_ARITHMETIC`` moves it."""
-    if chosen := os.environ.get(VARIABLE):
-        return Path(chosen).expanduser()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "goldilocks" / f"arithmetic-{VERSION}"
+VARIABLE = "GOLDILOCKS_ARITHMETIC"
+SIZES = {"arithmetic": (2048, 256), "sums": (4096, 256)}  # problems for training and for validation
+GYM, GENERATORS = "reasoning_gym", {"leg_counting": {}}
+SMOLLM2 = "smollm2"  # what actor_rollout_ref.model.path takes for SmolLM2-135M-Instruct
 
 
-def make_missing() -> None:
-    """Make the data and the model, each only if it is not there."""
-    _once(folder() / "data", _make_data)
-    _once(folder() / "model", _make_model)
+def cache() -> Path:
+    """Where Goldilocks keeps what can be had again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "goldilocks"
+
+
+def folder(task: str = "arithmetic") -> Path:
+    """Where a task's data and model are."""
+    chosen = os.environ.get(f"GOLDILOCKS_{task.upper()}")
+    return Path(chosen).expanduser() if chosen else cache() / f"{task}-{VERSION}"
+
+
+def locate(config: DictConfig) -> None:
+    """Tell the config where its data will be; nothing is made. To be called before ``config`` is resolved."""
+    for task in SIZES:
+        os.environ[f"GOLDILOCKS_{task.upper()}"] = str(folder(task))
+    if GYM in config:
+        told = json.dumps(OmegaConf.to_container(config[GYM]), sort_keys=True)
+        name = f"{GYM}-{VERSION}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+        os.environ["GOLDILOCKS_REASONING_GYM"] = str(cache() / name)
+
+
+def provide(config: DictConfig) -> None:
+    """Make or fetch what the config names and is not there yet; a model's name becomes its folder."""
+    locate(config)
+    for task, (train, val) in SIZES.items():
+        if _names(config, folder(task) / "data"):
+            _once(folder(task) / "data", lambda out, at=(task, train, val): _make_data(out, *at))
+    if GYM in config and _names(config, folder(GYM) / "data"):
+        _once(folder(GYM) / "data", lambda out: _make_gym(out, config[GYM]))
+    if config.actor_rollout_ref.model.path == str(folder() / "model"):
+        _once(folder() / "model", _make_tiny)
+    if config.actor_rollout_ref.model.path == SMOLLM2 and not Path(SMOLLM2).is_dir():
+        with open_dict(config):
+            config.actor_rollout_ref.model.path = str(smollm2())
+
+
+def smollm2(source: Path | None = None) -> Path:
+    """The folder of SmolLM2-135M-Instruct, fetched if it is not there."""
+    from goldilocks.tasks.smollm2 import fetch
+
+    place = cache() / f"smollm2-{VERSION}"
+    _once(place, lambda out: fetch(out, source))
+    return place
+
+
+def _names(config: DictConfig, place: Path) -> bool:
+    return any(str(place) in str(config.data[key]) for key in ("train_files", "val_files"))
 
 
 def _once(place: Path, make: Callable[[Path], None]) -> None:
@@ -45,16 +87,22 @@ def _once(place: Path, make: Callable[[Path], None]) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _make_data(out: Path) -> None:
-    from goldilocks.tasks.arithmetic import Arithmetic
+def _make_data(out: Path, name: str, train: int, val: int, seed: int = 0, **options: Any) -> None:
     from goldilocks.tasks.base import write_split
+    from goldilocks.tasks.registry import create
 
-    task = Arithmetic()
-    write_split(out, task.data_source, "train", task.problems("train", TRAIN, seed=0))
-    write_split(out, task.data_source, "val", task.problems("val", VALIDATION, seed=0))
+    task = create(name, **options)
+    write_split(out, task.data_source, "train", task.problems("train", train, seed))
+    write_split(out, task.data_source, "val", task.problems("val", val, seed))
 
 
-def _make_model(out: Path) -> None:
+def _make_gym(out: Path, settings: DictConfig) -> None:
+    chosen: Any = OmegaConf.to_container(settings)
+    generators = {name: knobs or {} for name, knobs in (chosen["generators"] or GENERATORS).items()}
+    _make_data(out, GYM, chosen["train"], chosen["val"], chosen["seed"], generators=generators)
+
+
+def _make_tiny(out: Path) -> None:
     from goldilocks.tasks.tiny_model import make
 
     make(out)

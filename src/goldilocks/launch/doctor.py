@@ -109,7 +109,7 @@ def shared_memory() -> Iterator[Finding]:
 
 def places(runs: Path) -> Iterator[Finding]:
     """Where a run writes."""
-    for what, path in (("runs", runs), ("model and data", defaults.folder()), ("Ray", Path("/tmp"))):
+    for what, path in (("runs", runs), ("models and data", defaults.cache()), ("Ray", Path("/tmp"))):
         yield _writable(what, path)
 
 

@@ -66,11 +66,11 @@ def run(args: argparse.Namespace) -> int:
     """Train; 0 when the run reached its end."""
     console = Console()
     choice = choose(args.words, find_device())
-    os.environ[defaults.VARIABLE] = str(defaults.folder())
     name = args.name or f"{choice.name}-{datetime.now():%Y%m%d-%H%M%S}"
     # Composed twice: a mistake in a key is answered before a directory, a model or data are made.
     config = compose_config(choice, [_engine(choice)])
     if args.cfg:
+        defaults.locate(config)
         print(_yaml(config), end="")
         return 0
     with prepared(choice, args.runs, name, args.reward_timeout) as launch:
@@ -110,10 +110,9 @@ class Outcome:
 @contextlib.contextmanager
 def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIMEOUT_S) -> Iterator[Launch]:
     """Compose and check the config and make the run directory; whatever is wrong is said before anything starts."""
-    if choice.task == DEFAULT_TASK:
-        defaults.make_missing()
     with _ray_folder() as ray_folder:
         config = compose_config(choice, _own_overrides(choice, runs / name, ray_folder))
+        defaults.provide(config)
         check_paths(config)
         check_budget(config)
         if config.reward.custom_reward_function.path:

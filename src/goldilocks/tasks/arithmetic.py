@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from goldilocks.tasks.base import Problem, Score, Split, graded, split_of
+from goldilocks.tasks.base import Problem, Score, Split, draw_levels, graded
 
 _INTEGER = re.compile(r"-?\d+")
-_TRIES = 200  # draws without a new problem after which a level counts as used up
 
 
 @dataclass(frozen=True)
@@ -62,26 +61,8 @@ class Arithmetic:
 
     def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
         """``size`` different problems, levels in turn by their shares."""
-        rng = random.Random(f"arithmetic/{split}/{seed}")
-        chosen: dict[str, Problem] = {}
-        shares = dict(LEVELS)
-        while len(chosen) < size and shares:
-            level = rng.choices(list(shares), list(shares.values()))[0]
-            problem = _draw_new(level, split, chosen, rng)
-            if problem is None:
-                del shares[level]
-            else:
-                chosen[problem.question] = problem
-        return list(chosen.values())
+        return draw_levels(LEVELS, split_key, split, size, random.Random(f"arithmetic/{split}/{seed}"))
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
         """Right when the answer is the integer and nothing else but spaces around it."""
         return graded(answer.strip() == truth)
-
-
-def _draw_new(level: Level, split: Split, seen: Mapping[str, Problem], rng: random.Random) -> Problem | None:
-    for _ in range(_TRIES):
-        problem = level.draw(rng)
-        if problem.question not in seen and split_of(split_key(problem.question)) == split:
-            return problem
-    return None

@@ -7,7 +7,8 @@ Invariant: a problem's split is a property of the problem, not of the draw. What
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import random
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -15,6 +16,7 @@ from typing import Any, Literal, Protocol
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
 VALIDATION_SHARE = 10  # one problem in this many is held out
+_TRIES = 200  # draws without a new problem after which a level counts as used up
 
 Score = dict[str, float]
 
@@ -47,6 +49,43 @@ def split_of(key: str) -> Split:
     """The split that the problem named ``key`` belongs to, for ever."""
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return "val" if int.from_bytes(digest, "little") % VALIDATION_SHARE == 0 else "train"
+
+
+class Level(Protocol):
+    """Problems that are about equally hard."""
+
+    def draw(self, rng: random.Random) -> Problem:
+        """One problem, of either split."""
+        ...
+
+
+def draw_levels(
+    levels: Mapping[Any, float], key: Callable[[str], str], split: Split, size: int, rng: random.Random
+) -> list[Problem]:
+    """``size`` different problems of the split, levels drawn by their shares for as long as they have problems left.
+
+    ``key`` names a question for its split.
+    """
+    chosen: dict[str, Problem] = {}
+    shares = dict(levels)
+    while len(chosen) < size and shares:
+        level = rng.choices(list(shares), list(shares.values()))[0]
+        problem = _draw_new(level, key, split, chosen, rng)
+        if problem is None:
+            del shares[level]
+        else:
+            chosen[problem.question] = problem
+    return list(chosen.values())
+
+
+def _draw_new(
+    level: Level, key: Callable[[str], str], split: Split, seen: Mapping[str, Problem], rng: random.Random
+) -> Problem | None:
+    for _ in range(_TRIES):
+        problem = level.draw(rng)
+        if problem.question not in seen and split_of(key(problem.question)) == split:
+            return problem
+    return None
 
 
 def graded(right: bool) -> Score:

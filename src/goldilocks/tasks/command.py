@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from goldilocks.tasks.base import SPLITS, Problem, Split, write_split
 from goldilocks.tasks.registry import TASKS, create
@@ -20,14 +22,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train", metavar="N", type=int, default=2048, help="training problems (default %(default)s)")
     parser.add_argument("--val", metavar="N", type=int, default=256, help="validation problems (default %(default)s)")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="same seed, same problems")
-    parser.add_argument("--generator", metavar="NAME", help="reasoning_gym: which generator")
-    parser.add_argument("--source", metavar="PATH", help="gsm8k: a parquet file or a folder of them (default: the hub)")
+    parser.add_argument("--generator", metavar="NAME[:KNOB=VALUE,…]", action="append", dest="generators",
+        help="reasoning_gym: a generator with its knobs; again for a mixture, in which share=N weighs it")  # fmt: skip
+    parser.add_argument("--source", metavar="PATH", help="gsm8k: a parquet or JSON lines file, or a folder of the two "
+        "splits (default: the hub)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Make the files and say what is in them."""
-    options = {key: value for key in ("generator", "source") if (value := getattr(args, key)) is not None}
+    options = {key: value for key in ("generators", "source") if (value := getattr(args, key)) is not None}
     _check_options(args.task, options)
+    if "generators" in options:
+        options["generators"] = dict(map(_generator, options["generators"]))
     task = create(args.task, **options)
     for split in SPLITS:
         size = getattr(args, split)
@@ -41,12 +47,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_options(task: str, options: dict[str, str]) -> None:
-    taken = {"reasoning_gym": {"generator"}, "gsm8k": {"source"}}.get(task, set())
+def _check_options(task: str, options: Mapping[str, Any]) -> None:
+    taken = {"reasoning_gym": {"generators"}, "gsm8k": {"source"}}.get(task, set())
     if task in TASKS and (extra := options.keys() - taken):
-        raise ValueError(f"--{extra.pop()} is not an option of task {task}")
-    if task == "reasoning_gym" and "generator" not in options:
+        raise ValueError(f"--{extra.pop().removesuffix('s')} is not an option of task {task}")
+    if task == "reasoning_gym" and "generators" not in options:
         raise ValueError("task reasoning_gym needs --generator NAME, such as --generator leg_counting")
+
+
+def _generator(word: str) -> tuple[str, dict[str, Any]]:
+    """``chain_sum:max_terms=3,share=2`` as a name and its settings; values are written as in YAML."""
+    import yaml
+
+    name, _, knobs = word.partition(":")
+    pairs = [knob.partition("=") for knob in knobs.split(",") if knob]
+    return name, {key: yaml.safe_load(value) for key, _, value in pairs}
 
 
 def _summary(problems: list[Problem], split: Split, asked: int) -> str:

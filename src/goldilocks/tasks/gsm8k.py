@@ -1,10 +1,11 @@
-"""GSM8K: grade-school word problems, from parquet files at hand or from the hub; answers compared by ``math-verify``.
+"""GSM8K: grade-school word problems, from files at hand or from the hub; answers compared by ``math-verify``.
 
 Invariant: the published test set is the validation set. A single file without that division is divided by content.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ _ANSWER_CHARACTERS = 100  # a final answer is a number: what is longer is not pa
 
 
 class Gsm8k:
-    """``source``: a parquet file with ``question`` and ``answer``, a folder of both splits, or None (hub)."""
+    """``source``: a .parquet or .jsonl file with ``question`` and ``answer``, a folder of two splits, or None (hub)."""
 
     data_source = "openai/gsm8k"
 
@@ -49,12 +50,13 @@ class Gsm8k:
             return load_dataset(self.data_source, "main", split=_PUBLISHED[split]).to_list()
         path = Path(self.source)
         if not path.exists():
-            raise ValueError(f"source={self.source!r} does not exist; give a parquet file or a folder of them")
+            raise ValueError(f"source={self.source!r} does not exist; give a parquet or JSON lines file, or a folder")
         if path.is_file():
             return [row for row in _read(path) if split_of(row["question"]) == split]
-        files = sorted(path.rglob(f"*{_PUBLISHED[split]}*.parquet"))
+        name = f"*{_PUBLISHED[split]}*"
+        files = [file for file in sorted(path.rglob(name)) if file.suffix in _READERS]
         if not files:
-            raise ValueError(f"source={self.source!r} has no file named *{_PUBLISHED[split]}*.parquet")
+            raise ValueError(f"source={self.source!r} has no file named {name} that ends in {' or '.join(_READERS)}")
         return [row for file in files for row in _read(file)]
 
 
@@ -79,10 +81,25 @@ def _problem(row: Mapping[str, str]) -> Problem:
 
 
 def _read(path: Path) -> list[dict[str, str]]:
+    if path.suffix not in _READERS:
+        raise ValueError(f"source={str(path)!r} ends neither in {' nor in '.join(_READERS)}")
+    rows = _READERS[path.suffix](path)
+    missing = {"question", "answer"} - set(rows[0] if rows else ())
+    if missing:
+        raise ValueError(
+            f"{path}: no {' and no '.join(sorted(missing))}; there are {', '.join(rows[0]) if rows else 'no rows'}"
+        )
+    return [{"question": row["question"], "answer": row["answer"]} for row in rows]
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
     import pyarrow.parquet as pq
 
-    table = pq.read_table(path)
-    missing = {"question", "answer"} - set(table.column_names)
-    if missing:
-        raise ValueError(f"{path}: no column {', '.join(sorted(missing))}; there are {', '.join(table.column_names)}")
-    return table.select(["question", "answer"]).to_pylist()
+    return pq.read_table(path).to_pylist()
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+_READERS = {".parquet": _read_parquet, ".jsonl": _read_lines}

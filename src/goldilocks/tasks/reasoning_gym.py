@@ -1,16 +1,18 @@
-"""Any generator of the ``reasoning-gym`` library that grades an answer without running it.
+"""Generators of the ``reasoning-gym`` library that grade an answer without running it: one, or a mixture of several.
 
-Invariant: a row names its problem (generator, seed, index), and grading makes that very problem again: what a grader
-needs to know does not have to survive a trip through parquet.
+Invariant: a row names its problem (generator, knobs, seed, index), and grading makes that very problem again: what a
+grader needs to know does not have to survive a trip through parquet.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from goldilocks.errors import nearest, require
 from goldilocks.tasks.base import VALIDATION_SHARE, Problem, Score, Split, split_of
 
 # Their graders hand the model's answer to eval, sympify or the like: model output would be run as code.
@@ -31,41 +33,76 @@ EVALUATING = frozenset(
     }
 )
 
+INSTRUCTION = "Give the final answer between <answer> and </answer>."
+SHARE = "share"  # of a mixture's problems; everything else in a generator's settings is a knob of its own
+_ANSWER = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.DOTALL)
 _RIGHT = 0.999  # the library gives part marks; an answer counts as accurate from here on
+
+Generators = Mapping[str, Mapping[str, Any]]
 
 
 class ReasoningGym:
-    """One generator as a task. Part marks stay in ``score``; ``acc`` is 1 for full marks only."""
+    """Generators as one task. Part marks stay in ``score``; ``acc`` is 1 for full marks only.
 
-    def __init__(self, generator: str) -> None:
-        known = _generators()
-        if generator not in known:
-            near = ", ".join(difflib.get_close_matches(generator, known, n=3)) or ", ".join(sorted(known)[:5]) + ", …"
-            raise ValueError(f"generator={generator!r} is not one of reasoning-gym's {len(known)}; nearest: {near}")
-        if generator in EVALUATING:
-            raise ValueError(f"generator={generator!r} grades by running the answer as code; choose another")
-        self.generator = generator
-        self.data_source = f"reasoning_gym/{generator}"
+    ``generators`` has the knobs of each by name, and its ``share`` of the problems, 1 unless given.
+    """
+
+    def __init__(self, generators: Generators | str) -> None:
+        chosen = {name: {} for name in generators.split("+")} if isinstance(generators, str) else generators
+        require(len(chosen) > 0, "generators", dict(chosen), "at least one of reasoning-gym's, by name")
+        self._shares = {name: float(settings.get(SHARE, 1)) for name, settings in chosen.items()}
+        self._knobs = {name: {k: v for k, v in given.items() if k != SHARE} for name, given in chosen.items()}
+        for name, share in self._shares.items():
+            _check_generator(name)
+            require(share > 0, f"generators.{name}.{SHARE}", share, "a number above 0")
+            _dataset(name, 0, json.dumps(self._knobs[name], sort_keys=True))  # a wrong knob is said now
+        self.data_source = f"reasoning_gym/{'+'.join(chosen)}"
 
     def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
-        """The first ``size`` different problems of the generator that belong to the split."""
-        chosen: dict[str, Problem] = {}
-        for index in range(2 * VALIDATION_SHARE * size + 100):
-            if len(chosen) == size:
-                break
-            entry = _entry(self.generator, seed, index)
-            question = entry["question"]
-            if question in chosen or split_of(question) != split:
-                continue
-            origin = {"generator": self.generator, "seed": seed, "source_index": index}
-            chosen[question] = Problem(question, str(entry["answer"]), _difficulty(entry["metadata"]), origin)
-        return list(chosen.values())
+        """``size`` different problems of the split, each generator with its share."""
+        total = sum(self._shares.values())
+        counts = [round(size * share / total) for share in self._shares.values()]
+        counts[0] += size - sum(counts)
+        parts = [list(self._of(name, split, count, seed)) for name, count in zip(self._shares, counts, strict=True)]
+        return [problem for part in parts for problem in part]
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
         """The generator's own marks for the answer to the problem that ``extra`` names."""
-        seed, index = int(extra["seed"]), int(extra["source_index"])
-        marks = float(_dataset(self.generator, seed).score_answer(answer.strip(), _entry(self.generator, seed, index)))
+        name, seed, index = str(extra["generator"]), int(extra["seed"]), int(extra["source_index"])
+        _check_generator(name)
+        knobs = str(extra.get("knobs", "{}"))
+        entry = _entry(name, seed, knobs, index)
+        marks = float(_dataset(name, seed, knobs).score_answer(final_answer(answer), entry))
         return {"score": marks, "acc": float(marks >= _RIGHT)}
+
+    def _of(self, name: str, split: Split, size: int, seed: int) -> Iterator[Problem]:
+        """The first ``size`` different problems of one generator that belong to the split."""
+        knobs = json.dumps(self._knobs[name], sort_keys=True)
+        seen: set[str] = set()
+        for index in range(2 * VALIDATION_SHARE * size + 100):
+            if len(seen) == size:
+                return
+            entry = _entry(name, seed, knobs, index)
+            question = entry["question"]
+            if question in seen or split_of(question) != split:
+                continue
+            seen.add(question)
+            origin = {"generator": name, "knobs": knobs, "seed": seed, "source_index": index}
+            asked = f"{question}\n{INSTRUCTION}"
+            yield Problem(asked, str(entry["answer"]), _difficulty(entry["metadata"]), origin)
+
+
+def final_answer(text: str) -> str:
+    """What the last ``<answer>`` holds, else the whole text."""
+    marked = _ANSWER.findall(text)
+    return (marked[-1] if marked else text).strip()
+
+
+def _check_generator(name: str) -> None:
+    known = _generators()
+    accepted = f"one of reasoning-gym's {len(known)} generators{nearest(name, known)}"
+    require(name in known, "generator", name, accepted)
+    require(name not in EVALUATING, "generator", name, "one whose grader does not run the answer as code")
 
 
 def _generators() -> list[str]:
@@ -74,17 +111,25 @@ def _generators() -> list[str]:
     return list(DATASETS)
 
 
-@lru_cache(maxsize=16)
-def _dataset(generator: str, seed: int) -> Any:
+@lru_cache(maxsize=64)
+def _dataset(generator: str, seed: int, knobs: str) -> Any:
     import reasoning_gym
+    from reasoning_gym.factory import DATASETS
 
-    # Entries are made one by one when they are asked for: the size is only the bound of the index.
-    return reasoning_gym.create_dataset(generator, seed=seed, size=2**31 - 1)
+    given = json.loads(knobs)
+    fields = [name for name in DATASETS[generator][1].__dataclass_fields__ if name not in ("seed", "size")]
+    for knob, value in given.items():
+        require(knob in fields, f"generators.{generator}.{knob}", value, f"a knob: {', '.join(sorted(fields))}")
+    try:
+        # Entries are made one by one when they are asked for: the size is only the bound of the index.
+        return reasoning_gym.create_dataset(generator, seed=seed, size=2**31 - 1, **given)
+    except AssertionError as error:
+        raise ValueError(f"generators.{generator}={given} is not accepted: {error}") from None
 
 
 @lru_cache(maxsize=4096)
-def _entry(generator: str, seed: int, index: int) -> dict[str, Any]:
-    return _dataset(generator, seed)[index]
+def _entry(generator: str, seed: int, knobs: str, index: int) -> dict[str, Any]:
+    return _dataset(generator, seed, knobs)[index]
 
 
 def _difficulty(metadata: Mapping[str, Any]) -> float:

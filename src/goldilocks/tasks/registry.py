@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from goldilocks.errors import nearest
 from goldilocks.tasks.base import Score, Task
 
 # name: (module:class, what its data sources begin with, what it is)
@@ -17,15 +17,20 @@ TASKS: Mapping[str, tuple[str, str, str]] = {
         "goldilocks/arithmetic",
         "sums, differences and products of one to six digits",
     ),
+    "sums": (
+        "goldilocks.tasks.sums:Sums",
+        "goldilocks/sums",
+        "arithmetic in words for a chat model such as SmolLM2, graded by the last number",
+    ),
     "reasoning_gym": (
         "goldilocks.tasks.reasoning_gym:ReasoningGym",
         "reasoning_gym/",
-        "a generator of the reasoning-gym library, by name",
+        "generators of the reasoning-gym library, by name",
     ),
     "gsm8k": (
         "goldilocks.tasks.gsm8k:Gsm8k",
         "openai/gsm8k",
-        "grade-school word problems, from a parquet file or the hub",
+        "grade-school word problems, from a file or the hub",
     ),
 }
 
@@ -33,9 +38,7 @@ TASKS: Mapping[str, tuple[str, str, str]] = {
 def create(name: str, **options: Any) -> Task:
     """The task called ``name``; its class says which options it takes."""
     if name not in TASKS:
-        near = difflib.get_close_matches(name, TASKS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"task={name!r} is not one of {', '.join(TASKS)}{hint}")
+        raise ValueError(f"task={name!r} is not one of {', '.join(TASKS)}{nearest(name, TASKS)}")
     module, kind = TASKS[name][0].split(":")
     return getattr(importlib.import_module(module), kind)(**options)
 
@@ -45,7 +48,7 @@ def of_data_source(data_source: str) -> Task:
     """The task whose rows carry ``data_source``."""
     for name, (_, prefix, _) in TASKS.items():
         if data_source == prefix or (prefix.endswith("/") and data_source.startswith(prefix)):
-            return create(name, generator=data_source.removeprefix(prefix)) if prefix.endswith("/") else create(name)
+            return create(name, generators=data_source.removeprefix(prefix)) if prefix.endswith("/") else create(name)
     known = ", ".join(prefix + "…" if prefix.endswith("/") else prefix for _, prefix, _ in TASKS.values())
     raise ValueError(
         f"data_source={data_source!r} has no grader here; known are {known}. For other data set "

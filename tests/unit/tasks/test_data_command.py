@@ -29,7 +29,7 @@ def test_the_same_seed_writes_the_same_bytes(tmp_path):
 def test_wrong_options_are_one_line_and_status_2(tmp_path, capsys):
     out = ["--out", str(tmp_path)]
     for words, message in (
-        (["arithmatic"], "did you mean arithmetic"),
+        (["arithmatic"], "did you mean 'arithmetic'"),
         (["arithmetic", "--generator", "x"], "--generator is not an option of task arithmetic"),
         (["reasoning_gym"], "needs --generator"),
         (["arithmetic", "--val", "0"], "--val=0: at least 1"),
@@ -38,3 +38,13 @@ def test_wrong_options_are_one_line_and_status_2(tmp_path, capsys):
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
+
+
+def test_a_mixture_of_generators_with_knobs(tmp_path):
+    generators = ["--generator", "leg_counting:max_animals=3", "--generator", "chain_sum:max_terms=3,share=3"]
+    assert (
+        main(["data", "make", "reasoning_gym", *generators, "--out", str(tmp_path), "--train", "8", "--val", "4"]) == 0
+    )
+    rows = pq.read_table(tmp_path / "train.parquet").to_pylist()
+    assert [row["extra_info"]["generator"] for row in rows].count("chain_sum") == 6
+    assert {row["data_source"] for row in rows} == {"reasoning_gym/leg_counting+chain_sum"}

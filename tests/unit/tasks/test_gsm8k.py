@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -65,8 +66,19 @@ def test_the_last_marked_answer_is_final():
 def test_missing_files_and_columns_are_named(tmp_path):
     with pytest.raises(ValueError, match="does not exist"):
         Gsm8k(str(tmp_path / "none")).problems("train", 1, 0)
-    with pytest.raises(ValueError, match=r"\*test\*\.parquet"):
+    with pytest.raises(ValueError, match=r"no file named \*test\* that ends in \.parquet or \.jsonl"):
         Gsm8k(str(tmp_path)).problems("val", 1, 0)
     pq.write_table(pa.table({"question": ["?"]}), tmp_path / "x.parquet")
-    with pytest.raises(ValueError, match="no column answer"):
+    with pytest.raises(ValueError, match="no answer; there are question"):
         Gsm8k(str(tmp_path / "x.parquet")).problems("train", 1, 0)
+
+
+def test_json_lines_are_read_as_published(tmp_path):
+    for name, question in (("train", "How many?"), ("test", "How much?")):
+        row = {"question": question, "answer": "2 + 2 = <<2+2=4>>4\n#### 4"}
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n\n")
+    task = Gsm8k(str(tmp_path))
+    (problem,) = task.problems("val", 5, seed=0)
+    assert problem.question.startswith("How much?")
+    assert (problem.answer, problem.difficulty) == ("4", 1.0)
+    assert len(Gsm8k(str(tmp_path / "train.jsonl")).problems("train", 5, 0)) <= 1

@@ -12,7 +12,7 @@ from goldilocks.tasks.registry import compute_score, create, of_data_source
 
 
 def test_an_unknown_task_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match="did you mean arithmetic"):
+    with pytest.raises(ValueError, match="did you mean 'arithmetic'"):
         create("arithmatic")
 
 
@@ -42,7 +42,7 @@ def test_reasoning_gym_splits_do_not_touch():
 
 
 def test_an_unknown_generator_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match="nearest: leg_counting"):
+    with pytest.raises(ValueError, match="did you mean 'leg_counting'"):
         ReasoningGym("leg_countin")
 
 
@@ -52,5 +52,36 @@ def test_no_generator_that_runs_an_answer_as_code_is_taken():
     runs_code = re.compile(r"(?<![\w.])(eval|exec|parse_expr|sympify)\(|sp\.(parse_expr|sympify)\(")
     found = {name for name, (kind, _) in DATASETS.items() if runs_code.search(inspect.getsource(kind.score_answer))}
     assert found <= EVALUATING
-    with pytest.raises(ValueError, match="running the answer as code"):
+    with pytest.raises(ValueError, match="does not run the answer as code"):
         ReasoningGym("countdown")
+
+
+def test_a_mixture_has_each_generator_by_its_share_and_grades_each_by_its_own():
+    task = ReasoningGym({"leg_counting": {"share": 3}, "chain_sum": {"max_terms": 3, "max_digits": 2}})
+    problems = task.problems("train", 20, seed=0)
+    assert [problem.extra["generator"] for problem in problems].count("leg_counting") == 15
+    assert len({problem.question for problem in problems}) == 20
+    for problem in problems:
+        answer = f"I think it is <answer>{problem.answer}</answer>"
+        assert compute_score(task.data_source, answer, problem.answer, problem.extra)["acc"] == 1.0
+        assert compute_score(task.data_source, "<answer>none</answer>", problem.answer, problem.extra)["acc"] == 0.0
+
+
+def test_knobs_change_the_problems():
+    easy, hard = (
+        ReasoningGym({"chain_sum": {"min_terms": n, "max_terms": n}}).problems("train", 5, seed=0) for n in (2, 6)
+    )
+    assert max(len(p.question) for p in easy) < min(len(p.question) for p in hard)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"max_trms": 3}, r"generators\.chain_sum\.max_trms=3 is not accepted: a knob: .*max_terms"),
+        ({"min_terms": 9, "max_terms": 2}, "generators.chain_sum"),
+        ({"share": 0}, "a number above 0"),
+    ],
+)
+def test_wrong_knobs_are_named(knobs, message):
+    with pytest.raises(ValueError, match=message):
+        ReasoningGym({"chain_sum": knobs})

@@ -1,0 +1,88 @@
+"""Arithmetic in words for a chat model, from what a small one often gets right to what it cannot do.
+
+Invariant: problems with the same numbers and operations are one problem when it comes to the split: ``3 + 5`` in the
+validation set has no twin ``5 + 3`` in training.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from goldilocks.tasks.base import Problem, Score, Split, draw_levels, graded
+
+QUESTION = "Calculate {}. Give the final answer as a number."
+_NUMBER = re.compile(r"(?:(?<![\d)])-)?\d[\d,]*(?:\.\d+)?")  # a minus behind a digit is an operation
+
+
+@dataclass(frozen=True)
+class Level:
+    """``terms`` numbers of ``digits`` digits, with one of ``operations`` between each two."""
+
+    terms: int
+    digits: int
+    operations: str
+
+    @property
+    def difficulty(self) -> float:
+        """Digits to be worked through; a product works through each digit of one number for each of the other."""
+        each = self.digits**2 + 1 if self.operations == "*" else self.digits
+        return float((self.terms - 1) * each)
+
+    def draw(self, rng: random.Random) -> Problem:
+        """One problem, of either split."""
+        low, high = (10 ** (self.digits - 1) if self.digits > 1 else 1), 10**self.digits - 1
+        numbers = [rng.randint(low, high) for _ in range(self.terms)]
+        operations = [rng.choice(self.operations) for _ in numbers[1:]]
+        text, answer = str(numbers[0]), numbers[0]
+        for operation, number in zip(operations, numbers[1:], strict=True):
+            text += f" {operation} {number}"
+            answer = {"+": answer + number, "-": answer - number, "*": answer * number}[operation]
+        level = f"{self.terms}x{self.digits}{self.operations}"
+        return Problem(QUESTION.format(text), str(answer), self.difficulty, {"level": level})
+
+
+# Each level's share of a data set. No level mixes products with sums: the order of operations is no part of this.
+LEVELS: Mapping[Level, float] = {
+    Level(2, 1, "+"): 1,
+    Level(2, 1, "-"): 1,
+    Level(2, 1, "*"): 1,
+    Level(3, 1, "+-"): 2,
+    Level(4, 1, "+-"): 2,
+    Level(2, 2, "+"): 2,
+    Level(2, 2, "-"): 2,
+    Level(3, 2, "+-"): 2,
+    Level(2, 3, "+-"): 2,
+    Level(2, 2, "*"): 1,
+    Level(3, 3, "+-"): 1,
+}
+
+
+def split_key(question: str) -> str:
+    """The name under which a question is held out: its operations and its numbers, each in order."""
+    words = question.removeprefix(QUESTION.split("{}")[0]).split(". ")[0].split()
+    return " ".join(sorted(words[1::2]) + sorted(words[::2]))
+
+
+class Sums:
+    """The task; every level gets its share for as long as it has problems left."""
+
+    data_source = "goldilocks/sums"
+
+    def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
+        """``size`` different problems, levels drawn by their shares."""
+        return draw_levels(LEVELS, split_key, split, size, random.Random(f"sums/{split}/{seed}"))
+
+    def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
+        """Right when the last number of the answer is the truth, however it was reached."""
+        number = last_number(answer)
+        return graded(number is not None and number == float(truth))
+
+
+def last_number(text: str) -> float | None:
+    """The last number in a text; commas between digits and a typographic minus are understood."""
+    found = _NUMBER.findall(text.replace("−", "-"))
+    return float(found[-1].replace(",", "")) if found else None

@@ -1,0 +1,60 @@
+"""Data and models that a config names are made the first time, and the config is told where they are."""
+
+from __future__ import annotations
+
+import pyarrow.parquet as pq
+import pytest
+
+from goldilocks.launch import defaults
+from goldilocks.launch.recipe import choose, compose_config
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for task in ("ARITHMETIC", "SUMS", "REASONING_GYM"):
+        monkeypatch.delenv(f"GOLDILOCKS_{task}", raising=False)
+
+
+def composed(*words):
+    config = compose_config(choose([*words, "actor_rollout_ref.model.path=/nowhere"], "cpu"))
+    defaults.provide(config)
+    return config
+
+
+def rows(config, key="train_files"):
+    return pq.read_table(config.data[key]).to_pylist()
+
+
+def test_sums_are_made_once():
+    first = composed("task=sums_small")
+    assert len(rows(first)) == defaults.SIZES["sums"][0]
+    before = defaults.folder("sums").stat().st_mtime_ns
+    defaults.provide(first)
+    assert defaults.folder("sums").stat().st_mtime_ns == before
+
+
+def test_generators_and_their_knobs_are_keys_and_each_choice_has_data_of_its_own():
+    small = ["reasoning_gym.train=6", "reasoning_gym.val=2"]
+    alone = composed("task=reasoning_gym", *small)
+    path = alone.data.train_files
+    assert {row["extra_info"]["generator"] for row in rows(alone)} == {"leg_counting"}
+    mixture = "reasoning_gym.generators={chain_sum:{max_terms:3,share:2},leg_counting:{max_animals:3}}"
+    mixed = composed("task=reasoning_gym", mixture, *small)
+    assert [row["extra_info"]["generator"] for row in rows(mixed)].count("chain_sum") == 4
+    assert mixed.data.train_files != path
+
+
+def test_data_of_ones_own_are_left_alone(tmp_path):
+    config = composed("task=sums", "data.train_files=a.parquet", "data.val_files=b.parquet")
+    assert config.data.train_files == "a.parquet"
+    assert not list(tmp_path.glob("goldilocks/sums-*"))
+
+
+def test_a_model_by_name_becomes_its_folder(tmp_path):
+    kept = tmp_path / "goldilocks" / "smollm2-1"
+    kept.mkdir(parents=True)
+    config = compose_config(choose(["task=arithmetic", "actor_rollout_ref.model.path=smollm2"], "cpu"))
+    defaults.provide(config)
+    assert config.actor_rollout_ref.model.path == str(kept)
+    assert config.critic.model.path == str(kept)
