@@ -192,7 +192,7 @@ def test_what_is_trained_is_as_long_as_what_was_started(stop: str) -> None:
     )
     engine = SimulatedEngine(data, EngineConfig(slots=256, spread=0.7, wait=0.0), seed=3)
     trained, ratios = [], []
-    for batch in batches(collector, engine, rollouts=60_000):
+    for batch in batches(collector, engine, rollouts=15_000):
         trained += [rollout.tokens for group in batch for rollout in group.trained]
         ratios.append(collector.metrics()["length/trained_over_started"])
     assert np.mean(trained) / 200 == pytest.approx(1, abs=0.02)
