@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 EPILOG = """\
 examples:
-  goldilocks simulate --policy uniform --policy dapo --policy contrast --rollouts 20000
+  goldilocks simulate --policy grpo --policy dapo --policy contrast --rollouts 20000
   goldilocks train                         trains a tiny model on arithmetic, on whatever is here
   goldilocks COMMAND --help                what a command takes
 """

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import difflib
+import typing
 from collections.abc import Iterable
+
+PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "none"}
 
 
 def require(condition: bool, key: str, value: object, accepted: str) -> None:
     """Raise a ``ValueError`` that names the key, the value and what is accepted, unless the condition holds."""
     if not condition:
         raise ValueError(f"{key}={value!r} is not accepted: {accepted}")
+
+
+def require_type(key: str, value: object, hint: object) -> None:
+    """Raise a ``ValueError`` unless the value has the hinted type; only plain types and their unions are checked."""
+    accepted = set(typing.get_args(hint) or (hint,))
+    if accepted <= set(PLAIN):
+        fits = type(value) in accepted or (float in accepted and type(value) is int)
+        require(fits, key, value, " or ".join(PLAIN[one] for one in PLAIN if one in accepted))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 
 from goldilocks.core import Collector, Ledger, Limits, Source, Surplus, build_allocator, build_filter, build_selector
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed
 from goldilocks.core.filters import Everything, Filter, Variance
-from goldilocks.errors import nearest, require
-from goldilocks.filtering import PPOFilterConfig
+from goldilocks.errors import nearest, require, require_type
+from goldilocks.filtering.config import PPOFilterConfig
+from goldilocks.nested import value_at
 from goldilocks.runs.budget import Budget
 
 S = TypeVar("S")
@@ -88,21 +89,20 @@ class Settings:
     batch_filter: Mapping[str, Any] | None = None  # its "enable" is on once the section is there
 
     @classmethod
-    def from_config(cls, config: Any) -> Settings:
+    def from_config(cls, config: Mapping[str, Any]) -> Settings:
         """Read and check; every error names the key, the value, and what would be accepted."""
+        seed = value_at(config, "data.seed")
         settings = cls(
-            train_batch_size=config.data.train_batch_size,
-            gen_batch_size=config.data.get("gen_batch_size", None),
-            n=config.actor_rollout_ref.rollout.n,
-            max_response_length=config.data.max_response_length,
-            seed=config.data.get("seed", None) or 1,
-            use_kl_in_reward=bool(config.algorithm.use_kl_in_reward),
-            filter_groups=_section(
-                FilterGroups, config.algorithm.get("filter_groups", None), "algorithm.filter_groups"
-            ),
-            adaptive=_section(AdaptiveRollout, config.get("adaptive_rollout", None), "adaptive_rollout"),
-            policies=_section(Policies, config.get("goldilocks", None), "goldilocks"),
-            batch_filter=config.get("batch_filter", None),
+            train_batch_size=value_at(config, "data.train_batch_size"),
+            gen_batch_size=value_at(config, "data.gen_batch_size"),
+            n=value_at(config, "actor_rollout_ref.rollout.n"),
+            max_response_length=value_at(config, "data.max_response_length"),
+            seed=1 if seed is None else seed,
+            use_kl_in_reward=bool(value_at(config, "algorithm.use_kl_in_reward")),
+            filter_groups=_section(FilterGroups, config, "algorithm.filter_groups"),
+            adaptive=_section(AdaptiveRollout, config, "adaptive_rollout"),
+            policies=_section(Policies, config, "goldilocks"),
+            batch_filter=value_at(config, "batch_filter"),
         )
         settings._check()
         return settings
@@ -155,7 +155,7 @@ class Settings:
         )
 
     def budget(self) -> Budget:
-        return _section(Budget, self.policies.budget, "goldilocks.budget")
+        return _section(Budget, {"goldilocks": {"budget": self.policies.budget}}, "goldilocks.budget")
 
     def surplus(self) -> Surplus:
         return Surplus(self.filter_groups.max_carry_steps, self.filter_groups.on_full)
@@ -191,7 +191,9 @@ class Settings:
             return self.gen_batch_size
         return self.batch_filter_config.prompts_to_generate(self.train_batch_size)
 
-    def collector(self, source: Source, order: Callable[[int], np.ndarray] | None = None) -> Collector:
+    def collector(
+        self, source: Source, order: Callable[[int], np.ndarray] | None = None, *, repeat: bool = True
+    ) -> Collector:
         """The collector these settings describe; ``order`` is the data loader's order of each epoch."""
         ledger = Ledger(
             source.keys(),
@@ -209,19 +211,20 @@ class Settings:
             surplus=self.surplus(),
             ledger=ledger,
             order=order,
+            repeat=repeat,
             seed=self.seed,
         )
 
 
-def _section(cls: type[S], given: Mapping[str, Any] | None, name: str) -> S:
-    """A section of the config as its dataclass; an unknown key is an error that suggests the nearest."""
-    known = {one.name for one in fields(cls)}  # type: ignore[arg-type]
-    chosen = {key: value for key, value in (given or {}).items() if key != "_target_"}
-    for key in chosen:
-        if key not in known:
-            there = ", ".join(sorted(known))
-            raise ValueError(f"{name}.{key} is not a key{nearest(key, known)}; there are: {there}")
+def _section(cls: type[S], config: Mapping[str, Any], name: str) -> S:
+    """Return a section of the config as its dataclass; an unknown key is an error that suggests the nearest."""
+    hints = get_type_hints(cls)
+    chosen = {key: value for key, value in (value_at(config, name) or {}).items() if key != "_target_"}
     for key, value in chosen.items():
+        if key not in hints:
+            there = ", ".join(sorted(hints))
+            raise ValueError(f"{name}.{key} is not a key{nearest(key, hints)}; there are: {there}")
+        require_type(f"{name}.{key}", value, hints[key])
         bad = isinstance(value, float) and not math.isfinite(value)
         require(not bad, f"{name}.{key}", value, "a finite number")
     return cls(**chosen)

@@ -22,8 +22,8 @@ from goldilocks.compare.study import Study
 from goldilocks.compare.table import Table, make_table
 from goldilocks.errors import require
 from goldilocks.launch.machine import find_device
-from goldilocks.launch.recipe import names
 from goldilocks.launch.train import interruptible
+from goldilocks.recipes import names
 from goldilocks.report.theme import RUN_COLOURS
 from goldilocks.report.write import write_png, write_report
 

@@ -8,7 +8,7 @@ from goldilocks.compare.curve import at
 from goldilocks.compare.interval import Interval
 from goldilocks.compare.result import Results
 from goldilocks.compare.study import Study
-from goldilocks.launch.recipe import name_of
+from goldilocks.recipes import name_of
 from goldilocks.report.sections.base import Plot, Row, data, layered, number_axis
 from goldilocks.report.theme import run_colour
 from goldilocks.runs.costs import COSTS

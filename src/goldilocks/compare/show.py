@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 from goldilocks.compare.grid import Settings
 from goldilocks.compare.interval import Interval
 from goldilocks.compare.table import Row, Spent, Table
-from goldilocks.launch.recipe import name_of
+from goldilocks.recipes import name_of
 from goldilocks.runs.progress import clock
 
 Cell = Callable[[Row], str]

@@ -13,7 +13,7 @@ from goldilocks.compare.arm import Arm
 from goldilocks.compare.equal_cost import EqualCost
 from goldilocks.compare.grid import Grid, Settings, combinations
 from goldilocks.compare.result import Result
-from goldilocks.launch.recipe import name_of
+from goldilocks.recipes import name_of
 
 TUNING_SEED = 1_000
 

@@ -1,7 +1,23 @@
-"""Which rows of a finished tensor batch are trained. Needs torch; verl is not imported."""
+"""Which rows of a finished tensor batch are trained. Needs torch, except for the config; verl is not imported."""
 
-from goldilocks.filtering.batch_filter import PPOBatchFilter
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from goldilocks.filtering.config import PPOFilterConfig
-from goldilocks.filtering.padding import pad_batch
+
+if TYPE_CHECKING:
+    from goldilocks.filtering.batch_filter import PPOBatchFilter
+    from goldilocks.filtering.padding import pad_batch
 
 __all__ = ["PPOBatchFilter", "PPOFilterConfig", "pad_batch"]
+
+# Imported when they are first used: settings are read and checked where torch is not installed.
+_NEED_TORCH = {"PPOBatchFilter": "goldilocks.filtering.batch_filter", "pad_batch": "goldilocks.filtering.padding"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEED_TORCH:
+        return getattr(importlib.import_module(_NEED_TORCH[name]), name)
+    raise AttributeError(f"module 'goldilocks.filtering' has no attribute {name!r}")

@@ -22,12 +22,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-DEFAULT_RECIPE = "grpo"
+from goldilocks.errors import nearest
+from goldilocks.recipes import CONFIG, DEFAULT, FILE, find, name_of, names
+
 DEFAULT_TASK = "arithmetic"
 GROUPS = ("device", "task")
-FILE = ".yaml"  # a recipe that ends so is a file
-
-CONFIG = Path(__file__).parent / "config"
 
 
 @dataclass(frozen=True)
@@ -45,16 +44,6 @@ class Choice:
         return name_of(self.recipe)
 
 
-def name_of(recipe: str) -> str:
-    """What a recipe is called; one in a file, as the file is."""
-    return Path(recipe).stem if recipe.endswith(FILE) else recipe
-
-
-def names(group: str) -> list[str]:
-    """The choices of a config group, such as ``recipe``."""
-    return sorted(path.stem for path in (CONFIG / group).glob("*.yaml"))
-
-
 def choose(words: Sequence[str], device: str) -> Choice:
     """Tell recipe, ``task=`` and ``device=`` from the overrides; unknown names are answered with the nearest."""
     recipes = [word for word in words if "=" not in word and not word.startswith("~")]
@@ -68,10 +57,12 @@ def choose(words: Sequence[str], device: str) -> Choice:
             chosen[key] = value
         elif word not in recipes:
             overrides.append(word)
-    choice = Choice(recipes[0] if recipes else DEFAULT_RECIPE, chosen["task"], chosen["device"], tuple(overrides))
-    for group in GROUPS if choice.recipe.endswith(FILE) else ("recipe", *GROUPS):
-        _require_known(group, getattr(choice, group))
-    return choice
+    recipe = recipes[0] if recipes else DEFAULT
+    find(recipe)
+    for group in GROUPS:
+        _require_known(group, chosen[group])
+    known = recipe if recipe.endswith(FILE) else name_of(recipe)
+    return Choice(known, chosen["task"], chosen["device"], tuple(overrides))
 
 
 def compose_config(choice: Choice, extra: Sequence[str] = ()) -> DictConfig:
@@ -88,10 +79,8 @@ def compose_config(choice: Choice, extra: Sequence[str] = ()) -> DictConfig:
 
 def _stored(file: str) -> str:
     """The override that chooses a recipe's file, wherever the file is."""
-    if not Path(file).is_file():
-        raise ValueError(f"recipe={file!r} is not a file; a name without {FILE} is one of {', '.join(names('recipe'))}")
     try:
-        node = OmegaConf.load(file)
+        node = OmegaConf.load(find(file))
     except (YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"recipe={file!r} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(node, DictConfig):
@@ -109,7 +98,7 @@ def quoted(value: object) -> str:
 def _require_known(group: str, name: str) -> None:
     known = names(group)
     if name not in known:
-        raise ValueError(f"{group}={name!r} is not one of {', '.join(known)}{_did_you_mean(name, known)}")
+        raise ValueError(f"{group}={name!r} is not one of {', '.join(known)}{nearest(name, known)}")
 
 
 def _explain(error: Exception, base: DictConfig, overrides: Sequence[str]) -> str:
@@ -142,11 +131,6 @@ def _keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
         yield f"{prefix}{key}"
         if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
             yield from _keys(node, f"{prefix}{key}.")
-
-
-def _did_you_mean(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _verl_config() -> Path:

@@ -26,10 +26,12 @@ from goldilocks.launch.cluster import PRIVATE, is_private, join
 from goldilocks.launch.live_line import LiveLine
 from goldilocks.launch.machine import find_device, rollout_engine
 from goldilocks.launch.preflight import budget_of, check_budget, check_paths
-from goldilocks.launch.recipe import DEFAULT_RECIPE, DEFAULT_TASK, Choice, choose, compose_config, names, quoted
+from goldilocks.launch.recipe import DEFAULT_TASK, Choice, choose, compose_config, quoted
 from goldilocks.launch.sign_of_life import SignOfLife
 from goldilocks.launch.supervisor import Supervisor
 from goldilocks.platforms import platform_env
+from goldilocks.recipes import DEFAULT as DEFAULT_RECIPE
+from goldilocks.recipes import names
 from goldilocks.runs.directory import RunDir
 from goldilocks.runs.progress import Progress, Tail
 from goldilocks.verl.guarded_reward import TIMEOUT_S, guarded

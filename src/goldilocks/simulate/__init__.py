@@ -4,6 +4,7 @@ from goldilocks.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.simulate.mixture import mixture
 from goldilocks.simulate.outcome import Outcome
 from goldilocks.simulate.pass_rates import PassRates, read_pass_rates
+from goldilocks.simulate.policies import recipe_settings
 from goldilocks.simulate.run import Setup, batches, simulate
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "batches",
     "mixture",
     "read_pass_rates",
+    "recipe_settings",
     "simulate",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from goldilocks.core.presets import PRESETS, preset
+from goldilocks.recipes import FILE, about, name_of, names
 from goldilocks.simulate.engine import EngineConfig
 from goldilocks.simulate.mixture import BANDS, mixture
 from goldilocks.simulate.outcome import Outcome
 from goldilocks.simulate.overrides import apply_overrides
 from goldilocks.simulate.pass_rates import PassRates, read_pass_rates
-from goldilocks.simulate.run import Progress as Told
-from goldilocks.simulate.run import Setup, simulate
+from goldilocks.simulate.policies import Config, recipe_config
+from goldilocks.simulate.run import Setup, Tell, simulate
 from goldilocks.simulate.table import tables
 
 WIDEST = 160  # columns, whatever the terminal has: a wrapped row can be read, one cut short cannot
@@ -27,18 +28,25 @@ WIDEST = 160  # columns, whatever the terminal has: a wrapped row can be read, o
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     setup, engine = Setup(), EngineConfig()
-    policies = "\n".join(f"  {name:<18} {one.about}" for name, one in PRESETS.items())
+    policies = "\n".join(f"  {name:<18} {about(name)}" for name in names())
     bands = ", ".join(f"{band.prompts} {band.name}" for band in BANDS)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = f"policies:\n{policies}\n\nwithout --pass-rates, the built-in mixture: {bands} prompts"
+    parser.epilog = f"""\
+policies, which are the recipes of goldilocks train:
+{policies}
+
+without --pass-rates, the built-in mixture: {bands} prompts
+"""
     add = parser.add_argument
     add("--pass-rates", metavar="FILE", type=Path, help=".jsonl, .csv or .parquet with pass_rate or rewards a prompt, "
         "or score a rollout; or a directory of verl's rollout_data_dir dumps")  # fmt: skip
-    add("--policy", metavar="NAME", action="append", help="a policy to compare, again for another (default: all)")
+    add("--policy", metavar="NAME", action="append", help="a recipe of goldilocks train, by name or file; again for "
+        "another (default: all)")  # fmt: skip
     add("--rollouts", metavar="N", type=int, default=setup.rollouts, help="what each may spend (default %(default)s)")
     add("--seed", metavar="S", type=int, default=setup.seed, help="same seed, same table (default %(default)s)")
     add("--set", metavar="KEY=VALUE", action="append", default=[], help="a parameter of the policies that have it, "
-        "such as allocator.max_n=64; or another part, such as allocator=package.module:Class")  # fmt: skip
+        "such as allocator.max_n=64; another part, such as allocator=package.module:Class; "
+        "or a key of the recipes, for all policies")  # fmt: skip
     add("--target-groups", metavar="N", type=int, default=setup.target_groups, help="groups a batch "
         "(default %(default)s)")  # fmt: skip
     add("--gen-batch-size", metavar="N", type=int, help="prompts chosen, and open, at a time (default: target groups)")
@@ -62,10 +70,10 @@ def run(args: argparse.Namespace) -> int:
         repeat=not args.no_repeat,
         engine=EngineConfig(slots=args.slots, improvement=args.improvement, failure_rate=args.failure_rate),
     )
-    policies = apply_overrides({name: preset(name) for name in args.policy or PRESETS}, args.set)
+    policies = apply_overrides(_configs(args.policy or names()), args.set, setup)
     prompts = read_pass_rates(args.pass_rates) if args.pass_rates else mixture()
     with _progress() as bar:
-        outcomes = [simulate(name, one, prompts, setup, _told(bar, name, setup)) for name, one in policies.items()]
+        outcomes = [simulate(name, one, prompts, setup, _teller(bar, name, setup)) for name, one in policies.items()]
     if args.json:
         print(json.dumps(_as_json(prompts, setup, outcomes), indent=2))
     else:
@@ -75,14 +83,23 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _configs(recipes: Sequence[str]) -> dict[str, Config]:
+    """Return each recipe's config by its name, or by its path if another recipe has that name."""
+    configs: dict[str, Config] = {}
+    for recipe in dict.fromkeys(recipes):
+        name = name_of(recipe)
+        configs[recipe if recipe.endswith(FILE) and name in configs else name] = recipe_config(recipe)
+    return configs
+
+
 def _progress() -> Progress:
     """Bars on stderr where someone is looking; they are gone when the work is done."""
     console = Console(stderr=True)
     return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
-def _told(bar: Progress, name: str, setup: Setup) -> Told:
-    """Moves a bar of its own, a hundred times at most: a simulation tells more often than is worth drawing."""
+def _teller(bar: Progress, name: str, setup: Setup) -> Tell:
+    """Return a function that moves a bar of its own, a hundred times at most: more is not worth drawing."""
     task = bar.add_task(name, total=setup.rollouts)
     moved = 0
 

@@ -27,6 +27,7 @@ from goldilocks.types import Failure, Group, Prompt, Request, Rollout
 
 _NORMAL = NormalDist()
 _FIVE_WORDS = Struct("<5Q")
+METRICS = {reward: {"acc": reward, "score": reward} for reward in (0.0, 1.0)}  # as a reward function returns them
 _UNIT = 2.0**-52  # one bit less than a float holds, so that neither end of (0, 1) is ever reached
 
 
@@ -132,7 +133,7 @@ class SimulatedEngine:
         if failing < config.failure_rate:
             return wait, Failure(uid, index, "engine", int(broken * tokens))
         reward = float(right < self.learner.pass_rate(prompt.index))
-        return wait, Rollout(uid, index, reward, tokens, truncated=longest > config.max_tokens)
+        return wait, Rollout(uid, index, reward, tokens, METRICS[reward], truncated=longest > config.max_tokens)
 
 
 def _uniforms(name: str) -> tuple[float, ...]:

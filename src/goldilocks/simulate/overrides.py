@@ -1,8 +1,12 @@
-"""``--set``: parameters of the chosen policies, or another part in place of theirs.
+"""``--set``: parameters of the chosen policies, other parts in place of theirs, and any key of a recipe.
 
-``allocator.max_n=64`` goes to every chosen policy whose allocator has that parameter; at least one must.
-``allocator=package.module:Class`` (or the name of one of ours) replaces the allocator of all of them. Parts are
-replaced first, so a new part can be given its parameters in the same command.
+==========================================  ==================================================================
+``allocator.max_n=64``                      to every chosen policy whose allocator has ``max_n``; at least one must
+``allocator=package.module:Class``          replaces the allocator of every policy, by class or by a name of ours
+``adaptive_rollout.max_n=64``               sets the key for every policy, as ``goldilocks train`` does
+==========================================  ==================================================================
+
+Parts are replaced first and keys set next, so a new part can be given its parameters in the same command.
 """
 
 from __future__ import annotations
@@ -11,61 +15,79 @@ import inspect
 import json
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from goldilocks.core.policy import Policy
-from goldilocks.core.presets import KINDS, Preset
-from goldilocks.errors import nearest, require
+from goldilocks.errors import nearest, require, require_type
+from goldilocks.nested import dotted_keys, value_at, with_value
+from goldilocks.settings import Settings
+from goldilocks.simulate.policies import Config, settings_of
+from goldilocks.simulate.run import Setup
 
-PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "none"}
-
-
-def apply_overrides(presets: Mapping[str, Preset], settings: Sequence[str]) -> dict[str, Preset]:
-    """The presets with every ``KEY=VALUE`` applied to those that it fits. Each of them is known to build."""
-    pairs = [_parse(setting) for setting in settings]
-    replaced = {key: value for key, value in pairs if key in KINDS}
-    changed = {name: _replace_parts(preset, replaced) for name, preset in presets.items()}
-    parts = {name: _build(preset) for name, preset in changed.items()}
-    for key, value in pairs:
-        if key not in KINDS:
-            for name in _takers(parts, key, value):
-                changed[name] = _with_parameter(changed[name], key, value)
-    for preset in changed.values():
-        _build(preset)
-    return changed
+KINDS = ("selector", "allocator", "filter")
 
 
-def _parse(setting: str) -> tuple[str, Any]:
-    key, equals, text = setting.partition("=")
-    kind, dot, parameter = key.partition(".")
-    fits = bool(equals and text and kind in KINDS and (parameter or not dot))
-    require(fits, "--set", setting, f"KIND.PARAMETER=VALUE or KIND=NAME, where KIND is one of {', '.join(KINDS)}")
-    return key, _value(text) if parameter else text
+def apply_overrides(configs: Mapping[str, Config], words: Sequence[str], setup: Setup) -> dict[str, Settings]:
+    """Return the settings of every config with every ``KEY=VALUE`` applied to those that it fits."""
+    pairs = [_parse(word, configs) for word in words]
+    changed = dict(configs)
+    for kind, name in (pair for pair in pairs if pair[0] in KINDS):
+        changed = {policy: _with_part(config, kind, name) for policy, config in changed.items()}
+    for key, value in (pair for pair in pairs if not _is_of_a_part(pair[0])):
+        changed = {policy: with_value(config, key, value) for policy, config in changed.items()}
+    settings = {policy: settings_of(config, setup) for policy, config in changed.items()}
+    for key, value in (pair for pair in pairs if _is_of_a_part(pair[0]) and pair[0] not in KINDS):
+        for policy in _takers(settings, key, value):
+            changed[policy] = with_value(changed[policy], _config_key(changed[policy], key), value)
+    return {policy: settings_of(config, setup) for policy, config in changed.items()}
+
+
+def _parse(word: str, configs: Mapping[str, Config]) -> tuple[str, Any]:
+    key, equals, text = word.partition("=")
+    if key in KINDS and text:
+        return key, text
+    known = {one for config in configs.values() for one in dotted_keys(config)}
+    section, _, last = key.rpartition(".")
+    fits = bool(equals and text and last) and (section in KINDS or key in known or section.endswith("_kwargs"))
+    forms = f"KIND.PARAMETER=VALUE or KIND=NAME, where KIND is one of {', '.join(KINDS)}, or a key of the recipes"
+    require(fits, "--set", word, forms + nearest(key, known))
+    return key, _value(text)
+
+
+def _is_of_a_part(key: str) -> bool:
+    return key.partition(".")[0] in KINDS
 
 
 def _value(text: str) -> Any:
-    """A JSON value; ``none`` is null, and any other word is itself."""
+    """Return a JSON value; ``none`` is null, and any other word is itself."""
     try:
         return json.loads(text)
     except ValueError:
         return None if text == "none" else text
 
 
-def _replace_parts(preset: Preset, parts: Mapping[str, str]) -> Preset:
-    kept = {kind: params for kind, params in preset.params.items() if kind not in parts}
-    changes: dict[str, Any] = {**parts, "params": kept}
-    return replace(preset, **changes)
+def _with_part(config: Config, kind: str, name: str) -> Config:
+    """Return the config with another part of this kind, without the parameters of the part before."""
+    config = with_value(with_value(config, f"goldilocks.{kind}", name), f"goldilocks.{kind}_kwargs", {})
+    return with_value(config, "adaptive_rollout.enable", False) if kind == "allocator" else config
 
 
-def _build(preset: Preset) -> dict[str, Policy]:
-    return dict(zip(KINDS, preset.build(), strict=True))
-
-
-def _takers(parts: Mapping[str, Mapping[str, Policy]], key: str, value: Any) -> list[str]:
-    """The policies whose part of this kind has this parameter: at least one."""
+def _config_key(config: Config, key: str) -> str:
+    """Return the key of the config that sets a part's parameter, which depends on where the config names the part."""
     kind, _, parameter = key.partition(".")
-    known = {name: inspect.signature(type(part[kind])).parameters for name, part in parts.items()}
+    if kind == "allocator" and value_at(config, "adaptive_rollout.enable"):
+        return f"adaptive_rollout.{parameter}"
+    if kind == "filter" and value_at(config, "goldilocks.filter") is None:
+        section = "adaptive_rollout" if parameter == "positive_threshold" else "algorithm.filter_groups"
+        return f"{section}.{parameter}"
+    return f"goldilocks.{kind}_kwargs.{parameter}"
+
+
+def _takers(settings: Mapping[str, Settings], key: str, value: Any) -> list[str]:
+    """Return the names of the policies whose part of this kind has this parameter: at least one."""
+    kind, _, parameter = key.partition(".")
+    parts: dict[str, Policy] = {name: getattr(one, kind)() for name, one in settings.items()}
+    known = {name: inspect.signature(type(part)).parameters for name, part in parts.items()}
     takers = [name for name in parts if parameter in known[name]]
     if not takers:
         there = sorted({one for parameters in known.values() for one in parameters})
@@ -73,21 +95,6 @@ def _takers(parts: Mapping[str, Mapping[str, Policy]], key: str, value: Any) -> 
             f"--set {key} fits none of the policies {', '.join(parts)}{nearest(parameter, there)}; "
             f"their {kind}s have: {', '.join(there) or 'no parameters'}"
         )
-    for name in takers:
-        _check_type(parts[name][kind], key, parameter, value)
+    for name in takers:  # a policy checks the range of its numbers; that they are numbers is checked here
+        require_type(key, value, typing.get_type_hints(type(parts[name]).__init__).get(parameter))
     return takers
-
-
-def _with_parameter(preset: Preset, key: str, value: Any) -> Preset:
-    kind, _, parameter = key.partition(".")
-    params = {**preset.params, kind: {**preset.params.get(kind, {}), parameter: value}}
-    return replace(preset, params=params)
-
-
-def _check_type(part: Policy, key: str, parameter: str, value: Any) -> None:
-    """A policy checks the range of its numbers; that they are numbers is checked here, where they come from text."""
-    hint = typing.get_type_hints(type(part).__init__).get(parameter)
-    accepted = set(typing.get_args(hint) or (hint,))
-    if accepted <= set(PLAIN):
-        fits = type(value) in accepted or (float in accepted and type(value) is int)
-        require(fits, key, value, " or ".join(PLAIN[one] for one in PLAIN if one in accepted))

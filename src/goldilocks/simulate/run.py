@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from goldilocks.core import Collector, Exhausted
-from goldilocks.core.presets import Preset
 from goldilocks.core.source import ListSource
 from goldilocks.errors import require
+from goldilocks.settings import Settings
 from goldilocks.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.simulate.outcome import Harvest, Outcome
 from goldilocks.simulate.pass_rates import PassRates
 from goldilocks.types import Group
 
-Progress = Callable[[int], None]
+Tell = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -41,23 +41,13 @@ def _untold(rollouts: int) -> None:
     """Nobody asked."""
 
 
-def simulate(name: str, policy: Preset, prompts: PassRates, setup: Setup, progress: Progress = _untold) -> Outcome:
-    """What this policy makes of the budget. ``progress`` is told, often, how many rollouts have been asked for."""
-    selector, allocator, filter = policy.build()
-    collector = Collector(
-        ListSource(prompts.contents),
-        selector,
-        allocator,
-        filter,
-        target_groups=setup.target_groups,
-        gen_batch_size=setup.gen_batch_size,
-        repeat=setup.repeat,
-        seed=setup.seed,
-    )
+def simulate(name: str, settings: Settings, prompts: PassRates, setup: Setup, tell: Tell = _untold) -> Outcome:
+    """Spend the budget under these settings (``recipe_settings``). ``tell`` is called with the rollouts asked for."""
+    collector = settings.collector(ListSource(prompts.contents), repeat=setup.repeat)
     engine = SimulatedEngine(prompts, setup.engine, seed=setup.seed)
     harvest = Harvest()
     try:
-        for batch in batches(collector, engine, setup.rollouts, progress):
+        for batch in batches(collector, engine, setup.rollouts, tell):
             harvest.add(batch, engine.clock)
     except Exhausted as error:
         if setup.repeat:
@@ -69,14 +59,14 @@ def simulate(name: str, policy: Preset, prompts: PassRates, setup: Setup, progre
 
 
 def batches(
-    collector: Collector, engine: SimulatedEngine, rollouts: int, progress: Progress = _untold
+    collector: Collector, engine: SimulatedEngine, rollouts: int, tell: Tell = _untold
 ) -> Iterator[tuple[Group, ...]]:
     """Every batch that ``rollouts`` rollouts fill; each is trained on before the next is collected."""
     while True:
         while not collector.ready:
             for request in collector.requests(room=min(engine.free, rollouts - engine.submitted)):
                 engine.submit(request)
-            progress(engine.submitted)
+            tell(engine.submitted)
             arrived = engine.step()
             if not arrived and not collector.ready:
                 return

@@ -53,7 +53,7 @@ def test_other_budgets_are_refused_in_one_line(word, capsys, tmp_path):
     ("words", "message"),
     [
         ([*ENOUGH], "which recipes?"),
-        (["gropo", *ENOUGH], "did you mean grpo"),
+        (["gropo", *ENOUGH], "did you mean 'grpo'?"),
         (["grpo", "grpo", *ENOUGH], "'grpo' is there twice"),
         (["grpo", *ENOUGH, "--budget", "tokens=9"], "one budget at a time, not rollouts=64 and tokens=9"),
         (["grpo", "--budget", "rollouts=64", "--seeds", "0"], "--seeds=0 is not accepted"),

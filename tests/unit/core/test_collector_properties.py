@@ -16,16 +16,13 @@ from hypothesis import strategies as st
 from unit.core.driver import MAX_TOKENS, FaultyEngine, Log, run, take, turn
 
 from goldilocks.core import Collector, Exhausted, Limits, ListSource, Surplus
-from goldilocks.core.filters import Everything
-from goldilocks.core.presets import PRESETS, preset
+from goldilocks.core.filters import Everything, Variance
+from goldilocks.recipes import names
 from goldilocks.runs.checkpoint import load_state, save_state
+from goldilocks.simulate import Setup, recipe_settings
 
-SMALL = {
-    "adaptive": {"allocator.max_n": 12},
-    "contrast": {"allocator.max_n": 12},
-    "thompson+contrast": {"allocator.max_n": 12},
-}
-MAX_N = {"pilot": 16, "knapsack": 32, "adaptive": 12, "contrast": 12, "thompson+contrast": 12}
+SETTINGS = {name: recipe_settings(name, Setup()) for name in names()}
+MAX_N = {"pilot": 16, "knapsack": 32, "adaptive": 32, "contrast": 32, "thompson_contrast": 32}
 
 limits = st.builds(
     Limits,
@@ -39,7 +36,7 @@ limits = st.builds(
 surplus = st.builds(Surplus, max_carry_steps=st.integers(0, 2), on_full=st.sampled_from(["finish", "requeue"]))
 cases = st.fixed_dictionaries(
     {
-        "policy": st.sampled_from(sorted(PRESETS)),
+        "policy": st.sampled_from(sorted(SETTINGS)),
         "prompts": st.integers(40, 80),  # a selector that repeats none in hand needs a batch's worth with signal
         "target_groups": st.integers(1, 10),
         "gen_batch_size": st.integers(1, 20),
@@ -52,10 +49,10 @@ properties = settings(max_examples=60)
 
 
 def make(case: dict[str, Any]) -> Collector:
-    selector, allocator, filter = preset(case["policy"]).build(SMALL.get(case["policy"]))
+    chosen = SETTINGS[case["policy"]]
     bounds = {name: case[name] for name in ("target_groups", "gen_batch_size", "limits", "surplus", "seed")}
     source = ListSource([f"prompt {index}" for index in range(case["prompts"])])
-    return Collector(source, selector, allocator, filter, **bounds)
+    return Collector(source, chosen.selector(), chosen.allocator(), chosen.filter(), **bounds)
 
 
 def run_until_exhausted(case: dict[str, Any], steps: int = 4) -> tuple[Collector, Log]:
@@ -91,7 +88,7 @@ def test_a_batch_is_never_larger_than_asked_and_smaller_only_when_the_limits_say
 
 
 @properties
-@given(cases.filter(lambda case: PRESETS[case["policy"]].filter == "variance"))
+@given(cases.filter(lambda case: isinstance(SETTINGS[case["policy"]].filter(), Variance)))
 def test_no_group_without_variance_is_trained_unless_it_fills_up_an_exhausted_batch(case: dict[str, Any]) -> None:
     _, log = run_until_exhausted({**case, "limits": Limits(max_retries=case["limits"].max_retries)})
     for group in (group for batch in log.batches for group in batch if len(group) > 1):

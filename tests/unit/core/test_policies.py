@@ -11,7 +11,6 @@ from goldilocks.core import Ledger, build_allocator, build_filter, build_selecto
 from goldilocks.core.allocators import ALLOCATORS, Adaptive, Fixed, Knapsack, Pilot
 from goldilocks.core.filters import FILTERS, Band, Length, Variance
 from goldilocks.core.pool import Pool
-from goldilocks.core.presets import PRESETS, preset
 from goldilocks.core.selectors import SELECTORS, Greso, Thompson, Uniform
 from goldilocks.testing import check_allocator, check_filter, check_selector
 from goldilocks.types import Group, Prompt, Rollout
@@ -42,11 +41,6 @@ def test_every_allocator_keeps_the_contract(name: str) -> None:
 @pytest.mark.parametrize("name", FILTERS)
 def test_every_filter_keeps_the_contract(name: str) -> None:
     check_filter(lambda: build_filter(name))
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_builds(name: str) -> None:
-    assert all(preset(name).build())
 
 
 # -- allocators --------------------------------------------------------------------------------------------------------
@@ -253,8 +247,6 @@ def test_a_policy_of_ones_own_is_named_by_module_and_class() -> None:
         (lambda: build_allocator("knapsack", {"mean_n": 99}), r"mean_n=99 is not accepted: between"),
         (lambda: build_filter("band", {"lo": 2}), r"filter.lo=2 is not accepted: below hi=1.0"),
         (lambda: build_filter(["band", "length"], {"low": 2}), r"filter.low is not a parameter of band, length"),
-        (lambda: preset("dappo"), r"policy='dappo' is not known \(did you mean 'dapo'\?\)"),
-        (lambda: preset("dapo").build({"n": 3}), r"n=3 is not accepted: selector.NAME, allocator.NAME or filter.NAME"),
     ],
 )
 def test_bad_names_and_parameters_say_what_would_be_accepted(build, message: str) -> None:

@@ -54,9 +54,9 @@ def test_every_task_composes_on_a_gpu(task):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["gropo"], "did you mean grpo"),
+        (["gropo"], "did you mean 'grpo'?"),
         (["grpo", "dapo"], "one recipe at a time"),
-        (["task=arithmetik"], "did you mean arithmetic"),
+        (["task=arithmetik"], "did you mean 'arithmetic'?"),
         (["device=tpu"], "device='tpu' is not one of cpu, cuda"),
         (["trainer.total_training_step=3"], "nearest: trainer.total_training_steps"),
         (["rollout.n=3"], "nearest: actor_rollout_ref.rollout.n"),

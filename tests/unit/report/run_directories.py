@@ -18,13 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from goldilocks.core import Collector
-from goldilocks.core.presets import preset
 from goldilocks.core.source import ListSource
 from goldilocks.runs.checkpoint import save_state
 from goldilocks.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.simulate.pass_rates import PassRates
-from goldilocks.simulate.run import batches
+from goldilocks.simulate.policies import recipe_settings
+from goldilocks.simulate.run import Setup, batches
 from goldilocks.types import Group
 
 HOSTILE = "What is <script>alert(1)</script> & </script><img src=x onerror=alert(2)> minus 7?"
@@ -47,16 +46,8 @@ def write_run(
 ) -> Path:
     """A whole run: ``steps`` updates, validation every fourth, a checkpoint every eighth, answers at every second."""
     data = questions(prompts)
-    selector, allocator, filter = preset(policy).build()
-    collector = Collector(
-        ListSource(data.contents),
-        selector,
-        allocator,
-        filter,
-        target_groups=groups,
-        gen_batch_size=2 * groups,
-        seed=seed,
-    )
+    settings = recipe_settings(policy, Setup(target_groups=groups, gen_batch_size=2 * groups, seed=seed))
+    collector = settings.collector(ListSource(data.contents))
     engine = SimulatedEngine(data, EngineConfig(slots=128, failure_rate=0.01, improvement=0.4), seed=seed)
     path.mkdir(parents=True)
     write_config(path, data)

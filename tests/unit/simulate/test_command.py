@@ -13,7 +13,7 @@ import pytest
 
 from goldilocks.cli import main
 from goldilocks.core.allocators import Fixed
-from goldilocks.core.presets import PRESETS
+from goldilocks.recipes import names
 from goldilocks.runs.records import write_records
 from goldilocks.simulate.table import figure, percent
 
@@ -46,7 +46,7 @@ def as_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 def test_without_a_file_or_a_policy_every_policy_meets_the_mixture(capsys: pytest.CaptureFixture[str]) -> None:
     result = as_json(capsys)
-    assert [one["policy"] for one in result["policies"]] == list(PRESETS)
+    assert [one["policy"] for one in result["policies"]] == names()
     assert result["prompts"] == 2_000
     assert {one["rollouts"] for one in result["policies"]} == {1_500}
 
@@ -104,9 +104,29 @@ def test_a_directory_of_verl_dumps_is_simulated(capsys: pytest.CaptureFixture[st
 
 def test_a_parameter_goes_to_the_policies_that_have_it(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--policy", "uniform", "--policy", "contrast")
-    plain, set_to_four = as_json(capsys, *words), as_json(capsys, *words, "--set", "allocator.max_n=4")
-    assert plain["policies"][0] == set_to_four["policies"][0]
-    assert plain["policies"][1] != set_to_four["policies"][1]
+    plain, set_to_twelve = as_json(capsys, *words), as_json(capsys, *words, "--set", "allocator.max_n=12")
+    assert plain["policies"][0] == set_to_twelve["policies"][0]
+    assert plain["policies"][1] != set_to_twelve["policies"][1]
+
+
+def test_a_key_of_the_recipes_is_set_for_every_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--policy", "dapo", "--policy", "contrast")
+    by_key = as_json(capsys, *words, "--set", "adaptive_rollout.max_n=12", "--set", "actor_rollout_ref.rollout.n=4")
+    by_part = as_json(capsys, *words, "--set", "allocator.max_n=12", "--set", "allocator.n=4")
+    assert by_key["policies"] == by_part["policies"]
+
+
+def test_the_old_names_of_policies_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    old = as_json(capsys, "--policy", "uniform", "--policy", "thompson+contrast")
+    assert old == as_json(capsys, "--policy", "grpo", "--policy", "thompson_contrast")
+
+
+def test_a_recipe_of_the_users_own_is_simulated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    own = tmp_path / "wide.yaml"
+    own.write_text("defaults: [/recipe/contrast, _self_]\nadaptive_rollout: {max_n: 12, positive_threshold: 5e-1}\n")
+    mine = as_json(capsys, "--policy", str(own))
+    ours = as_json(capsys, "--policy", "contrast", "--set", "allocator.max_n=12")
+    assert {**mine["policies"][0], "policy": "contrast"} == ours["policies"][0]
 
 
 def test_settings_add_up(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +159,7 @@ class Needy(Fixed):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--policy", "unifrom"], "policy='unifrom' is not known (did you mean 'uniform'?)"),
+        (["--policy", "unifrom"], "recipe='unifrom' is not known (did you mean 'uniform'?)"),
         (["--rollouts", "-3"], "rollouts=-3 is not accepted"),
         (["--seed", "-3"], "seed=-3 is not accepted"),
         (["--slots", "0"], "slots=0 is not accepted"),
@@ -156,10 +176,13 @@ class Needy(Fixed):
         (["--set", "selector.target=true"], "selector.target=True is not accepted: a number"),
         (["--policy", "contrast", "--set", "allocator.max_n=1"], "max_n=1 is not accepted"),
         (["--policy", "knapsack", "--set", "allocator.min_n=64"], "allocator.max_n=32 is not accepted: min_n=64"),
-        (["--policy", "uniform", "--set", "allocator.max_n=4"], "allocator.max_n fits none of the policies uniform"),
+        (["--policy", "uniform", "--set", "allocator.max_n=4"], "allocator.max_n fits none of the policies grpo"),
         (["--set", "allocator.max_m=4"], "(did you mean 'max_n'?)"),
         (["--set", "allocator"], "--set='allocator' is not accepted: KIND.PARAMETER=VALUE"),
         (["--set", "engine.slots=4"], "--set='engine.slots=4' is not accepted"),
+        (["--set", "adaptive_rolout.max_n=9"], "(did you mean 'adaptive_rollout.max_n'?)"),
+        (["--set", "adaptive_rollout.max_n=many"], "adaptive_rollout.max_n='many' is not accepted: a whole number"),
+        (["--set", "batch_filter.enable=true"], "batch_filter.enable=True is not accepted: false"),
         (["--set", f"allocator={__name__}:Needy"], ":Needy' cannot be made: TypeError"),
         (["--set", "allocator=nobody"], "allocator='nobody' is not known"),
         (["--set", "allocator=no.such:Class"], "allocator='no.such:Class' cannot be imported"),

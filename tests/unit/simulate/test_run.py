@@ -14,9 +14,19 @@ from goldilocks.core import Collector, ListSource
 from goldilocks.core.allocators import Adaptive
 from goldilocks.core.filters import Everything
 from goldilocks.core.informative import signal
-from goldilocks.core.presets import PRESETS, Preset, preset
 from goldilocks.core.selectors import Uniform
-from goldilocks.simulate import EngineConfig, Outcome, PassRates, Setup, SimulatedEngine, batches, mixture, simulate
+from goldilocks.recipes import names
+from goldilocks.simulate import (
+    EngineConfig,
+    Outcome,
+    PassRates,
+    Setup,
+    SimulatedEngine,
+    batches,
+    mixture,
+    recipe_settings,
+    simulate,
+)
 from goldilocks.types import Group, Prompt, Rollout
 
 
@@ -24,12 +34,13 @@ def constant(rate: float, prompts: int = 200) -> PassRates:
     return PassRates(tuple(range(prompts)), np.full(prompts, rate), np.full(prompts, 50.0))
 
 
-def outcome(name: str, data: PassRates, *, policy: Preset | None = None, **setup: Any) -> Outcome:
-    return simulate(name, policy or preset(name), data, Setup(**{"rollouts": 4_000, "target_groups": 16, **setup}))
+def outcome(name: str, data: PassRates, **given: Any) -> Outcome:
+    setup = Setup(**{"rollouts": 4_000, "target_groups": 16, **given})
+    return simulate(name, recipe_settings(name, setup), data, setup)
 
 
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.3, 0.5, 0.9])
-@pytest.mark.parametrize("name", ["uniform", "dapo"])
+@pytest.mark.parametrize("name", ["grpo", "dapo"])
 def test_fixed_groups_are_informative_as_often_as_the_binomial_says(name: str, rate: float) -> None:
     n, groups = 8, 1_000
     got = outcome(name, constant(rate), rollouts=n * groups)
@@ -40,7 +51,7 @@ def test_fixed_groups_are_informative_as_often_as_the_binomial_says(name: str, r
 
 def test_the_binomial_holds_over_a_mixture_of_pass_rates() -> None:
     data, epochs = mixture(), 2
-    got = outcome("uniform", data, rollouts=8 * len(data) * epochs, target_groups=50)
+    got = outcome("grpo", data, rollouts=8 * len(data) * epochs, target_groups=50)
     p = data.pass_rate
     chance = 1 - p**8 - (1 - p) ** 8
     groups = got.informative_groups_per_1k_rollouts * got.rollouts / 1_000
@@ -50,13 +61,13 @@ def test_the_binomial_holds_over_a_mixture_of_pass_rates() -> None:
 
 def test_signal_of_fixed_groups_is_what_a_binomial_leaves() -> None:
     n, groups, rate = 8, 2_000, 0.4
-    got = outcome("uniform", constant(rate), rollouts=n * groups)
+    got = outcome("grpo", constant(rate), rollouts=n * groups)
     assert got.signal_per_1k_rollouts == pytest.approx(1_000 * rate * (1 - rate) * (n - 1) / n, rel=0.03)
 
 
 @settings(max_examples=25)
 @given(
-    name=st.sampled_from(sorted(PRESETS)),
+    name=st.sampled_from(names()),
     seed=st.integers(0, 99),
     failure_rate=st.sampled_from([0.0, 0.05, 0.5]),
     slots=st.sampled_from([3, 40, 256]),
@@ -76,7 +87,7 @@ def test_every_policy_spends_exactly_the_budget_and_every_token_has_an_account(
     assert 0 <= got.hard_prompts_reached <= 1
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("name", names())
 def test_the_same_seed_gives_the_same_outcome_and_another_seed_another(name: str) -> None:
     data = mixture()
     engine = EngineConfig(failure_rate=0.02, improvement=0.1)
@@ -87,8 +98,7 @@ def test_the_same_seed_gives_the_same_outcome_and_another_seed_another(name: str
 
 def test_batches_are_whole_and_without_groups_that_teach_nothing() -> None:
     data = mixture()
-    selector, allocator, keep = preset("dapo").build()
-    collector = Collector(ListSource(data.contents), selector, allocator, keep, target_groups=20, seed=5)
+    collector = recipe_settings("dapo", Setup(target_groups=20, seed=5)).collector(ListSource(data.contents))
     engine = SimulatedEngine(data, EngineConfig(failure_rate=0.1), seed=5)
     seen = list(batches(collector, engine, 6_000))
     assert len(seen) > 5
@@ -98,7 +108,7 @@ def test_batches_are_whole_and_without_groups_that_teach_nothing() -> None:
 
 
 def test_failed_rollouts_are_made_up_for() -> None:
-    got = outcome("uniform", constant(0.5), engine=EngineConfig(failure_rate=0.1), rollouts=8_000)
+    got = outcome("grpo", constant(0.5), engine=EngineConfig(failure_rate=0.1), rollouts=8_000)
     whole_groups = 8_000 * 0.9 / 8
     expected = 1_000 * whole_groups * (1 - 2 * 0.5**8) / 8_000
     assert got.informative_groups_per_1k_rollouts == pytest.approx(expected, rel=0.05)
@@ -112,7 +122,7 @@ def test_data_without_a_right_answer_costs_the_budget_and_fills_nothing() -> Non
 
 
 def test_a_batch_takes_fewer_steps_when_there_are_more_slots() -> None:
-    few, many = (outcome("uniform", constant(0.5), engine=EngineConfig(slots=slots)) for slots in (16, 128))
+    few, many = (outcome("grpo", constant(0.5), engine=EngineConfig(slots=slots)) for slots in (16, 128))
     assert few.engine_steps_per_batch is not None
     assert many.engine_steps_per_batch is not None
     assert many.engine_steps_per_batch < few.engine_steps_per_batch / 2
@@ -128,8 +138,8 @@ def test_a_model_that_learns_ends_with_a_higher_pass_rate() -> None:
 
 def test_hard_prompts_are_reached_more_often_by_more_rollouts() -> None:
     data = PassRates(tuple(range(100)), np.full(100, 0.05), np.full(100, 50.0))
-    few = outcome("uniform", data, rollouts=800)
-    many = outcome("uniform", data, rollouts=8_000)
+    few = outcome("grpo", data, rollouts=800)
+    many = outcome("grpo", data, rollouts=8_000)
     assert few.hard_prompts_reached == pytest.approx(1 - 0.95**8, abs=0.2)
     assert many.hard_prompts_reached is not None
     assert many.hard_prompts_reached > 0.9
@@ -137,7 +147,7 @@ def test_hard_prompts_are_reached_more_often_by_more_rollouts() -> None:
 
 def test_impossible_prompts_are_not_counted_as_hard() -> None:
     rates = np.repeat([0.0, 0.2, 0.21], 20)
-    got = outcome("uniform", PassRates(tuple(range(60)), rates, np.full(60, 50.0)))
+    got = outcome("grpo", PassRates(tuple(range(60)), rates, np.full(60, 50.0)))
     assert got.hard_prompts_reached == 1.0
 
 
@@ -148,13 +158,14 @@ def test_signal_is_of_the_trained_rollouts_around_the_mean_of_all() -> None:
 
 
 def test_without_repeats_a_run_ends_where_the_data_do() -> None:
-    got = outcome("uniform", constant(0.5, prompts=40), repeat=False, target_groups=10)
+    got = outcome("grpo", constant(0.5, prompts=40), repeat=False, target_groups=10)
     assert (got.rollouts, got.batches) == (320, 4)
 
 
 def test_progress_is_told_up_to_the_budget() -> None:
     told: list[int] = []
-    simulate("dapo", preset("dapo"), constant(0.5), Setup(rollouts=500, target_groups=8), told.append)
+    setup = Setup(rollouts=500, target_groups=8)
+    simulate("dapo", recipe_settings("dapo", setup), constant(0.5), setup, told.append)
     assert told == sorted(told)
     assert told[-1] == 500
 
@@ -170,12 +181,12 @@ def test_progress_is_told_up_to_the_budget() -> None:
 )
 def test_a_setup_that_cannot_be_met_is_refused(setup: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        outcome("uniform", constant(0.5), **setup)
+        outcome("grpo", constant(0.5), **setup)
 
 
 def test_an_empty_data_set_is_refused() -> None:
     with pytest.raises(ValueError, match="a data set with at least one prompt"):
-        outcome("uniform", constant(0.5, prompts=0))
+        outcome("grpo", constant(0.5, prompts=0))
 
 
 def test_a_selector_that_runs_dry_says_which_policy_it_was() -> None:

@@ -1,0 +1,95 @@
+"""The recipes: one YAML file for each policy, the same for ``goldilocks train``, ``compare`` and ``simulate``.
+
+``goldilocks train`` has Hydra compose a recipe with verl's config. ``read_recipe`` needs neither Hydra nor verl: it
+reads the keys that a recipe sets, and those of the recipes it builds on (``defaults:``). A recipe is one of ours by
+name, or a YAML file of the user's own by path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from goldilocks.errors import nearest
+from goldilocks.nested import merged
+
+DEFAULT = "grpo"
+FILE = ".yaml"  # a recipe that ends so is a file
+CONFIG = Path(__file__).parent / "launch" / "config"
+OLD_NAMES = {"uniform": "grpo", "thompson+contrast": "thompson_contrast"}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as Hydra reads it: ``1e-3`` is a number, which YAML 1.1 takes for a word."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+"), list("-+.0123456789")
+)
+
+
+def names(group: str = "recipe") -> list[str]:
+    """Return the choices of a config group; of the recipes, the default comes first."""
+    found = sorted(path.stem for path in (CONFIG / group).glob(f"*{FILE}"))
+    return sorted(found, key=lambda name: (group, name) != ("recipe", DEFAULT))
+
+
+def name_of(recipe: str) -> str:
+    """Return what a recipe is called: by its current name, or as its file is."""
+    return Path(recipe).stem if recipe.endswith(FILE) else OLD_NAMES.get(recipe, recipe)
+
+
+def find(recipe: str) -> Path:
+    """Return the file of a recipe. Raises ``ValueError`` with the nearest name if there is none."""
+    known = names()
+    if recipe.endswith(FILE):
+        if not Path(recipe).is_file():
+            raise ValueError(f"recipe={recipe!r} is not a file; a name without {FILE} is one of {', '.join(known)}")
+        return Path(recipe)
+    if name_of(recipe) not in known:
+        hint = nearest(recipe, [*known, *OLD_NAMES])
+        raise ValueError(f"recipe={recipe!r} is not known{hint}; there are {', '.join(known)}, or a {FILE} file")
+    return CONFIG / "recipe" / f"{name_of(recipe)}{FILE}"
+
+
+def about(recipe: str) -> str:
+    """Return the comment at the head of a recipe's file, which says in a sentence what the recipe does."""
+    lines = find(recipe).read_text(encoding="utf-8").splitlines()
+    comment = [line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line]
+    return comment[0] if comment else ""
+
+
+def read_recipe(recipe: str) -> dict[str, Any]:
+    """Return every key that a recipe sets, by itself or through its ``defaults:``."""
+    return _read(find(recipe))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), _Loader) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"recipe={str(file)!r} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, Mapping) or not content:
+        raise ValueError(f"recipe={str(file)!r} has no keys; it is written like those in {CONFIG / 'recipe'}")
+    own = {str(key): value for key, value in content.items() if key != "defaults"}
+    entries = list(content.get("defaults") or ["_self_"])
+    config: dict[str, Any] = {}
+    for entry in entries if "_self_" in entries else [*entries, "_self_"]:
+        config = merged(config, own if entry == "_self_" else _read(_default(entry, file)))
+    return config
+
+
+def _default(entry: Any, file: Path) -> Path:
+    """Return the file that an entry of ``defaults:`` names: ``NAME`` beside its own file, or ``/GROUP/NAME``."""
+    if isinstance(entry, Mapping) and len(entry) == 1:
+        group, name = next(iter(entry.items()))
+        entry = f"{group}/{name}"
+    path = str(entry)
+    found = CONFIG / f"{path[1:]}{FILE}" if path.startswith("/") else file.parent / f"{path}{FILE}"
+    if not found.is_file():
+        raise ValueError(f"recipe={str(file)!r}: defaults has {entry!r}, which is not a file; write /recipe/NAME")
+    return found

@@ -1,0 +1,121 @@
+"""A recipe has one definition: ``goldilocks train`` and ``goldilocks simulate`` build the same policies from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from goldilocks import recipes
+from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.nested import dotted_keys, merged, value_at, with_value
+from goldilocks.recipes import OLD_NAMES, about, name_of, names, read_recipe
+from goldilocks.settings import Settings
+from goldilocks.simulate import EngineConfig, Setup, recipe_settings
+
+LIFTED = {"max_num_gen_batches": 0}
+
+
+def described(part: object) -> tuple[type, str]:
+    """A part of a policy by its class and every value it holds; arrays cannot be compared with ``==``."""
+    return type(part), repr(vars(part))
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    return tmp_path / "own.yaml"
+
+
+@pytest.mark.parametrize("name", [*names(), *OLD_NAMES])
+def test_train_and_simulate_build_the_same_policies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOLDILOCKS_ARITHMETIC", "/nowhere")
+    config = compose_config(choose([name], "cpu"))
+    trained = Settings.from_config(config)
+    data = config.data
+    setup = Setup(target_groups=data.train_batch_size, engine=EngineConfig(max_tokens=data.max_response_length))
+    simulated = recipe_settings(name, setup)
+    for part in ("selector", "allocator", "filter", "surplus", "budget"):
+        assert described(getattr(simulated, part)()) == described(getattr(trained, part)()), part
+    assert vars(simulated.limits()) == {**vars(trained.limits()), **LIFTED}
+    assert simulated.policies == trained.policies
+    assert simulated.adaptive == trained.adaptive
+    assert (simulated.n, simulated.train_batch_size) == (trained.n, trained.train_batch_size)
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_recipe_read_without_hydra_has_the_keys_that_hydra_composes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOLDILOCKS_ARITHMETIC", "/nowhere")
+    composed = compose_config(choose([name], "cpu"))
+    read = read_recipe(name)
+    for key in dotted_keys(read):
+        if not isinstance(value_at(read, key), dict):
+            assert value_at(composed, key) == value_at(read, key), key
+
+
+def test_the_default_recipe_comes_first() -> None:
+    assert names()[0] == recipes.DEFAULT
+    assert names()[1:] == sorted(names()[1:])
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_says_in_a_sentence_what_it_does(name: str) -> None:
+    assert about(name).endswith(".")
+
+
+def test_an_old_name_is_another_word_for_a_recipe() -> None:
+    assert {name_of(old) for old in OLD_NAMES} <= set(names())
+    assert choose(["uniform"], "cpu").recipe == "grpo"
+
+
+def test_a_file_builds_on_a_recipe_and_comes_before_or_after_it(own: Path) -> None:
+    own.write_text("defaults: [/recipe/dapo]\nalgorithm: {filter_groups: {metric: score}}\n")
+    assert value_at(read_recipe(str(own)), "algorithm.filter_groups") == {
+        **value_at(read_recipe("dapo"), "algorithm.filter_groups"),
+        "metric": "score",
+    }
+    own.write_text("defaults: [_self_, {/recipe: dapo}]\nalgorithm: {filter_groups: {metric: score}}\n")
+    assert value_at(read_recipe(str(own)), "algorithm.filter_groups.metric") == "acc"
+
+
+def test_numbers_are_read_as_hydra_reads_them(own: Path) -> None:
+    own.write_text("a: 1e-3\nb: 3.0e-4\nc: -2E5\nd: 12\ne: 1.2.3\n")
+    assert read_recipe(str(own)) == {"a": 1e-3, "b": 3e-4, "c": -2e5, "d": 12, "e": "1.2.3"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "is not YAML"),
+        ("- a", "has no keys"),
+        ("", "has no keys"),
+        ("defaults: [dapo]\na: 1", "defaults has 'dapo', which is not a file; write /recipe/NAME"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(own: Path, text: str, message: str) -> None:
+    own.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_recipe(str(own))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ("dappo", r"recipe='dappo' is not known \(did you mean 'dapo'\?\); there are grpo, adaptive"),
+        ("no/such.yaml", r"recipe='no/such.yaml' is not a file"),
+    ],
+)
+def test_a_recipe_that_is_not_there_is_answered_with_those_that_are(recipe: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_recipe(recipe)
+
+
+def test_nested_mappings_by_dotted_keys() -> None:
+    config = {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    assert list(dotted_keys(config)) == ["a", "a.b", "a.c", "a.c.d", "e"]
+    assert value_at(config, "a.c.d") == 2
+    assert value_at(config, "a.b.d") is None
+    assert with_value(config, "a.c.d", 5) == {"a": {"b": 1, "c": {"d": 5}}, "e": 3}
+    assert with_value(config, "e.f", 5)["e"] == {"f": 5}
+    assert merged(config, {"a": {"c": {"f": 6}}, "e": {}}) == {"a": {"b": 1, "c": {"d": 2, "f": 6}}, "e": {}}
