@@ -244,7 +244,7 @@ def test_what_is_rejected_is_replaced_until_the_batch_is_full(case: dict[str, An
 
 def test_a_new_process_goes_on_with_the_same_decisions(tmp_path: Path) -> None:
     case = {
-        "policy": "thompson+contrast",
+        "policy": "thompson_contrast",
         "prompts": 50,
         "target_groups": 6,
         "gen_batch_size": 9,
