@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Writes ``docs/reference.md`` from the code: every config key, policy, recipe and metric. ``make docs`` runs it.
+"""Writes ``docs/reference.md`` and ``docs/patches.md`` from the code; ``make docs`` runs it.
+
+The first has every config key, policy, recipe and metric, the second every attribute of verl that is replaced.
 
 Nothing is described here. A key's meaning is the comment beside it, a policy's its docstring, a metric's its entry in
 ``goldilocks.metrics``; what has none is an error.
@@ -20,8 +22,9 @@ from goldilocks.core.selectors import SELECTORS
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.launch import recipe
 from goldilocks.metrics import METRICS
+from goldilocks.verl.patches.table import PATCHES
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 KEYS = recipe.CONFIG / "goldilocks" / "defaults.yaml"
 
 INTRODUCTION = """\
@@ -55,10 +58,55 @@ TWO_CLOCKS = """\
 Beside verl's own. Those of `data/`, `accounts/`, `selector/` and `budget/` run on from update to update and over
 restarts; the others are of one update.
 """
+PATCHES_INTRODUCTION = """\
+# What is replaced in verl
+
+Written by `make docs` from `goldilocks.verl.patches.table`; a test fails when it is stale, and another when anything
+else is replaced. Most of Goldilocks gets into verl by verl's registries (`goldilocks.verl.plugin.ADDITIONS`) and
+replaces nothing. Where verl has no registry, an attribute is replaced or wrapped. Each has the digest of the source it
+was written for, and is skipped, with a sentence in the log, if that source has changed.
+
+With the package installed and nothing of ours asked for, every function is verl's own. The environment variable
+`GOLDILOCKS_PATCHES` chooses, for the processes that have it:
+
+| `GOLDILOCKS_PATCHES` | applied |
+|---|---|
+| unset | nothing; with `VERL_PLATFORM=cpu` the kind `cpu` |
+| `none` | nothing: without a GPU verl then does not run |
+| `cpu` | what verl needs to run without a GPU |
+| `all` | every patch: `goldilocks train` and `python -m goldilocks.main_ppo` set this, unless it is set |
+| names or kinds | those, with commas between: `cpu,log-probs` |
+
+With `trainer.v1.trainer_mode=goldilocks` the trainer and its rollout workers apply the kind `reports` by themselves
+where the variable is unset. On verl's own command line (`python -m verl.trainer.main_ppo`) with a Ray that is already
+running, hand the variable on: `++ray_kwargs.ray_init.runtime_env.env_vars.GOLDILOCKS_PATCHES=all`.
+
+| Kind | |
+|---|---|
+| `cpu` | verl does not run without it on a machine with no GPU, no flash-attn, or a TRL it does not know |
+| `speed` | the same values in less time |
+| `reports` | a run says what went wrong, or says it once |
+| `algorithm` | an algorithm is measured, or its config checked |
+| `trainer` | part of a trainer of ours, which applies it in its own processes whatever the variable says |
+"""
+
+
+def render_patches() -> str:
+    """The page of patches."""
+    head = ("Name", "Kind", "Replaced", "Why", "What it changes", "Written for")
+    return PATCHES_INTRODUCTION + "\n" + table(head, patch_rows())
+
+
+def patch_rows() -> Iterator[tuple[str, ...]]:
+    """A line for each."""
+    for patch in PATCHES:
+        source = patch.written_for.replace(".__ray_metadata__.modified_class", "")
+        written_for = f"`{source}` {patch.source_digest}" if source else patch.source_digest
+        yield f"`{patch.name}`", patch.kind.value, f"`{patch.target}`", patch.reason, patch.changes, written_for
 
 
 def render() -> str:
-    """The page."""
+    """The reference."""
     sections = [
         INTRODUCTION,
         "## Commands\n",
@@ -168,5 +216,6 @@ def first_sentence(text: str | None) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(render())
-    print(PAGE)
+    (DOCS / "reference.md").write_text(render())
+    (DOCS / "patches.md").write_text(render_patches())
+    print(DOCS / "reference.md", DOCS / "patches.md")

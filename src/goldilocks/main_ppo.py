@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from goldilocks.launch.machine import find_device
-from goldilocks.platforms import platform_env
+from goldilocks.platforms import PATCHES_VARIABLE, patches_env, platform_env
 
 # Sections that verl does not have: `+` where a recipe has set them already would be an error.
 OURS = ("adaptive_rollout", "batch_filter", "goldilocks")
@@ -43,6 +43,7 @@ def main(*defaults: str, module: str = "goldilocks.main_ppo") -> None:
     """Run verl with ``sys.argv``; ``defaults`` are overrides that hold unless the user says otherwise."""
     words = sys.argv[1:]
     cpu = on_cpu(words)
+    os.environ.update(patches_env())
     if cpu and os.environ.get("VERL_PLATFORM") != "cpu":
         os.environ.update(platform_env("cpu"))
         if "verl" in sys.modules:  # verl chose its platform while it was imported: begin again
@@ -55,6 +56,7 @@ def main(*defaults: str, module: str = "goldilocks.main_ppo") -> None:
 
 def train(config: Any) -> None:
     """As verl's ``main_ppo`` does, with our settings checked before Ray is started."""
+    from omegaconf import OmegaConf
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
@@ -63,6 +65,9 @@ def train(config: Any) -> None:
     from goldilocks.settings import Settings
 
     auto_set_device(config)
+    # for a Ray that others started, whose processes do not inherit it
+    handed_on = f"ray_kwargs.ray_init.runtime_env.env_vars.{PATCHES_VARIABLE}"
+    OmegaConf.update(config, handed_on, patches_env()[PATCHES_VARIABLE], force_add=True)
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     if config.trainer.use_v1:
         if config.trainer.v1.trainer_mode == "goldilocks":

@@ -44,6 +44,11 @@ def test_the_reference_is_fresh() -> None:
     assert (ROOT / "docs" / "reference.md").read_text() == script().render(), stale
 
 
+def test_the_page_of_patches_is_fresh() -> None:
+    stale = "docs/patches.md is stale: run make docs"
+    assert (ROOT / "docs" / "patches.md").read_text() == script().render_patches(), stale
+
+
 def test_the_keys_of_verl_that_the_reference_names_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     from omegaconf import OmegaConf
 

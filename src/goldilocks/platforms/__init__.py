@@ -10,6 +10,8 @@ import os
 
 DEVICES = ("cpu", "cuda")
 
+PATCHES_VARIABLE = "GOLDILOCKS_PATCHES"  # which patches of verl a process applies: goldilocks.verl.patches.switch
+
 _SHARED = {
     # A tokenizer that was used before a fork warns on every fork, and verl forks a lot.
     "TOKENIZERS_PARALLELISM": "false",
@@ -29,7 +31,12 @@ def platform_env(device: str) -> dict[str, str]:
     """The environment verl and Ray need on ``device``, to be set before verl is first imported."""
     if device not in _PLATFORM:
         raise ValueError(f"device={device!r} is not one of {', '.join(DEVICES)}")
-    return {**_SHARED, **_PLATFORM[device]}
+    return {**_SHARED, **_PLATFORM[device], **patches_env()}
+
+
+def patches_env() -> dict[str, str]:
+    """All patches for the processes of a run that one of our launchers starts, unless the user has chosen."""
+    return {PATCHES_VARIABLE: os.environ.get(PATCHES_VARIABLE, "all")}
 
 
 def threads_per_rank(ranks: int) -> int:

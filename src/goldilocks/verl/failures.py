@@ -11,7 +11,7 @@ from __future__ import annotations
 import traceback
 import weakref
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 Function = Callable[..., Any]
@@ -86,6 +86,11 @@ def look_after_workers(original: Function) -> Function:
         return original(self, *args, **kwargs)
 
     return wait_for_next_poll
+
+
+def asked_once(original: Function) -> Function:
+    """Wraps verl's ``infer_continuous_token_model_family``, which is asked for every rollout and warns each time."""
+    return cache(original)
 
 
 def check_workers() -> None:

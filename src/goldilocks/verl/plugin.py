@@ -1,4 +1,4 @@
-"""What Goldilocks adds to verl, and when: the table below is all of it.
+"""What Goldilocks adds to verl, and when: ``ADDITIONS`` is all of it, ``patches.table`` all that it replaces.
 
 At the end of ``import verl``, in every process of a run, verl loads the entry point ``goldilocks.verl.plugin:register``
 (group ``verl.plugins``). It only *loads* it, so importing this module is what registers. An addition is made right
@@ -21,6 +21,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from goldilocks.verl.patches.patch import Kind
+from goldilocks.verl.patches.switch import apply_selected, selected
 from goldilocks.verl.patches.table import PATCHES
 
 
@@ -41,11 +43,7 @@ ADDITIONS: tuple[Addition, ...] = (
     Addition("platform cpu", "verl.plugin.platform", "goldilocks.platforms.cpu"),
     Addition("engines for device cpu", "verl.workers.engine", "goldilocks.verl.engines"),
     Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.verl.server.registration"),
-    Addition("gspo measured, grpo_pool", "verl.trainer.ppo.core_algos", "goldilocks.verl.patches.algorithms"),
-    Addition("checks of the algorithm", "verl.utils.config", "goldilocks.verl.patches.algorithm_checks"),
-    Addition(
-        "one warning per tokenizer", "verl.utils.tokenizer.continuous_token_wiring", "goldilocks.verl.patches.logs"
-    ),
+    Addition("estimator grpo_pool", "verl.trainer.ppo.core_algos", "goldilocks.verl.estimators"),
     Addition("trainer goldilocks", "verl.trainer.ppo.v1", "goldilocks.verl.v1.trainer"),
     Addition("names of the guides", "verl.trainer", "goldilocks.verl.names"),
 )
@@ -53,12 +51,13 @@ ADDITIONS: tuple[Addition, ...] = (
 
 @functools.cache
 def register() -> None:
-    """Arrange every addition and patch in this process; the second call does nothing."""
-    due: dict[str, list[Callable[[], None]]] = {}
+    """Arrange every addition, and every patch that the environment selects; the second call does nothing."""
+    due: dict[str, list[Callable[[], object]]] = {}
     for addition in ADDITIONS:
         due.setdefault(addition.after, []).append(addition.make)
     for patch in PATCHES:
-        due.setdefault(patch.module, []).append(patch.apply)
+        if patch.kind is not Kind.TRAINER:  # a trainer applies its own
+            due.setdefault(patch.module, []).append(functools.partial(apply_selected, patch))
     for module in [name for name in due if name in sys.modules]:
         for action in due.pop(module):
             action()
@@ -66,17 +65,21 @@ def register() -> None:
 
 
 def additions() -> list[str]:
-    """The names of everything added, after importing all of verl that it touches; raises what an addition raises."""
+    """The names of everything added and replaced, after importing all of verl that is touched; raises what that raises.
+
+    For a look at a process, as ``goldilocks doctor`` takes one in a Ray worker.
+    """
     register()
-    for module in [*(addition.after for addition in ADDITIONS), *(patch.module for patch in PATCHES)]:
+    patches = [patch for patch in PATCHES if patch.kind is not Kind.TRAINER and selected(patch)]
+    for module in [*(addition.after for addition in ADDITIONS), *(patch.module for patch in patches)]:
         importlib.import_module(module)
-    return [addition.what for addition in ADDITIONS] + [patch.what for patch in PATCHES]
+    return [addition.what for addition in ADDITIONS] + [patch.name for patch in patches if patch.apply()]
 
 
 class _AfterImport(MetaPathFinder):
     """Finds no module itself: it has the others find one it waits for, and acts when that has been executed."""
 
-    def __init__(self, due: dict[str, list[Callable[[], None]]]) -> None:
+    def __init__(self, due: dict[str, list[Callable[[], object]]]) -> None:
         self._due = due
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:

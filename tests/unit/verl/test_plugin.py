@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from goldilocks.verl import plugin
+from goldilocks.verl.patches.patch import Kind
 
 
 def test_verl_finds_the_plug_in_by_its_entry_point() -> None:
@@ -18,7 +19,8 @@ def test_verl_finds_the_plug_in_by_its_entry_point() -> None:
 
 
 def test_everything_is_added_once_verl_is_imported() -> None:
-    assert plugin.additions() == [item.what for item in (*plugin.ADDITIONS, *plugin.PATCHES)]
+    patches = [patch.name for patch in plugin.PATCHES if patch.kind is not Kind.TRAINER]
+    assert plugin.additions() == [*(addition.what for addition in plugin.ADDITIONS), *patches]
     from verl.workers.rollout.base import get_rollout_class
     from verl.workers.rollout.replica import get_rollout_replica_class
 
@@ -72,9 +74,13 @@ def _run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_a_message_verl_repeats_for_every_rollout_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    from verl.utils.tokenizer import continuous_token_wiring
+def test_a_warning_that_verl_gives_for_every_rollout_is_given_once_for_a_model_type(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from verl.utils.tokenizer.continuous_token_wiring import resolve_continuous_token_model_family
 
-    for family in ("llama", "llama", "gpt2"):
-        continuous_token_wiring.logger.warning("no builder for %s", family)
-    assert [record.getMessage() for record in caplog.records] == ["no builder for llama", "no builder for gpt2"]
+    plugin.additions()
+    for model_type in ("novel", "novel", "another"):
+        resolve_continuous_token_model_family("auto", hf_model_type=model_type)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert ["novel" in warning for warning in warnings] == [True, False]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from goldilocks.verl.patches.patch import Function, Patch
+from goldilocks.verl.patches.patch import Function, Kind, Patch
 
 if TYPE_CHECKING:
     import torch
@@ -90,9 +90,12 @@ def pack_rows(original: Function) -> Function:
 
 
 PATCH = Patch(
-    "short rows, sent together",
+    "packed-rows",
+    Kind.SPEED,
     "transfer_queue.utils.serial_utils",
     "MsgpackEncoder.encode",
     "4def6c228f01b200",
     pack_rows,
+    "the TransferQueue sends every row of every field as a message part of its own; short rows are one buffer",
+    "nothing: the reader gets the same rows",
 )

@@ -59,29 +59,26 @@ async def buckets(weights: AsyncIterator[Named], limit: int) -> AsyncIterator[Bu
 
 async def send_by_ipc(handle: str, bucket_megabytes: int, weights: Any) -> None:
     """Send ``weights`` to the process that called ``receive_by_ipc`` with the same ``handle``."""
-    sender = _verl_transfer().BucketedWeightSender(zmq_handle=handle, bucket_size_mb=bucket_megabytes)
-    _limit_waiting(sender)
-    await sender.async_send_weights(weights)
+    sender = _with_time_limit(_verl_transfer().BucketedWeightSender)
+    await sender(zmq_handle=handle, bucket_size_mb=bucket_megabytes).async_send_weights(weights)
 
 
 def receive_by_ipc(handle: str, device: torch.device, load: Callable[[list[Named]], None]) -> None:
     """Receive what ``send_by_ipc`` sends and give it to ``load``, bucket by bucket. Blocks."""
-    receiver = _verl_transfer().BucketedWeightReceiver(zmq_handle=handle, device=device)
-    _limit_waiting(receiver)
-    receiver.receive_weights(lambda named, _is_last: load(named))
+    receiver = _with_time_limit(_verl_transfer().BucketedWeightReceiver)
+    receiver(zmq_handle=handle, device=device).receive_weights(lambda named, _is_last: load(named))
 
 
-def _limit_waiting(peer: Any) -> None:
-    """Give the peer's socket a time limit as soon as it has one."""
+def _with_time_limit(peer: Any) -> Any:
+    """verl's sender or receiver, whose socket waits no longer than ``PEER_TIMEOUT_S``."""
     import zmq
 
-    open_socket = peer._init_socket
+    class Limited(peer):  # type: ignore[misc]
+        def _init_socket(self) -> None:
+            super()._init_socket()
+            self.socket.setsockopt(zmq.RCVTIMEO, int(PEER_TIMEOUT_S * 1000))
 
-    def open_with_limit() -> None:
-        open_socket()
-        peer.socket.setsockopt(zmq.RCVTIMEO, int(PEER_TIMEOUT_S * 1000))
-
-    peer._init_socket = open_with_limit
+    return Limited
 
 
 @functools.cache

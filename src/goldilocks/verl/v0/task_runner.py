@@ -7,7 +7,7 @@ from typing import Any
 import ray
 from verl.trainer import main_ppo_v0
 
-from goldilocks.verl.v0.trainer import RayPPOTrainerWithSampling
+from goldilocks.verl.patches.table import V0_TRAINER
 
 
 class SamplingTaskRunner(main_ppo_v0.TaskRunner.__ray_metadata__.modified_class):  # type: ignore[name-defined]
@@ -15,7 +15,10 @@ class SamplingTaskRunner(main_ppo_v0.TaskRunner.__ray_metadata__.modified_class)
 
     def run(self, config: Any) -> None:
         """Train."""
-        vars(main_ppo_v0)["RayPPOTrainer"] = RayPPOTrainerWithSampling
+        if not V0_TRAINER.apply():
+            raise RuntimeError(
+                f"{V0_TRAINER.target} has changed: this verl's V0 task runner cannot be given our trainer"
+            )
         super().run(config)
 
 

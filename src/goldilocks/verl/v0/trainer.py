@@ -26,6 +26,7 @@ from verl.utils.dataset.rl_dataset import collate_fn as verl_collate_fn
 
 from goldilocks.core import Exhausted
 from goldilocks.errors import require
+from goldilocks.platforms import patches_env
 from goldilocks.runs.checkpoint import load_state, save_state
 from goldilocks.settings import Settings
 from goldilocks.types import mean_and_std
@@ -310,10 +311,11 @@ def _no_validation(config: DictConfig, train_dataset: Any) -> Any:
 
 
 def _start_ray(config: DictConfig) -> None:
-    """As verl's ``run_ppo`` does."""
+    """As verl's ``run_ppo`` does, with our patches."""
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     given = config.ray_kwargs.get("ray_init", {})
-    runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), given.get("runtime_env", {}))
+    ours = {"env_vars": patches_env()}
+    runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), ours, given.get("runtime_env", {}))
     arguments: Any = OmegaConf.to_container(OmegaConf.create({**given, "runtime_env": runtime_env}))
     ray.init(**arguments)

@@ -7,7 +7,6 @@ failure with what it cost. The driver waits for events; it never polls. Validati
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import logging
 from collections import defaultdict
@@ -17,69 +16,18 @@ from typing import Any
 import hydra
 import ray
 from verl.experimental.agent_loop import agent_loop
-from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils.rollout_trace import rollout_trace_attr
 
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.failures import publish
-from goldilocks.verl.patches.balancer import Balancer
+from goldilocks.verl.patches.patch import Kind
+from goldilocks.verl.patches.switch import ask_for
+from goldilocks.verl.patches.table import GATHERED_PUTS
+from goldilocks.verl.v1.client import Cancelled, StreamingClient, session
 from goldilocks.verl.v1.fields import FIRST, ROLLOUTS
-from goldilocks.verl.v1.outbox import gather_puts
 
 logger = logging.getLogger(__name__)
-
-_session: contextvars.ContextVar[tuple[str, int] | None] = contextvars.ContextVar("session", default=None)
-
-
-class Cancelled(Exception):
-    """The group of this session is no longer needed."""
-
-
-class RequestLog:
-    """Which requests each group has at which server, so that they can be aborted there.
-
-    verl's client gives every request a fresh id and picks its server; both are noted on their way through.
-    """
-
-    def __init__(self, client: Any) -> None:
-        self.cancelled: set[str] = set()
-        self._requests: dict[str, dict[int, tuple[Any, str]]] = defaultdict(dict)
-        self._acquire, self._name = client._acquire_server, client._vllm_request_id
-        client._acquire_server = self._acquire_server
-        client._vllm_request_id = self._request_id
-
-    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
-        server_id, server = await self._acquire(request_id, **extra)
-        session = _session.get()
-        if session is not None:
-            uid, index = session
-            self._requests[uid][index] = (server, "")
-        return server_id, server
-
-    def _request_id(self, request_id: str) -> str:
-        name: str = self._name(request_id)
-        session = _session.get()
-        if session is not None:
-            uid, index = session
-            if uid in self.cancelled:
-                raise Cancelled(uid)
-            server, _ = self._requests[uid][index]
-            self._requests[uid][index] = (server, name)
-        return name
-
-    def forget(self, uid: str, index: int) -> None:
-        """The session is over."""
-        self._requests.get(uid, {}).pop(index, None)
-        if not self._requests.get(uid):
-            self._requests.pop(uid, None)
-
-    def abort(self, uid: str) -> None:
-        """Abort what the group has in flight; a server that cannot lets it run to its end."""
-        self.cancelled.add(uid)
-        for server, request_id in self._requests.get(uid, {}).values():
-            if request_id and hasattr(server, "abort_request"):
-                server.abort_request.remote(request_id)
 
 
 class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[name-defined]
@@ -87,10 +35,11 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        gather_puts(agent_loop_tq)
+        ask_for(Kind.REPORTS)
+        for patch in GATHERED_PUTS:
+            patch.apply()
+        self.llm_client = StreamingClient(self.llm_client)
         self._agent_loops: dict[str, Callable[[], Any]] = {}
-        self._balancer = Balancer(self.llm_client)
-        self._log = RequestLog(self.llm_client)
         self._sessions: dict[str, int] = defaultdict(int)
         self._events: list[Rollout | Failure] = []
         self._news = asyncio.Event()
@@ -106,11 +55,11 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         """These groups are no longer needed."""
         for uid in uids:
             if self._sessions.get(uid):
-                self._log.abort(uid)
+                self.llm_client.abort(uid)
 
     async def generate_sequences(self, batch: Any) -> None:
         """verl's: starts a session for each rollout and does not wait for it."""
-        self._balancer.look_again()
+        self.llm_client.look_again()
         await super().generate_sequences(batch)
 
     async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
@@ -126,7 +75,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
 
     async def _run_session(self, index: int, prompt: dict, params: dict, trajectory: dict, trace: bool) -> None:
         uid = prompt["uid"]
-        _session.set((uid, index))
+        session.set((uid, index))
         try:
             await self._run_agent_loop(params, trajectory=trajectory, trace=trace, session_id=index, **prompt)
         except Cancelled:
@@ -169,11 +118,11 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         return self._agent_loops[name]()
 
     def _end_session(self, uid: str, index: int) -> None:
-        self._log.forget(uid, index)
+        self.llm_client.forget(uid, index)
         self._sessions[uid] -= 1
         if not self._sessions[uid]:
             del self._sessions[uid]
-            self._log.cancelled.discard(uid)
+            self.llm_client.cancelled.discard(uid)
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
         if validate:
@@ -182,7 +131,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         outputs = output if isinstance(output, list) else [output]
         uid, index = kwargs["uid"], kwargs["session_id"]
         tokens = sum(sum(one.response_mask) for one in outputs)
-        if uid in self._log.cancelled:
+        if uid in self.llm_client.cancelled:
             self._tell(Failure(uid, index, "cancelled", tokens))
         elif not outputs or not all(one.response_ids for one in outputs):
             self._tell(Failure(uid, index, "empty_response", tokens))
@@ -216,6 +165,7 @@ class StreamingManager(AgentLoopManagerTQ):
     """verl's manager over workers that tell of each rollout."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        ask_for(Kind.REPORTS)
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(StreamingWorker)
         self._waiting: dict[Any, Any] = {}

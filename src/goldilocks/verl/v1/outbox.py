@@ -80,9 +80,3 @@ class GatheringQueue:
     ) -> None:
         """As ``transfer_queue``'s, of fields that are not packed yet."""
         await self._outbox.send(partition_id, list(zip(keys, fields, tags, strict=True)))
-
-
-def gather_puts(module: Any) -> None:
-    """Make ``module``, verl's ``agent_loop_tq``, pack and put in this process as written here."""
-    module.list_of_dict_to_tensordict = list
-    module.tq = GatheringQueue()

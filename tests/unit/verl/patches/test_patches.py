@@ -1,9 +1,13 @@
+"""The table of patches is all that is replaced, and each stands where it was written to stand."""
+
 from __future__ import annotations
 
 import functools
 import importlib
 import inspect
+import json
 import logging
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,27 +17,77 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from goldilocks.platforms import DEVICES, PATCHES_VARIABLE, platform_env
 from goldilocks.verl import plugin
-from goldilocks.verl.patches import table as patches
-from goldilocks.verl.patches.patch import Patch, digest
+from goldilocks.verl.patches import cpu, log_probs
+from goldilocks.verl.patches.patch import Kind, Patch, digest
+from goldilocks.verl.patches.switch import selected
 from goldilocks.verl.patches.table import PATCHES
 
 plugin.additions()
 
+NEEDED = {"process-group", "critic-attention", "trl-value-heads"}
 
-def _in_verl(patch: Patch) -> Any:
-    return functools.reduce(getattr, patch.name.split("."), importlib.import_module(patch.module))
+
+def _in_verl(patch: Patch, path: str) -> Any:
+    return functools.reduce(getattr, path.split("."), importlib.import_module(patch.module))
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 def test_verl_still_has_the_function_the_patch_was_written_for(patch: Patch) -> None:
     """Fails when verl changes it: read the new source, mend the patch, and write down its new digest."""
-    assert digest(inspect.unwrap(_in_verl(patch))) == patch.source_digest
+    function = _in_verl(patch, patch.written_for or patch.attribute)
+    assert digest(inspect.unwrap(function)) == patch.source_digest
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
-def test_the_patch_is_in_place(patch: Patch) -> None:
-    assert _in_verl(patch).__code__.co_filename.startswith(str(Path(plugin.__file__).parent))
+def test_with_nothing_asked_for_every_function_is_verls_own_and_with_all_the_table_is_what_is_replaced() -> None:
+    script = Path(__file__).with_name("replaced.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    replaced = json.loads(done.stdout.splitlines()[-1])
+    assert replaced["nothing"] == []
+    at_import = {patch.target for patch in PATCHES if patch.kind is not Kind.TRAINER}
+    assert set(replaced["all"]) == at_import | {"verl.trainer.ppo.core_algos.POLICY_LOSS_REGISTRY[gspo]"}
+
+
+def test_names_of_patches_and_kinds_do_not_clash() -> None:
+    names = [patch.name for patch in PATCHES]
+    assert len({*names, "none", "all", *(kind.value for kind in Kind)}) == len(names) + 2 + len(Kind)
+
+
+@pytest.mark.parametrize(
+    ("value", "platform", "chosen"),
+    [
+        (None, "nvidia", set()),
+        (None, "cpu", NEEDED),
+        ("none", "cpu", set()),
+        ("cpu", "nvidia", NEEDED),
+        ("log-probs, cpu", "nvidia", NEEDED | {"log-probs"}),
+        ("algorithm", "cpu", {"gspo-metrics", "config-checks"}),
+        ("all", "nvidia", {patch.name for patch in PATCHES}),
+    ],
+)
+def test_the_environment_chooses(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, platform: str, chosen: set[str]
+) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", platform)
+    monkeypatch.delenv(PATCHES_VARIABLE)
+    if value is not None:
+        monkeypatch.setenv(PATCHES_VARIABLE, value)
+    assert {patch.name for patch in PATCHES if selected(patch)} == chosen
+
+
+def test_a_word_that_is_no_patch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PATCHES_VARIABLE, "cpu,spede")
+    with pytest.raises(ValueError, match=r"GOLDILOCKS_PATCHES='cpu,spede' is not accepted: .*speed.*log-probs"):
+        selected(PATCHES[0])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_our_launchers_ask_for_all_patches_unless_the_user_chose(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.delenv(PATCHES_VARIABLE)
+    assert platform_env(device)[PATCHES_VARIABLE] == "all"
+    monkeypatch.setenv(PATCHES_VARIABLE, "none")
+    assert platform_env(device)[PATCHES_VARIABLE] == "none"
 
 
 def test_a_function_that_changed_is_left_alone(
@@ -41,11 +95,13 @@ def test_a_function_that_changed_is_left_alone(
 ) -> None:
     (tmp_path / "upstream_module.py").write_text("def work():\n    return 'rewritten upstream'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    patch = Patch("faster work", "upstream_module", "work", "0" * 16, lambda original: lambda: "ours")
+    patch = Patch(
+        "faster", Kind.SPEED, "upstream_module", "work", "0" * 16, lambda _: lambda: "ours", "slow", "nothing"
+    )
     with caplog.at_level(logging.WARNING):
-        patch.apply()
+        assert not patch.apply()
     assert importlib.import_module("upstream_module").work() == "rewritten upstream"
-    assert "faster work" in caplog.text
+    assert "upstream_module.work has changed; the patch faster is skipped" in caplog.text
 
 
 @pytest.mark.parametrize(("folder", "available"), [("trl/experimental/ppo", True), ("trl/experimental", False)])
@@ -56,9 +112,8 @@ def test_verl_uses_trl_only_where_trl_has_value_heads(
     (tmp_path / "trl" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "trl", raising=False)
-    is_trl_available = patches.trl_with_value_heads(lambda: True)
-    assert is_trl_available() is available
-    assert patches.trl_with_value_heads(lambda: False)() is False
+    assert cpu.trl_with_value_heads(lambda: True)() is available
+    assert cpu.trl_with_value_heads(lambda: False)() is False
 
 
 @given(
@@ -79,8 +134,8 @@ def test_log_probs_and_their_gradient_are_exactly_verls(
     logits = (torch.randn(*shape, vocabulary, generator=generator) * 5).to(dtype)
     labels = torch.randint(0, vocabulary, shape, generator=generator)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(patches, "LOGITS_PER_BLOCK", block)
-        ours, our_gradient = _with_gradient(patches.logprobs_by_blocks(original), logits, labels)
+        patched.setattr(log_probs, "LOGITS_PER_BLOCK", block)
+        ours, our_gradient = _with_gradient(log_probs.logprobs_by_blocks(original), logits, labels)
     theirs, their_gradient = _with_gradient(original, logits, labels)
     assert torch.equal(ours, theirs)
     assert torch.equal(our_gradient, their_gradient)

@@ -1,0 +1,36 @@
+"""verl's log-probs for machines without flash-attn, many rows at a time."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from goldilocks.verl.patches.patch import Function
+
+# Rows are taken together up to this many logits: 256 MiB in fp32, so that the peak stays what verl's loop keeps low.
+LOGITS_PER_BLOCK = 1 << 26
+
+
+def logprobs_by_blocks(original: Function) -> Function:
+    """Take log-probs by blocks of rows. verl's loop goes row by row, and its rows are single tokens."""
+
+    @functools.wraps(original)
+    def logprobs_from_logits_v2(logits: Any, labels: Any) -> Any:
+        import torch
+
+        vocabulary = logits.shape[-1]
+        rows, picks = logits.reshape(-1, vocabulary), labels.reshape(-1, 1)
+        size = max(1, LOGITS_PER_BLOCK // vocabulary)
+        blocks = zip(rows.split(size), picks.split(size), strict=True)
+        return torch.cat([_logprobs(block, pick) for block, pick in blocks]).view(labels.shape)
+
+    return logprobs_from_logits_v2
+
+
+def _logprobs(rows: Any, picks: Any) -> Any:
+    """verl's own two formulas, which differ by type: logsumexp loses too much in half precision."""
+    import torch
+
+    if rows.dtype in (torch.float32, torch.float64):
+        return rows.gather(-1, picks).squeeze(-1) - rows.logsumexp(-1)
+    return rows.log_softmax(-1).gather(-1, picks).squeeze(-1)

@@ -1,0 +1,43 @@
+"""``GOLDILOCKS_PATCHES`` chooses the patches of a process: ``none``, ``all``, or kinds and names with commas between.
+
+Unset, verl stays as it is, except on the platform ``cpu``, where the patches of kind ``cpu`` are applied. Our launchers
+(``goldilocks train``, ``python -m goldilocks.main_ppo``) set it to ``all`` for the processes of their runs unless the
+user has set it.
+"""
+
+from __future__ import annotations
+
+import os
+
+from goldilocks.errors import require
+from goldilocks.platforms import PATCHES_VARIABLE
+from goldilocks.verl.patches.patch import Kind, Patch
+from goldilocks.verl.patches.table import PATCHES
+
+
+def selected(patch: Patch) -> bool:
+    """Whether the environment of this process asks for ``patch``."""
+    return not _words().isdisjoint({"all", patch.kind.value, patch.name})
+
+
+def apply_selected(patch: Patch) -> None:
+    """Apply ``patch`` if the environment asks for it."""
+    if selected(patch):
+        patch.apply()
+
+
+def ask_for(kind: Kind) -> None:
+    """Apply the patches of ``kind`` in this process for an object of ours, unless the environment chooses others."""
+    for patch in PATCHES:
+        if patch.kind is kind and (selected(patch) or PATCHES_VARIABLE not in os.environ):
+            patch.apply()
+
+
+def _words() -> set[str]:
+    value = os.environ.get(PATCHES_VARIABLE)
+    if value is None:
+        return {Kind.CPU.value} if os.environ.get("VERL_PLATFORM") == "cpu" else set()
+    words = {word.strip() for word in value.split(",")}
+    accepted = ["none", "all", *(kind.value for kind in Kind), *(patch.name for patch in PATCHES)]
+    require(words <= set(accepted), PATCHES_VARIABLE, value, f"one or several of {', '.join(accepted)}")
+    return words

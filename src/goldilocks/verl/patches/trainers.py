@@ -1,0 +1,24 @@
+"""Names in verl's modules that stand for something of ours in the processes of our trainers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def gathering_queue(_transfer_queue: Any) -> Any:
+    """The TransferQueue as verl's worker sees it, with rollouts that end together put together."""
+    from goldilocks.verl.v1.outbox import GatheringQueue
+
+    return GatheringQueue()
+
+
+def rows_unpacked(_pack: Any) -> Any:
+    """``list``: what is put together is packed together, by the outbox."""
+    return list
+
+
+def sampling_trainer(_trainer: Any) -> Any:
+    """Our V0 trainer, where verl's task runner has hardcoded its own."""
+    from goldilocks.verl.v0.trainer import RayPPOTrainerWithSampling
+
+    return RayPPOTrainerWithSampling
