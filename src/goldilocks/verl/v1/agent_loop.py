@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,7 @@ from goldilocks.verl.failures import publish
 from goldilocks.verl.patches.patch import Kind
 from goldilocks.verl.patches.switch import ask_for
 from goldilocks.verl.patches.table import GATHERED_PUTS
-from goldilocks.verl.v1.client import Cancelled, StreamingClient, session
+from goldilocks.verl.v1.client import Cancelled, Session, StreamingClient, current_session
 from goldilocks.verl.v1.fields import FIRST, ROLLOUTS
 
 logger = logging.getLogger(__name__)
@@ -40,7 +39,6 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             patch.apply()
         self.llm_client = StreamingClient(self.llm_client)
         self._agent_loops: dict[str, Callable[[], Any]] = {}
-        self._sessions: dict[str, int] = defaultdict(int)
         self._events: list[Rollout | Failure] = []
         self._news = asyncio.Event()
 
@@ -54,8 +52,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     async def cancel(self, uids: list[str]) -> None:
         """These groups are no longer needed."""
         for uid in uids:
-            if self._sessions.get(uid):
-                self.llm_client.abort(uid)
+            self.llm_client.cancel(uid)
 
     async def generate_sequences(self, batch: Any) -> None:
         """verl's: starts a session for each rollout and does not wait for it."""
@@ -67,25 +64,26 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             await super()._run_prompt(prompt, sampling_params, trajectory, trace)
             return
         count, first = int(prompt.pop(ROLLOUTS)), int(prompt.pop(FIRST))
-        self._sessions[prompt["uid"]] += count
-        sessions = (
-            self._run_session(first + i, prompt, dict(sampling_params), trajectory, trace) for i in range(count)
-        )
-        await asyncio.gather(*sessions)
+        sessions = [self.llm_client.begin(prompt["uid"], first + i) for i in range(count)]
+        runs = (self._run_session(session, prompt, dict(sampling_params), trajectory, trace) for session in sessions)
+        await asyncio.gather(*runs)
 
-    async def _run_session(self, index: int, prompt: dict, params: dict, trajectory: dict, trace: bool) -> None:
-        uid = prompt["uid"]
-        session.set((uid, index))
+    async def _run_session(self, session: Session, prompt: dict, params: dict, trajectory: dict, trace: bool) -> None:
+        current_session.set(session)
         try:
-            await self._run_agent_loop(params, trajectory=trajectory, trace=trace, session_id=index, **prompt)
+            await self._run_agent_loop(params, trajectory=trajectory, trace=trace, session_id=session.index, **prompt)
         except Cancelled:
-            self._tell(Failure(uid, index, "cancelled"))
+            self._fail(session, "cancelled")
         except Exception as error:
-            logger.exception("rollout %s of group %s failed", index, uid)
+            logger.exception("rollout %s of group %s failed", session.index, session.uid)
             await publish(error)
-            self._tell(Failure(uid, index, type(error).__name__))
+            self._fail(session, type(error).__name__)
         finally:
-            self._end_session(uid, index)
+            self.llm_client.end(session)
+
+    def _fail(self, session: Session, reason: str) -> None:
+        """A rollout that will not come is charged what it has generated."""
+        self._tell(Failure(session.uid, session.index, reason, session.tokens))
 
     async def _run_agent_loop(
         self, sampling_params: dict, trajectory: dict, *, agent_name: str, trace: bool = True, **kwargs: Any
@@ -117,39 +115,33 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             self._agent_loops[name] = make(_partial_=True) if set(registry[name]) == {"_target_"} else make
         return self._agent_loops[name]()
 
-    def _end_session(self, uid: str, index: int) -> None:
-        self.llm_client.forget(uid, index)
-        self._sessions[uid] -= 1
-        if not self._sessions[uid]:
-            del self._sessions[uid]
-            self.llm_client.cancelled.discard(uid)
-
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
         if validate:
             await super()._agent_loop_postprocess(output, validate, **kwargs)
             return
         outputs = output if isinstance(output, list) else [output]
-        uid, index = kwargs["uid"], kwargs["session_id"]
-        tokens = sum(sum(one.response_mask) for one in outputs)
-        if uid in self.llm_client.cancelled:
-            self._tell(Failure(uid, index, "cancelled", tokens))
+        session = current_session.get()
+        assert session is not None
+        if self.llm_client.is_cancelled(session):
+            self._fail(session, "cancelled")
         elif not outputs or not all(one.response_ids for one in outputs):
-            self._tell(Failure(uid, index, "empty_response", tokens))
+            self._fail(session, "empty_response")
         else:
             await super()._agent_loop_postprocess(output, validate, **kwargs)
-            self._tell(self._rollout(outputs, uid, index, tokens, kwargs["global_steps"]))
+            if outputs[-1].reward_score is None:
+                self._fail(session, "no_reward")
+            else:
+                self._tell(self._rollout(outputs, session, kwargs["global_steps"]))
 
-    def _rollout(self, outputs: list[Any], uid: str, index: int, tokens: int, global_steps: int) -> Rollout | Failure:
-        final = outputs[-1]
-        if final.reward_score is None:
-            return Failure(uid, index, "no_reward", tokens)
+    def _rollout(self, outputs: list[Any], session: Session, global_steps: int) -> Rollout:
+        final, uid, index = outputs[-1], session.uid, session.index
         info = final.extra_fields.get("reward_extra_info") or {}
         version = final.extra_fields.get("min_global_steps")
         return Rollout(
             uid,
             index,
             reward=float(final.reward_score),
-            tokens=tokens,
+            tokens=sum(sum(one.response_mask) for one in outputs),
             metrics={name: float(value) for name, value in info.items() if _is_number(value)},
             truncated=len(final.response_ids) >= self.rollout_config.response_length,
             version=None if version is None else int(version),

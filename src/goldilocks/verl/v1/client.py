@@ -1,22 +1,35 @@
 """verl's client of the rollout servers, as our workers use it.
 
-It notes which requests each group has at which server, so that they can be aborted there. And it asks verl's load
-balancer for a server only where there are several to choose from: verl's client sends it two messages a rollout.
+It knows the sessions of its worker and which request each has at which server, so that they can be aborted there and
+waited for. And it asks verl's load balancer for a server only where there are several to choose from: verl's client
+sends it two messages a rollout.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
-from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 from verl.workers.rollout.llm_server import LLMServerClient
 
 Server = tuple[str, Any]  # its name and its handle
 
-# The group and the index of the rollout that the current task works on.
-session: contextvars.ContextVar[tuple[str, int] | None] = contextvars.ContextVar("session", default=None)
+
+@dataclass(eq=False)
+class Session:
+    """One rollout in the making: what it has cost so far, and where it is."""
+
+    uid: str
+    index: int
+    tokens: int = 0  # of the answers that servers have returned
+    server: Any = None  # that works on it now
+    request_id: str = ""  # by which that server knows it
+
+
+current_session: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
 
 
 class Cancelled(Exception):
@@ -24,16 +37,87 @@ class Cancelled(Exception):
 
 
 class StreamingClient(LLMServerClient):
-    """Takes over the state of ``client``, verl's own."""
+    """Takes over the state of ``client``, verl's own.
+
+    Invariant: a session of a cancelled group makes no further request, and what it has at a server is aborted.
+    """
 
     def __init__(self, client: LLMServerClient) -> None:
         vars(self).update(vars(client))
-        self.cancelled: set[str] = set()
-        self._requests: dict[str, dict[int, tuple[Any, str]]] = defaultdict(dict)
+        self._cancelled: set[str] = set()
+        self._sessions: dict[str, set[Session]] = {}
+        self._at_servers: set[Session] = set()
+        self._none_at_servers = asyncio.Event()
+        self._none_at_servers.set()
         self._only: asyncio.Task[Server | None] | None = None
         self._held: set[str] = set()  # the requests that the balancer does not know of
 
-    # -- which server --------------------------------------------------------------------------------------------------
+    # -- sessions ------------------------------------------------------------------------------------------------------
+
+    def begin(self, uid: str, index: int) -> Session:
+        """A rollout of the group is about to be made."""
+        session = Session(uid, index)
+        self._sessions.setdefault(uid, set()).add(session)
+        return session
+
+    def end(self, session: Session) -> None:
+        """The rollout is made, or given up."""
+        self._sessions[session.uid].discard(session)
+        if not self._sessions[session.uid]:
+            del self._sessions[session.uid]
+            self._cancelled.discard(session.uid)
+
+    def cancel(self, uid: str) -> None:
+        """Abort what the group has at servers; one that cannot abort lets it run to its end."""
+        sessions = self._sessions.get(uid)
+        if not sessions:
+            return
+        self._cancelled.add(uid)
+        for session in sessions & self._at_servers:
+            if session.request_id and hasattr(session.server, "abort_request"):
+                session.server.abort_request.remote(session.request_id)
+
+    def is_cancelled(self, session: Session) -> bool:
+        """Whether nobody needs it any more."""
+        return session.uid in self._cancelled
+
+    async def drained(self, within: float) -> int:
+        """Wait until no session is at a server, at most so many seconds; return how many still are."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._none_at_servers.wait(), within)
+        return len(self._at_servers)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    async def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As verl's; a session is at a server from here to the answer. Requests of validation have none."""
+        session = current_session.get()
+        if session is None:
+            return await super().generate(*args, **kwargs)
+        if self.is_cancelled(session):
+            raise Cancelled(session.uid)
+        self._at_servers.add(session)
+        self._none_at_servers.clear()
+        try:
+            output = await super().generate(*args, **kwargs)
+            session.tokens += len(output.token_ids)
+            return output
+        finally:
+            session.server, session.request_id = None, ""
+            self._at_servers.discard(session)
+            if not self._at_servers:
+                self._none_at_servers.set()
+
+    def _vllm_request_id(self, request_id: str) -> str:
+        """verl's name of a request; this is the last moment before it is sent."""
+        name: str = super()._vllm_request_id(request_id)
+        if session := current_session.get():
+            if self.is_cancelled(session):
+                raise Cancelled(session.uid)
+            session.request_id = name
+        return name
+
+    # -- servers -------------------------------------------------------------------------------------------------------
 
     def look_again(self) -> None:
         """A new wave of prompts: servers may have come or gone."""
@@ -41,9 +125,8 @@ class StreamingClient(LLMServerClient):
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> Server:
         name, server = await self._choose_server(request_id, **extra)
-        if (current := session.get()) is not None:
-            uid, index = current
-            self._requests[uid][index] = (server, "")
+        if session := current_session.get():
+            session.server = server
         return name, server
 
     async def _choose_server(self, request_id: str, **extra: Any) -> Server:
@@ -68,29 +151,3 @@ class StreamingClient(LLMServerClient):
             self._held.discard(request_id)
         else:
             super()._release_server(server_id, request_id=request_id)
-
-    # -- which requests ------------------------------------------------------------------------------------------------
-
-    def _vllm_request_id(self, request_id: str) -> str:
-        """verl's name of a request, noted on its way to the server."""
-        name: str = super()._vllm_request_id(request_id)
-        if (current := session.get()) is not None:
-            uid, index = current
-            if uid in self.cancelled:
-                raise Cancelled(uid)
-            server, _ = self._requests[uid][index]
-            self._requests[uid][index] = (server, name)
-        return name
-
-    def forget(self, uid: str, index: int) -> None:
-        """The session is over."""
-        self._requests.get(uid, {}).pop(index, None)
-        if not self._requests.get(uid):
-            self._requests.pop(uid, None)
-
-    def abort(self, uid: str) -> None:
-        """Abort what the group has in flight; a server that cannot lets it run to its end."""
-        self.cancelled.add(uid)
-        for server, request_id in self._requests.get(uid, {}).values():
-            if request_id and hasattr(server, "abort_request"):
-                server.abort_request.remote(request_id)
