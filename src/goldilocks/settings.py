@@ -20,6 +20,7 @@ from goldilocks.errors import nearest, require, require_type
 from goldilocks.filtering.config import PPOFilterConfig
 from goldilocks.nested import value_at
 from goldilocks.runs.budget import Budget
+from goldilocks.types import OnExhausted, OnFull
 
 S = TypeVar("S")
 
@@ -151,14 +152,15 @@ class Settings:
             max_tokens_per_step=tokens,
             max_tokens_per_rollout=self.max_response_length if tokens is not None else None,
             max_retries=self.policies.max_retries,
-            on_exhausted=self.filter_groups.on_exhausted,
+            on_exhausted=OnExhausted.parse("algorithm.filter_groups.on_exhausted", self.filter_groups.on_exhausted),
         )
 
     def budget(self) -> Budget:
         return _section(Budget, {"goldilocks": {"budget": self.policies.budget}}, "goldilocks.budget")
 
     def surplus(self) -> Surplus:
-        return Surplus(self.filter_groups.max_carry_steps, self.filter_groups.on_full)
+        on_full = OnFull.parse("algorithm.filter_groups.on_full", self.filter_groups.on_full)
+        return Surplus(self.filter_groups.max_carry_steps, on_full)
 
     def selector(self) -> Any:
         return build_selector(self.policies.selector, self.policies.selector_kwargs)

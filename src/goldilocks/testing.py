@@ -22,7 +22,7 @@ from goldilocks.core.allocators import Allocator, Fixed
 from goldilocks.core.filters import Everything, Filter
 from goldilocks.core.selectors import Selector, Uniform
 from goldilocks.runs.checkpoint import load_state, save_state
-from goldilocks.types import Failure, Group, Prompt, Rollout, Verdict
+from goldilocks.types import Failure, Group, OnExhausted, Prompt, Rollout, Verdict
 
 PROMPTS = 60
 TARGET = 8
@@ -56,7 +56,7 @@ def _collector(
         allocator or Fixed(4),
         filter or Everything(),
         target_groups=TARGET,
-        limits=Limits(max_num_gen_batches=20, on_exhausted="backfill"),
+        limits=Limits(max_num_gen_batches=20, on_exhausted=OnExhausted.BACKFILL),
     )
 
 

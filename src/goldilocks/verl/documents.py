@@ -18,6 +18,7 @@ from goldilocks.core.filters import Variance
 from goldilocks.core.limits import Limits, Surplus
 from goldilocks.errors import nearest, require
 from goldilocks.settings import FilterGroups
+from goldilocks.types import OnExhausted, OnFull
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -39,8 +40,9 @@ class FilterGroupsConfig(FilterGroups):
 
     def __post_init__(self) -> None:
         require(bool(self.metric), "filter_groups.metric", self.metric, "acc, score, seq_reward or another metric")
-        Limits(max_num_gen_batches=self.max_num_gen_batches, on_exhausted=self.on_exhausted)
-        Surplus(self.max_carry_steps, self.on_full)
+        on_exhausted = OnExhausted.parse("filter_groups.on_exhausted", self.on_exhausted)
+        Limits(max_num_gen_batches=self.max_num_gen_batches, on_exhausted=on_exhausted)
+        Surplus(self.max_carry_steps, OnFull.parse("filter_groups.on_full", self.on_full))
         Variance(self.metric, self.min_std)
 
 
