@@ -16,6 +16,7 @@ import numpy as np
 from verl import DataProto
 
 from goldilocks.core import Collector
+from goldilocks.core.visit import issue_order
 from goldilocks.rounds import WholeRounds, places
 from goldilocks.types import Failure, Group, Request, Rollout
 from goldilocks.verl.v0.pending import Pending
@@ -111,6 +112,7 @@ class CollectingManager:
         repeats = np.repeat(np.arange(len(requests)), [request.n for request in requests])
         generation = generation.select_idxs(repeats)
         generation.meta_info.update(meta)
+        generation.non_tensor_batch["priority"] = _priorities(requests)
         outputs, calls = self._generate(generation)
         prompt_rows = list(rows_of(prompts))
         answers = (answer for output in outputs for answer in self._answers(output))
@@ -174,6 +176,12 @@ class CollectingManager:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._reward_keys = dict.fromkeys(state["reward_keys"])
+
+
+def _priorities(requests: Sequence[Request]) -> np.ndarray:
+    """First issued, first served. With `full_determinism` verl names a request, and so its noise, by this number."""
+    numbers = [(issue_order(request.uid) << 16) + number for request, number, _ in places(requests)]
+    return np.array(numbers, dtype=np.int64)
 
 
 def _is_number(value: object) -> bool:

@@ -18,13 +18,14 @@ from verl.experimental.agent_loop import agent_loop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils.rollout_trace import rollout_trace_attr
 
-from goldilocks.types import Failure, Rollout
+from goldilocks.types import Failure, Rollout, content_key
 from goldilocks.verl.failures import publish
 from goldilocks.verl.patches.patch import Kind
 from goldilocks.verl.patches.switch import ask_for
 from goldilocks.verl.patches.table import GATHERED_PUTS
+from goldilocks.verl.sampling_seed import VALIDATION, request_number, seeded, visit_seed
 from goldilocks.verl.v1.client import Cancelled, Session, StreamingClient, current_session
-from goldilocks.verl.v1.fields import FIRST, ROLLOUTS
+from goldilocks.verl.v1.fields import FIRST, ROLLOUTS, VISIT_SEED
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +64,11 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         if trajectory["validate"]:
             await super()._run_prompt(prompt, sampling_params, trajectory, trace)
             return
-        count, first = int(prompt.pop(ROLLOUTS)), int(prompt.pop(FIRST))
+        count, first, seed = (int(prompt.pop(field)) for field in (ROLLOUTS, FIRST, VISIT_SEED))
         sessions = [self.llm_client.begin(prompt["uid"], first + i) for i in range(count)]
-        runs = (self._run_session(session, prompt, dict(sampling_params), trajectory, trace) for session in sessions)
-        await asyncio.gather(*runs)
+        params = [seeded(sampling_params, self.rollout_config, seed, session.index) for session in sessions]
+        runs = zip(sessions, params, strict=True)
+        await asyncio.gather(*(self._run_session(session, prompt, own, trajectory, trace) for session, own in runs))
 
     async def _run_session(self, session: Session, prompt: dict, params: dict, trajectory: dict, trace: bool) -> None:
         current_session.set(session)
@@ -89,10 +91,17 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         self, sampling_params: dict, trajectory: dict, *, agent_name: str, trace: bool = True, **kwargs: Any
     ) -> None:
         """As verl's, with agent loops that do not take Hydra 5 ms each."""
+        if trajectory["validate"]:
+            sampling_params = self._seeded_for_validation(sampling_params, kwargs)
+        name = {"priority": request_number(kwargs)} if self.rollout_config.full_determinism else {}
         about = {name: trajectory[name] for name in ("step", "sample_index", "rollout_n", "validate")}
         with rollout_trace_attr(name="agent_loop", trace=trace, **about):
-            output = await self._agent_loop(agent_name).run(sampling_params, **kwargs)
+            output = await self._agent_loop(agent_name).run(sampling_params, **{**kwargs, **name})
             await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
+
+    def _seeded_for_validation(self, sampling_params: dict, row: dict[str, Any]) -> dict[str, Any]:
+        seed = visit_seed(self.config, content_key(row["raw_prompt"]), row.get("index"), VALIDATION)
+        return seeded(sampling_params, self.rollout_config, seed, row["session_id"])
 
     def _agent_loop(self, name: str) -> Any:
         """A new one, as verl makes it: an agent loop may keep the state of its conversation."""

@@ -19,8 +19,9 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from goldilocks.core import Collector
 from goldilocks.types import Request, Rollout
 from goldilocks.verl.failures import published_error
+from goldilocks.verl.sampling_seed import visit_seed
 from goldilocks.verl.source import DatasetSource
-from goldilocks.verl.v1.fields import FIRST, PARTITION, ROLLOUTS
+from goldilocks.verl.v1.fields import FIRST, PARTITION, ROLLOUTS, VISIT_SEED
 from goldilocks.verl.v1.rows import batch_of, clear, keys_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class CollectorSampler(ReplayBuffer):
             sampler_kwargs=sampler.sampler_kwargs,
             poll_interval=POLL_INTERVAL,
         )
+        self._config = config
         self.collector: Collector
         self.manager: StreamingManager
         self._failures = 0
@@ -81,9 +83,15 @@ class CollectorSampler(ReplayBuffer):
         rows["uid"] = np.array([request.uid for request in requests], dtype=object)
         rows[ROLLOUTS] = np.array([request.n for request in requests], dtype=object)
         rows[FIRST] = np.array([request.first for request in requests], dtype=object)
+        rows[VISIT_SEED] = np.array([self._visit_seed(request) for request in requests], dtype=object)
         batch = tu.get_tensordict(rows)
         tu.assign_non_tensor_data(batch, "global_steps", global_steps)
         self.manager.generate_sequences(batch)
+
+    def _visit_seed(self, request: Request) -> int:
+        """The visits to a prompt that were judged are this one's number: the same whatever is generated beside it."""
+        prompt = request.prompt
+        return visit_seed(self._config, prompt.key, prompt.index, int(self.collector.ledger.visits[prompt.index]))
 
     def _observe(self) -> None:
         for event in self.manager.events():

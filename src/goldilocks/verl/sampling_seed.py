@@ -1,0 +1,45 @@
+"""The seed of a rollout's noise: a function of the run's seed, the prompt, the visit and the index, and nothing else.
+
+Two runs with one seed draw the same noise for the same rollout, whatever else is being generated, in which order
+requests arrive, and at which server. Validation has one visit that never counts on: it draws the same noise each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+VALIDATION = -1  # the visit of every validation
+
+# How an engine is told. Ours always is. The others sample more slowly with a seed in each request, so they are told
+# only where `rollout.full_determinism` asks for it.
+_PARAMETER = {"transformers": "seed", "vllm": "seed", "sglang": "sampling_seed"}
+_ALWAYS = ("transformers",)
+
+
+def visit_seed(config: Any, key: int, place: object, visit: int) -> int:
+    """Of one visit to a prompt; ``config`` is verl's, whose seeds are the run's.
+
+    ``place`` is where the prompt stands in the data: a prompt that is there twice does not get the same answers twice.
+    """
+    return _hash(config.data.get("seed"), config.actor_rollout_ref.rollout.seed, key, place, visit)
+
+
+def seeded(sampling_params: Mapping[str, Any], rollout_config: Any, visit: int, index: int) -> dict[str, Any]:
+    """The sampling parameters of rollout ``index`` of a visit with the seed ``visit``."""
+    name = _PARAMETER.get(rollout_config.name)
+    if name is None or not (rollout_config.name in _ALWAYS or rollout_config.full_determinism):
+        return dict(sampling_params)
+    return {**sampling_params, name: _hash(visit, index)}
+
+
+def request_number(row: Mapping[str, Any]) -> int:
+    """A rollout's own number, where verl would name every request alike: with ``full_determinism`` by its priority."""
+    return _hash(row["uid"], row["session_id"])
+
+
+def _hash(*parts: object) -> int:
+    """63 bits: a seed that every engine accepts."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
