@@ -25,5 +25,10 @@ def require_type(key: str, value: object, hint: object) -> None:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return `` (did you mean …?)`` for the known word closest to ``word``, or an empty string if none is close."""
-    close = difflib.get_close_matches(word, list(known), n=1)
+    close = closest(word, known, most=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def closest(word: str, known: Iterable[str], *, most: int = 3, likeness: float = 0.6) -> list[str]:
+    """Return the known words most like ``word``, the closest first. With ``likeness`` 0 any word is like any other."""
+    return difflib.get_close_matches(word, list(known), n=most, cutoff=likeness)

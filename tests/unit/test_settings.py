@@ -103,7 +103,7 @@ def test_the_batch_filter_changes_what_is_asked_for() -> None:
         (["goldilocks.allocator=no.such:Policy"], r"allocator='no.such:Policy' cannot be imported"),
         (["algorithm.filter_groups.on_exhausted=panic"], r"on_exhausted='panic' is not accepted"),
         (["batch_filter.min_group_size=1"], r"min_group_size=1: expected 3 to 4"),
-        (["batch_filter.gate1_epsilon=1"], r"gate1_epsilon=1: no such field; did you mean gate1_"),
+        (["batch_filter.gate1_epsilon=1"], r"batch_filter.gate1_epsilon is not a key \(did you mean 'gate1_"),
         (["data.train_batch_size=0"], r"target_groups=0 is not accepted"),
     ],
 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from goldilocks.compare.equal_cost import EqualCost
-from goldilocks.compare.grid import Settings
+from goldilocks.compare.grid import Values
+from goldilocks.runs.costs import COST_NAMES
 
 VALIDATIONS = 10  # by cost and not by updates: at equal rollouts one recipe makes ten times the updates of another
 ENDLESS = 1_000_000  # steps and epochs: the budget is what ends an arm
@@ -17,6 +18,31 @@ SEEDS = (
     "critic.data_loader_seed",
 )
 STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
+WHOLE = ("rollouts", "tokens")  # costs that are counted in whole numbers
+
+
+@dataclass(frozen=True)
+class EqualCost:
+    """``kind`` is one of ``COST_NAMES``."""
+
+    kind: str
+    amount: float
+
+    @classmethod
+    def parse(cls, word: str, option: str) -> EqualCost:
+        """From ``rollouts=20000``."""
+        kind, _, text = word.partition("=")
+        try:
+            amount = int(text) if kind in WHOLE else float(text)
+        except ValueError:
+            amount = 0
+        if kind not in COST_NAMES or not math.isfinite(amount) or amount <= 0:
+            accepted = ", ".join(f"{cost}=N" for cost in COST_NAMES[:-1])
+            raise ValueError(f"{option}={word!r} is not accepted: {accepted} or {COST_NAMES[-1]}=N, with N above 0")
+        return cls(kind, amount)
+
+    def __str__(self) -> str:
+        return f"{self.amount:,g} {self.kind}" if self.kind not in WHOLE else f"{self.amount:,} {self.kind}"
 
 
 @dataclass(frozen=True)
@@ -26,7 +52,7 @@ class Arm:
     name: str
     recipe: str
     seed: int
-    settings: Settings
+    settings: Values
     cost: EqualCost
 
     @property

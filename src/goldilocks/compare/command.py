@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from goldilocks.compare.arm import EqualCost
 from goldilocks.compare.board import Board
 from goldilocks.compare.checks import check_study
-from goldilocks.compare.equal_cost import EqualCost
 from goldilocks.compare.folder import StudyFolder, write_json
 from goldilocks.compare.grid import parse_grid
 from goldilocks.compare.launch import Launcher

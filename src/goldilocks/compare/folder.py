@@ -16,6 +16,7 @@ from typing import Any
 from goldilocks.compare.arm import Arm
 from goldilocks.compare.result import Result
 from goldilocks.compare.study import Study
+from goldilocks.runs.atomic import write_text
 
 
 class StudyFolder:
@@ -71,7 +72,5 @@ class StudyFolder:
 
 
 def write_json(file: Path, value: Any) -> None:
-    """Whole or not at all."""
-    unfinished = file.with_name(f".{file.name}.unfinished")
-    unfinished.write_text(json.dumps(value, indent=2) + "\n")
-    unfinished.replace(file)
+    """Write a value as JSON, whole or not at all."""
+    write_text(file, json.dumps(value, indent=2) + "\n")

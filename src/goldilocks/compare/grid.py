@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 Grid = Mapping[str, Sequence[str]]
-Settings = Mapping[str, str]
+Values = Mapping[str, str]
 
 
 def parse_grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:

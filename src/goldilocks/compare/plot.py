@@ -9,7 +9,7 @@ from goldilocks.compare.interval import Interval
 from goldilocks.compare.result import Results
 from goldilocks.compare.study import Study
 from goldilocks.recipes import name_of
-from goldilocks.report.sections.base import Plot, Row, data, layered, number_axis
+from goldilocks.report.sections.base import Plot, Point, data, layered, number_axis
 from goldilocks.report.theme import run_colour
 from goldilocks.runs.costs import COSTS
 
@@ -32,8 +32,8 @@ def curves(study: Study, results: Results) -> Plot:
     return Plot("curves", f"Accuracy by {kind.name}", chart, _rows(study, results), hint=seeds, height=360, wide=True)
 
 
-def _rows(study: Study, results: Results) -> list[Row]:
-    rows: list[Row] = []
+def _rows(study: Study, results: Results) -> list[Point]:
+    rows: list[Point] = []
     for recipe in study.recipes:
         lines = [one.curve(study.cost.kind) for one in results.reported if one.recipe == recipe]
         for part in range(PARTS + 1):

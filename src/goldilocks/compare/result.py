@@ -7,14 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from goldilocks.compare.arm import Arm
+from goldilocks.compare.arm import Arm, EqualCost
 from goldilocks.compare.curve import Curve, at, curve
-from goldilocks.compare.equal_cost import EqualCost
-from goldilocks.compare.grid import Settings
+from goldilocks.compare.grid import Values
 from goldilocks.runs.costs import Spending, spending
-from goldilocks.runs.history import History
+from goldilocks.runs.history import History, validation_accuracy
 from goldilocks.runs.jsonl import Lines
-from goldilocks.runs.progress import SCORE, validation_accuracy
+from goldilocks.runs.progress import SCORE
 
 INFORMATIVE, SIGNAL = "train/informative_groups", "train/signal"
 
@@ -35,7 +34,7 @@ class Result:
 
     recipe: str
     seed: int
-    settings: Settings
+    settings: Values
     validations: tuple[Validation, ...]
     updates: int
     rollouts: float
@@ -101,7 +100,7 @@ def read_result(arm: Arm, path: Path, wall_seconds: float) -> Result:
 def _validations(history: History, spent: Spending) -> tuple[Validation, ...]:
     found = []
     for step, data in history.steps.items():
-        accuracy = validation_accuracy(dict(data))
+        accuracy = validation_accuracy(data)
         if accuracy is not None:
             costs = {kind: spent.until(kind, step) or 0.0 for kind in ("rollouts", "tokens", "minutes")}
             found.append(Validation(**costs, accuracy=accuracy))

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table as RichTable
 
-from goldilocks.compare.grid import Settings
+from goldilocks.compare.grid import Values
 from goldilocks.compare.interval import Interval
-from goldilocks.compare.table import Row, Spent, Table
+from goldilocks.compare.table import RecipeRow, Spent, Table
 from goldilocks.recipes import name_of
 from goldilocks.runs.progress import clock
 
-Cell = Callable[[Row], str]
+Cell = Callable[[RecipeRow], str]
 
 LEGEND = """\
 accuracy: at the equal cost, mean ± 95% t-interval over the seeds; against baseline: the difference seed by seed, in
@@ -62,12 +62,12 @@ def notes(table: Table) -> list[str]:
     return lines
 
 
-def _by_seed(row: Row, baseline: Row) -> str:
+def _by_seed(row: RecipeRow, baseline: RecipeRow) -> str:
     points = ", ".join(f"{100 * difference:+.1f}" for difference in row.differences)
     return f"{name_of(row.recipe)} against {name_of(baseline.recipe)}, seed by seed: {points} points"
 
 
-def settings(values: Settings) -> str:
+def settings(values: Values) -> str:
     """``lr=0.0001 train_batch_size=16``"""
     return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
 

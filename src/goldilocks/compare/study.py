@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from goldilocks.compare.arm import Arm
-from goldilocks.compare.equal_cost import EqualCost
-from goldilocks.compare.grid import Grid, Settings, combinations
+from goldilocks.compare.arm import Arm, EqualCost
+from goldilocks.compare.grid import Grid, Values, combinations
 from goldilocks.compare.result import Result
 from goldilocks.recipes import name_of
 
@@ -64,7 +63,7 @@ class Study:
             for recipe in self.recipes
         ]
 
-    def reported_arms(self, chosen: Mapping[str, Settings]) -> list[Arm]:
+    def reported_arms(self, chosen: Mapping[str, Values]) -> list[Arm]:
         """Every recipe at every seed; a seed of all before the next, so that half a study compares something."""
         return [
             Arm(f"{name_of(recipe)}-seed{seed}", recipe, seed, chosen[recipe], self.cost)
@@ -72,9 +71,9 @@ class Study:
             for recipe in self.recipes
         ]
 
-    def choose(self, tuned: Sequence[Result]) -> dict[str, Settings]:
+    def choose(self, tuned: Sequence[Result]) -> dict[str, Values]:
         """For each recipe the settings of its most accurate tuning arm, the first of equals."""
-        chosen: dict[str, Settings] = dict.fromkeys(self.recipes, self.combinations[0])
+        chosen: dict[str, Values] = dict.fromkeys(self.recipes, self.combinations[0])
         for recipe in self.recipes:
             own = [result for result in tuned if result.recipe == recipe]
             if own:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from goldilocks.compare.arm import EqualCost
 from goldilocks.compare.curve import at, cost_to_reach, mean_curve
-from goldilocks.compare.equal_cost import EqualCost
-from goldilocks.compare.grid import Settings
+from goldilocks.compare.grid import Values
 from goldilocks.compare.interval import Interval
 from goldilocks.compare.result import Result, Results
 from goldilocks.compare.study import Study
@@ -25,11 +25,11 @@ TWO_THIRDS = 2 / 3
 
 
 @dataclass(frozen=True)
-class Row:
+class RecipeRow:
     """A recipe over its seeds."""
 
     recipe: str
-    settings: Settings
+    settings: Values
     seeds: int
     accuracy: Interval
     against_baseline: Interval | None
@@ -52,7 +52,7 @@ class Trial:
     """A combination that tuning tried."""
 
     recipe: str
-    settings: Settings
+    settings: Values
     accuracy: float
     chosen: bool
 
@@ -78,7 +78,7 @@ class Table:
 
     cost: EqualCost
     start: float
-    rows: tuple[Row, ...]
+    rows: tuple[RecipeRow, ...]
     trials: tuple[Trial, ...]
     tuning: Spent
     reported: Spent
@@ -123,12 +123,14 @@ def _differences(
     return tuple(one.accuracy_at(part) - there[one.seed] for one in sorted(own, key=lambda one: one.seed))
 
 
-def _row(own: Sequence[Result], baseline: Sequence[Result], cost: EqualCost, cost_to_baseline: float | None) -> Row:
+def _row(
+    own: Sequence[Result], baseline: Sequence[Result], cost: EqualCost, cost_to_baseline: float | None
+) -> RecipeRow:
     def over_seeds(value: Callable[[Result], float]) -> Interval:
         return Interval.of([value(one) for one in own])
 
     differences = () if own[0].recipe == baseline[0].recipe else _differences(own, baseline, cost)
-    return Row(
+    return RecipeRow(
         recipe=own[0].recipe,
         settings=own[0].settings,
         seeds=len(own),

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any
+
+from goldilocks.errors import nearest
 
 STRATEGIES = ("uniform", "efficiency", "efficiency_stochastic", "max_variance")
 GATE1_MODES = ("mean", "abs")
@@ -70,10 +71,8 @@ class PPOFilterConfig:
         names = [field.name for field in fields(cls)]
         for key in values:
             if key not in names:
-                nearest = get_close_matches(str(key), names, n=1, cutoff=0.0)[0]
-                raise ValueError(
-                    f"{key}={values[key]!r}: no such field; did you mean {nearest}? Fields: {', '.join(names)}"
-                )
+                hint = nearest(str(key), names)
+                raise ValueError(f"batch_filter.{key} is not a key{hint}; there are: {', '.join(names)}")
         return cls(**{str(key): value for key, value in values.items()})
 
     @property

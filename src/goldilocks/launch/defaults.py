@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
+
+from goldilocks.runs.atomic import make_folder
+from goldilocks.runs.directory import cache_folder
 
 VERSION = "1"  # raised when what is made here changes, so that nobody trains on what an older version made
 VARIABLE = "GOLDILOCKS_ARITHMETIC"
@@ -24,15 +24,10 @@ GYM, GENERATORS = "reasoning_gym", {"leg_counting": {}}
 SMOLLM2 = "smollm2"  # what actor_rollout_ref.model.path takes for SmolLM2-135M-Instruct
 
 
-def cache() -> Path:
-    """Where Goldilocks keeps what can be had again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "goldilocks"
-
-
 def folder(task: str = "arithmetic") -> Path:
     """Where a task's data and model are."""
     chosen = os.environ.get(f"GOLDILOCKS_{task.upper()}")
-    return Path(chosen).expanduser() if chosen else cache() / f"{task}-{VERSION}"
+    return Path(chosen).expanduser() if chosen else cache_folder() / f"{task}-{VERSION}"
 
 
 def locate(config: DictConfig) -> None:
@@ -42,7 +37,7 @@ def locate(config: DictConfig) -> None:
     if GYM in config:
         told = json.dumps(OmegaConf.to_container(config[GYM]), sort_keys=True)
         name = f"{GYM}-{VERSION}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
-        os.environ["GOLDILOCKS_REASONING_GYM"] = str(cache() / name)
+        os.environ["GOLDILOCKS_REASONING_GYM"] = str(cache_folder() / name)
 
 
 def provide(config: DictConfig) -> None:
@@ -50,11 +45,11 @@ def provide(config: DictConfig) -> None:
     locate(config)
     for task, (train, val) in SIZES.items():
         if _names(config, folder(task) / "data"):
-            _once(folder(task) / "data", lambda out, at=(task, train, val): _make_data(out, *at))
+            make_folder(folder(task) / "data", lambda out, at=(task, train, val): _make_data(out, *at))
     if GYM in config and _names(config, folder(GYM) / "data"):
-        _once(folder(GYM) / "data", lambda out: _make_gym(out, config[GYM]))
+        make_folder(folder(GYM) / "data", lambda out: _make_gym(out, config[GYM]))
     if config.actor_rollout_ref.model.path == str(folder() / "model"):
-        _once(folder() / "model", _make_tiny)
+        make_folder(folder() / "model", _make_tiny)
     if config.actor_rollout_ref.model.path == SMOLLM2 and not Path(SMOLLM2).is_dir():
         with open_dict(config):
             config.actor_rollout_ref.model.path = str(smollm2())
@@ -64,27 +59,13 @@ def smollm2(source: Path | None = None) -> Path:
     """The folder of SmolLM2-135M-Instruct, fetched if it is not there."""
     from goldilocks.tasks.smollm2 import fetch
 
-    place = cache() / f"smollm2-{VERSION}"
-    _once(place, lambda out: fetch(out, source))
+    place = cache_folder() / f"smollm2-{VERSION}"
+    make_folder(place, lambda out: fetch(out, source))
     return place
 
 
 def _names(config: DictConfig, place: Path) -> bool:
     return any(str(place) in str(config.data[key]) for key in ("train_files", "val_files"))
-
-
-def _once(place: Path, make: Callable[[Path], None]) -> None:
-    if place.exists():
-        return
-    place.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
-    try:
-        make(unfinished)
-        unfinished.chmod(0o755)
-        if not place.exists():  # another run may have been quicker
-            unfinished.rename(place)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _make_data(out: Path, name: str, train: int, val: int, seed: int = 0, **options: Any) -> None:

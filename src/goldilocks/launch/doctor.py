@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from packaging.version import Version
+
 from goldilocks.launch import defaults
 from goldilocks.launch.machine import find_device, rollout_engines
 from goldilocks.platforms import platform_env
@@ -146,12 +148,8 @@ def _version(name: str, below: str | None) -> Finding:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         return Finding(name, False, "not installed", "pip install 'goldilocks-rl[verl]'")
-    ok = below is None or _numbers(version) < _numbers(below)
+    ok = below is None or Version(version) < Version(below)
     return Finding(name, ok, version, f"pip install '{name}<{below}'")
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
 
 
 def _writable(what: str, path: Path) -> Finding:

@@ -10,7 +10,7 @@ from rich.console import Console
 from goldilocks.runs.progress import Progress, clock
 
 
-class Place(Protocol):
+class Display(Protocol):
     """Where a line is drawn: rich's ``Status``, or a part of one."""
 
     def start(self) -> None: ...
@@ -27,7 +27,7 @@ class LiveLine:
         self,
         console: Console,
         frame: Callable[[str, Progress, float], str] | None = None,
-        place: Place | None = None,
+        place: Display | None = None,
     ) -> None:
         """``frame`` puts the line of a run into what is around it; ``place`` is where, if others are drawn too."""
         self._frame = frame or (lambda line, progress, elapsed: line)

@@ -8,7 +8,6 @@ A recipe is one of ours by name, or a YAML file of one's own by path.
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import re
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from goldilocks.errors import nearest
+from goldilocks.errors import closest, nearest
 from goldilocks.recipes import CONFIG, DEFAULT, FILE, find, name_of, names
 
 DEFAULT_TASK = "arithmetic"
@@ -122,7 +121,7 @@ def _nearest_keys(key: str, keys: Sequence[str]) -> list[str]:
     """Keys that end the same way come first: people remember the last word of a path."""
     last = key.rsplit(".", 1)[-1]
     same_end = [known for known in keys if known.rsplit(".", 1)[-1] == last]
-    return (difflib.get_close_matches(key, same_end, n=3, cutoff=0) + difflib.get_close_matches(key, keys, n=3))[:3]
+    return (closest(key, same_end, likeness=0) + closest(key, keys))[:3]
 
 
 def _keys(config: DictConfig, prefix: str = "") -> Iterator[str]:

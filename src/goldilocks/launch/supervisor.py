@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 
 import psutil
@@ -79,3 +80,20 @@ class Supervisor:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
                 if process.pid != os.getpid() and process.environ().get(MARK) == str(self.run.path):
                     yield process
+
+
+class SignOfLife:
+    """Watches the files that a run writes to: a run whose log and metrics no longer grow is stuck."""
+
+    def __init__(self, files: Sequence[Path], limit_s: float) -> None:
+        self._files = files
+        self._limit_s = limit_s
+        self._sizes: list[int] = []
+        self._since = time.monotonic()
+
+    def lost(self) -> bool:
+        """Return whether nothing was written for as long as the limit; to be asked again and again."""
+        sizes = [file.stat().st_size if file.exists() else 0 for file in self._files]
+        if sizes != self._sizes:
+            self._sizes, self._since = sizes, time.monotonic()
+        return time.monotonic() - self._since > self._limit_s

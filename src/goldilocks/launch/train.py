@@ -27,13 +27,13 @@ from goldilocks.launch.live_line import LiveLine
 from goldilocks.launch.machine import find_device, rollout_engine
 from goldilocks.launch.preflight import budget_of, check_budget, check_paths
 from goldilocks.launch.recipe import DEFAULT_TASK, Choice, choose, compose_config, quoted
-from goldilocks.launch.sign_of_life import SignOfLife
-from goldilocks.launch.supervisor import Supervisor
+from goldilocks.launch.supervisor import SignOfLife, Supervisor
 from goldilocks.platforms import platform_env
 from goldilocks.recipes import DEFAULT as DEFAULT_RECIPE
 from goldilocks.recipes import names
 from goldilocks.runs.directory import RunDir
-from goldilocks.runs.progress import Progress, Tail
+from goldilocks.runs.jsonl import Tail
+from goldilocks.runs.progress import Progress
 from goldilocks.verl.guarded_reward import TIMEOUT_S, guarded
 
 POLL_S = 0.25
@@ -101,7 +101,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Ended:
     """A run that has ended; ``failure`` says why, if it was not at its end."""
 
     progress: Progress
@@ -128,7 +128,7 @@ def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIME
         yield Launch(run_dir, config, env)
 
 
-def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S, stop: threading.Event | None = None) -> Outcome:
+def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S, stop: threading.Event | None = None) -> Ended:
     """Start the run and watch it to its end, or until ``stop`` is set; nothing of it is left running."""
     run_dir, config = launch.run_dir, launch.config
     rollouts_per_step = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
@@ -145,7 +145,7 @@ def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S, stop: th
         _records(tail, progress)
     line.close()
     failure = cut or (None if driver.status == 0 else run_dir.failure(driver.status))
-    return Outcome(progress, time.monotonic() - started, failure)
+    return Ended(progress, time.monotonic() - started, failure)
 
 
 def _engine(choice: Choice) -> str:
@@ -208,7 +208,7 @@ def _yaml(config: DictConfig) -> str:
 def _records(tail: Tail, progress: Progress) -> bool:
     """Take in what is new; whether anything was."""
     before = progress.step, len(progress.validations), progress.steps_done
-    for record in tail.records():
+    for record in tail.new():
         progress.add(record)
     return before != (progress.step, len(progress.validations), progress.steps_done)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from goldilocks.report.page import make_page
 from goldilocks.report.run import METRICS, read_runs
 from goldilocks.runs.beliefs import checkpoints
-from goldilocks.runs.dumps import dump_files
+from goldilocks.runs.records import dump_files
 
 HOST = "127.0.0.1"
 PORT = 8378

@@ -9,6 +9,7 @@ from goldilocks.report.run import Run
 from goldilocks.report.sections.learning import reward, validation_metrics
 from goldilocks.report.sections.rollouts import INFORMATIVE
 from goldilocks.report.sections.tokens import accounts
+from goldilocks.runs.history import validated_source
 
 ABSENT = "–"
 JUDGED = "adaptive_rollout/total_rollouts"
@@ -40,15 +41,15 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
 
 
 def _accuracy(runs: Sequence[Run], metric: str) -> list[Figure]:
-    source = metric.removeprefix("val-core/").rpartition("/")[0].rpartition("/")[0]
-    final = _figure("accuracy", f"on {source}, at the end", runs, lambda run: run.history.last(metric), _percent)
+    about = f"on {validated_source(metric)}, at the end"
+    final = _figure("accuracy", about, runs, lambda run: run.history.last(metric), _percent)
     spent = [run.spending.total("rollouts") for run in runs if run.history.series(metric)]
     known = [total for total in spent if total is not None]
     if len(runs) == 1 or len(known) < len(runs):
         return [final]
     budget = min(known)
-    about = f"after {_large(budget)} each"
-    equal = _figure("at equal rollouts", about, runs, lambda run: _after(run, metric, budget), _percent)
+    paid = f"after {_large(budget)} each"
+    equal = _figure("at equal rollouts", paid, runs, lambda run: _after(run, metric, budget), _percent)
     return [final, equal]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from goldilocks.runs.costs import setting
+from goldilocks.nested import value_at
 from goldilocks.runs.dumps import Dump
 from goldilocks.types import content_key
 
@@ -31,14 +31,14 @@ def _contents(config: Mapping[str, Any], dumps: Sequence[Dump]) -> Iterator[tupl
     for dump in dumps:
         for group in dump.groups:
             yield group.prompt, group.prompt
-    column = setting(config, "data.prompt_key") or "prompt"
+    column = value_at(config, "data.prompt_key") or "prompt"
     for file in _training_files(config):
         for prompt in _column(file, column):
             yield prompt, _text(prompt)
 
 
 def _training_files(config: Mapping[str, Any]) -> list[Path]:
-    files = setting(config, "data.train_files")
+    files = value_at(config, "data.train_files")
     names = [files] if isinstance(files, str) else files if isinstance(files, list) else []
     return [Path(name).expanduser() for name in names if isinstance(name, str)]
 

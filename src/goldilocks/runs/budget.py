@@ -15,8 +15,7 @@ from typing import Any
 
 from goldilocks.core import Accounts
 from goldilocks.errors import require
-
-COSTS = ("rollouts", "tokens", "minutes")
+from goldilocks.runs.costs import COST_NAMES
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,12 @@ class Budget:
         if self.validations is not None:
             key, count = "goldilocks.budget.validations", self.validations
             require(isinstance(count, int) and count >= 1, key, count, "1 or more, or null")
-            require(bool(self.costs), key, count, f"null without a budget of {', '.join(COSTS)}")
+            require(bool(self.costs), key, count, f"null without a budget of {', '.join(COST_NAMES)}")
 
     @property
     def costs(self) -> dict[str, float]:
         """The costs that are bounded; none: the run has no budget."""
-        amounts = {cost: getattr(self, cost) for cost in COSTS}
+        amounts = {cost: getattr(self, cost) for cost in COST_NAMES}
         return {cost: amount for cost, amount in amounts.items() if amount is not None}
 
     def share(self, spent: Mapping[str, float]) -> float:

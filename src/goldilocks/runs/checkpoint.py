@@ -6,11 +6,12 @@ A file is written whole and then renamed, so a crash leaves the old one or the n
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from goldilocks.runs.atomic import replacing
 
 _STATE = "state"
 
@@ -20,12 +21,8 @@ def save_state(state: dict[str, Any], path: str | Path) -> None:
     path = Path(path)
     arrays: dict[str, np.ndarray] = {}
     text = json.dumps(_without_arrays(state, arrays))
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
+    with replacing(path) as temporary, temporary.open("wb") as file:
         np.savez(file, allow_pickle=False, **{_STATE: np.frombuffer(text.encode(), dtype=np.uint8), **arrays})
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def load_state(path: str | Path) -> dict[str, Any]:

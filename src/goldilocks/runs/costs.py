@@ -10,7 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from goldilocks.nested import value_at
 from goldilocks.runs.history import History, Series, at_or_before, running_total
+
+ROLLOUTS, TOKENS = "accounts/generated_rollouts", "accounts/generated_tokens"  # totals of a run, kept by the collector
+LENGTH = "response_length/mean"  # of the rows that were trained
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,9 @@ COSTS = (
     Cost("tokens", "tokens generated"),
     Cost("minutes", "wall-clock, minutes", form="~r"),
 )
+
+
+COST_NAMES = tuple(cost.name for cost in COSTS)
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,8 @@ class Spending:
 def spending(history: History, config: Mapping[str, Any]) -> Spending:
     """From the metrics, and where they do not say it from the configuration."""
     seconds = running_total(history.series("timing_s/step"))
-    rollouts = history.series("accounts/generated_rollouts") or _planned_rollouts(history, config)
-    tokens = history.series("accounts/generated_tokens") or _trained_tokens(history, rollouts)
+    rollouts = history.series(ROLLOUTS) or _planned_rollouts(history, config)
+    tokens = history.series(TOKENS) or _trained_tokens(history, rollouts)
     return Spending(
         {
             "rollouts": rollouts,
@@ -61,24 +68,16 @@ def spending(history: History, config: Mapping[str, Any]) -> Spending:
 
 
 def _planned_rollouts(history: History, config: Mapping[str, Any]) -> Series:
-    prompts, n = setting(config, "data.train_batch_size"), setting(config, "actor_rollout_ref.rollout.n")
+    prompts, n = value_at(config, "data.train_batch_size"), value_at(config, "actor_rollout_ref.rollout.n")
     if not isinstance(prompts, int) or not isinstance(n, int):
         return {}
     return running_total({step: float(prompts * n) for step in history.series("critic/score/mean")})
 
 
 def _trained_tokens(history: History, rollouts: Series) -> Series:
-    lengths, before, spent = history.series("response_length/mean"), 0.0, {}
+    lengths, before, spent = history.series(LENGTH), 0.0, {}
     for step, total in rollouts.items():
         if step in lengths:
             spent[step] = lengths[step] * (total - before)
         before = total
     return running_total(spent)
-
-
-def setting(config: Mapping[str, Any], key: str) -> Any:
-    """A value of a nested configuration by its dotted key; None where there is none."""
-    value: Any = config
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value

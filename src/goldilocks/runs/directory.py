@@ -9,6 +9,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 FULL = 64 << 20  # bytes free below which a failure is put down to the disk
@@ -78,6 +80,11 @@ class RunDir:
         self.secret.unlink(missing_ok=True)
         self.secret.touch(mode=0o600)
         self.secret.write_text(secrets.token_hex(32))
+
+
+def cache_folder() -> Path:
+    """Return the user's cache folder for what Goldilocks can make again: ``~/.cache/goldilocks`` on Linux."""
+    return user_cache_path("goldilocks")
 
 
 def _set_aside(file: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from goldilocks.runs.jsonl import Lines
-from goldilocks.runs.records import group_uids
+from goldilocks.runs.records import dump_files, group_uids
 
 MOST = 40
 GROUPS_WITH_ANSWERS = 6
@@ -63,12 +63,6 @@ class Dump:
     step: int
     groups: tuple[GroupDump, ...]
     broken: int = 0
-
-
-def dump_files(directory: Path) -> list[Path]:
-    """verl's ``<step>.jsonl`` files by step: 10 comes after 9."""
-    files = [file for file in directory.glob("*.jsonl") if file.stem.isdecimal()]
-    return sorted(files, key=lambda file: int(file.stem))
 
 
 def read_dumps(directory: Path) -> list[Dump]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Series = dict[int, float]
+_VALIDATION = re.compile(r"val-core/(?P<source>.+)/[^/]+/mean@\d+")
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,6 @@ class History:
         """Every metric that was ever logged."""
         return sorted({name for data in self.steps.values() for name in data})
 
-    def matching(self, pattern: str) -> list[str]:
-        """The metrics whose whole name fits a regular expression."""
-        return [name for name in self.names if re.fullmatch(pattern, name)]
-
     def series(self, name: str) -> Series:
         """A metric's value at every step that has one."""
         return {step: data[name] for step, data in self.steps.items() if name in data}
@@ -65,6 +62,18 @@ class History:
     def last(self, name: str) -> float | None:
         """The metric's latest value."""
         return next(reversed(self.series(name).values()), None)
+
+
+def validated_source(metric: str) -> str | None:
+    """Return the data source that a metric is the validation accuracy of, or None if it is another metric."""
+    found = _VALIDATION.fullmatch(metric)
+    return found["source"] if found else None
+
+
+def validation_accuracy(data: Mapping[str, Any]) -> float | None:
+    """Return the mean validation accuracy over the data sources, or None if nothing was validated."""
+    values = [value for name, value in data.items() if validated_source(name) is not None]
+    return sum(values) / len(values) if values else None
 
 
 def increments(totals: Series) -> Series:

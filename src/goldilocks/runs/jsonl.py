@@ -1,4 +1,4 @@
-"""JSON lines of a file that may still be written to: what is whole is read, what is not is counted."""
+"""JSON lines: read whole and strictly, read as far as they are whole, or followed while they are written."""
 
 from __future__ import annotations
 
@@ -7,26 +7,64 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+Object = dict[str, Any]
+
+
+def read_objects(path: Path) -> Iterator[Object]:
+    """Yield every object of a file. A line that holds none is an error that names the file and the line."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                try:
+                    yield _parse(line)
+                except ValueError as error:
+                    raise ValueError(f"{path}:{number}: {error}") from None
+
 
 class Lines:
-    """Iterate for the objects, one at a time; afterwards ``broken`` says how many lines were none."""
+    """The objects of a file that may still be written to; ``broken`` counts the lines that held none."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.broken = 0
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Iterator[Object]:
         with self.path.open("rb") as file:
             for line in file:
-                value = _parse(line)
-                if isinstance(value, dict):
-                    yield value
-                elif line.strip():
-                    self.broken += 1
+                try:
+                    yield _parse(line)
+                except ValueError:
+                    self.broken += bool(line.strip())
 
 
-def _parse(line: bytes) -> Any:
+class Tail:
+    """The objects that were appended to a file since the last call of ``new``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def new(self) -> Iterator[Object]:
+        """Yield what is new. A line without its end is left for the next call, and one that is broken is skipped."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._offset += len(line)
+                try:
+                    yield _parse(line)
+                except ValueError:
+                    continue
+
+
+def _parse(line: bytes) -> Object:
     try:
-        return json.loads(line)
-    except ValueError:  # also what is not UTF-8; the last line of a file that is being written is cut anywhere
-        return None
+        value = json.loads(line)
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are both
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"a row must be a JSON object, this is a {type(value).__name__}")
+    return value

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-# A total, kept by our own trainer: the truth where it is there. Stock verl makes batch size × n rollouts a step.
-ROLLOUTS = "accounts/generated_rollouts"
-TOKENS = "perf/total_num_tokens"
+from goldilocks.runs.costs import LENGTH, ROLLOUTS, TOKENS
+from goldilocks.runs.history import validation_accuracy
+
 SCORE = "critic/score/mean"
 SECONDS = "timing_s/step"
 VALIDATING = "timing_s/testing"
 SPENT = "budget/spent"
 
 STAGES = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights")
-
-
-class Tail:
-    """New lines of a file that grows; a line that is not finished yet waits for its end."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        """The JSON objects written since the last call."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return
-                self._offset += len(line)
-                yield json.loads(line)
 
 
 @dataclass
@@ -68,14 +45,19 @@ class Progress:
         if self.first_step is None:
             self.first_step = self.step
         self.reward = data[SCORE]
-        self.rollouts = int(data.get(ROLLOUTS, self.rollouts + self.rollouts_per_step))
-        self.tokens += int(data.get(TOKENS, 0))
+        self._spend(data)
         self.seconds.append(data.get(SECONDS, 0.0))
         self.validating += data.get(VALIDATING, 0.0)
         if SPENT in data:
             self.spent.append(data[SPENT])
         for stage in STAGES:
             self.stages[stage] = self.stages.get(stage, 0.0) + data.get(f"timing_s/{stage}", 0.0)
+
+    def _spend(self, data: dict[str, Any]) -> None:
+        """Take the totals of the collector; a trainer without one trains all that it generates."""
+        before = self.rollouts
+        self.rollouts = int(data.get(ROLLOUTS, before + self.rollouts_per_step))
+        self.tokens = int(data.get(TOKENS, self.tokens + data.get(LENGTH, 0.0) * (self.rollouts - before)))
 
     @property
     def steps_done(self) -> int:
@@ -126,8 +108,8 @@ class Progress:
         rows.append(("time", f"{clock(elapsed)} ({clock(elapsed - training)} start, validation and end)"))
         if self.steps_done:
             rows.append(("a step", f"{training / self.steps_done:.2f} s: {self._stages()}"))
-        rows.append(("rollouts", f"{self.rollouts:,}"))
-        rows.append(("tokens", f"{self.tokens:,}"))
+        rows.append(("rollouts", f"{self.rollouts:,} generated"))
+        rows.append(("tokens", f"{self.tokens:,} generated"))
         return rows
 
     def _budget_left(self, recent: int) -> float:
@@ -147,12 +129,6 @@ class Progress:
         rest = sum(self.seconds) / self.steps_done - known
         shown = {stage: value for stage, value in mean.items() if value >= 0.005} | {"rest": max(rest, 0.0)}
         return ", ".join(f"{stage} {value:.2f}" for stage, value in shown.items())
-
-
-def validation_accuracy(data: dict[str, Any]) -> float | None:
-    """The mean of verl's core validation metrics over the data sources, None where nothing was validated."""
-    values = [value for key, value in data.items() if key.startswith("val-core/") and "/mean@" in key]
-    return sum(values) / len(values) if values else None
 
 
 def clock(seconds: float) -> str:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
+
+from goldilocks.runs.jsonl import read_objects
 
 Record = dict[str, object]
 Handler = TypeVar("Handler")
@@ -29,7 +31,10 @@ def read_records(path: Path | str) -> list[Record]:
     """Every rollout saved in a ``.jsonl``, ``.csv`` or ``.parquet`` file, or in a directory of verl's dumps."""
     path = Path(path)
     if path.is_dir():
-        return [row for file in _dump_files(path) for row in read_records(file)]
+        files = dump_files(path)
+        if not files:
+            raise ValueError(f"{path}: no <step>.jsonl file in this directory, as verl's rollout_data_dir has them")
+        return [row for file in files for row in read_records(file)]
     reader = _by_extension(path, _READERS)
     if not path.exists():
         raise ValueError(f"{path}: no such file")
@@ -68,11 +73,9 @@ def _group_uid(row: Mapping[str, object], number: int, column: str | None) -> st
     return sample_key["group"] if sample_key else uid
 
 
-def _dump_files(directory: Path) -> list[Path]:
-    """verl's ``<step>.jsonl`` files, by step: 10 comes after 9."""
+def dump_files(directory: Path) -> list[Path]:
+    """Return verl's ``<step>.jsonl`` files by step: 10 comes after 9."""
     files = [file for file in directory.glob("*.jsonl") if file.stem.isdecimal()]
-    if not files:
-        raise ValueError(f"{directory}: no <step>.jsonl file in this directory, as verl's rollout_data_dir has them")
     return sorted(files, key=lambda file: int(file.stem))
 
 
@@ -84,21 +87,7 @@ def _by_extension(path: Path, table: Mapping[str, Handler]) -> Handler:
 
 
 def _read_jsonl(path: Path) -> list[Record]:
-    with path.open("rb") as lines:
-        return list(_parsed_lines(path, lines))
-
-
-def _parsed_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Record]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are both
-            raise ValueError(f"{path}:{number}: not JSON: {error}") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number}: a row must be a JSON object, this is a {type(row).__name__}")
-        yield row
+    return list(read_objects(path))
 
 
 def _read_csv(path: Path) -> list[Record]:

@@ -14,7 +14,7 @@ from rich.progress import Progress
 
 from goldilocks.recipes import FILE, about, name_of, names
 from goldilocks.simulate.engine import EngineConfig
-from goldilocks.simulate.mixture import BANDS, mixture
+from goldilocks.simulate.mixture import DIFFICULTIES, mixture
 from goldilocks.simulate.outcome import Outcome
 from goldilocks.simulate.overrides import apply_overrides
 from goldilocks.simulate.pass_rates import PassRates, read_pass_rates
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the command takes."""
     setup, engine = Setup(), EngineConfig()
     policies = "\n".join(f"  {name:<18} {about(name)}" for name in names())
-    bands = ", ".join(f"{band.prompts} {band.name}" for band in BANDS)
+    bands = ", ".join(f"{one.prompts} {one.name}" for one in DIFFICULTIES)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"""\
 policies, which are the recipes of goldilocks train:

@@ -15,7 +15,7 @@ LONGEST, SHORTEST = 1400, 200  # mean tokens of an answer that is never right, a
 
 
 @dataclass(frozen=True)
-class Band:
+class Difficulty:
     """``prompts`` prompts with pass rates spread evenly from ``lowest`` to ``highest``."""
 
     name: str
@@ -24,17 +24,17 @@ class Band:
     highest: float
 
 
-BANDS = (
-    Band("impossible", 400, 0.0, 0.0),
-    Band("hard", 500, 0.01, 0.2),
-    Band("medium", 500, 0.2, 0.8),
-    Band("easy", 300, 0.8, 0.99),
-    Band("trivial", 300, 1.0, 1.0),
+DIFFICULTIES = (
+    Difficulty("impossible", 400, 0.0, 0.0),
+    Difficulty("hard", 500, 0.01, 0.2),
+    Difficulty("medium", 500, 0.2, 0.8),
+    Difficulty("easy", 300, 0.8, 0.99),
+    Difficulty("trivial", 300, 1.0, 1.0),
 )
 
 
 def mixture() -> PassRates:
     """The built-in data set. Harder prompts have longer answers: a geometric path from SHORTEST to LONGEST."""
-    rates = np.concatenate([np.linspace(band.lowest, band.highest, band.prompts) for band in BANDS])
-    names = tuple(f"{band.name} {number}" for band in BANDS for number in range(band.prompts))
+    rates = np.concatenate([np.linspace(one.lowest, one.highest, one.prompts) for one in DIFFICULTIES])
+    names = tuple(f"{one.name} {number}" for one in DIFFICULTIES for number in range(one.prompts))
     return PassRates(names, rates, LONGEST * (SHORTEST / LONGEST) ** rates)

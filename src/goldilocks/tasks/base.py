@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from goldilocks.runs.atomic import replacing
+
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
 VALIDATION_SHARE = 10  # one problem in this many is held out
@@ -113,7 +115,6 @@ def write_split(out: Path, data_source: str, split: Split, problems: Iterable[Pr
     out.mkdir(parents=True, exist_ok=True)
     rows = [to_row(problem, data_source, split, index) for index, problem in enumerate(problems)]
     path = out / f"{split}.parquet"
-    unfinished = out / f".{split}.parquet.unfinished"
-    pq.write_table(pa.Table.from_pylist(rows), unfinished)
-    unfinished.replace(path)
+    with replacing(path) as unfinished:
+        pq.write_table(pa.Table.from_pylist(rows), unfinished)
     return path

@@ -5,17 +5,18 @@ Invariant: the published test set is the validation set. A single file without t
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from goldilocks.runs.records import read_records
 from goldilocks.tasks.base import Problem, Score, Split, graded, split_of
 
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 _PUBLISHED: dict[Split, str] = {"train": "train", "val": "test"}
 _FINAL = re.compile(r"####\s*(.+)")
+_ENDINGS = (".parquet", ".jsonl")
 _ANSWER_CHARACTERS = 100  # a final answer is a number: what is longer is not parsed
 
 
@@ -54,9 +55,9 @@ class Gsm8k:
         if path.is_file():
             return [row for row in _read(path) if split_of(row["question"]) == split]
         name = f"*{_PUBLISHED[split]}*"
-        files = [file for file in sorted(path.rglob(name)) if file.suffix in _READERS]
+        files = [file for file in sorted(path.rglob(name)) if file.suffix in _ENDINGS]
         if not files:
-            raise ValueError(f"source={self.source!r} has no file named {name} that ends in {' or '.join(_READERS)}")
+            raise ValueError(f"source={self.source!r} has no file named {name} that ends in {' or '.join(_ENDINGS)}")
         return [row for file in files for row in _read(file)]
 
 
@@ -81,25 +82,8 @@ def _problem(row: Mapping[str, str]) -> Problem:
 
 
 def _read(path: Path) -> list[dict[str, str]]:
-    if path.suffix not in _READERS:
-        raise ValueError(f"source={str(path)!r} ends neither in {' nor in '.join(_READERS)}")
-    rows = _READERS[path.suffix](path)
-    missing = {"question", "answer"} - set(rows[0] if rows else ())
+    rows = read_records(path)
+    missing = {"question", "answer"} - set(rows[0])
     if missing:
-        raise ValueError(
-            f"{path}: no {' and no '.join(sorted(missing))}; there are {', '.join(rows[0]) if rows else 'no rows'}"
-        )
-    return [{"question": row["question"], "answer": row["answer"]} for row in rows]
-
-
-def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    import pyarrow.parquet as pq
-
-    return pq.read_table(path).to_pylist()
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-
-
-_READERS = {".parquet": _read_parquet, ".jsonl": _read_lines}
+        raise ValueError(f"{path}: no {' and no '.join(sorted(missing))}; there are {', '.join(rows[0])}")
+    return [{"question": str(row["question"]), "answer": str(row["answer"])} for row in rows]

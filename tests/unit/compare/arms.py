@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from goldilocks.compare.arm import Arm
-from goldilocks.compare.equal_cost import EqualCost
+from goldilocks.compare.arm import Arm, EqualCost
 from goldilocks.compare.result import Result, Validation
 from goldilocks.compare.study import Study
 

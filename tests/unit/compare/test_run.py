@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from unit.compare.arms import of_arm, study
 from unit.report.run_directories import write_run
 
-from goldilocks.compare.arm import SEEDS, Arm
-from goldilocks.compare.equal_cost import EqualCost
+from goldilocks.compare.arm import SEEDS, Arm, EqualCost
 from goldilocks.compare.folder import StudyFolder
 from goldilocks.compare.result import Result, Results, read_result
 from goldilocks.compare.run import ArmFailed, Place, run_study

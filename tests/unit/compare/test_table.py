@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.compare.arms import BUDGET, result, study
 
-from goldilocks.compare.equal_cost import EqualCost
+from goldilocks.compare.arm import EqualCost
 from goldilocks.compare.plot import curves
 from goldilocks.compare.result import Results
 from goldilocks.compare.show import caption, in_markdown, notes

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from goldilocks.cli import main
-from goldilocks.compare.equal_cost import EqualCost
+from goldilocks.compare.arm import EqualCost
 from goldilocks.compare.grid import combinations, parse_grid
 from goldilocks.launch import defaults
 

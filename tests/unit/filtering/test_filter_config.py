@@ -79,7 +79,7 @@ def test_it_is_built_from_an_omegaconf_node() -> None:
 
 
 def test_an_unknown_key_is_an_error_that_suggests_the_nearest_field() -> None:
-    with pytest.raises(ValueError, match=r"target_groupsize=8: no such field; did you mean target_group_size\?"):
+    with pytest.raises(ValueError, match=r"target_groupsize is not a key \(did you mean 'target_group_size'\?\)"):
         PPOFilterConfig.from_mapping({"target_groupsize": 8})
 
 

@@ -14,7 +14,9 @@ from goldilocks.launch import defaults
 from goldilocks.launch.preflight import check_paths
 from goldilocks.launch.recipe import choose, compose_config, names, quoted
 from goldilocks.runs.directory import RunDir
-from goldilocks.runs.progress import Progress, Tail, clock, validation_accuracy
+from goldilocks.runs.history import validation_accuracy
+from goldilocks.runs.jsonl import Tail
+from goldilocks.runs.progress import Progress, clock
 
 
 @pytest.fixture(autouse=True)
@@ -106,13 +108,13 @@ def test_a_run_cannot_be_named_out_of_its_directory(tmp_path):
 def test_the_tail_waits_for_the_end_of_a_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     tail = Tail(path)
-    assert list(tail.records()) == []
+    assert list(tail.new()) == []
     path.write_text('{"step": 1, "data": {}}\n{"step"')
-    assert [record["step"] for record in tail.records()] == [1]
+    assert [record["step"] for record in tail.new()] == [1]
     with path.open("a") as file:
         file.write(': 2, "data": {}}\n')
-    assert [record["step"] for record in tail.records()] == [2]
-    assert list(tail.records()) == []
+    assert [record["step"] for record in tail.new()] == [2]
+    assert list(tail.new()) == []
 
 
 def test_progress_adds_up_what_verl_logs():
@@ -120,10 +122,10 @@ def test_progress_adds_up_what_verl_logs():
     progress.add({"step": 0, "data": {"val-core/goldilocks/arithmetic/acc/mean@1": 0.25}})
     for step in (1, 2):
         progress.add(
-            {"step": step, "data": {"critic/score/mean": 0.5, "perf/total_num_tokens": 100, "timing_s/step": 2.0}}
+            {"step": step, "data": {"critic/score/mean": 0.5, "response_length/mean": 5.0, "timing_s/step": 2.0}}
         )
     progress.add({"step": 2, "data": {"val-core/goldilocks/arithmetic/acc/mean@1": 0.5}})
-    assert (progress.rollouts, progress.tokens, progress.steps_done, progress.eta) == (64, 200, 2, 4.0)
+    assert (progress.rollouts, progress.tokens, progress.steps_done, progress.eta) == (64, 320, 2, 4.0)
     assert progress.line() == "step 2/4 · reward 0.50 · validation 25.0% → 50.0% · 64 rollouts · 0:04 left"
     assert ("validation", "25.0% → 50.0% (+25.0 points)") in progress.summary(elapsed=10)
 

@@ -11,7 +11,7 @@ import pytest
 from goldilocks.core import ListSource
 from goldilocks.runs.records import write_records
 from goldilocks.simulate import mixture, read_pass_rates
-from goldilocks.simulate.mixture import BANDS, LONGEST, SHORTEST
+from goldilocks.simulate.mixture import DIFFICULTIES, LONGEST, SHORTEST
 from goldilocks.simulate.pass_rates import DEFAULT_TOKENS, interpret
 
 
@@ -106,12 +106,12 @@ def test_an_error_names_the_file(tmp_path: Path) -> None:
 
 def test_the_mixture_is_what_its_bands_say() -> None:
     data = mixture()
-    assert len(data) == sum(band.prompts for band in BANDS) == 2_000
+    assert len(data) == sum(band.prompts for band in DIFFICULTIES) == 2_000
     assert len(set(ListSource(data.contents).keys().tolist())) == 2_000
     assert (data.tokens[0], data.tokens[-1]) == (LONGEST, SHORTEST)
     assert (data.tokens[data.pass_rate.argsort()][:-1] >= data.tokens[data.pass_rate.argsort()][1:]).all()
     start = 0
-    for band in BANDS:
+    for band in DIFFICULTIES:
         rates = data.pass_rate[start : start + band.prompts]
         assert (rates.min(), rates.max()) == (band.lowest, band.highest)
         start += band.prompts

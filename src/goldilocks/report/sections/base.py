@@ -20,7 +20,7 @@ HEIGHT = 240
 MOST_POINTS = 240  # of one line; more cannot be told apart at the width of a page
 VALUES = "values"
 
-Row = dict[str, Any]
+Point = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Plot:
     name: str
     title: str
     chart: alt.Chart | alt.LayerChart
-    values: Sequence[Row]
+    values: Sequence[Point]
     hint: str = ""
     height: int = HEIGHT
     wide: bool = False
@@ -111,7 +111,7 @@ def line_plot(
     )
 
 
-def with_trend(run: Run, series: Series, field: str) -> list[Row]:
+def with_trend(run: Run, series: Series, field: str) -> list[Point]:
     """A row a step, thinned, with the value and its trend."""
     values = thinned(series)
     trend = smoothed(values)

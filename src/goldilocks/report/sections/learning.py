@@ -11,7 +11,7 @@ import altair as alt
 from goldilocks.report.run import Run
 from goldilocks.report.sections.base import (
     Plot,
-    Row,
+    Point,
     Section,
     by_run,
     data,
@@ -23,9 +23,8 @@ from goldilocks.report.sections.base import (
     with_trend,
 )
 from goldilocks.runs.costs import COSTS, Cost
-from goldilocks.runs.history import History, Series
+from goldilocks.runs.history import History, Series, validated_source
 
-VALIDATION = r"val-core/(?P<source>.+)/(?P<metric>[^/]+)/mean@\d+"
 SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 MOST_LABELS = 5  # runs that are named at the end of their line; more would cover the lines
 CHARACTER_WIDTH, LINE_HEIGHT = 0.027, 0.075  # of a label, as a share of the plot
@@ -33,7 +32,7 @@ CHARACTER_WIDTH, LINE_HEIGHT = 0.027, 0.075  # of a label, as a share of the plo
 
 def validation_metrics(runs: Sequence[Run]) -> list[str]:
     """Every validation accuracy that any run logged."""
-    return sorted({name for run in runs for name in run.history.matching(VALIDATION)})
+    return sorted({name for run in runs for name in run.history.names if validated_source(name)})
 
 
 def reward(history: History) -> Series:
@@ -64,9 +63,8 @@ def learning(runs: Sequence[Run]) -> Section:
 
 
 def _validation(runs: Sequence[Run], metric: str, cost: Cost) -> list[Plot]:
-    found = re.fullmatch(VALIDATION, metric)
-    source = found["source"] if found else metric
-    rows: list[Row] = []
+    source = validated_source(metric) or metric
+    rows: list[Point] = []
     for run in runs:
         points = run.history.series(metric).items()  # validations are few, and each one counts: no smoothing
         exact = [{"run": run.name, "step": step, "value": rounded(y), "trend": rounded(y)} for step, y in points]
@@ -94,13 +92,13 @@ def _cost_axis(cost: Cost) -> alt.X:
     return alt.X(cost.name, type="quantitative", axis=axis, scale=alt.Scale(nice=False))
 
 
-def _against(cost: Cost, run: Run, rows: Sequence[Row]) -> list[Row]:
+def _against(cost: Cost, run: Run, rows: Sequence[Point]) -> list[Point]:
     """The rows with what had been spent by then."""
     spent = [(row, run.spending.until(cost.name, row["step"])) for row in rows]
     return [{**row, cost.name: rounded(x)} for row, x in spent if x is not None]
 
 
-def _ends(rows: Sequence[Row], cost: Cost) -> list[Row]:
+def _ends(rows: Sequence[Point], cost: Cost) -> list[Point]:
     """A label for the end of each line, moved up where it would cover another.
 
     A line that ends early has its label after it, one that fills the plot above its end.
@@ -108,7 +106,7 @@ def _ends(rows: Sequence[Row], cost: Cost) -> list[Row]:
     last = {row["run"]: row for row in rows}
     values, width = [row["value"] for row in rows], max(row[cost.name] for row in rows) or 1.0
     line_height = LINE_HEIGHT * (max(values) - min(values))
-    labels: list[Row] = []
+    labels: list[Point] = []
     for row in sorted(last.values(), key=lambda row: row["value"]):
         end, length = row[cost.name] / width, CHARACTER_WIDTH * len(row["run"])
         early = end + length < 1

@@ -9,7 +9,7 @@ import altair as alt
 from goldilocks.report.run import Run
 from goldilocks.report.sections.base import (
     Plot,
-    Row,
+    Point,
     Section,
     by_run,
     data,
@@ -40,7 +40,7 @@ def lengths(runs: Sequence[Run]) -> Section:
 
 
 def _lengths(runs: Sequence[Run]) -> list[Plot]:
-    rows: list[Row] = []
+    rows: list[Point] = []
     for run in runs:
         for kind, series in (("generated", run.history.first_of(*GENERATED)), ("kept", run.history.series(KEPT))):
             rows += [{**row, "of": kind} for row in with_trend(run, series, "tokens")]

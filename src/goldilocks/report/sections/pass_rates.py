@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import altair as alt
 
 from goldilocks.report.run import Run
-from goldilocks.report.sections.base import Plot, Row, Section, by_run, data, number_axis, rounded, step_axis, titled
+from goldilocks.report.sections.base import Plot, Point, Section, by_run, data, number_axis, rounded, step_axis, titled
 from goldilocks.report.theme import run_colour
 
 # never right and always right stand apart from nearly so: they teach nothing
@@ -64,7 +64,7 @@ def _histogram(rates: Sequence[float]) -> dict[str, float]:
 def _over_time(number: int, kind: str, title: str, rates: Mapping[int, Sequence[float]], bins: Sequence[str]) -> Plot:
     steps = sorted(rates)
     ends = [*steps[1:], 2 * steps[-1] - steps[-2] if len(steps) > 1 else steps[-1] + 1]
-    rows: list[Row] = [
+    rows: list[Point] = [
         {"from": step, "to": end, "bin": name, "share": rounded(share), "groups": len(rates[step])}
         for step, end in zip(steps, ends, strict=True)
         for name, share in _histogram(rates[step]).items()
@@ -87,7 +87,7 @@ def _over_time(number: int, kind: str, title: str, rates: Mapping[int, Sequence[
 
 
 def _beliefs_now(runs: Sequence[Run]) -> Plot | None:
-    rows: list[Row] = []
+    rows: list[Point] = []
     for run in runs:
         if run.beliefs:
             shares = _histogram([row.pass_rate for row in run.beliefs[-1].rows])

@@ -8,10 +8,11 @@ from typing import Any
 
 import altair as alt
 
+from goldilocks.nested import value_at
 from goldilocks.report.run import Run
 from goldilocks.report.sections.base import (
     Plot,
-    Row,
+    Point,
     Section,
     by_run,
     data,
@@ -26,7 +27,6 @@ from goldilocks.report.sections.base import (
     with_trend,
 )
 from goldilocks.report.theme import run_colour
-from goldilocks.runs.costs import setting
 from goldilocks.runs.history import History, Series
 
 RATIO = "actor/seq_importance_ratio"
@@ -60,7 +60,7 @@ def _ratio(runs: Sequence[Run], number: int, run: Run) -> list[Plot]:
     levels, mean = quantiles(run.history), thinned(run.history.series(RATIO))
     if not levels and not mean:
         return []
-    rows: list[Row] = [{"step": step, "mean": rounded(value)} for step, value in mean.items()]
+    rows: list[Point] = [{"step": step, "mean": rounded(value)} for step, value in mean.items()]
     layers: list[alt.Chart] = []
     for low, high in _pairs(levels):
         name = f"{low:g}–{high:g}%"
@@ -85,9 +85,9 @@ def _ratio(runs: Sequence[Run], number: int, run: Run) -> list[Plot]:
 
 def _clip_bounds(config: Mapping[str, Any]) -> list[float]:
     """1 − ε_low and 1 + ε_high, where the configuration says them."""
-    actor = setting(config, "actor_rollout_ref.actor")
-    low, high = setting(actor or {}, "clip_ratio_low"), setting(actor or {}, "clip_ratio_high")
-    gspo = setting(actor or {}, "policy_loss.loss_mode") == "gspo"
+    actor = value_at(config, "actor_rollout_ref.actor")
+    low, high = value_at(actor or {}, "clip_ratio_low"), value_at(actor or {}, "clip_ratio_high")
+    gspo = value_at(actor or {}, "policy_loss.loss_mode") == "gspo"
     return [1 - low, 1 + high] if gspo and isinstance(low, float) and isinstance(high, float) else []
 
 
@@ -98,7 +98,7 @@ def _pairs(levels: Mapping[float, Series]) -> list[tuple[float, float]]:
     return list(zip(below, above, strict=False))
 
 
-def _band(name: str, low: Series, high: Series) -> list[Row]:
+def _band(name: str, low: Series, high: Series) -> list[Point]:
     return [
         {"step": step, "band": name, "low": rounded(low[step]), "high": rounded(high[step])}
         for step in low
@@ -120,7 +120,7 @@ def _ratio_axis(field: str) -> alt.Y:
 
 
 def _clips(runs: Sequence[Run]) -> list[Plot]:
-    rows: list[Row] = []
+    rows: list[Point] = []
     for run in runs:
         sides = {side: run.history.series(name) for side, name in CLIPS.items()}
         if sides["above"]:

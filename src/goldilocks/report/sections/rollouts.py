@@ -9,7 +9,7 @@ import altair as alt
 from goldilocks.report.run import Run
 from goldilocks.report.sections.base import (
     Plot,
-    Row,
+    Point,
     Section,
     data,
     lacking,
@@ -58,7 +58,7 @@ def _positive(run: Run, name: str) -> dict[int, float]:
     return {step: value for step, value in run.history.series(name).items() if value > 0}
 
 
-def _extremes(run: Run) -> list[Row]:
+def _extremes(run: Run) -> list[Point]:
     fewest, most = thinned(_positive(run, FEWEST)), thinned(_positive(run, MOST))
     return [{"step": step, "fewest": low, "most": most[step]} for step, low in fewest.items() if step in most]
 

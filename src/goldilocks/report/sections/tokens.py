@@ -12,7 +12,17 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 
 from goldilocks.report.run import Run
-from goldilocks.report.sections.base import Plot, Row, Section, data, lacking, layered, number_axis, rounded, step_axis
+from goldilocks.report.sections.base import (
+    Plot,
+    Point,
+    Section,
+    data,
+    lacking,
+    layered,
+    number_axis,
+    rounded,
+    step_axis,
+)
 from goldilocks.report.theme import account_colour, account_order, account_title
 from goldilocks.runs.history import History, Series, at_or_before, increments
 from goldilocks.types import Account
@@ -58,7 +68,7 @@ def _scale(used: Sequence[str]) -> alt.Scale:
 
 
 def _shares(there: Mapping[str, Mapping[str, Series]], used: Sequence[str]) -> Plot:
-    rows: list[Row] = []
+    rows: list[Point] = []
     for name, totals in there.items():
         final = {account: list(totals[account].values())[-1] for account in used if account in totals}
         generated, start = sum(final.values()) or 1.0, 0.0
@@ -128,11 +138,11 @@ def _edges(steps: Sequence[int]) -> list[tuple[int, int]]:
     return [(steps[start], steps[min(start + size, len(steps)) - 1]) for start in range(0, len(steps), size)]
 
 
-def _stack(start: int, end: int, counts: Mapping[str, float]) -> list[Row]:
+def _stack(start: int, end: int, counts: Mapping[str, float]) -> list[Point]:
     """One bar: what an account gained stands on zero, what it gave back hangs below."""
     width = end - start + 1
     tops = {True: 0.0, False: 0.0}
-    rows: list[Row] = []
+    rows: list[Point] = []
     for account, count in counts.items():
         a_step, up = count / width, count > 0
         if not count:

@@ -1,0 +1,59 @@
+"""A file or a folder is whole or not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from goldilocks.runs.atomic import make_folder, replacing, write_text
+from goldilocks.runs.directory import cache_folder
+
+
+def test_a_file_is_replaced_when_it_is_whole(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    write_text(file, "old")
+    with replacing(file) as temporary:
+        temporary.write_text("new")
+        assert file.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert file.read_text() == "new"
+
+
+def test_a_file_that_fails_halfway_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    file = tmp_path / "a.txt"
+    write_text(file, "old")
+    with pytest.raises(KeyboardInterrupt), replacing(file) as temporary:  # noqa: PT012
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+    assert file.read_text() == "old"
+
+
+def test_a_folder_is_made_once(tmp_path: Path) -> None:
+    made: list[Path] = []
+
+    def make(folder: Path) -> None:
+        made.append(folder)
+        (folder / "a").touch()
+
+    for _ in range(2):
+        make_folder(tmp_path / "deep" / "folder", make)
+    assert len(made) == 1
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["folder"]
+    assert (tmp_path / "deep" / "folder" / "a").is_file()
+
+
+def test_a_folder_that_fails_halfway_is_not_there(tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "a").touch()
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        make_folder(tmp_path / "folder", fail)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_cache_is_where_the_user_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "goldilocks"
