@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from goldilocks.core import Accounts, Collector, Exhausted, Ledger, Limits, ListSource, Source, Surplus
+from goldilocks.errors import missing_extra
 from goldilocks.types import Failure, Group, Prompt, Request, Rollout, Verdict
 
 __version__ = "0.1.0"
@@ -24,6 +25,8 @@ _LAZY = {
     "TrainerConfig": "goldilocks.verl.documents",
     "RayPPOTrainerWithSampling": "goldilocks.verl.v0.trainer",
 }
+
+_EXTRAS = {"filtering": "filter", "verl": "verl"}
 
 __all__ = [
     "Accounts",
@@ -56,5 +59,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(importlib.import_module(_LAZY[name]), name)
+        try:
+            return getattr(importlib.import_module(_LAZY[name]), name)
+        except ModuleNotFoundError as error:
+            extra = _EXTRAS[_LAZY[name].split(".")[1]]
+            raise ModuleNotFoundError(missing_extra(error, extra), name=error.name) from error
     raise AttributeError(f"module 'goldilocks' has no attribute {name!r}")

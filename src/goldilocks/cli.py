@@ -13,7 +13,9 @@ import sys
 from collections.abc import Sequence
 
 from goldilocks import __version__
+from goldilocks.errors import missing_extra
 
+# name: (module, what it does); EXTRAS: what to install for it beside the core
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("goldilocks.launch.train", "train a recipe with verl on this machine or cluster"),
     "compare": ("goldilocks.compare.command", "recipes side by side at equal cost, over seeds"),
@@ -24,6 +26,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "model": ("goldilocks.tasks.model_command", "get SmolLM2, or make a tiny model, to train"),
     "doctor": ("goldilocks.launch.doctor", "is everything installed, and does it work on this machine?"),
 }
+
+EXTRAS = {"train": "verl", "compare": "verl,report", "report": "report", "filter": "filter"}
+OTHERS = "verl"  # data, model and doctor do some of their work without it
 
 EPILOG = """\
 examples:
@@ -62,8 +67,9 @@ def _parsers(chosen: str | None) -> tuple[argparse.ArgumentParser, dict[str, arg
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        args = parse(list(sys.argv[1:] if argv is None else argv))
+        args = parse(words)
         return int(importlib.import_module(COMMANDS[args.command][0]).run(args) or 0)
     except (ValueError, OSError) as error:
         print(f"goldilocks: {error}", file=sys.stderr)
@@ -72,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("goldilocks: interrupted", file=sys.stderr)
         return 130
     except ModuleNotFoundError as error:
-        print(f"goldilocks: {error}; install it with: pip install 'goldilocks-rl[verl,report]'", file=sys.stderr)
+        print(f"goldilocks: {missing_extra(error, EXTRAS.get(words[0], OTHERS))}", file=sys.stderr)
         return 2
 
 

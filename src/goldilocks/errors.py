@@ -23,6 +23,11 @@ def require_type(key: str, value: object, hint: object) -> None:
         require(fits, key, value, " or ".join(PLAIN[one] for one in PLAIN if one in accepted))
 
 
+def missing_extra(error: ModuleNotFoundError, extra: str) -> str:
+    """Return what to install when a module of one of our extras is not there."""
+    return f"{error}; install it with: pip install 'goldilocks-rl[{extra}]'"
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return `` (did you mean …?)`` for the known word closest to ``word``, or an empty string if none is close."""
     close = closest(word, known, most=1)

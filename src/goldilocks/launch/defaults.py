@@ -10,12 +10,13 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
-
-from omegaconf import DictConfig, OmegaConf, open_dict
+from typing import TYPE_CHECKING, Any
 
 from goldilocks.runs.atomic import make_folder
 from goldilocks.runs.directory import cache_folder
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 VERSION = "1"  # raised when what is made here changes, so that nobody trains on what an older version made
 VARIABLE = "GOLDILOCKS_ARITHMETIC"
@@ -32,6 +33,8 @@ def folder(task: str = "arithmetic") -> Path:
 
 def locate(config: DictConfig) -> None:
     """Tell the config where its data will be; nothing is made. To be called before ``config`` is resolved."""
+    from omegaconf import OmegaConf
+
     for task in SIZES:
         os.environ[f"GOLDILOCKS_{task.upper()}"] = str(folder(task))
     if GYM in config:
@@ -42,6 +45,8 @@ def locate(config: DictConfig) -> None:
 
 def provide(config: DictConfig) -> None:
     """Make or fetch what the config names and is not there yet; a model's name becomes its folder."""
+    from omegaconf import open_dict
+
     locate(config)
     for task, (train, val) in SIZES.items():
         if _names(config, folder(task) / "data"):
@@ -78,6 +83,8 @@ def _make_data(out: Path, name: str, train: int, val: int, seed: int = 0, **opti
 
 
 def _make_gym(out: Path, settings: DictConfig) -> None:
+    from omegaconf import OmegaConf
+
     chosen: Any = OmegaConf.to_container(settings)
     generators = {name: knobs or {} for name, knobs in (chosen["generators"] or GENERATORS).items()}
     _make_data(out, GYM, chosen["train"], chosen["val"], chosen["seed"], generators=generators)

@@ -107,10 +107,8 @@ def _explain(error: Exception, base: DictConfig, overrides: Sequence[str]) -> st
         key = re.split(r"[=@]", override.lstrip("~"), maxsplit=1)[0]
         if not override.startswith("+") and OmegaConf.select(base, key, default=_MISSING) is _MISSING:
             near = _nearest_keys(key, keys)
-            hint = f"nearest: {', '.join(near)}" if near else "no key is like it"
-            return (
-                f"unknown key {key!r} in {override!r}; {hint}. To add a key that verl does not have, write +{override}"
-            )
+            hint = f"; nearest: {', '.join(near)}" if near else "; no key is like it"
+            return f"unknown key {key!r} in {override!r}{hint}. To add a key that verl does not have, write +{override}"
     return " ".join(str(error).split())
 
 
