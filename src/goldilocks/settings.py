@@ -140,6 +140,11 @@ class Settings:
         return PPOFilterConfig.from_mapping({"target_group_size": self.n, **given})
 
     @property
+    def drops_groups(self) -> bool:
+        """Whether a prompt that is rolled out may train nothing."""
+        return self.filter_groups.enable or self.policies.filter is not None or self.batch_filter_config is not None
+
+    @property
     def judges_final_reward(self) -> bool:
         """Whether groups are judged on a reward that is known only after log-probs are."""
         return self.filter_groups.enable and self.filter_groups.metric == FINAL_METRIC and self.use_kl_in_reward

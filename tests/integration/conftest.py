@@ -172,16 +172,21 @@ def kill(process_name: str) -> Callable[[Path], None]:
     """For ``launch(during=...)``: SIGKILL a process of the launch after its first training step."""
 
     def during(log: Path) -> None:
-        deadline = time.monotonic() + 360
-        while "step:1 -" not in log.read_text(errors="replace"):
-            assert time.monotonic() < deadline, "no first step:\n" + log.read_text(errors="replace")[-5000:]
-            time.sleep(0.2)
+        _wait_for_the_first_step(log)
         victims = [process for process in _processes(log.parent) if process_name in " ".join(process.cmdline())]
         assert victims, f"no process {process_name!r}"
         for process in victims:
             process.kill()
 
     return during
+
+
+def _wait_for_the_first_step(log: Path) -> None:
+    deadline = time.monotonic() + 360
+    while "step:1 -" not in log.read_text(errors="replace"):
+        alive = time.monotonic() < deadline and _processes(log.parent)
+        assert alive, "no first step:\n" + log.read_text(errors="replace")[-5000:]
+        time.sleep(0.5)
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -9,22 +9,22 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
+import pandas
 import pytest
 
-from .conftest import Launch, Run, kill
+from .conftest import Launch, Run, Task, kill
 
 pytestmark = pytest.mark.integration
 
 REWARDS = '''
 import collections
+import json
+import pathlib
 
 def by_index(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     acc = float(extra_info["index"] % 2 == 0)
     return {"score": acc, "acc": acc}
 
-
-def hopeless(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    return {"score": 0.0, "acc": 0.0}
 
 scored = collections.Counter()
 
@@ -32,6 +32,15 @@ def right_from_the_third_on(data_source, solution_str, ground_truth, extra_info=
     """There is one reward worker, so it sees every answer to a prompt."""
     scored[extra_info["index"]] += 1
     acc = float(scored[extra_info["index"]] > 2)
+    return {"score": acc, "acc": acc}
+
+
+def every_other_where_there_is_water(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    folder = pathlib.Path(__file__).parent
+    wells = json.loads((folder / "wells.json").read_text())
+    wet = extra_info["index"] in wells or (folder / "rain").exists()
+    scored[extra_info["index"]] += 1
+    acc = float(wet and scored[extra_info["index"]] % 2)
     return {"score": acc, "acc": acc}
 '''
 MODE = "trainer.v1.trainer_mode=goldilocks"
@@ -238,9 +247,44 @@ def test_ppo_with_a_critic_filters_on_the_reward_after_the_kl_penalty(launch: La
     assert_accounts_sum(run)
 
 
-def test_data_without_signal_end_in_the_documented_words_and_nothing_is_lost(launch: Launch, tmp_path: Path) -> None:
-    run = launch(MODE, FILTER, "algorithm.filter_groups.max_num_gen_batches=2", *rewards(tmp_path, "hopeless"))
-    assert run.status != 0
-    assert "num_gen_batches=2 >= max_num_gen_batches=2." in run.log
-    assert "Generated too many batches. Please check if your data are too difficult." in run.log
-    assert (tmp_path / "checkpoints" / "interrupted_step_1" / "goldilocks.npz").exists()
+def test_data_without_signal_end_the_run_in_the_documented_words_and_it_goes_on_to_the_end_of_its_epoch(
+    launch: Launch, task: Task, tmp_path: Path
+) -> None:
+    rows = pandas.read_parquet(task.train)
+    (tmp_path / "wells.json").write_text(json.dumps([int(info["index"]) for info in rows["extra_info"][:20]]))
+    common = [
+        MODE,
+        FILTER,
+        "data.shuffle=False",
+        "trainer.total_training_steps=null",
+        "trainer.total_epochs=1",
+        "trainer.save_freq=1000000",
+        "trainer.test_freq=1000000",
+        "trainer.resume_mode=auto",
+        *rewards(tmp_path, "every_other_where_there_is_water"),
+    ]
+    first = launch(*common, "algorithm.filter_groups.max_num_gen_batches=2")
+    assert first.status != 0
+    assert "num_gen_batches=2 >= max_num_gen_batches=2." in first.log
+    assert "Generated too many batches. Please check if your data are too difficult." in first.log
+    last = first.steps[-1]
+    assert last["step"] == 2  # of twenty prompts with signal, eight an update
+    saved = tmp_path / "checkpoints" / "global_step_2"
+    assert f"What was generated is saved in {saved}." in first.log
+    assert (saved / "actor").is_dir()
+
+    (tmp_path / "rain").touch()
+    second = launch(*common)
+    assert second.status == 0, second.tail()
+    assert f"Goldilocks goes on from {saved}: " in second.log
+    next_step, end = second.steps[0], second.steps[-1]
+    assert next_step["step"] == 3
+    assert next_step["data/prompts_issued"] == last["data/prompts_issued"] + next_step["train/prompts_issued"]
+    assert next_step["train/prompts_issued"] > 16  # those of the unfinished step are not asked for again
+    assert next_step["accounts/trained_rollouts"] == last["accounts/trained_rollouts"] + 32
+    assert_accounts_sum(second)
+
+    assert end["step"] < 12  # which is verl's count of an epoch of 100 prompts, if all were trained
+    assert 100 - end["data/prompts_issued"] < 8
+    assert all(("val-core/addition/acc/mean@1" in step) == (step is end) for step in second.steps)
+    assert (tmp_path / "checkpoints" / f"global_step_{end['step']}" / "goldilocks.npz").exists()

@@ -177,15 +177,19 @@ class Collector:
         while event.uid in self._open and visit.settle():
             self._decide(visit)
 
-    def reject(self, uids: Iterable[str] | Mapping[str, Collection[int]], reason: str) -> tuple[str, ...]:
+    def reject(
+        self, uids: Iterable[str] | Mapping[str, Collection[int]], reason: str, *, flat: bool = False
+    ) -> tuple[str, ...]:
         """Take back groups of the batch in hand, or kept ones: whole, or the rollouts named for each.
 
         What is left of a group is judged again. Those that no longer pass are returned: they are not to be trained, and
-        ``take`` hands out as many in their place once ``ready``.
+        ``take`` hands out as many in their place once ``ready``. Groups rejected because they are ``flat``, without a
+        gradient, may fill up a batch (``on_exhausted: backfill``); others never.
         """
         rows = dict(uids) if isinstance(uids, Mapping) else dict.fromkeys(uids)
         taken = len(self._shelf.in_hand)
-        lost = [uid for uid, indices in rows.items() if self._shelf.reject(uid, indices, reason, self.filter.judge)]
+        judge = self.filter.judge
+        lost = [uid for uid, indices in rows.items() if self._shelf.reject(uid, indices, reason, judge, flat=flat)]
         self._owed += taken - len(self._shelf.in_hand)
         self._statistics.rejected += len(lost)
         self._keep_rate.take_back(len(lost))
@@ -217,14 +221,20 @@ class Collector:
         return self._shelf.in_hand
 
     @property
+    def backfilled(self) -> set[str]:
+        """The groups of the batch in hand that only fill it up, and are not to be judged again."""
+        return self._shelf.backfilled
+
+    @property
     def waiting_rollouts(self) -> list[Rollout]:
-        """Every rollout whose payload a later batch may need: those of open groups and of kept ones."""
-        groups = [*(visit.arrived for visit in self._open), *(group.rollouts for group in self._shelf.kept)]
+        """Every rollout whose payload a later batch may need: of open groups, kept ones and, in a step, spare ones."""
+        judged = [*self._shelf.kept, *(self._shelf.spare if self._owed else ())]
+        groups = [*(visit.arrived for visit in self._open), *(group.rollouts for group in judged)]
         return [rollout for rollouts in groups for rollout in rollouts]
 
     @property
     def alive(self) -> set[str]:
-        """The groups whose payloads are still needed: open, kept, or in the batch in hand."""
+        """The groups whose payloads are still needed: open, kept, held to fill up, or in the batch in hand."""
         return {*(visit.uid for visit in self._open), *self._shelf.uids}
 
     @property

@@ -52,8 +52,18 @@ class Shelf:
 
     @property
     def uids(self) -> set[str]:
-        """Those that wait and those in hand."""
-        return {*self._kept, *self._in_hand}
+        """Those that wait, those in hand, and those held to fill a batch up."""
+        return {*self._kept, *self._in_hand, *self._dropped}
+
+    @property
+    def backfilled(self) -> set[str]:
+        """Those of the batch in hand that only fill it up."""
+        return {uid for uid, (_, account) in self._in_hand.items() if account == Account.BACKFILLED}
+
+    @property
+    def spare(self) -> tuple[Group, ...]:
+        """Those held to fill a batch up."""
+        return tuple(group for group, _ in self._dropped.values())
 
     def keep(self, group: Group) -> None:
         """Keep a group that passed its filter until it is taken."""
@@ -64,6 +74,9 @@ class Shelf:
         """Let go of a group that its filter dropped; some are held to fill a batch up."""
         self._release(group.prompt.index)
         self._accounts.move(group.rollouts, Account.OPEN, account)
+        self._hold(group, account)
+
+    def _hold(self, group: Group, account: Origin) -> None:
         if len(group) and len(self._dropped) < self._spare:
             self._dropped[group.uid] = group, account
 
@@ -111,8 +124,11 @@ class Shelf:
             self._accounts.move(group.rollouts, Account.CARRIED, Account.EXPIRED)
         return len(expired)
 
-    def reject(self, uid: str, indices: Collection[int] | None, reason: str, judge: Judge) -> bool:
-        """Take rollouts of a group back: those named, or all. True if the rest does not pass and the group is lost."""
+    def reject(self, uid: str, indices: Collection[int] | None, reason: str, judge: Judge, *, flat: bool) -> bool:
+        """Take rollouts of a group back: those named, or all. True if the rest does not pass and the group is lost.
+
+        A group that is lost because it is ``flat`` has no gradient, and may fill a batch up.
+        """
         group = self._find(uid)
         gone = {rollout.index for rollout in group.rollouts} if indices is None else set(indices)
         left = tuple(rollout for rollout in group.rollouts if rollout.index not in gone)
@@ -122,6 +138,8 @@ class Shelf:
         self._charge(group, [one for one in group.rollouts if lost or one.index in gone], reason)
         if lost:
             self._remove(group)
+            if flat:
+                self._hold(replace(group, trained=()), Account.REJECTED.because(reason))
         elif uid in self._in_hand:
             self._in_hand[uid] = rest, self._in_hand[uid][1]
         else:

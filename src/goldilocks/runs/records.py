@@ -7,7 +7,7 @@ of one line that says where.
 verl writes one ``<step>.jsonl`` a step with ``input, output, gts, score, step`` and then
 
 - V0 (``RayPPOTrainer``): the reward function's extra infos, ``request_id`` where the rollout has one, and no uid;
-- V1 (``trainer.use_v1``): ``uid``, which is not the group's but the sample's key ``{group}_{session}_{index}``.
+- V1 (``trainer.use_v1``): ``uid``, which is not the group's but the row's key ``{group}_{rollout}_{part}``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,20 @@ Record = dict[str, object]
 Handler = TypeVar("Handler")
 
 VERL_DUMP_KEYS = frozenset({"input", "output", "gts", "score", "step"})
-_SAMPLE_KEY = re.compile(r"(?P<group>.+)_\d+_\d+")
+_ROW_KEY = re.compile(r"(?P<group>.+)_(?P<rollout>\d+)_(?P<part>\d+)")
+
+
+def row_key(uid: str, rollout: int, part: int) -> str:
+    """Return verl's name for one row: a rollout of a group has a row for each part of its conversation."""
+    return f"{uid}_{rollout}_{part}"
+
+
+def split_row_key(key: str) -> tuple[str, int]:
+    """Return the group and the rollout that a row belongs to."""
+    found = _ROW_KEY.fullmatch(key)
+    if found is None:
+        raise ValueError(f"{key!r} is not the name of a row: {{group}}_{{rollout}}_{{part}}")
+    return found["group"], int(found["rollout"])
 
 
 def read_records(path: Path | str) -> list[Record]:
@@ -69,8 +82,8 @@ def _group_uid(row: Mapping[str, object], number: int, column: str | None) -> st
     if row.get(name) is None:
         raise ValueError(f"row {number}: no column {name!r} that says which group it belongs to; there are {list(row)}")
     uid = str(row[name])
-    sample_key = _SAMPLE_KEY.fullmatch(uid) if column is None and dumped_by_verl else None
-    return sample_key["group"] if sample_key else uid
+    named = column is None and dumped_by_verl and _ROW_KEY.fullmatch(uid) is not None
+    return split_row_key(uid)[0] if named else uid
 
 
 def dump_files(directory: Path) -> list[Path]:

@@ -230,6 +230,20 @@ def test_backfill_keeps_the_shape_with_dropped_groups() -> None:
     assert subject.metrics()["train/groups_backfilled"] == 1
 
 
+@pytest.mark.parametrize("flat", [True, False])
+def test_only_groups_rejected_for_want_of_a_gradient_fill_a_batch_up(flat: bool) -> None:
+    limits = Limits(max_num_gen_batches=1, on_exhausted="backfill")
+    subject = collector(filter=Everything(), limits=limits)
+    answer(subject, subject.requests())
+    subject.take()
+    assert subject.reject(["g0"], "gate", flat=flat) == ("g0",)
+    subject.requests()
+    assert [group.uid for group in subject.take()] == (["g0"] if flat else [])
+    assert subject.backfilled == ({"g0"} if flat else set())
+    assert subject.alive == ({"g0", "g1"} if flat else {"g1"})
+    subject.accounts.check()
+
+
 def test_a_group_is_not_opened_when_the_budget_cannot_pay_for_its_first_ask() -> None:
     subject = collector(allocator=Fixed(4), limits=Limits(max_rollouts_per_step=6, on_exhausted="shrink"))
     assert [request.n for request in subject.requests()] == [4]

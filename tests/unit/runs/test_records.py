@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from goldilocks.runs.records import group_uids, read_records, write_records
+from goldilocks.runs.records import group_uids, read_records, row_key, split_row_key, write_records
 
 ROWS = [
     {"uid": "a", "reward": 1.0, "length": 12, "text": "first\nsecond, with a comma", "solved": True},
@@ -131,3 +131,10 @@ def test_verls_own_writer_is_read_back(tmp_path: Path) -> None:
     assert rows[0] == {"input": "2+2=", "output": "4", "gts": "4", "score": 1.0, "step": 3, "acc": 1}
     assert group_uids(rows) == ["3/2+2=", "3/2+2=", "u", "u"]
     assert json.loads((tmp_path / "4.jsonl").read_text().splitlines()[0])["uid"] == "u_0_0"
+
+
+def test_the_name_of_a_row_says_its_group_and_rollout() -> None:
+    assert split_row_key(row_key("g12", 3, 0)) == ("g12", 3)
+    assert split_row_key(row_key("a_1_b", 0, 2)) == ("a_1_b", 0)  # a group may have any name
+    with pytest.raises(ValueError, match=r"'g12' is not the name of a row: \{group\}_\{rollout\}_\{part\}"):
+        split_row_key("g12")

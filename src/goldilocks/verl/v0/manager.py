@@ -19,16 +19,18 @@ from goldilocks.core import Collector
 from goldilocks.core.visit import issue_order
 from goldilocks.rounds import WholeRounds, places
 from goldilocks.types import Failure, Group, Request, Rollout
+from goldilocks.verl.final_reward import REASON
+from goldilocks.verl.refill import replacements
 from goldilocks.verl.v0.pending import Pending
 from goldilocks.verl.v0.rows import Row, RowStore, rows_of
-from goldilocks.verl.v0.timing import Timing, merge_timings
 
 TRAINED = "__trained__"  # of each row, whether it is trained: baselines come from all
 
 # A last look at what was taken, rows and all: the groups that are not to be trained after all.
 Review = Callable[[DataProto], Sequence[str]]
 
-REJECTED = "final_reward"  # the reason in the accounts
+Timing = dict[str, float]
+SLOWEST = "agent_loop/slowest/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +81,26 @@ class CollectingManager:
         if not isinstance(batch, Pending):
             return self._manager.generate_sequences(batch)
         calls: list[tuple[int, Timing]] = []
-        groups, fresh = [], self._collect(batch.meta_info, calls)
-        while refused := self._refused(fresh):
-            groups += [group for group in fresh if group.uid not in refused]
-            fresh = self._collect(batch.meta_info, calls)
-        rows = self._batch([*groups, *fresh])
+        self._fill(batch.meta_info, calls)
+        self._judge(self._collector.take())
+        for groups in replacements(self._collector, lambda: self._fill(batch.meta_info, calls)):
+            self._judge(groups)
+        rows = self._batch(self._collector.in_hand)
         rows.meta_info = {"timing": merge_timings(calls), "reward_extra_keys": self._keys_in(rows)}
         self._rows.retain(self._collector.alive)
         return batch.fill(rows)
 
-    def _refused(self, groups: Sequence[Group]) -> Sequence[str]:
-        """The groups that a last look refuses; the collector replaces them."""
-        if self._review is None:
-            return ()
-        refused = self._review(self._batch(groups))
-        return self._collector.reject(refused, REJECTED)
+    def _judge(self, groups: Sequence[Group]) -> None:
+        """Take back the groups that a last look refuses."""
+        judged = [group for group in groups if group.uid not in self._collector.backfilled]
+        if self._review is not None and judged:
+            self._collector.reject(self._review(self._batch(judged)), REASON, flat=True)
 
-    def _collect(self, meta: dict[str, Any], calls: list[tuple[int, Timing]]) -> list[Group]:
+    def _fill(self, meta: dict[str, Any], calls: list[tuple[int, Timing]]) -> None:
         while not self._collector.ready:
             requests = self._collector.requests()
             if requests:
                 calls += self._round(requests, meta)
-        return list(self._collector.take())
 
     # -- a round -------------------------------------------------------------------------------------------------------
 
@@ -122,8 +122,7 @@ class CollectingManager:
             self._rows.put(request.uid, number, prompt_rows[place].with_fields_of(answer.row))
             self._rounds.next(request.uid)
             self._collector.observe(answer.event(request.uid, number))
-        if self._collector.limits.on_exhausted != "backfill":  # which may still want what was dropped
-            self._rows.retain(self._collector.alive)
+        self._rows.retain(self._collector.alive)
         return calls
 
     def _generate(self, batch: DataProto) -> tuple[list[DataProto], list[tuple[int, Timing]]]:
@@ -182,6 +181,33 @@ def _priorities(requests: Sequence[Request]) -> np.ndarray:
     """First issued, first served. With `full_determinism` verl names a request, and so its noise, by this number."""
     numbers = [(issue_order(request.uid) << 16) + number for request, number, _ in places(requests)]
     return np.array(numbers, dtype=np.int64)
+
+
+def merge_timings(calls: Sequence[tuple[int, Timing]]) -> Timing:
+    """Return the timings of one step's generation calls as those of one call, under verl's names.
+
+    Each call is its number of rollouts and what verl measured of it.
+    """
+    if not calls:
+        return {}
+    slowest = max((timing for _, timing in calls), key=_of_slowest)
+    merged = dict(slowest)
+    for name in slowest:
+        values = [(rollouts, timing[name]) for rollouts, timing in calls if name in timing]
+        if name.startswith(SLOWEST):
+            continue
+        if name.endswith("/min"):
+            merged[name] = min(value for _, value in values)
+        elif name.endswith("/mean"):
+            merged[name] = sum(n * value for n, value in values) / sum(n for n, _ in values)
+        else:
+            merged[name] = max(value for _, value in values)
+    return merged
+
+
+def _of_slowest(timing: Timing) -> float:
+    parts = ("generate_sequences", "tool_calls", "compute_score")
+    return sum(timing.get(SLOWEST + part, 0.0) for part in parts)
 
 
 def _is_number(value: object) -> bool:

@@ -1,13 +1,11 @@
-"""Finished rollouts, kept on the driver until they are trained or let go.
+"""Finished rollouts, kept on the driver until they are trained or let go, and the batches made of them.
 
 A row is everything verl's batch holds of one rollout. Rows are copied out of the generation batch they came with, so
-that a dropped group's memory is free at once; a saved store holds tensors as safetensors and all else as JSON, and
-loading it executes no code.
+that a dropped group's memory is free at once.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from verl import DataProto
 
-from goldilocks.verl.row_json import dump_values
-
-TENSORS, VALUES = "tensors.safetensors", "values.json"
+from goldilocks.filtering import pad_batch
+from goldilocks.types import Rollout
+from goldilocks.verl.stored_rows import load_rows, save_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +60,16 @@ class RowStore:
         values["uid"] = _objects([uid for uid, _ in pairs])
         return DataProto.from_dict(tensors=tensors, non_tensors=values)
 
-    def save(self, places: Iterable[tuple[str, int]], folder: Path) -> None:
-        """Write the rows of these (group, number) pairs."""
-        folder.mkdir(parents=True, exist_ok=True)
-        pairs = list(places)
-        rows = [self._groups[uid][index] for uid, index in pairs]
-        names = rows[0].tensors if rows else ()
-        text = dump_values([[*pair, dict(row.values)] for pair, row in zip(pairs, rows, strict=True)])
-        save_file({name: torch.stack([row.tensors[name] for row in rows]) for name in names}, folder / TENSORS)
-        (folder / VALUES).write_text(text)
+    def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
+        """Write the rows of these rollouts."""
+        places = [(rollout.uid, rollout.index) for rollout in rollouts]
+        rows = [self._groups[uid][index] for uid, index in places]
+        save_rows([[*place, row.tensors, row.values] for place, row in zip(places, rows, strict=True)], folder)
 
     def load(self, folder: Path) -> None:
         """Take back what ``save`` wrote."""
-        tensors = load_file(folder / TENSORS)
-        for place, (uid, index, values) in enumerate(json.loads((folder / VALUES).read_text())):
-            self.put(uid, index, Row({name: column[place].clone() for name, column in tensors.items()}, values))
+        for uid, index, tensors, values in load_rows(folder):
+            self.put(uid, index, Row(tensors, values))
 
 
 def rows_of(batch: DataProto) -> Iterator[Row]:
@@ -86,6 +78,22 @@ def rows_of(batch: DataProto) -> Iterator[Row]:
     for place in range(len(batch)):
         tensors = {name: column[place].clone() for name, column in columns.items()}
         yield Row(tensors, {name: column[place] for name, column in batch.non_tensor_batch.items()})
+
+
+def pad_to(batch: DataProto, divisor: int) -> DataProto:
+    """Fill the batch up at its end, with rows that count for nothing, to what the workers can divide.
+
+    The batch that ``fit`` holds is never padded: it is filled up on its way to the workers, and what comes back is cut.
+    """
+    if len(batch) % divisor == 0:
+        return batch
+    columns = batch.non_tensor_batch
+    rows = list(range(len(batch)))  # a name for each row: rows stay where they are, whatever group they are of
+    padded = pad_batch({**batch.batch, **columns}, rows, None, divisor)
+    values = {name: padded.batch[name] for name in columns}
+    values["uid"] = _objects([*columns["uid"], *padded.uids[len(batch) :]])
+    tensors = {name: padded.batch[name] for name in batch.batch.keys()}  # noqa: SIM118
+    return DataProto.from_dict(tensors=tensors, non_tensors=values, meta_info=batch.meta_info)
 
 
 def _column(values: list[Any]) -> np.ndarray:

@@ -8,11 +8,9 @@ slowest rollout of a round (``trainer.v1.trainer_mode=goldilocks``); this one is
 from __future__ import annotations
 
 import copy
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -20,29 +18,25 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch.utils.data import Subset
 from verl import DataProto
-from verl.trainer.ppo.core_algos import kl_penalty
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.dataset.rl_dataset import collate_fn as verl_collate_fn
 
-from goldilocks.core import Exhausted
 from goldilocks.errors import require
 from goldilocks.platforms import patches_env
-from goldilocks.runs.checkpoint import load_state, save_state
 from goldilocks.settings import Settings
-from goldilocks.types import mean_and_std
+from goldilocks.verl.collector_checkpoint import CollectorCheckpoint, SavesCollector
 from goldilocks.verl.documents import TrainerConfig
+from goldilocks.verl.epochs import Epochs, schedule_note
+from goldilocks.verl.final_reward import KLPenalty, groups_without_variance
 from goldilocks.verl.rehearsal import rehearse
 from goldilocks.verl.source import DatasetSource, loader_order
 from goldilocks.verl.v0.manager import TRAINED, CollectingManager
-from goldilocks.verl.v0.padding import pad_to
 from goldilocks.verl.v0.pending import Pending, is_placeholder, placeholder
 from goldilocks.verl.v0.rewards import RewardFunction, mark_validation, route
-from goldilocks.verl.v0.rows import RowStore
-
-STATE, ROWS = "goldilocks.npz", "goldilocks_rows"
+from goldilocks.verl.v0.rows import RowStore, pad_to
 
 
-class RayPPOTrainerWithSampling(RayPPOTrainer):
+class RayPPOTrainerWithSampling(SavesCollector, RayPPOTrainer):
     """verl's ``RayPPOTrainer``: the same arguments, and ``reward_fn`` and ``val_reward_fn`` as functions.
 
     ``config`` is verl's, or a ``TrainerConfig``. ``fit`` starts Ray and the workers if that has not been done.
@@ -80,6 +74,9 @@ class RayPPOTrainerWithSampling(RayPPOTrainer):
         source = DatasetSource(self.train_dataset)
         rehearse(self.settings, source)
         self.collector = self.settings.collector(source, loader_order(self.config.data, len(source)))
+        self.epochs = Epochs(self.config.trainer, self.collector)
+        if note := schedule_note(self.config, self.settings, self.total_training_steps):
+            print(note)
         self.train_dataloader = _Placeholders(self)
 
     def init_workers(self) -> None:
@@ -93,6 +90,9 @@ class RayPPOTrainerWithSampling(RayPPOTrainer):
             generation_batch=super()._get_gen_batch,
             review=self._without_final_signal if self.settings.judges_final_reward else None,
         )
+        self.collector_checkpoint = CollectorCheckpoint(
+            self.config.trainer, self.collector, self.rows, manager=self.async_rollout_manager
+        )
 
     def fit(self) -> None:
         """verl's training loop."""
@@ -103,10 +103,8 @@ class RayPPOTrainerWithSampling(RayPPOTrainer):
         trainer, rollout = self.config.trainer, self.config.actor_rollout_ref.rollout
         kept = trainer.balance_batch, trainer.total_epochs, rollout.n
         try:
-            super().fit()
-        except Exhausted as error:
-            folder = self._save_interrupted()
-            raise Exhausted(f"{error} What was generated is saved in {folder}.") from error
+            with self._keeping_what_was_generated():
+                super().fit()
         finally:
             trainer.balance_batch, trainer.total_epochs, rollout.n = kept
 
@@ -114,9 +112,6 @@ class RayPPOTrainerWithSampling(RayPPOTrainer):
         """What ``fit`` reads from here on; its loggers have been told of the config as the user wrote it."""
         trainer = self.config.trainer
         self._balances = trainer.balance_batch
-        self._total_prompts = math.inf
-        if trainer.total_training_steps is None:
-            self._total_prompts = trainer.total_epochs * len(self.collector.source)
         trainer.balance_batch = True  # the one place where fit hands out its metrics
         trainer.total_epochs = sys.maxsize  # epochs end with the prompts issued
         self.config.actor_rollout_ref.rollout.n = 1  # each rollout is a row of its own
@@ -144,15 +139,10 @@ class RayPPOTrainerWithSampling(RayPPOTrainer):
         batch.meta_info["global_token_num"] = batch.batch["attention_mask"].sum(-1).tolist()
         old, _ = self._compute_old_log_prob(batch)
         reference = self._compute_ref_log_prob(batch)
-        kind, beta = self.config.algorithm.kl_penalty, self.kl_ctrl_in_reward.value
-        kl = kl_penalty(old.batch["old_log_probs"], reference.batch["ref_log_prob"], kl_penalty=kind)
-        final = (batch.batch["rm_scores"] - beta * kl * batch.batch["response_mask"]).sum(-1).tolist()
+        penalty = KLPenalty(self.config.algorithm.kl_penalty, self.kl_ctrl_in_reward.value)
+        final = penalty.final_rewards({**batch.batch, **old.batch, **reference.batch})
         self.checkpoint_manager.update_weights(self.global_steps - 1)  # the same ones: it is how replicas are woken
-        rewards: dict[str, list[float]] = {}
-        for uid, reward in zip(batch.non_tensor_batch["uid"], final, strict=True):
-            rewards.setdefault(uid, []).append(reward)
-        lowest = self.settings.filter_groups.min_std
-        return [uid for uid, values in rewards.items() if len(values) > 1 and mean_and_std(values)[1] <= lowest]
+        return groups_without_variance(batch.non_tensor_batch["uid"], final, self.settings.filter_groups.min_std)
 
     # -- groups of different sizes -------------------------------------------------------------------------------------
 
@@ -210,46 +200,9 @@ class RayPPOTrainerWithSampling(RayPPOTrainer):
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def _save_checkpoint(self) -> None:
-        """The collector's state first: verl writes the file that makes the checkpoint count last."""
-        self._save_collector(self._folder(f"global_step_{self.global_steps}"))
-        super()._save_checkpoint()
-
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
-        trainer = self.config.trainer
-        if trainer.resume_mode != "disable":
-            folder = self._folder(f"global_step_{self.global_steps}")
-            if trainer.resume_mode == "resume_path":
-                folder = Path(trainer.resume_from_path)
-            interrupted = self._folder(f"interrupted_step_{self.global_steps + 1}")
-            self._load_collector(interrupted if interrupted.is_dir() else folder)
         self._begin_training()
-
-    def _save_interrupted(self) -> Path:
-        folder = self._folder(f"interrupted_step_{self.global_steps}")
-        self.collector.put_back()
-        self._save_collector(folder)
-        return folder
-
-    def _folder(self, name: str) -> Path:
-        return Path(self.config.trainer.default_local_dir) / name
-
-    def _save_collector(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        waiting = ((rollout.uid, rollout.index) for rollout in self.collector.waiting_rollouts)
-        self.rows.save(waiting, folder / ROWS)
-        state = {"collector": self.collector.state_dict(), "manager": self.async_rollout_manager.state_dict()}
-        save_state(state, folder / STATE)
-
-    def _load_collector(self, folder: Path) -> None:
-        if not (folder / STATE).exists():
-            return
-        state = load_state(folder / STATE)
-        self.collector.load_state_dict(state["collector"])
-        self.async_rollout_manager.load_state_dict(state["manager"])
-        self.collector.reissue()
-        self.rows.load(folder / ROWS)
 
 
 class _Placeholders:
@@ -268,12 +221,12 @@ class _Placeholders:
         return sys.maxsize
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        trainer, collector = self._trainer, self._trainer.collector
+        trainer, collector, epochs = self._trainer, self._trainer.collector, self._trainer.epochs
         epoch, self._epoch = self._epoch, self._epoch + 1
         before = collector.prompts_issued - collector.target_groups
-        while collector.prompts_issued // len(collector.source) <= epoch:
+        while epochs.current <= epoch:
             issued = collector.prompts_issued
-            if trainer._total_prompts - issued < 2 * (issued - before):
+            if epochs.prompts - issued < 2 * (issued - before):
                 trainer.total_training_steps = trainer.global_steps
             before = issued
             yield placeholder()

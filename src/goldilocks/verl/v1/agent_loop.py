@@ -17,7 +17,9 @@ import ray
 from verl.experimental.agent_loop import agent_loop
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils.rollout_trace import rollout_trace_attr
+from verl.workers.rollout.llm_server import LLMServerClient
 
+from goldilocks.runs.records import row_key
 from goldilocks.types import Failure, Rollout, content_key
 from goldilocks.verl.failures import publish
 from goldilocks.verl.patches.patch import Kind
@@ -25,9 +27,11 @@ from goldilocks.verl.patches.switch import ask_for
 from goldilocks.verl.patches.table import GATHERED_PUTS
 from goldilocks.verl.sampling_seed import VALIDATION, request_number, seeded, visit_seed
 from goldilocks.verl.v1.client import Cancelled, Session, StreamingClient, current_session
-from goldilocks.verl.v1.fields import FIRST, ROLLOUTS, VISIT_SEED
+from goldilocks.verl.v1.rows import FIRST, ROLLOUTS, VISIT_SEED
 
 logger = logging.getLogger(__name__)
+
+DRAIN_S = 300.0  # how long requests that nobody needs may still run: a server that cannot abort ends them itself
 
 
 class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[name-defined]
@@ -38,8 +42,11 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         ask_for(Kind.REPORTS)
         for patch in GATHERED_PUTS:
             patch.apply()
-        self.llm_client = StreamingClient(self.llm_client)
         self._agent_loops: dict[str, Callable[[], Any]] = {}
+        self._listen(self.llm_client)
+
+    def _listen(self, client: LLMServerClient) -> None:
+        self.llm_client = StreamingClient(client)
         self._events: list[Rollout | Failure] = []
         self._news = asyncio.Event()
 
@@ -54,6 +61,11 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         """These groups are no longer needed."""
         for uid in uids:
             self.llm_client.cancel(uid)
+
+    async def drained(self, within: float) -> int:
+        """Wait until no session is at a server, at most so many seconds; return how many still are."""
+        left: int = await self.llm_client.drained(within)
+        return left
 
     async def generate_sequences(self, batch: Any) -> None:
         """verl's: starts a session for each rollout and does not wait for it."""
@@ -154,7 +166,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             metrics={name: float(value) for name, value in info.items() if _is_number(value)},
             truncated=len(final.response_ids) >= self.rollout_config.response_length,
             version=None if version is None else int(version),
-            payload=[[f"{uid}_{index}_{i}", _tag(one, global_steps)] for i, one in enumerate(outputs)],
+            payload=[[row_key(uid, index, part), _tag(one, global_steps)] for part, one in enumerate(outputs)],
         )
 
     def _tell(self, event: Rollout | Failure) -> None:
@@ -171,13 +183,16 @@ class StreamingManager(AgentLoopManagerTQ):
         self.agent_loop_workers_class = ray.remote(StreamingWorker)
         self._waiting: dict[Any, Any] = {}
 
-    def events(self) -> list[Rollout | Failure]:
-        """What has happened since this was last asked; waits until something has. A worker that died raises."""
+    def events(self, within: float | None = None) -> list[Rollout | Failure]:
+        """What has happened since this was last asked; waits until something has. A worker that died raises.
+
+        ``within``: seconds after which nothing is an answer too.
+        """
         workers: list[Any] = self.agent_loop_workers
         for worker in workers:
             if worker not in self._waiting.values():
                 self._waiting[worker.events.remote()] = worker
-        ready, _ = ray.wait(list(self._waiting), num_returns=1)
+        ready, _ = ray.wait(list(self._waiting), num_returns=1, timeout=within)
         more, _ = ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
         events: list[Rollout | Failure] = []
         for reference in {*ready, *more}:
@@ -190,6 +205,13 @@ class StreamingManager(AgentLoopManagerTQ):
         workers: list[Any] = self.agent_loop_workers
         if uids:
             ray.get([worker.cancel.remote(uids) for worker in workers])
+
+    def drain(self) -> None:
+        """Return when no session is at a server, cancelled ones included; those that do not end are said to run on."""
+        workers: list[Any] = self.agent_loop_workers
+        left = sum(ray.get([worker.drained.remote(DRAIN_S) for worker in workers]))
+        if left:
+            logger.warning("%d requests that nobody needs are still at the rollout servers after %g s", left, DRAIN_S)
 
 
 def _tag(output: Any, global_steps: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ told, judges the rest of each group again, and hands out others in the place of 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -14,8 +15,9 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
+from goldilocks.runs.records import split_row_key
 from goldilocks.settings import Settings
-from goldilocks.types import mean_and_std
+from goldilocks.verl.final_reward import REASON, KLPenalty, groups_without_variance
 
 Rejected = dict[str, list[int]]  # the rollouts of each group that may not be trained
 
@@ -24,6 +26,7 @@ class Gate(Protocol):
     """One judgement of rows whose log-probs are in the queue."""
 
     reason: str
+    refuses_flat: bool  # whether what it refuses has no gradient, and may fill up a batch that cannot be had otherwise
 
     def judge(self, batch: KVBatchMeta) -> tuple[Rejected, dict[str, float]]: ...
 
@@ -36,13 +39,14 @@ class BatchFilterGate:
     """``batch_filter.*``: the two gates, the group filters and the selection of ``PPOBatchFilter``."""
 
     reason = "batch_filter"
+    refuses_flat = False
 
     def __init__(self, config: PPOFilterConfig, seed: int) -> None:
         self.filter = PPOBatchFilter(config, {"seed": seed})
 
     def judge(self, batch: KVBatchMeta) -> tuple[Rejected, dict[str, float]]:
         data = self._tensors(batch)
-        uids = [split_key(key)[0] for key in batch.keys]
+        uids = [split_row_key(key)[0] for key in batch.keys]
         chosen, metrics = self.filter.filter_batch(data, uids, return_indices=True)
         kept = set(chosen.tolist())
         return rejected(key for place, key in enumerate(batch.keys) if place not in kept), metrics
@@ -70,26 +74,21 @@ class BatchFilterGate:
 class FinalRewardGate:
     """``filter_groups.metric=seq_final_reward``: variance of the summed token-level rewards after the KL penalty."""
 
-    reason = "no_variance_after_kl"
+    reason = REASON
+    refuses_flat = True
 
-    def __init__(self, kl_coefficient: Any, kl_penalty: str, min_std: float) -> None:
-        self._kl_coefficient = kl_coefficient
-        self._kl_penalty = kl_penalty
+    def __init__(self, penalty: Callable[[], KLPenalty], min_std: float) -> None:
+        """``penalty`` returns that of the moment: verl may change the coefficient after each update."""
+        self._penalty = penalty
         self._min_std = min_std
 
     def judge(self, batch: KVBatchMeta) -> tuple[Rejected, dict[str, float]]:
-        from verl.trainer.ppo.core_algos import kl_penalty
-
         fields = ["rm_scores", "response_mask", "old_log_probs", "ref_log_prob"]
         stored = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        data = stored.to_padded_tensor()
-        kl = kl_penalty(data["old_log_probs"], data["ref_log_prob"], kl_penalty=self._kl_penalty)
-        rewards = data["rm_scores"] - self._kl_coefficient() * kl * data["response_mask"]
-        totals: dict[str, list[float]] = defaultdict(list)
-        for key, total in zip(batch.keys, rewards.sum(-1).tolist(), strict=True):
-            totals[split_key(key)[0]].append(total)
-        flat = {uid for uid, values in totals.items() if len(values) > 1 and mean_and_std(values)[1] <= self._min_std}
-        return rejected(key for key in batch.keys if split_key(key)[0] in flat), {}
+        rewards = self._penalty().final_rewards(stored.to_padded_tensor())
+        uids = [split_row_key(key)[0] for key in batch.keys]
+        flat = set(groups_without_variance(uids, rewards, self._min_std))
+        return rejected(key for uid, key in zip(uids, batch.keys, strict=True) if uid in flat), {}
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -98,25 +97,19 @@ class FinalRewardGate:
         pass
 
 
-def build_gate(settings: Settings, kl_coefficient: Any, kl_penalty: str) -> Gate | None:
+def build_gate(settings: Settings, penalty: Callable[[], KLPenalty]) -> Gate | None:
     """The gate these settings ask for, if any."""
     if settings.batch_filter_config is not None:
         return BatchFilterGate(settings.batch_filter_config, settings.seed)
     if settings.judges_final_reward:
-        return FinalRewardGate(kl_coefficient, kl_penalty, settings.filter_groups.min_std)
+        return FinalRewardGate(penalty, settings.filter_groups.min_std)
     return None
-
-
-def split_key(key: str) -> tuple[str, int]:
-    """The group and the rollout that a row belongs to: keys are ``{uid}_{rollout}_{part}``."""
-    uid, rollout, _ = key.rsplit("_", 2)
-    return uid, int(rollout)
 
 
 def rejected(keys: Any) -> Rejected:
     """Rows by group."""
     found: Rejected = defaultdict(list)
-    for uid, index in map(split_key, keys):
+    for uid, index in map(split_row_key, keys):
         if index not in found[uid]:
             found[uid].append(index)
     return dict(found)

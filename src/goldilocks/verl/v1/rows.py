@@ -1,30 +1,69 @@
-"""Rows of the TransferQueue: which a batch has, and what is done to them where they are."""
+"""Rows of the TransferQueue: which a batch has, what is done to them where they are, and how they are saved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
 
 import torch
 import transfer_queue as tq
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 from transfer_queue import KVBatchMeta
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 from verl.workers.utils.padding import response_to_nested
 
 from goldilocks.algorithms import weigh_prompts_equally
+from goldilocks.runs.records import split_row_key
 from goldilocks.types import Group, Rollout
-from goldilocks.verl.v1.fields import PARTITION
+from goldilocks.verl.stored_rows import load_rows, save_rows
+
+PARTITION = "train"  # where rollouts are stored in the TransferQueue
+
+# What a prompt's row carries from the sampler to the agent loops.
+ROLLOUTS = "__rollout_n__"  # how many sessions to run: verl's own name
+FIRST = "__rollout_first__"  # the number of the first of them
+VISIT_SEED = "__visit_seed__"  # what the noise of all of them comes from
+
+
+class QueueRows:
+    """The rows that are in the queue, by group. The payload of a rollout is the keys and tags of its rows."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, list[str]] = {}
+
+    def note(self, uid: str, keys: Iterable[str]) -> None:
+        """These rows of the group are in the queue."""
+        self._keys.setdefault(uid, []).extend(keys)
+
+    def retain(self, uids: Collection[str]) -> None:
+        """Free the rows of every other group; verl itself frees those of the batch it trained."""
+        gone = [uid for uid in self._keys if uid not in uids]
+        clear(key for uid in gone for key in self._keys.pop(uid))
+
+    def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
+        """Copy the rows of these rollouts out of the queue."""
+        pairs = [pair for rollout in rollouts for pair in rollout.payload]
+        stored = tq.kv_batch_get(keys=[key for key, _ in pairs], partition_id=PARTITION) if pairs else []
+        fields = [{name: _plain(value) for name, value in stored[place].items()} for place in range(len(pairs))]
+        save_rows([[key, tag, row] for (key, tag), row in zip(pairs, fields, strict=True)], folder)
+
+    def load(self, folder: Path) -> None:
+        """Put what ``save`` wrote back into the queue, under the same keys."""
+        rows = load_rows(folder)
+        if not rows:
+            return
+        keys, tags, fields = map(list, zip(*rows, strict=True))
+        tq.kv_batch_put(keys=keys, tags=tags, fields=list_of_dict_to_tensordict(fields), partition_id=PARTITION)
+        for key in keys:
+            self.note(split_row_key(key)[0], [key])
 
 
 def batch_of(groups: Iterable[Group]) -> KVBatchMeta:
     """The rows that are trained, group by group; of groups that were not taken yet, all."""
     pairs = [pair for group in groups for rollout in group.trained or group.rollouts for pair in rollout.payload]
     return KVBatchMeta(partition_id=PARTITION, keys=[key for key, _ in pairs], tags=[dict(tag) for _, tag in pairs])
-
-
-def keys_of(rollouts: Iterable[Rollout]) -> list[str]:
-    """Where the rollouts' tensors are."""
-    return [key for rollout in rollouts for key, _ in rollout.payload]
 
 
 def padding_keys(batch: KVBatchMeta) -> list[str]:
@@ -72,3 +111,7 @@ def clear(keys: Iterable[str]) -> None:
     gone = list(keys)
     if gone:
         tq.kv_clear(keys=gone, partition_id=PARTITION)
+
+
+def _plain(value: Any) -> Any:
+    return value.data if isinstance(value, NonTensorData) else value

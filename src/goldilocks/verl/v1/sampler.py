@@ -6,7 +6,6 @@ cleared from the queue once a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +20,7 @@ from goldilocks.types import Request, Rollout
 from goldilocks.verl.failures import published_error
 from goldilocks.verl.sampling_seed import visit_seed
 from goldilocks.verl.source import DatasetSource
-from goldilocks.verl.v1.fields import FIRST, PARTITION, ROLLOUTS, VISIT_SEED
-from goldilocks.verl.v1.rows import batch_of, clear, keys_of
+from goldilocks.verl.v1.rows import FIRST, PARTITION, ROLLOUTS, VISIT_SEED, QueueRows, batch_of
 
 if TYPE_CHECKING:
     from goldilocks.verl.v1.agent_loop import StreamingManager
@@ -47,8 +45,8 @@ class CollectorSampler(ReplayBuffer):
         self._config = config
         self.collector: Collector
         self.manager: StreamingManager
+        self.rows = QueueRows()
         self._failures = 0
-        self._stored: dict[str, list[str]] = {}  # the keys in the queue, by group
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         if partition_id != PARTITION:
@@ -68,11 +66,13 @@ class CollectorSampler(ReplayBuffer):
             self._drain()
 
     def _drain(self) -> None:
-        """Nothing is in flight afterwards: the rollout servers are about to be put to sleep."""
+        """Nothing is at the rollout servers afterwards: they are about to be put to sleep."""
         self._cancel()
         while self.collector.in_flight:
             self._observe()
-        self._clear()
+        self.manager.drain()
+        self._observe(within=0.0)  # what the cancelled ones have cost
+        self.rows.retain(self.collector.alive)
 
     def _submit(self, requests: list[Request], global_steps: int) -> None:
         if not requests:
@@ -93,26 +93,15 @@ class CollectorSampler(ReplayBuffer):
         prompt = request.prompt
         return visit_seed(self._config, prompt.key, prompt.index, int(self.collector.ledger.visits[prompt.index]))
 
-    def _observe(self) -> None:
-        for event in self.manager.events():
+    def _observe(self, within: float | None = None) -> None:
+        for event in self.manager.events(within):
             self._failures = 0 if isinstance(event, Rollout) else self._failures + (event.reason != "cancelled")
             if self._failures >= MAX_FAILURES:
                 raise RuntimeError(f"{self._failures} rollouts failed in a row; the first said: {published_error()}")
             if isinstance(event, Rollout):
-                self.note([event])
+                self.rows.note(event.uid, [key for key, _ in event.payload])
             self.collector.observe(event)
         self._cancel()
 
     def _cancel(self) -> None:
         self.manager.cancel(self.collector.cancelled())
-
-    def _clear(self) -> None:
-        """Free what no group needs any more; verl itself clears the keys of the batch it trained."""
-        alive = self.collector.alive
-        gone = [uid for uid in self._stored if uid not in alive]
-        clear(key for uid in gone for key in self._stored.pop(uid))
-
-    def note(self, rollouts: Iterable[Rollout]) -> None:
-        """These are in the queue: they have arrived, or were put there after a restart."""
-        for rollout in rollouts:
-            self._stored.setdefault(rollout.uid, []).extend(keys_of([rollout]))

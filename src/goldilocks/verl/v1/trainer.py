@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, open_dict
@@ -19,11 +18,13 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
 from goldilocks.algorithms import PoolStatistics, pool_statistics
-from goldilocks.core import Collector, Exhausted
 from goldilocks.runs.budget import Meter
-from goldilocks.runs.checkpoint import load_state, save_state
 from goldilocks.settings import Settings
 from goldilocks.types import Group
+from goldilocks.verl.collector_checkpoint import CollectorCheckpoint, SavesCollector
+from goldilocks.verl.epochs import Epochs, schedule_note
+from goldilocks.verl.final_reward import KLPenalty
+from goldilocks.verl.refill import replacements
 from goldilocks.verl.rehearsal import rehearse
 from goldilocks.verl.source import DatasetSource, loader_order
 from goldilocks.verl.v1.gates import Gate, build_gate
@@ -36,27 +37,14 @@ from goldilocks.verl.v1.rows import (
     zero_log_probs,
 )
 from goldilocks.verl.v1.sampler import CollectorSampler
-from goldilocks.verl.v1.stored_rows import load_rows, save_rows
 
 MANAGER = "goldilocks.verl.v1.agent_loop.StreamingManager"
 POOL_ESTIMATOR, PROMPT_MEAN = "grpo_pool", "prompt-mean"
 MULTI_MODAL = ("multi_modal_inputs",)
-MAX_REFILLS = 32  # of one batch: a gate that rejects this often rejects everything
-STATE, ROWS = "goldilocks.npz", "goldilocks_rows"
-
-
-class EpochClock:
-    """verl asks for ``steps // steps_per_epoch``; epochs are counted in prompts issued, updates are another clock."""
-
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
-
-    def __rfloordiv__(self, steps: int) -> int:
-        return self._collector.prompts_issued // len(self._collector.source)
 
 
 @register_trainer("goldilocks")
-class GoldilocksTrainer(PPOTrainerSync):
+class GoldilocksTrainer(SavesCollector, PPOTrainerSync):
     """Decides with a ``Collector`` which prompts are rolled out, how often, and which groups are trained."""
 
     replay_buffer: CollectorSampler
@@ -90,15 +78,22 @@ class GoldilocksTrainer(PPOTrainerSync):
         self.collector = self.settings.collector(source, loader_order(self.config.data, len(source)))
         self.replay_buffer.collector = self.collector
         self.meter = Meter(self.settings.budget(), self.collector.accounts)
-        self.steps_per_epoch = EpochClock(self.collector)
-        self.gate = build_gate(
-            self.settings, lambda: self.kl_ctrl_in_reward.value, kl_penalty=self.config.algorithm.kl_penalty
+        self.steps_per_epoch = self.epochs = Epochs(self.config.trainer, self.collector)
+        if note := schedule_note(self.config, self.settings, self.total_training_steps):
+            print(note)
+        self.gate = build_gate(self.settings, self._kl_penalty)
+        parts = {"meter": self.meter} | ({} if self.gate is None else {"gate": self.gate})
+        self.collector_checkpoint = CollectorCheckpoint(
+            self.config.trainer, self.collector, self.replay_buffer.rows, **parts
         )
+
+    def _kl_penalty(self) -> KLPenalty:
+        return KLPenalty(self.config.algorithm.kl_penalty, self.kl_ctrl_in_reward.value)
 
     def fit(self, agent_loop_manager: Any) -> None:
         """verl's loop; the sampler is given the workers it asks."""
         self.replay_buffer.manager = agent_loop_manager
-        self._keep_to_budget({})  # a run that is started again may have spent it
+        self._end_if_over({})  # a run that is started again may have nothing left to do
         super().fit(agent_loop_manager)
 
     # -- a step --------------------------------------------------------------------------------------------------------
@@ -108,15 +103,12 @@ class GoldilocksTrainer(PPOTrainerSync):
         return {}
 
     def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
-        try:
+        with self._keeping_what_was_generated():
             batch = super()._step_once(metrics, timing_raw, sample_batch_size)
-        except Exhausted as error:
-            folder = self._save_interrupted()
-            raise Exhausted(f"{error} What was generated is saved in {folder}.") from error
         metrics.update(self.collector.metrics())
         return batch
 
-    # -- a budget ------------------------------------------------------------------------------------------------------
+    # -- an end ------------------------------------------------------------------------------------------------------
 
     def on_step_begin(self) -> None:
         super().on_step_begin()
@@ -124,26 +116,27 @@ class GoldilocksTrainer(PPOTrainerSync):
 
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
         batch = super().step(metrics, timing_raw)
-        self._keep_to_budget(metrics)
+        self._end_if_over(metrics)
         return batch
 
     def on_step_end(self) -> None:
         super().on_step_end()
         self.meter.end_update()
 
-    def _keep_to_budget(self, metrics: dict) -> None:
-        """End the run with this update if the budget is spent.
+    def _end_if_over(self, metrics: dict) -> None:
+        """End the run with this update if its budget is spent or its epochs are over.
 
         verl asks before an update whether it is the last one. That is known only after it, so what verl does at the
         end, validate and save, is asked for by the frequencies it looks at next.
         """
-        if not self.meter.budget.costs:
-            return
-        metrics["budget/spent"] = share = self.meter.share
-        last, trainer = share >= 1, self.config.trainer
-        if self.meter.budget.validations is not None:
-            due = self.meter.validation_due()
-            trainer.test_freq = self.global_steps if due or last else 0
+        trainer = self.config.trainer
+        last = self.epochs.over
+        if self.meter.budget.costs:
+            metrics["budget/spent"] = share = self.meter.share
+            last |= share >= 1
+            if self.meter.budget.validations is not None:
+                due = self.meter.validation_due()
+                trainer.test_freq = self.global_steps if due or last else 0
         if last:
             self.total_training_steps = self.global_steps
             for key in ("test_freq", "save_freq"):
@@ -163,24 +156,11 @@ class GoldilocksTrainer(PPOTrainerSync):
         """Reject what the gate refuses, replace it, judge the replacements: until the batch is full of what passed."""
         padding = set(padding_keys(batch))
         self._judge(batch, self.collector.in_hand, metrics)
-        judged = {group.uid for group in self.collector.in_hand}
-        for _ in range(MAX_REFILLS):
-            if not self.collector.owed:
-                break
-            self._generate_replacements()
-            fresh = [group for group in self.collector.kept if group.uid not in judged]
-            batch = self._balanced(fresh, {})
+        for groups in replacements(self.collector, self._generate_replacements):
+            batch = self._balanced(groups, {})
             padding |= set(padding_keys(batch))
             self._log_probs(batch, {})
-            self._judge(batch, fresh, metrics)
-            judged |= {group.uid for group in fresh}
-            if self.collector.ready:
-                self.collector.take()
-        else:
-            raise ValueError(
-                f"after {MAX_REFILLS} refills {self.collector.owed} groups are missing: the gate rejects too much. "
-                "Look at its metrics and thresholds; algorithm.filter_groups.max_num_gen_batches bounds generation."
-            )
+            self._judge(batch, groups, metrics)
         final = self._balanced(self.collector.in_hand, metrics)
         zero_log_probs(padding_keys(final), ref=self.settings.judges_final_reward)
         clear(padding)
@@ -190,9 +170,11 @@ class GoldilocksTrainer(PPOTrainerSync):
         assert self.gate is not None
         if self.settings.judges_final_reward:
             self._ref_log_probs(batch, metrics)
-        refused, judged = self.gate.judge(batch_of(groups))
-        metrics.update(judged)
-        self.collector.reject(refused, self.gate.reason)
+        judged = [group for group in groups if group.uid not in self.collector.backfilled]
+        if judged:
+            refused, values = self.gate.judge(batch_of(judged))
+            metrics.update(values)
+            self.collector.reject(refused, self.gate.reason, flat=self.gate.refuses_flat)
 
     def _generate_replacements(self) -> None:
         """More groups by the same policy; its replicas were asleep."""
@@ -276,51 +258,6 @@ class GoldilocksTrainer(PPOTrainerSync):
                 yield
             finally:
                 rollout.n, section.ppo_mini_batch_size = n, prompts
-
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
-
-    def _save_checkpoint(self) -> None:
-        """The collector's state first: verl writes the file that makes the checkpoint count last."""
-        self._save_collector(Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}")
-        super()._save_checkpoint()
-
-    def _load_checkpoint(self) -> None:
-        super()._load_checkpoint()
-        trainer = self.config.trainer
-        if trainer.resume_mode == "disable":
-            return
-        saved = Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        folder = Path(trainer.resume_from_path) if trainer.resume_mode == "resume_path" else saved
-        interrupted = self._interrupted_folder(self.global_steps + 1)
-        self._load_collector(interrupted if interrupted.is_dir() else folder)
-
-    def _save_interrupted(self) -> Path:
-        folder = self._interrupted_folder(self.global_steps)
-        self.collector.put_back()
-        self._save_collector(folder)
-        return folder
-
-    def _interrupted_folder(self, step: int) -> Path:
-        return Path(self.config.trainer.default_local_dir) / f"interrupted_step_{step}"
-
-    def _save_collector(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        save_rows(self.collector.waiting_rollouts, folder / ROWS)
-        gate = {} if self.gate is None else self.gate.state_dict()
-        state = {"collector": self.collector.state_dict(), "gate": gate, "meter": self.meter.state_dict()}
-        save_state(state, folder / STATE)
-
-    def _load_collector(self, folder: Path) -> None:
-        if not (folder / STATE).exists():
-            return
-        state = load_state(folder / STATE)
-        self.collector.load_state_dict(state["collector"])
-        self.collector.reissue()
-        self.meter.load_state_dict(state.get("meter", {}))
-        if self.gate is not None and state["gate"]:
-            self.gate.load_state_dict(state["gate"])
-        load_rows(folder / ROWS)
-        self.replay_buffer.note(self.collector.waiting_rollouts)
 
 
 def _use_pool_baseline(config: DictConfig, settings: Settings) -> None:

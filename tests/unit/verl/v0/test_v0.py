@@ -22,9 +22,10 @@ from goldilocks import (
     RolloutConfig,
     TrainerConfig,
 )
+from goldilocks.types import Rollout
+from goldilocks.verl.v0.manager import merge_timings
 from goldilocks.verl.v0.rewards import mark_validation, route
 from goldilocks.verl.v0.rows import Row, RowStore
-from goldilocks.verl.v0.timing import merge_timings
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +163,39 @@ def test_ppo_with_a_critic_and_the_final_reward_judged_before_training(tmp_path,
     for batch in world.critic.trained:
         assert [0 < sum(rewards) < 4 for rewards in groups_of(batch).values()] == [True] * 4
     assert world.steps[-1]["critic/mini_batches"] == 4
-    assert world.steps[-1]["accounts/rejected/final_reward_rollouts"] > 0
+    assert world.steps[-1]["accounts/rejected/no_variance_after_kl_rollouts"] > 0
+
+
+@pytest.mark.parametrize(("on_exhausted", "groups"), [("shrink", 2), ("backfill", 4)])
+def test_a_batch_that_the_final_reward_leaves_too_small_is_trained_as_it_is_or_filled_up(
+    tmp_path, monkeypatch, on_exhausted, groups
+):
+    world = World(monkeypatch)
+    limits = {"max_num_gen_batches": 1, "on_exhausted": on_exhausted}
+    final = FilterGroupsConfig(enable=True, metric="seq_final_reward", **limits)
+    algorithm = AlgoConfig(adv_estimator="grpo", use_kl_in_reward=True, filter_groups=final)
+    keys = {"algorithm": algorithm, "data": {"shuffle": False}}
+    world.trainer(config(tmp_path, n=16, steps=1, **keys), [50, 0, 50, 0] * 5).fit()
+    trained = groups_of(world.actor.trained[0])
+    assert len(trained) == groups
+    assert [0 < sum(rewards) < 16 for rewards in trained.values()].count(True) == 2
+    step = world.steps[0]
+    assert step["train/groups_backfilled"] == groups - 2
+    assert step["accounts/backfilled_rollouts"] == 16 * (groups - 2)
+    assert step["accounts/rejected_rollouts"] == 16 * (4 - groups)
+
+
+@pytest.mark.parametrize("on_exhausted", ["shrink", "backfill"])
+def test_nothing_to_train_at_all_is_an_error_that_says_so(tmp_path, monkeypatch, on_exhausted):
+    limits = {"max_num_gen_batches": 1, "on_exhausted": on_exhausted}
+    given = config(tmp_path, algorithm=filtered(**limits))
+    if on_exhausted == "shrink":
+        with pytest.raises(ValueError, match=r"num_gen_batches=1 >= .* is saved in .*global_step_0\."):
+            World(monkeypatch).trainer(given, [0] * 10).fit()
+    else:
+        world = World(monkeypatch)
+        world.trainer(given, [0] * 10).fit()
+        assert world.steps[-1]["accounts/backfilled_rollouts"] == 64
 
 
 def test_too_many_batches_is_the_documented_error_and_nothing_is_lost(tmp_path, monkeypatch):
@@ -171,7 +204,7 @@ def test_too_many_batches_is_the_documented_error_and_nothing_is_lost(tmp_path, 
     trainer = world.trainer(given, [50] + [0] * 20)
     text = (
         r"num_gen_batches=2 >= max_num_gen_batches=2\. Generated too many batches\. "
-        r"Please check if your data are too difficult\. What was generated is saved in .*interrupted_step_1\."
+        r"Please check if your data are too difficult\. What was generated is saved in .*global_step_0\."
     )
     with pytest.raises(ValueError, match=text):
         trainer.fit()
@@ -182,6 +215,56 @@ def test_too_many_batches_is_the_documented_error_and_nothing_is_lost(tmp_path, 
         again.fit()
     assert again.collector.accounts.generated_rollouts > generated
     assert again.collector.prompts_issued == 18
+
+
+@pytest.mark.parametrize("save_freq", [-1, 1, 2, 1_000_000])
+def test_a_step_that_could_not_be_finished_is_gone_on_with_whatever_save_freq_is(
+    tmp_path, monkeypatch, capsys, save_freq
+):
+    rates = [50] * 8 + [0] * 60  # in this order: two batches, and then nothing to learn
+    keys = {"data": {"gen_batch_size": 4, "shuffle": False}, "trainer": {"save_freq": save_freq}}
+
+    def fit(limit: int) -> Any:
+        world = World(monkeypatch)
+        given = config(tmp_path, n=8, algorithm=filtered(max_num_gen_batches=limit), **keys)
+        trainer = world.trainer(given, rates)
+        with pytest.raises(ValueError, match=r"is saved in .*global_step_2\."):
+            trainer.fit()
+        return world, trainer.collector
+
+    first, collector = fit(3)
+    assert [step["step"] for step in first.steps] == [1, 2]
+    assert (tmp_path / "checkpoints" / "global_step_2" / "actor").is_dir()  # the weights it is about
+    capsys.readouterr()
+    second, went_on = fit(5)
+    assert second.steps == []  # it is the third step still, under a limit of five generation batches
+    assert went_on.prompts_issued == collector.prompts_issued + 8
+    assert went_on.accounts.rollouts["trained"] == 64
+    assert f"goes on from {tmp_path}/checkpoints/global_step_2: {collector.prompts_issued}" in capsys.readouterr().out
+    folders = sorted(path.name for path in (tmp_path / "checkpoints" / "global_step_2").glob("goldilocks_rows*"))
+    assert len(folders) == 1
+
+
+def test_what_lies_in_the_folder_and_belongs_to_no_weights_is_not_taken_up_and_said(tmp_path, monkeypatch, capsys):
+    stale = tmp_path / "checkpoints" / "interrupted_step_1"
+    stale.mkdir(parents=True)
+    world = World(monkeypatch)
+    world.trainer(config(tmp_path, steps=1, algorithm=filtered()), [50] * 40).fit()
+    assert f"does not take up {stale}" in capsys.readouterr().out
+    assert world.steps[0]["data/prompts_issued"] == world.steps[0]["train/prompts_issued"]
+
+
+def test_a_checkpoint_of_verls_own_trainer_is_taken_up_with_the_data_from_their_beginning(
+    tmp_path, monkeypatch, capsys
+):
+    keys = {"algorithm": filtered(), "trainer": {"save_freq": 1}}
+    World(monkeypatch).trainer(config(tmp_path, steps=1, **keys), [50] * 40).fit()
+    (tmp_path / "checkpoints" / "global_step_1" / "goldilocks.npz").unlink()
+    world = World(monkeypatch)
+    world.trainer(config(tmp_path, steps=2, **keys), [50] * 40).fit()
+    assert [step["step"] for step in world.steps] == [2]
+    assert world.steps[0]["data/prompts_issued"] == world.steps[0]["train/prompts_issued"]
+    assert "the data begin anew with the first prompt of the first epoch" in capsys.readouterr().out
 
 
 def test_a_run_goes_on_from_its_checkpoint_with_what_it_carried(tmp_path, monkeypatch):
@@ -240,7 +323,7 @@ def test_rows_that_wait_survive_on_disk_field_by_field(tmp_path):
     row = Row({"ids": torch.arange(3)}, {"acc": np.float64(0.5), "raw_prompt": [{"role": "user"}], "turns": None})
     store.put("g1", 0, row)
     store.put("g2", 3, row)
-    store.save([("g2", 3)], tmp_path / "rows")
+    store.save([Rollout("g2", 3, reward=0.5, tokens=3)], tmp_path / "rows")
     loaded = RowStore()
     loaded.load(tmp_path / "rows")
     assert len(loaded) == 1
@@ -255,7 +338,7 @@ def test_a_field_that_cannot_be_saved_is_named(tmp_path):
     store = RowStore()
     store.put("g1", 0, Row({}, {"image": object()}))
     with pytest.raises(ValueError, match="neither a tensor nor a JSON value: object"):
-        store.save([("g1", 0)], tmp_path / "rows")
+        store.save([Rollout("g1", 0, reward=0.5, tokens=3)], tmp_path / "rows")
 
 
 def test_the_timings_of_all_calls_are_the_timings_of_one():

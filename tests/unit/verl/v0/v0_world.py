@@ -115,7 +115,7 @@ class Workers:
         return SimpleNamespace(get=lambda: self._train(batch))
 
     def save_checkpoint(self, folder: str, *args: Any, **kwargs: Any) -> None:
-        Path(folder).mkdir(parents=True)
+        Path(folder).mkdir(parents=True)  # which fails where weights are saved twice
 
     def load_checkpoint(self, folder: str, **kwargs: Any) -> None:
         assert Path(folder).is_dir()

@@ -1,0 +1,65 @@
+"""Epochs are passes over the data, counted in prompts issued; updates are another clock.
+
+How many updates the epochs make is known only when they are over: each dropped group costs a prompt and trains nothing.
+verl counts as if none were, which is the most there can be.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from goldilocks.core import Collector
+from goldilocks.settings import Settings
+
+
+class Epochs:
+    """How far a run is through its data, and whether it ends with them (no ``trainer.total_training_steps``)."""
+
+    def __init__(self, trainer: Any, collector: Collector) -> None:
+        """``trainer`` is that section of verl's config."""
+        self._collector = collector
+        self._size = len(collector.source)
+        self.prompts: float = math.inf
+        if trainer.total_training_steps is None:
+            self.prompts = trainer.total_epochs * self._size
+
+    @property
+    def current(self) -> int:
+        """The epoch of the next prompt, from 0."""
+        return self._collector.prompts_issued // self._size
+
+    @property
+    def over(self) -> bool:
+        """Whether the prompts that are left, with the groups that wait, cannot fill another batch."""
+        collector = self._collector
+        step = collector.step if collector.owed else collector.step + 1
+        oldest = step - collector.surplus.max_carry_steps
+        waiting = sum(group.version >= oldest for group in collector.kept)  # others expire before they are trained
+        return self.prompts - collector.prompts_issued < collector.target_groups - waiting
+
+    def __rfloordiv__(self, updates: int) -> int:
+        """verl asks for ``updates // updates_per_epoch`` and ends at ``total_epochs``; whether it is, ``over`` says."""
+        return int(min(self.current, self.prompts // self._size - 1))
+
+
+def schedule_note(config: Any, settings: Settings, updates: int) -> str | None:
+    """Return what to know of a learning rate that changes over ``updates``, if epochs end the run and groups drop."""
+    if config.trainer.total_training_steps is not None or not settings.drops_groups:
+        return None
+    for section in ("actor_rollout_ref.actor.optim", "critic.optim"):
+        optim = _section(config, section)
+        kind = optim.get("lr_scheduler_type", optim.get("lr_decay_style", "constant"))
+        if kind != "constant" or optim.get("lr_warmup_steps_ratio", 0):
+            return (
+                f"Goldilocks: trainer.total_epochs={config.trainer.total_epochs} makes {updates} updates at most, "
+                f"fewer where groups are dropped. The learning rate of {section} ({kind}) is scheduled over {updates}: "
+                "set trainer.total_training_steps to the number of updates that you expect"
+            )
+    return None
+
+
+def _section(config: Any, path: str) -> Any:
+    for name in path.split("."):
+        config = config.get(name) or {}
+    return config

@@ -1,0 +1,94 @@
+"""The last update of a run that ends with its data is known, and what is not known is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from goldilocks import Collector, ListSource, Rollout, Surplus
+from goldilocks.core.allocators import Fixed
+from goldilocks.core.filters import Everything, Variance
+from goldilocks.core.selectors import Uniform
+from goldilocks.settings import Settings
+from goldilocks.verl.documents import TrainerConfig
+from goldilocks.verl.epochs import Epochs, schedule_note
+
+
+def trainer(epochs: int, steps: int | None = None) -> DictConfig:
+    return OmegaConf.create({"total_epochs": epochs, "total_training_steps": steps})
+
+
+def train(epochs: Epochs, collector: Collector, informative: Any) -> int:
+    """Make updates until the epochs are over, or verl's own count is reached; return how many."""
+    most = 200
+    for update in range(1, most + 1):
+        while not collector.ready:
+            for request in collector.requests():
+                for index in range(request.first, request.first + request.n):
+                    reward = float(index % 2) if informative(request.prompt.index) else 0.0
+                    collector.observe(Rollout(request.uid, index, reward=reward, tokens=1))
+        collector.take()
+        if epochs.over:
+            return update
+    return most
+
+
+def test_the_last_update_is_the_one_after_which_no_batch_can_be_filled() -> None:
+    source = ListSource([str(index) for index in range(48)])
+    collector = Collector(source, Uniform(), Fixed(2), Variance(), target_groups=3, gen_batch_size=3)
+    epochs = Epochs(trainer(epochs=3), collector)
+    updates = train(epochs, collector, informative=lambda index: index % 3 == 0)
+    assert 14 <= updates <= 18  # a third of 144 prompts, three an update, and some that were carried
+    assert 144 - collector.prompts_issued < 3
+
+
+@pytest.mark.parametrize("carried", [0, 1, 2])
+def test_groups_that_wait_are_trained_before_the_run_ends_unless_they_expire(carried: int) -> None:
+    source = ListSource([str(index) for index in range(12)])
+    surplus = Surplus(max_carry_steps=carried)
+    collector = Collector(
+        source, Uniform(), Fixed(2), Everything(), target_groups=4, gen_batch_size=12, surplus=surplus
+    )
+    epochs = Epochs(trainer(epochs=1), collector)
+    assert train(epochs, collector, informative=lambda index: True) == 1 + carried
+    assert collector.prompts_issued == 12
+
+
+def test_a_number_of_updates_has_the_last_word() -> None:
+    source = ListSource(["a", "b"])
+    collector = Collector(source, Uniform(), Fixed(2), Everything(), target_groups=2)
+    epochs = Epochs(trainer(epochs=1, steps=100), collector)
+    assert train(epochs, collector, informative=lambda index: True) == 200
+    assert 7 // epochs == collector.prompts_issued // 2  # verl's question
+
+
+def test_verl_is_told_the_last_epoch_until_the_run_is_over() -> None:
+    source = ListSource(["a", "b"])
+    collector = Collector(source, Uniform(), Fixed(2), Everything(), target_groups=2, gen_batch_size=6)
+    epochs = Epochs(trainer(epochs=1), collector)
+    collector.requests()
+    assert collector.prompts_issued >= 2
+    assert 1 // epochs == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({}, False),
+        ({"actor_rollout_ref.actor.optim.lr_scheduler_type": "cosine"}, True),
+        ({"actor_rollout_ref.actor.optim.lr_warmup_steps_ratio": 0.1}, True),
+        ({"actor_rollout_ref.actor.optim.lr_scheduler_type": "cosine", "trainer.total_training_steps": 9}, False),
+        ({"actor_rollout_ref.actor.optim.lr_scheduler_type": "cosine", "algorithm.filter_groups.enable": False}, False),
+    ],
+)
+def test_a_schedule_over_updates_that_will_not_be_made_is_said(
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], told: bool
+) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    given = {"actor_rollout_ref.rollout.n": 4, "algorithm.filter_groups.enable": True, "trainer.total_epochs": 3}
+    config = TrainerConfig(more={**given, **keys}).to_verl()
+    note = schedule_note(config, Settings.from_config(config), 48)
+    assert (note is not None) == told
+    assert note is None or "trainer.total_epochs=3 makes 48 updates at most" in note

@@ -1,0 +1,172 @@
+"""Rollouts in the making: verl's real client and our worker's own paths, over a server that answers when told to."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
+
+from goldilocks.types import Failure
+from goldilocks.verl.v1.agent_loop import StreamingWorker
+from goldilocks.verl.v1.rows import FIRST, ROLLOUTS, VISIT_SEED
+
+
+class Method:
+    """A method of a Ray actor."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.remote = call
+
+
+class Server:
+    """Answers with as many tokens as it has been let write; ``abort_request`` ends a request with what it has."""
+
+    def __init__(self, *, aborts: bool = True) -> None:
+        self.running: dict[str, asyncio.Future[int]] = {}
+        self.generate = Method(self._generate)
+        if aborts:
+            self.abort_request = Method(lambda request_id: self.end(request_id, tokens=3))
+
+    async def _generate(self, request_id: str, **_: Any) -> TokenOutput:
+        self.running[request_id] = asyncio.get_running_loop().create_future()
+        tokens = await self.running[request_id]
+        del self.running[request_id]
+        return TokenOutput(token_ids=[7] * tokens, extra_fields={"global_steps": 0})
+
+    def end(self, request_id: str, tokens: int) -> None:
+        self.running[request_id].set_result(tokens)
+
+
+class Balancer:
+    """verl's load balancer in this process, called as an actor is."""
+
+    def __init__(self, server: Server) -> None:
+        self._balancer = GlobalRequestLoadBalancer({"server": server})
+
+    def __getattr__(self, name: str) -> Method:
+        return Method(functools.partial(self._call, getattr(self._balancer, name)))
+
+    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_result(method(*args, **kwargs))
+        return answer
+
+
+class OneAnswer:
+    """An agent loop of one request."""
+
+    def __init__(self, client: LLMServerClient) -> None:
+        self._client = client
+
+    async def run(self, sampling_params: dict, **_: Any) -> Any:
+        answer = await self._client.generate(request_id="r", prompt_ids=[1], sampling_params=sampling_params)
+        ids = answer.token_ids
+        return SimpleNamespace(response_ids=ids, response_mask=[1] * len(ids), reward_score=None, extra_fields={})
+
+
+class Worker(StreamingWorker):
+    """Our worker without verl's processes: one agent loop, and a reward function that raises."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "transformers"}}})
+        self.rollout_config = SimpleNamespace(full_determinism=False, name="transformers", response_length=8)
+        self._listen(LLMServerClient(self.config, Balancer(server)))
+
+    def _agent_loop(self, name: str) -> OneAnswer:
+        return OneAnswer(self.llm_client)
+
+    async def _compute_score(self, outputs: list[Any], kwargs: dict) -> None:
+        raise LookupError("the answer sheet is missing")
+
+    async def start(self, uid: str, rollouts: int) -> asyncio.Task[None]:
+        """Start so many sessions; returns when all are at the server."""
+        about = {"step": 0, "sample_index": 0, "rollout_n": 0, "validate": False}
+        prompt = a_prompt(uid, rollouts, first=0)
+        before = len(self._server.running)
+        task = asyncio.create_task(self._run_prompt(prompt, {}, about))
+        while len(self._server.running) < before + rollouts:
+            await asyncio.sleep(0)
+        return task
+
+
+def a_prompt(uid: str, rollouts: int, first: int) -> dict[str, Any]:
+    return {"uid": uid, ROLLOUTS: rollouts, FIRST: first, VISIT_SEED: 0, "agent_name": "one", "global_steps": 0}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    async def publish(error: BaseException) -> None:
+        """There is no TransferQueue to put the reason into."""
+
+    monkeypatch.setattr("goldilocks.verl.v1.agent_loop.publish", publish)
+    return Server()
+
+
+def test_a_rollout_whose_reward_function_raises_is_charged_the_tokens_it_generated(server: Server) -> None:
+    async def run() -> list[Any]:
+        worker = Worker(server)
+        task = await worker.start("g0", rollouts=1)
+        server.end(next(iter(server.running)), tokens=500)
+        await task
+        return await worker.events()
+
+    assert asyncio.run(run()) == [Failure("g0", 0, "LookupError", 500)]
+
+
+def test_cancelled_sessions_are_aborted_and_charged_and_the_drain_waits_for_them(server: Server) -> None:
+    async def run() -> list[Any]:
+        worker = Worker(server)
+        task = await worker.start("g0", rollouts=2)
+        drained = asyncio.create_task(worker.drained(within=60))
+        await asyncio.sleep(0.01)
+        assert not drained.done()  # two are at the server
+        await worker.cancel(["g0"])
+        assert await drained == 0
+        await task
+        return await worker.events()
+
+    assert asyncio.run(run()) == [Failure("g0", 0, "cancelled", 3), Failure("g0", 1, "cancelled", 3)]
+
+
+def test_a_server_that_cannot_abort_is_waited_for_and_in_the_end_said_to_run_on(server: Server) -> None:
+    server = Server(aborts=False)
+
+    async def run() -> None:
+        worker = Worker(server)
+        task = await worker.start("g0", rollouts=2)
+        await worker.cancel(["g0"])
+        assert await worker.drained(within=0.01) == 2
+        for request_id in list(server.running):
+            server.end(request_id, tokens=1)
+        assert await worker.drained(within=60) == 0
+        await task
+
+    asyncio.run(run())
+
+
+def test_a_session_of_a_cancelled_group_makes_no_further_request(server: Server) -> None:
+    async def run() -> list[Any]:
+        worker = Worker(server)
+        first = await worker.start("g0", rollouts=1)
+        second = asyncio.create_task(
+            worker._run_prompt(
+                a_prompt("g0", rollouts=1, first=1),
+                {},
+                {"step": 0, "sample_index": 0, "rollout_n": 0, "validate": False},
+            )
+        )
+        await worker.cancel(["g0"])  # before the second has reached the server
+        await asyncio.gather(first, second)
+        return await worker.events()
+
+    events = asyncio.run(run())
+    assert {(event.index, event.tokens) for event in events} == {(0, 3), (1, 0)}
