@@ -56,17 +56,10 @@ def provide(config: DictConfig) -> None:
     if config.actor_rollout_ref.model.path == str(folder() / "model"):
         make_folder(folder() / "model", _make_tiny)
     if config.actor_rollout_ref.model.path == SMOLLM2 and not Path(SMOLLM2).is_dir():
+        from goldilocks.tasks.smollm2 import fetch_once
+
         with open_dict(config):
-            config.actor_rollout_ref.model.path = str(smollm2())
-
-
-def smollm2(source: Path | None = None) -> Path:
-    """The folder of SmolLM2-135M-Instruct, fetched if it is not there."""
-    from goldilocks.tasks.smollm2 import fetch
-
-    place = cache_folder() / f"smollm2-{VERSION}"
-    make_folder(place, lambda out: fetch(out, source))
-    return place
+            config.actor_rollout_ref.model.path = str(fetch_once())
 
 
 def _names(config: DictConfig, place: Path) -> bool:

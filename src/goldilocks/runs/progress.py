@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from goldilocks.runs.costs import LENGTH, ROLLOUTS, TOKENS
+from goldilocks.runs import costs
 from goldilocks.runs.history import validation_accuracy
 
 SCORE = "critic/score/mean"
@@ -56,8 +56,8 @@ class Progress:
     def _spend(self, data: dict[str, Any]) -> None:
         """Take the totals of the collector; a trainer without one trains all that it generates."""
         before = self.rollouts
-        self.rollouts = int(data.get(ROLLOUTS, before + self.rollouts_per_step))
-        self.tokens = int(data.get(TOKENS, self.tokens + data.get(LENGTH, 0.0) * (self.rollouts - before)))
+        self.rollouts = int(data.get(costs.ROLLOUTS, before + self.rollouts_per_step))
+        self.tokens = int(data.get(costs.TOKENS, self.tokens + data.get(costs.LENGTH, 0.0) * (self.rollouts - before)))
 
     @property
     def steps_done(self) -> int:

@@ -36,11 +36,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _get(args: argparse.Namespace) -> int:
     """Put the model where it is wanted; the last line printed is its folder."""
-    from goldilocks.launch import defaults
-    from goldilocks.tasks.smollm2 import fetch
+    from goldilocks.tasks.smollm2 import fetch, fetch_once
 
     if args.out is None:
-        print(defaults.smollm2(args.source))
+        print(fetch_once(args.source))
     else:
         fetch(args.out, args.source)
         print(args.out)

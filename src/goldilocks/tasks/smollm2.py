@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from goldilocks.errors import require
+from goldilocks.runs.atomic import make_folder
+from goldilocks.runs.directory import cache_folder
 
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_FILES = ("*.json", "*.jinja", "*.txt", "model.safetensors")
@@ -44,6 +46,13 @@ def fetch(out: Path, source: Path | None = None) -> None:
         task = bar.add_task("SmolLM2", total=1.0)
         origin = get(out, source, lambda what, share: bar.update(task, description=what, completed=share))
     console.print(f"SmolLM2-135M-Instruct from {origin}, {time.monotonic() - started:.0f} s", highlight=False)
+
+
+def fetch_once(source: Path | None = None) -> Path:
+    """Return the model's folder in the cache; fetch the model first if it is not there."""
+    folder = cache_folder() / "smollm2-1"
+    make_folder(folder, lambda out: fetch(out, source))
+    return folder
 
 
 def get(out: Path, source: Path | None = None, told: Told = lambda what, share: None) -> str:
