@@ -11,7 +11,7 @@ is ever dropped for its own length.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -23,6 +23,7 @@ from goldilocks.filtering.draws import Draws
 from goldilocks.filtering.rows import Rows, Uids, read_rows, valid_rows
 from goldilocks.filtering.segments import Segments
 from goldilocks.filtering.selection import Samples, cut
+from goldilocks.filtering.step_metrics import Mean, combine
 from goldilocks.filtering.two_gate import TwoGateFilter
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class PPOBatchFilter:
             "batch/total_groups_generated": len(groups),
             "batch/solve_none_ratio": _share(positives == 0),
             "batch/solve_all_ratio": _share(positives == groups.sizes),
-            "batch/response_clip_ratio": int((groups.sizes - self._short(rows)).sum()) / max(1, len(rows)),
+            "batch/response_clip_ratio": Mean(int((groups.sizes - self._short(rows)).sum()), len(rows)),
         }
 
     def _gate(self, rows: Rows, batch: Mapping[str, Any], metrics: Metrics) -> Rows:
@@ -133,7 +134,7 @@ class PPOBatchFilter:
     def _filter_samples(self, rows: Rows, metrics: Metrics) -> Rows:
         """Stage 2: drop samples by their reward, never by their length."""
         if self.config.reward_threshold is None:
-            metrics["rejection/reward_rejection_rate"] = 0.0
+            metrics["rejection/reward_rejection_rate"] = Mean(0, len(rows))
             return rows
         kept = rows.reward >= self.config.reward_threshold
         metrics["rejection/reward_rejection_rate"] = _share(~kept)
@@ -183,15 +184,13 @@ class PPOBatchFilter:
     def _summarise(self, rows: Rows, metrics: Metrics) -> None:
         """Stage 4: what is trained, against what was generated and what was wanted."""
         samples, sizes = len(rows), rows.groups.sizes
-        ratio = samples / max(1, self._groups_wanted(metrics) * self.config.target_group_size)
         metrics["batch/total_samples_selected"] = samples
-        metrics["batch/selection_rate"] = samples / max(1, int(metrics["batch/total_samples_generated"]))
+        metrics["batch/selection_rate"] = Mean(samples, int(metrics["batch/total_samples_generated"]))
         metrics["batch/selected_groups"] = len(sizes)
         metrics["batch/complete_groups_selected"] = int((sizes == self.config.target_group_size).sum())
-        metrics["batch/avg_group_size"] = samples / max(1, len(sizes))
-        metrics["batch/batch_size_ratio"] = ratio
-        metrics["batch/low_batch_size_warning"] = float(ratio < LOW_BATCH_SIZE_RATIO)
-        metrics["batch/critical_empty_batch"] = float(samples == 0)
+        metrics["batch/avg_group_size"] = Mean(samples, len(sizes))
+        metrics["batch/batch_size_ratio"] = Mean(samples, self._groups_wanted(metrics) * self.config.target_group_size)
+        metrics.update(_warnings(metrics))
         if samples == 0:
             logger.warning("the batch filter kept none of %d rows", metrics["batch/total_samples_generated"])
 
@@ -209,6 +208,19 @@ class PPOBatchFilter:
         """How many samples of each group stay under ``max_response_length``; one that reaches it was cut off there."""
         limit = self.config.max_response_length
         return rows.groups.sizes if limit is None else rows.groups.sum(rows.length < limit)
+
+
+def combined_metrics(calls: Iterable[Metrics]) -> Metrics:
+    """Return the metrics of several calls as those of one: of a batch and of what replaced its rejected rows."""
+    metrics = combine(calls)
+    return metrics | (_warnings(metrics) if "batch/batch_size_ratio" in metrics else {})
+
+
+def _warnings(metrics: Metrics) -> Metrics:
+    return {
+        "batch/low_batch_size_warning": float(metrics["batch/batch_size_ratio"] < LOW_BATCH_SIZE_RATIO),
+        "batch/critical_empty_batch": float(metrics["batch/total_samples_selected"] == 0),
+    }
 
 
 def take_rows(batch: Mapping[str, Any], index: Tensor, rows: int) -> dict[str, Any]:
@@ -232,8 +244,8 @@ def _describe_value(value: Any) -> str:
     return f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__
 
 
-def _share(true: Tensor) -> float:
-    return int(true.sum()) / max(1, true.numel())
+def _share(true: Tensor) -> Mean:
+    return Mean(int(true.sum()), true.numel())
 
 
 def _seed(data_config: Mapping[str, Any] | None) -> int:

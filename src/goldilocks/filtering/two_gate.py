@@ -21,6 +21,7 @@ from torch import Tensor
 
 from goldilocks.filtering.config import PPOFilterConfig
 from goldilocks.filtering.rows import count_tokens, row_blocks, row_tensor
+from goldilocks.filtering.step_metrics import Mean
 
 logger = logging.getLogger(__name__)
 
@@ -46,20 +47,20 @@ class TwoGateFilter:
     def judge(self, batch: Mapping[str, Any], judged: Tensor) -> Verdict:
         """Judge the rows of the batch for which ``judged`` is true; the others are not accepted and not counted."""
         accepted, metrics = judged.clone(), {}
-        rows = max(1, int(judged.sum()))
+        rows = int(judged.sum())
         for name, fields, gate in (("gate1", GATE1_FIELDS, self._gate1), ("gate2", GATE2_FIELDS, self._gate2)):
             missing = [field for field in fields if field not in batch]
-            metrics[f"filter/{name}_missing_tensors"] = float(bool(missing))
+            metrics[f"filter/{name}_missing_tensors"] = Mean(rows * bool(missing), rows)
             if missing:
                 self._warn_once(name, missing)
                 continue
             mask, first, second = (row_tensor(batch, field, 2, judged) for field in fields)
             _check_shapes(dict(zip(fields, (mask, first, second), strict=True)))
             passed, statistics = gate(mask, first, second, judged)
-            metrics[f"filter/{name}_rejection_rate"] = int((judged & ~passed).sum()) / rows
+            metrics[f"filter/{name}_rejection_rate"] = Mean(int((judged & ~passed).sum()), rows)
             metrics.update(statistics)
             accepted &= passed
-        metrics["filter/acceptance_rate"] = int(accepted.sum()) / rows
+        metrics["filter/acceptance_rate"] = Mean(int(accepted.sum()), rows)
         return Verdict(accepted, metrics)
 
     def _gate1(self, mask: Tensor, old: Tensor, rollout: Tensor, judged: Tensor) -> tuple[Tensor, dict[str, float]]:
@@ -73,7 +74,7 @@ class TwoGateFilter:
         bias /= tokens
         drift = signed.div_(-tokens).expm1_().abs_()[judged]  # perplexity is exp(−mean log-prob)
         drift = drift[drift.isfinite()]  # a row whose drift is not finite is rejected below
-        return bias < self.config.gate1_bias_epsilon, {"filter/ppl_drift": float(drift.mean()) if len(drift) else 0.0}
+        return bias < self.config.gate1_bias_epsilon, {"filter/ppl_drift": Mean(float(drift.sum()), len(drift))}
 
     def _gate2(self, mask: Tensor, rollout: Tensor, top: Tensor, judged: Tensor) -> tuple[Tensor, dict[str, float]]:
         lowest = torch.empty(len(mask), dtype=torch.float32, device=mask.device)
@@ -83,7 +84,7 @@ class TwoGateFilter:
             lowest[block] = gap.amin(-1)
             extreme[block] = (gap <= self.config.gate2_instability_threshold).sum(-1, dtype=torch.int32)
         tokens = count_tokens(mask)
-        rate = int(extreme[judged].sum()) / max(1, int(tokens[judged].sum()))
+        rate = Mean(int(extreme[judged].sum()), int(tokens[judged].sum()))
         return (lowest > self.config.gate2_instability_threshold) & (tokens > 0), {"filter/extreme_token_rate": rate}
 
     def _warn_once(self, gate: str, missing: list[str]) -> None:

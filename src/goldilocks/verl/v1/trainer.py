@@ -18,6 +18,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
 from goldilocks.algorithms import PoolStatistics, pool_statistics
+from goldilocks.filtering.batch_filter import combined_metrics
 from goldilocks.runs.budget import Meter
 from goldilocks.settings import Settings
 from goldilocks.types import Group
@@ -155,26 +156,29 @@ class GoldilocksTrainer(SavesCollector, PPOTrainerSync):
     def _refill(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Reject what the gate refuses, replace it, judge the replacements: until the batch is full of what passed."""
         padding = set(padding_keys(batch))
-        self._judge(batch, self.collector.in_hand, metrics)
+        judgements = [self._judge(batch, self.collector.in_hand, metrics)]
         for groups in replacements(self.collector, self._generate_replacements):
             batch = self._balanced(groups, {})
             padding |= set(padding_keys(batch))
             self._log_probs(batch, {})
-            self._judge(batch, groups, metrics)
+            judgements.append(self._judge(batch, groups, metrics))
+        metrics.update(combined_metrics(judgements))
         final = self._balanced(self.collector.in_hand, metrics)
         zero_log_probs(padding_keys(final), ref=self.settings.judges_final_reward)
         clear(padding)
         return final
 
-    def _judge(self, batch: KVBatchMeta, groups: Iterable[Group], metrics: dict) -> None:
+    def _judge(self, batch: KVBatchMeta, groups: Iterable[Group], metrics: dict) -> dict[str, float]:
+        """Reject what the gate refuses of these groups, whose rows are in the batch; return the gate's metrics."""
         assert self.gate is not None
         if self.settings.judges_final_reward:
             self._ref_log_probs(batch, metrics)
         judged = [group for group in groups if group.uid not in self.collector.backfilled]
-        if judged:
-            refused, values = self.gate.judge(batch_of(judged))
-            metrics.update(values)
-            self.collector.reject(refused, self.gate.reason, flat=self.gate.refuses_flat)
+        if not judged:
+            return {}
+        refused, values = self.gate.judge(batch_of(judged))
+        self.collector.reject(refused, self.gate.reason, flat=self.gate.refuses_flat)
+        return values
 
     def _generate_replacements(self) -> None:
         """More groups by the same policy; its replicas were asleep."""
