@@ -21,6 +21,7 @@ METRICS: dict[str, str] = {
     "train/groups_backfilled": "dropped groups that filled up the batch (`on_exhausted: backfill`)",
     "train/rollout_failures": "rollouts that failed, or had no finite reward",
     "train/rollout_failures/<reason>": "the same by reason",
+    "train/padding_rollouts": "TRL: rollouts made so that every process has as many; in no account",
     "train/keep_rate": "share of groups expected to survive the filter: what a refill is sized by",
     "train/groups_carried": "kept groups beyond the batch, waiting for the next update",
     "train/groups_open": "groups whose rollouts are not all there",

@@ -27,7 +27,7 @@ from goldilocks.types import Failure, Rollout
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(goldilocks.__file__).parent
-LOGGING = ("core", "filtering", "algorithms", "verl")
+LOGGING = ("core", "filtering", "algorithms", "verl", "trl")
 
 
 def script() -> Any:

@@ -32,7 +32,7 @@ class RunDir:
         if not os.access(run.path, os.W_OK):
             raise ValueError(f"{run.path} cannot be written to; choose another with --runs DIR")
         for file in (run.log, run.metrics, run.reason):
-            _set_aside(file)
+            set_aside(file)
         run._write_secret()
         return run
 
@@ -87,7 +87,8 @@ def cache_folder() -> Path:
     return user_cache_path("goldilocks")
 
 
-def _set_aside(file: Path) -> None:
+def set_aside(file: Path) -> None:
+    """Rename a file of an earlier start of the run: ``metrics.jsonl`` becomes ``metrics.1.jsonl``, and so on."""
     if not file.exists():
         return
     earlier = (file.with_name(f"{file.stem}.{number}{file.suffix}") for number in range(1, 1 << 20))

@@ -7,14 +7,14 @@ rewritten upstream is never silently overwritten.
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib
-import inspect
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from goldilocks.digests import digest
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +34,6 @@ class Kind(str, Enum):
     """An algorithm is measured, or its config checked."""
     TRAINER = "trainer"
     """Part of a trainer of ours, which applies it in its own processes."""
-
-
-def digest(function: Function) -> str:
-    """A short fingerprint of a function's source."""
-    return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,49 @@
+"""``goldilocks.budget`` on TRL: training ends at the update that has reached a cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from goldilocks.core import Accounts
+from goldilocks.runs.budget import Budget, Meter
+from goldilocks.trl.processes import Processes
+
+
+class BudgetCallback(TrainerCallback):  # type: ignore[misc]
+    """Measures every update on the first process, and tells the others."""
+
+    def __init__(self, budget: Budget, accounts: Accounts | None, processes: Processes) -> None:
+        self._budget = budget
+        self._meter = None if accounts is None else Meter(budget, accounts)
+        self._processes = processes
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._meter is not None:
+            self._meter.begin_update()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> TrainerControl:
+        """End training at the end of the budget, and evaluate where another part of it is spent."""
+        if self._meter is not None:
+            self._meter.end_update()
+        if self._budget.costs:
+            spent, due = self._processes.decided(self._spent)
+            control.should_training_stop = control.should_training_stop or spent
+            control.should_evaluate = control.should_evaluate or due
+        return control
+
+    def _spent(self) -> tuple[bool, bool]:
+        assert self._meter is not None
+        return self._meter.share >= 1, self._meter.validation_due()
+
+    def metrics(self) -> dict[str, float]:
+        return {"budget/spent": self._meter.share} if self._meter is not None and self._budget.costs else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._meter is None else self._meter.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._meter is not None:
+            self._meter.load_state_dict(state)

@@ -1,0 +1,184 @@
+"""Collecting one batch: rounds of TRL's own generation until the collector has the groups it wants.
+
+Invariant: when the batch is one round of whole groups, as with everything off, what is trained is what TRL made of it,
+tensor for tensor. Otherwise rows of several rounds, and of earlier steps, are put together here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldilocks.rounds import places
+from goldilocks.trl.advantages import advantages
+from goldilocks.trl.decisions import Batch, Decisions, Round
+from goldilocks.trl.processes import Processes
+from goldilocks.trl.prompts import DatasetPrompts
+from goldilocks.trl.rows import LOG_PROBS, Place, Row, RowStore, join_rows
+
+SCALE = "goldilocks_loss_scale"  # a column of the batch: how much the rows that fill it up would thin the loss out
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What TRL made of this process's share of a round: its tensors, and the rows in them."""
+
+    output: dict[str, Any]
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of ``GRPOConfig``: rollouts per prompt, parts that a process cuts its batch into, and how TRL pads."""
+
+    n: int
+    parts: int
+    pad_token: int
+    multiple: int | None
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """How TRL makes one advantage of several reward functions."""
+
+    names: Sequence[str]
+    weights: Tensor
+    scale: str
+    aggregation: str
+
+
+Generate = Callable[[list[dict[str, Any]], int], Generated]
+LogProbs = Callable[[list[Row]], list[Tensor]]
+
+
+class Collection:
+    """The collector at work in TRL. ``decisions`` is there on the first process only."""
+
+    def __init__(
+        self,
+        prompts: DatasetPrompts,
+        decisions: Decisions | None,
+        rows: RowStore,
+        processes: Processes,
+        sizes: Sizes,
+        *,
+        carries: bool,
+    ) -> None:
+        self.decisions = decisions
+        self.rows = rows
+        self._prompts = prompts
+        self._processes = processes
+        self._sizes = sizes
+        self._carries = carries
+        self.batch: Batch | None = None
+        self.trained: dict[Place, float] = {}  # the advantage of each rollout of the batch
+        self.padding_rollouts = 0  # of this batch: generated so that every process has as many rows, and not used
+
+    def collect(self, generate: Generate, log_probs: LogProbs, rewards: Rewards) -> dict[str, Any]:
+        """Return what TRL trains on next, this process's part of it."""
+        rounds: list[tuple[Round, Generated]] = []
+        self.padding_rollouts = 0
+        while not isinstance(decision := self._processes.decided(self._decide), Batch):
+            rounds.append((decision, self._generate(decision, generate, rewards)))
+        self.batch = decision
+        self._remember_log_probs(decision, log_probs)
+        output = self._output(decision, rounds, log_probs, rewards)
+        self.rows.retain(decision.alive)
+        return output
+
+    def _decide(self) -> Round | Batch:
+        assert self.decisions is not None
+        return self.decisions.next()
+
+    # -- a round -------------------------------------------------------------------------------------------------------
+
+    def _generate(self, requests: Round, generate: Generate, rewards: Rewards) -> Generated:
+        """Have TRL generate a round, spread over the processes, and tell the collector of it."""
+        indices = [request.prompt.index for request, _, _ in places(requests)]
+        even = self._processes.even(indices)
+        self.padding_rollouts += len(even) - len(indices)
+        share = self._prompts.rows(self._processes.share(even))
+        generated = generate(share, self._sizes.n if self._whole(requests) else 1)
+        rows = self._processes.gathered(generated.rows)[: len(indices)]
+        for (request, number, _), row in zip(places(requests), rows, strict=True):
+            self.rows.put((request.uid, number), row)
+        if self.decisions is not None:
+            self.decisions.observe(requests, rows, rewards.weights.tolist(), rewards.names)
+        return generated
+
+    def _whole(self, requests: Round) -> bool:
+        """Whether every group is complete in this round, so that TRL's own view of groups holds."""
+        n, count = self._sizes.n, self._processes.count
+        whole = all(request.first == 0 and request.n == n for request in requests)
+        return whole and len(requests) * n % count == 0
+
+    # -- the batch -----------------------------------------------------------------------------------------------------
+
+    def _output(
+        self, batch: Batch, rounds: Sequence[tuple[Round, Generated]], log_probs: LogProbs, rewards: Rewards
+    ) -> dict[str, Any]:
+        shares = self._advantages(batch, rewards)
+        self.trained = shares
+        if len(rounds) == 1 and self._is_round(batch, rounds[0][0]):
+            return rounds[0][1].output
+        return self._joined(list(shares), list(shares.values()), log_probs)
+
+    def _is_round(self, batch: Batch, requests: Round) -> bool:
+        """Whether the batch is this round: the same rollouts in the same order, all of them trained."""
+        asked = [(request.uid, number) for request, number, _ in places(requests)]
+        taken = [(rollout.uid, rollout.index) for group in batch.groups for rollout in group.trained]
+        everything = [(rollout.uid, rollout.index) for group in batch.groups for rollout in group.rollouts]
+        fits = len(asked) % (self._processes.count * self._sizes.parts) == 0
+        return self._whole(requests) and asked == taken == everything and fits
+
+    def _advantages(self, batch: Batch, rewards: Rewards) -> dict[Place, float]:
+        """Return the advantage of every rollout that is trained; baselines are over all rollouts of a group."""
+        groups = [[(rollout.uid, rollout.index) for rollout in group.rollouts] for group in batch.groups]
+        values = [torch.tensor([self.rows[place].rewards for place in group]) for group in groups]
+        found = advantages(values, rewards.weights.cpu(), rewards.scale, rewards.aggregation)
+        of = {
+            place: value
+            for group, own in zip(groups, found, strict=True)
+            for place, value in zip(group, own.tolist(), strict=True)
+        }
+        trained = [(rollout.uid, rollout.index) for group in batch.groups for rollout in group.trained]
+        return {place: of[place] for place in trained}
+
+    def _joined(self, order: list[Place], values: list[float], log_probs: LogProbs) -> dict[str, Any]:
+        rows = [self.rows[place] for place in order]
+        if any(LOG_PROBS in row.tensors for row in rows):
+            rows = self._with_log_probs(rows, log_probs)
+        tokens = torch.stack([row.loss_mask.sum() for row in rows]).sum()
+        silent = -len(rows) % (self._processes.count * self._sizes.parts)
+        filled = [*rows, *[rows[-1].silent()] * silent]
+        scale = len(filled) / len(rows)
+        mine = slice(self._processes.rank, None, self._processes.count)  # spreads what fills the batch up
+        own = torch.tensor([*values, *[0.0] * silent])[mine]
+        columns = join_rows(filled[mine], self._sizes.pad_token, self._sizes.multiple)
+        return {**columns, "advantages": own, "num_items_in_batch": tokens, SCALE: torch.tensor(scale)}
+
+    # -- log-probs of the policy that wrote a rollout ------------------------------------------------------------------
+
+    def _remember_log_probs(self, batch: Batch, log_probs: LogProbs) -> None:
+        """Rollouts that wait for a later batch are trained against this policy's log-probs, so they are taken now."""
+        if not self._carries or not batch.waiting:
+            return
+        rows = self._with_log_probs([self.rows[place] for place in batch.waiting], log_probs)
+        for place, row in zip(batch.waiting, rows, strict=True):
+            self.rows.put(place, row)
+
+    def _with_log_probs(self, rows: list[Row], log_probs: LogProbs) -> list[Row]:
+        """Return the rows with log-probs; those without were generated by the policy of now."""
+        lacking = [place for place, row in enumerate(rows) if LOG_PROBS not in row.tensors]
+        if not lacking:
+            return rows
+        even = self._processes.even([rows[place] for place in lacking])
+        found = self._processes.gathered(log_probs(self._processes.share(even)))
+        completed = list(rows)
+        for place, values in zip(lacking, found, strict=False):
+            completed[place] = rows[place].with_log_probs(values)
+        return completed

@@ -1,0 +1,105 @@
+"""The first process's part: the collector's loop, a decision at a time.
+
+A decision is a round of requests to generate, or the batch to train. Everything that a decision needs travels to the
+other processes as plain data, and nothing else is decided anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from goldilocks.core import Collector
+from goldilocks.rounds import WholeRounds, places
+from goldilocks.trl.gate import BatchFilterGate
+from goldilocks.trl.rows import Place, Row, RowStore
+from goldilocks.types import Failure, Group, Request, Rollout
+
+Round = tuple[Request, ...]
+
+MAX_REFILLS = 32  # of one batch: a gate that rejects this often rejects everything
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The groups to train; ``waiting`` are the rollouts that a later batch may need, ``alive`` their groups."""
+
+    groups: tuple[Group, ...]
+    alive: frozenset[str]
+    waiting: tuple[Place, ...]
+    metrics: dict[str, float]
+
+
+class Decisions:
+    """Asks the collector, and tells it what came of each round."""
+
+    def __init__(self, collector: Collector, rows: RowStore, gate: BatchFilterGate | None, room: int) -> None:
+        """``room`` is how many rollouts a round has at most: as many as TRL generates at a time."""
+        self.collector = collector
+        self._rows = rows
+        self._gate = gate
+        self._room = room
+        self._rounds = WholeRounds(collector.allocator)
+        collector.allocator = self._rounds
+
+    def next(self) -> Round | Batch:
+        """Return what to do now."""
+        judged: dict[str, float] = {}
+        for _ in range(MAX_REFILLS):
+            if requests := self._missing():
+                return requests
+            lost = self._judged(self.collector.take(), judged)
+            if not lost:
+                return self._batch(judged)
+        raise ValueError(f"after {MAX_REFILLS} refills groups are missing: batch_filter rejects too much")
+
+    def observe(self, requests: Round, rows: Sequence[Row], weights: Sequence[float], names: Sequence[str]) -> None:
+        """Tell the collector of each rollout of a round, in the order of the requests."""
+        self._rounds.begin(requests)
+        for (request, number, _), row in zip(places(requests), rows, strict=True):
+            self._rounds.next(request.uid)
+            self.collector.observe(self._event(request.uid, number, row, weights, names))
+
+    def state_dict(self) -> dict[str, Any]:
+        gate = {} if self._gate is None else self._gate.state_dict()
+        return {"collector": self.collector.state_dict(), "gate": gate}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.collector.load_state_dict(state["collector"])
+        self.collector.reissue()
+        if self._gate is not None and state["gate"]:
+            self._gate.load_state_dict(state["gate"])
+
+    def waiting(self) -> tuple[Place, ...]:
+        """Return the rollouts whose rows a later batch may need."""
+        return tuple((rollout.uid, rollout.index) for rollout in self.collector.waiting_rollouts)
+
+    def _missing(self) -> Round:
+        """Return the next round, or nothing when the batch can be taken."""
+        while not self.collector.ready:
+            if requests := self.collector.requests(self._room):
+                return tuple(requests)
+        return ()
+
+    def _judged(self, groups: Sequence[Group], metrics: dict[str, float]) -> bool:
+        """Show new groups to the batch filter; whether any was lost, so that others must take their place."""
+        if self._gate is None:
+            return False
+        refused, found = self._gate.judge(groups, self._rows)
+        metrics.update(found)
+        return bool(self.collector.reject(refused, self._gate.reason)) if refused else False
+
+    def _batch(self, judged: dict[str, float]) -> Batch:
+        collector = self.collector
+        alive = frozenset(collector.alive)
+        return Batch(collector.in_hand, alive, self.waiting(), {**collector.metrics(), **judged})
+
+    def _event(
+        self, uid: str, number: int, row: Row, weights: Sequence[float], names: Sequence[str]
+    ) -> Rollout | Failure:
+        if not row.tokens:
+            return Failure(uid, number, "empty_response")
+        # A function that returned None does not apply to this prompt: it has no value here, and NaN is not equal to it.
+        metrics = {name: value for name, value in zip(names, row.rewards, strict=True) if value == value}
+        return Rollout(uid, number, row.reward(weights), row.tokens, metrics, truncated=row.truncated)

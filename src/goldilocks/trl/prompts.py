@@ -1,0 +1,67 @@
+"""TRL's training data as a source of prompts, in the order of TRL's own sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from trl.trainer.utils import RepeatSampler
+
+from goldilocks.errors import require
+from goldilocks.types import Prompt, content_key
+
+IMAGES = ("image", "images")
+
+
+class DatasetPrompts:
+    """Prompts by their index in the data set. The key is a hash of the prompt, so that it is the same as in verl."""
+
+    def __init__(self, dataset: Any) -> None:
+        random_access = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        require(random_access, "train_dataset", type(dataset).__name__, "a data set with a length and random access")
+        columns = getattr(dataset, "column_names", None) or list(dataset[0])
+        require("prompt" in columns, "train_dataset", columns, "a data set with the column 'prompt'")
+        images = [column for column in columns if column in IMAGES]
+        require(not images, "train_dataset", images, "no images, unless every section is left out")
+        self._dataset = dataset
+        prompts = dataset["prompt"] if hasattr(dataset, "column_names") else (row["prompt"] for row in dataset)
+        self._keys = np.fromiter(map(content_key, prompts), dtype=np.uint64, count=len(dataset))
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: int, /) -> Prompt:
+        return Prompt(key=int(self._keys[index]), index=index)
+
+    def keys(self) -> np.ndarray:
+        return self._keys
+
+    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return a row of the data set for each index; equal indices have rows of their own, since TRL writes there."""
+        return [dict(self._dataset[index]) for index in indices]
+
+
+class SamplerOrder:
+    """The order in which TRL's sampler goes through the data, by epoch.
+
+    TRL drops what is left of an epoch when no whole batch can be made of it; so does this.
+    """
+
+    def __init__(self, dataset: Any, *, groups: int, shuffle: bool, seed: int) -> None:
+        self._make = lambda: RepeatSampler(
+            dataset, mini_repeat_count=1, batch_size=groups, repeat_count=1, shuffle=shuffle, seed=seed
+        )
+        self._sampler = self._make()
+        self._next_epoch = 0
+        size = len(dataset)
+        require(size >= groups, "train_dataset", f"{size} prompts", f"at least {groups}: one generation batch")
+
+    def __call__(self, epoch: int) -> np.ndarray:
+        """Return the indices of an epoch. One generator shuffles all epochs, so they are drawn in turn."""
+        if epoch < self._next_epoch:
+            self._sampler, self._next_epoch = self._make(), 0
+        for _ in range(epoch - self._next_epoch):
+            list(self._sampler)
+        self._next_epoch = epoch + 1
+        return np.array(list(self._sampler), dtype=np.int64)

@@ -1,0 +1,117 @@
+"""A TRL run on disk as ``goldilocks report`` and ``goldilocks compare`` read it: the names and files of a verl run.
+
+====================================  ====================================================================
+``config.yaml``                       the sections with verl's keys, and TRL's arguments under ``trl``
+``metrics.jsonl``                     a line for each update, and one for what TRL logged of it
+``rollouts/<step>.jsonl``             the rollouts of each batch
+====================================  ====================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import TrainerCallback, TrainerControl, TrainerState
+
+from goldilocks.runs.directory import RunDir, set_aside
+from goldilocks.runs.progress import SCORE, SECONDS, TOKENS
+from goldilocks.trl.collection import Collection
+
+LENGTH = "response_length/mean"
+
+# What TRL logs, by the name that a report knows.
+NAMES = {
+    "loss": "actor/loss",
+    "grad_norm": "actor/grad_norm",
+    "kl": "actor/kl_loss",
+    "entropy": "actor/entropy",
+    "learning_rate": "actor/lr",
+}
+
+
+class RunRecord(TrainerCallback):  # type: ignore[misc]
+    """Writes on the first process only. ``samples`` is how many answers an evaluation has of each prompt."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any], samples: int) -> None:
+        self._run = RunDir(path)
+        self._config = config
+        self._accuracy = f"val-core/eval/reward/mean@{samples}"
+        self._batch: dict[str, float] = {}
+        self._began = time.monotonic()
+
+    def batch(self, step: int, collection: Collection) -> None:
+        """Write the rollouts of a new batch, and keep its metrics for the step's line."""
+        batch = collection.batch
+        assert batch is not None
+        trained = [rollout for group in batch.groups for rollout in group.trained]
+        mean = math.fsum(rollout.reward for rollout in trained) / max(1, len(trained))
+        lengths = [rollout.tokens for rollout in trained]
+        self._batch = {
+            **batch.metrics,
+            SCORE: mean,
+            LENGTH: sum(lengths) / max(1, len(lengths)),
+            TOKENS: sum(lengths),
+        }
+        file = self._run.path / "rollouts" / f"{step}.jsonl"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("w", encoding="utf-8") as out:
+            out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in _answers(step, collection))
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Keep what an earlier start of the run wrote, and write the configuration unless it is there."""
+        self._run.path.mkdir(parents=True, exist_ok=True)
+        set_aside(self._run.metrics)
+        if not self._run.config.exists():
+            config = {**self._config, "trl": json.loads(args.to_json_string())}
+            self._run.config.write_text(yaml.safe_dump(config, sort_keys=False))
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._began = time.monotonic()
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Write the update's line. Several updates on one batch share its score; only the first counts its groups."""
+        self._write(state.global_step, {**self._batch, SECONDS: time.monotonic() - self._began})
+        kept = ("critic/", "accounts/", "data/", "budget/")
+        self._batch = {name: value for name, value in self._batch.items() if name.startswith(kept)}
+
+    def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any) -> None:
+        """Write what only TRL knows: the loss of an update, the reward of an evaluation."""
+        known = {NAMES[name]: value for name, value in (logs or {}).items() if name in NAMES}
+        if "eval_reward" in (logs or {}):
+            known[self._accuracy] = logs["eval_reward"]
+        if known:
+            self._write(state.global_step, known)
+
+    def _write(self, step: int, data: Mapping[str, float]) -> None:
+        with self._run.metrics.open("a", encoding="utf-8") as out:
+            out.write(json.dumps({"step": step, "data": dict(data)}) + "\n")
+
+
+def _answers(step: int, collection: Collection) -> Iterator[dict[str, Any]]:
+    """Yield a line for each rollout of the batch, in the form of verl's dumps."""
+    assert collection.batch is not None
+    for group in collection.batch.groups:
+        for rollout in group.trained:
+            row = collection.rows[rollout.uid, rollout.index]
+            yield {
+                "input": _text(row.prompt),
+                "output": _text(row.completion),
+                "gts": None,
+                "score": rollout.reward,
+                "step": step,
+                "uid": f"{rollout.uid}_{rollout.index}_0",
+                "advantage": collection.trained[rollout.uid, rollout.index],
+            }
+
+
+def _text(turns: Any) -> str:
+    """Return a conversation as its messages, one after the other."""
+    if isinstance(turns, str):
+        return turns
+    return "\n".join(str(turn.get("content")) for turn in turns)

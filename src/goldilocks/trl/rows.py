@@ -1,0 +1,143 @@
+"""Rollouts as TRL returned them, one row each, without padding: kept until they are trained or let go.
+
+Every process holds the rows of all processes, so that each can cut its own part of any batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PROMPT = ("prompt_ids", "prompt_mask")  # padded on the left; everything else on the right
+LOG_PROBS = "old_per_token_logps"
+OWN = ("advantages", "num_items_in_batch")  # computed for each batch
+Place = tuple[str, int]  # a group and a rollout's number in it
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rollout: its tensors by TRL's names, the value of each reward function, and both texts."""
+
+    tensors: Mapping[str, Tensor]
+    rewards: tuple[float, ...]
+    prompt: Any
+    completion: Any
+    truncated: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the model wrote; those of tools are not its own."""
+        own = self.tensors.get("tool_mask")
+        return len(self.tensors["completion_ids"]) if own is None else int(own.sum())
+
+    @property
+    def loss_mask(self) -> Tensor:
+        mask = self.tensors["completion_mask"]
+        return mask * self.tensors["tool_mask"] if "tool_mask" in self.tensors else mask
+
+    def reward(self, weights: Sequence[float]) -> float:
+        """Return the weighted sum of the reward functions that apply; NaN where none does."""
+        applied = [w * r for w, r in zip(weights, self.rewards, strict=True) if not math.isnan(r)]
+        return math.fsum(applied) if applied else math.nan
+
+    def silent(self) -> Row:
+        """Return a row of the same shape that trains nothing: it fills a batch up."""
+        mask = torch.zeros_like(self.tensors["completion_mask"])
+        return replace(self, tensors={**self.tensors, "completion_mask": mask})
+
+    def with_log_probs(self, log_probs: Tensor) -> Row:
+        return replace(self, tensors={**self.tensors, LOG_PROBS: log_probs})
+
+
+class RowStore:
+    """Rows by group and by their number in it."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[int, Row]] = {}
+
+    def __getitem__(self, place: Place) -> Row:
+        return self._groups[place[0]][place[1]]
+
+    def put(self, place: Place, row: Row) -> None:
+        """Keep a row."""
+        self._groups.setdefault(place[0], {})[place[1]] = row
+
+    def retain(self, uids: Collection[str]) -> None:
+        """Let go of every other group."""
+        self._groups = {uid: rows for uid, rows in self._groups.items() if uid in uids}
+
+    def state_dict(self, places: Iterable[Place]) -> list[dict[str, Any]]:
+        """Return these rows as JSON values and numpy arrays."""
+        return [_packed(place, self[place]) for place in places]
+
+    def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
+        self._groups = {}
+        for packed in state:
+            tensors = {name: torch.from_numpy(array) for name, array in packed["tensors"].items()}
+            texts = packed["prompt"], packed["completion"]
+            row = Row(tensors, tuple(packed["rewards"].tolist()), *texts, truncated=packed["truncated"])
+            self.put((packed["uid"], packed["index"]), row)
+
+
+def _packed(place: Place, row: Row) -> dict[str, Any]:
+    return {
+        "uid": place[0],
+        "index": place[1],
+        "tensors": {name: _plain(tensor).numpy() for name, tensor in row.tensors.items()},
+        "rewards": torch.tensor(row.rewards, dtype=torch.float64).numpy(),
+        "prompt": row.prompt,
+        "completion": row.completion,
+        "truncated": row.truncated,
+    }
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """numpy has no bfloat16."""
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+
+
+def split_rows(output: Mapping[str, Any], ids: Sequence[Sequence[int]]) -> list[dict[str, Tensor]]:
+    """Return the tensors of each row of what TRL made, without padding. ``ids`` are the completions as lists."""
+    columns = {name: value.cpu() for name, value in output.items() if _per_row(name, value)}
+    width = columns["completion_ids"].shape[1]
+    prompts = columns["prompt_mask"].sum(1).tolist()
+    return [
+        {name: _cut(name, column[place], prompts[place], len(one), width) for name, column in columns.items()}
+        for place, one in enumerate(ids)
+    ]
+
+
+def _per_row(name: str, value: Any) -> bool:
+    return name not in OWN and isinstance(value, Tensor) and value.ndim > 0
+
+
+def _cut(name: str, values: Tensor, prompt: int, completion: int, width: int) -> Tensor:
+    if name in PROMPT:
+        return values[len(values) - prompt :].clone()
+    return values[:completion].clone() if len(values) == width else values.clone()
+
+
+def join_rows(rows: Sequence[Row], pad_token: int, multiple: int | None) -> dict[str, Tensor]:
+    """Return the columns that TRL trains on, padded as TRL pads them."""
+    fill = {"prompt_ids": pad_token, "completion_ids": pad_token, "tool_mask": 1}
+    names = [name for name in rows[0].tensors if all(name in row.tensors for row in rows)]
+    return {
+        name: _padded([row.tensors[name] for row in rows], fill.get(name, 0), name in PROMPT, multiple)
+        for name in names
+    }
+
+
+def _padded(values: Sequence[Tensor], fill: int, left: bool, multiple: int | None) -> Tensor:
+    width = max(map(len, values))
+    if multiple and width > 1:
+        width = -(-width // multiple) * multiple
+    out = values[0].new_full((len(values), width), fill)
+    for place, one in enumerate(values):
+        start = width - len(one) if left else 0
+        out[place, start : start + len(one)] = one
+    return out

@@ -1,0 +1,83 @@
+"""What is taken for granted of TRL: the functions that are overridden or called, and the sources they were read in.
+
+A TRL whose functions are others is said to be so before training, by name: its results may differ from what the tests
+have seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from goldilocks.digests import digest
+
+logger = logging.getLogger(__name__)
+
+VERSIONS = "1.0 to 1.16"
+
+# Digests of each function, one for every source that a supported version has.
+KNOWN: dict[str, frozenset[str]] = {
+    "_generate_and_score_completions": frozenset(
+        {
+            "7578951ff1d1ce59",
+            "30ac28fb78523bee",
+            "120bc9d4f91c2800",
+            "a27ed93ae775b06c",
+            "cc04f6e0d510841a",
+            "4d7067ac127d0915",
+            "86fe62ce5c510264",
+            "da3b7eb07b6398e7",
+            "db028931a84025f2",
+            "2deae91942535170",
+            "e03ed7a34c24a6b3",
+            "1fa48922792dcd5c",
+        }
+    ),
+    "_calculate_rewards": frozenset(
+        {
+            "c42fccd5ae0793bd",
+            "30a2e3b4efe321ca",
+            "a34bc902a25f9901",
+            "485998a82350676b",
+            "736ae29b083840b5",
+        }
+    ),
+    "_prepare_inputs": frozenset(
+        {
+            "f824e7fb07147956",
+        }
+    ),
+    "_get_per_token_logps_and_entropies": frozenset(
+        {
+            "2a1b927a527f7658",
+            "4eaf29e63e9edce1",
+            "f6a06497779df70e",
+            "4af3691399f30834",
+            "1f88afa27d61b617",
+            "331ae01b88d8e2cf",
+            "dc17fee20840b7eb",
+            "ea73c3909275851d",
+        }
+    ),
+}
+
+
+def changed(trainer: type[Any]) -> list[str]:
+    """Return the functions of TRL's trainer that are not those Goldilocks was written for."""
+    return [name for name, known in KNOWN.items() if digest(getattr(trainer, name)) not in known]
+
+
+def check_trl(trainer: type[Any]) -> None:
+    """Warn where TRL has changed under our feet; say plainly what is missing."""
+    missing = [name for name in KNOWN if not hasattr(trainer, name)]
+    if missing:
+        raise ImportError(f"this TRL has no GRPOTrainer.{', '.join(missing)}; Goldilocks works with TRL {VERSIONS}")
+    if names := changed(trainer):
+        import trl
+
+        logger.warning(
+            "TRL %s has another GRPOTrainer.%s than TRL %s: Goldilocks was not tested with it",
+            trl.__version__,
+            ", ".join(names),
+            VERSIONS,
+        )

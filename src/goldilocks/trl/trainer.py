@@ -1,0 +1,202 @@
+"""TRL's ``GRPOTrainer`` with the collector in the place of its batches.
+
+What is overridden is all in this file, and only where the user gave a section: the generation of a training batch, the
+rewards (they are read on their way), the loss's scale, and a checkpoint's beginning and end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl import GRPOTrainer
+
+from goldilocks.core import Exhausted
+from goldilocks.settings import Settings
+from goldilocks.trl.budget import BudgetCallback
+from goldilocks.trl.collection import SCALE, Collection, Generated, Rewards, Sizes
+from goldilocks.trl.decisions import Decisions
+from goldilocks.trl.gate import BatchFilterGate
+from goldilocks.trl.processes import Processes
+from goldilocks.trl.prompts import DatasetPrompts, SamplerOrder
+from goldilocks.trl.record import RunRecord
+from goldilocks.trl.rows import Row, RowStore, join_rows, split_rows
+from goldilocks.trl.saved import Saved
+from goldilocks.trl.sections import Section, Sections
+from goldilocks.trl.supported import check_trl
+
+TOTALS = ("accounts/", "data/", "budget/")  # running totals: of several steps, the last counts, not the mean
+MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by the number of rows
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What TRL passes to the reward functions, and the rewards of all processes."""
+
+    prompts: Sequence[Any]
+    completions: Sequence[Any]
+    ids: Sequence[Sequence[int]]
+    rewards: Tensor
+
+
+class GoldilocksGRPOTrainer(GRPOTrainer):
+    """``GRPOTrainer`` and, if asked for, dynamic sampling, adaptive rollouts, selectors and the batch filter.
+
+    ``filter_groups``, ``adaptive_rollout``, ``goldilocks`` and ``batch_filter`` are sections with the keys and defaults
+    of docs/reference.md; ``gen_batch_size`` is how many prompts are chosen at a time (default: a batch of them).
+    Without any of them this is TRL's trainer. ``run_dir`` is where ``goldilocks report`` finds the run (default:
+    ``output_dir``).
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        filter_groups: Section | None = None,
+        adaptive_rollout: Section | None = None,
+        goldilocks: Section | None = None,
+        batch_filter: Section | None = None,
+        gen_batch_size: int | None = None,
+        run_dir: str | Path | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.collection: Collection | None = None
+        self._scored: Scored | None = None
+        super().__init__(*args, **kwargs)
+        sections = Sections(filter_groups, adaptive_rollout, goldilocks, batch_filter, gen_batch_size)
+        if sections.given:
+            check_trl(GRPOTrainer)
+            self._collect(sections, Path(run_dir or self.args.output_dir))
+
+    def _collect(self, sections: Sections, run_dir: Path) -> None:
+        """Put the collector in the place of TRL's batches."""
+        settings = sections.settings(self.args)
+        processes = Processes(self.accelerator)
+        dataset = self._remove_unused_columns(self.train_dataset, "training")
+        rows, prompts = RowStore(), DatasetPrompts(dataset)
+        decisions = self._decisions(settings, prompts, rows) if processes.first else None
+        parts, n = self.args.steps_per_generation, self.num_generations
+        sizes = Sizes(n, parts, self.processing_class.pad_token_id, getattr(self, "pad_to_multiple_of", None))
+        carries = settings.surplus().max_carry_steps > 0
+        self.collection = Collection(prompts, decisions, rows, processes, sizes, carries=carries)
+        self._budget = BudgetCallback(settings.budget(), decisions and decisions.collector.accounts, processes)
+        self._saved = Saved(self.collection, self._budget, processes)
+        self.add_callback(self._budget)
+        if processes.first:
+            self._record = RunRecord(run_dir, sections.config(self.args), self.num_generations_eval)
+            self.add_callback(self._record)
+
+    def _decisions(self, settings: Settings, prompts: DatasetPrompts, rows: RowStore) -> Decisions:
+        order = SamplerOrder(
+            prompts, groups=settings.train_batch_size, shuffle=self.shuffle_dataset, seed=self.args.seed
+        )
+        config = settings.batch_filter_config
+        gate = None if config is None else BatchFilterGate(config, settings.seed)
+        return Decisions(settings.collector(prompts, order), rows, gate, self.args.generation_batch_size)
+
+    # -- a batch -------------------------------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return TRL's batch, or in training the batch that the collector takes."""
+        if self.collection is None or not self.model.training:
+            return super()._generate_and_score_completions(inputs)
+        logged = len(self._metrics["train"]["frac_reward_zero_std"])
+        try:
+            output = self.collection.collect(self._generate_round, self._log_probs, self._rewards())
+        except Exhausted:
+            self._save_checkpoint(self.model, None)  # what was generated is not lost: the run goes on from here
+            raise
+        self._log_batch(logged)
+        return {name: value.to(self.accelerator.device) for name, value in output.items()}
+
+    def _generate_round(self, inputs: list[dict[str, Any]], group_size: int) -> Generated:
+        """TRL's own generation and scoring of these rows, which are groups of this size to it."""
+        with self._groups_of(group_size):
+            output = super()._generate_and_score_completions(inputs)
+        scored, self._scored = self._scored, None
+        assert scored is not None, "TRL scored no completion"
+        first = self.accelerator.process_index * len(inputs)
+        rewards = scored.rewards[first : first + len(inputs)].tolist()
+        longest = self.args.max_completion_length or math.inf
+        return Generated(
+            output,
+            [
+                Row(tensors, tuple(own), prompt, completion, truncated=len(ids) >= longest)
+                for tensors, own, prompt, completion, ids in zip(
+                    split_rows(output, scored.ids), rewards, scored.prompts, scored.completions, scored.ids, strict=True
+                )
+            ],
+        )
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self._scored = Scored(prompts, completions, completion_ids_list, rewards)
+        return rewards
+
+    @contextmanager
+    def _groups_of(self, size: int) -> Iterator[None]:
+        before = self.num_generations
+        self.num_generations = size
+        try:
+            yield
+        finally:
+            self.num_generations = before
+
+    def _rewards(self) -> Rewards:
+        return Rewards(
+            self.reward_func_names, self.reward_weights.cpu(), self.scale_rewards, self.multi_objective_aggregation
+        )
+
+    @torch.no_grad()
+    def _log_probs(self, rows: list[Row]) -> list[Tensor]:
+        """Return the log-probs of each row's completion under the policy of now."""
+        columns = join_rows(rows, self.processing_class.pad_token_id, None)
+        device = self.accelerator.device
+        ids = torch.cat([columns["prompt_ids"], columns["completion_ids"]], 1).to(device)
+        mask = torch.cat([columns["prompt_mask"], columns["completion_mask"]], 1).to(device)
+        size = self.args.per_device_train_batch_size
+        width = columns["completion_ids"].shape[1]
+        found = self._get_per_token_logps_and_entropies(self.model, ids, mask, width, batch_size=size)[0].cpu()
+        return [one[: len(row.tensors["completion_ids"])].clone() for one, row in zip(found, rows, strict=True)]
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """TRL's loss; rows that only fill the batch up do not make it smaller."""
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        return loss * inputs[SCALE] if SCALE in inputs and self.loss_type in MEAN_OF_ROWS else loss
+
+    # -- logs ----------------------------------------------------------------------------------------------------------
+
+    def _log_batch(self, logged: int) -> None:
+        """Log the collector's metrics, and correct what TRL logged of rounds that were not whole groups."""
+        collection, metrics = self.collection, self._metrics["train"]
+        assert collection is not None
+        assert collection.batch is not None
+        del metrics["frac_reward_zero_std"][logged:]
+        flat = [len(set(group.rewards)) == 1 for group in collection.batch.groups]
+        metrics["frac_reward_zero_std"].append(sum(flat) / max(1, len(flat)))
+        own = {**collection.batch.metrics, "train/padding_rollouts": collection.padding_rollouts}
+        for name, value in (own | self._budget.metrics()).items():
+            kept = [] if name.startswith(TOTALS) else metrics[name]
+            metrics[name] = [*kept, float(value)]
+        if collection.decisions is not None:
+            self._record.batch(self.state.global_step + 1, collection)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """The collector's state first: TRL writes the file that makes the checkpoint count last."""
+        if self.collection is not None:
+            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+            between = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+            self._saved.write(folder, self._step, self._buffered_inputs if between else None)
+        super()._save_checkpoint(model, trial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.collection is not None and checkpoint is not None:
+            self._step, self._buffered_inputs = self._saved.read(Path(checkpoint), self.accelerator.device)

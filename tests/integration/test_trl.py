@@ -1,0 +1,196 @@
+"""``GoldilocksGRPOTrainer`` trains: the tiny model on the CPU, TRL's own trainer beside it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("trl")
+
+import trl_world as world
+
+from goldilocks.core import Exhausted
+from goldilocks.metrics import undocumented
+
+SECTIONS: list[dict[str, Any]] = [{}, {"goldilocks": {}}, {"filter_groups": {"enable": False}}]
+
+
+def assert_same_training(out: Path, sections: dict[str, Any], **chosen: Any) -> None:
+    """Both trainers go the same way: prompts and completions, losses and weights."""
+    theirs = world.trainer(out / "theirs", ours=False, **chosen)
+    theirs.train()  # making a trainer seeds everything: the other one is made afterwards
+    ours = world.trainer(out / "ours", sections=sections, **chosen)
+    ours.train()
+    for column in ("prompt", "completion", "advantages"):
+        assert list(ours._logs[column]) == list(theirs._logs[column])
+    assert world.losses(ours) == world.losses(theirs)
+    assert torch.equal(world.weights(ours), world.weights(theirs))
+    assert any(world.losses(ours))
+
+
+@pytest.mark.parametrize("sections", SECTIONS, ids=["no section", "empty section", "disabled"])
+def test_with_everything_off_it_trains_what_trl_trains(sections: dict[str, Any], tmp_path: Path) -> None:
+    """Over an epoch's end, where TRL drops what makes no whole batch."""
+    assert_same_training(tmp_path, sections, data=world.dataset(10))
+
+
+def test_with_everything_off_batches_are_split_accumulated_and_used_again_as_in_trl(tmp_path: Path) -> None:
+    chosen = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4}
+    assert_same_training(tmp_path, {"goldilocks": {}}, num_iterations=2, beta=0.1, max_steps=9, **chosen)
+
+
+def batches(out: Path) -> list[list[dict[str, Any]]]:
+    """Return the rollouts of each batch, as the run's record has them."""
+    files = sorted((out / "rollouts").glob("*.jsonl"), key=lambda file: int(file.stem))
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+
+def by_group(batch: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in batch:
+        groups.setdefault(row["uid"].rpartition("_")[0].rpartition("_")[0], []).append(row)
+    return groups
+
+
+def test_dynamic_sampling_trains_full_batches_of_groups_that_differ(tmp_path: Path) -> None:
+    trainer = world.trainer(tmp_path, sections={"filter_groups": {"enable": True, "max_carry_steps": 2}})
+    trainer.train()
+    for batch in batches(tmp_path):
+        groups = by_group(batch)
+        assert len(groups) == 4
+        for rows in groups.values():
+            assert len({row["score"] for row in rows}) == 2
+            assert sum(row["advantage"] for row in rows) == pytest.approx(0, abs=1e-5)
+    logged = [record for record in trainer.state.log_history if "loss" in record]
+    assert all(record["frac_reward_zero_std"] == 0 for record in logged)
+    assert logged[-1]["accounts/filtered_rollouts"] > 0
+    assert not undocumented(logged[-1])
+    of = logged[-1]
+    classes = [
+        name for name in of if name.startswith("accounts/") and name.endswith("_rollouts") and name.count("/") == 1
+    ]
+    assert sum(of[name] for name in classes) == 2 * of["accounts/generated_rollouts"]
+
+
+def test_what_is_carried_is_trained_against_the_policy_that_wrote_it(tmp_path: Path) -> None:
+    """The log-probs of a carried row are those before the update: the new policy's are others."""
+    sections = {"filter_groups": {"enable": True}, "gen_batch_size": 8}
+    trainer = world.trainer(tmp_path, sections=sections, max_steps=1)
+    trainer.train()
+    collection = trainer.collection
+    assert collection is not None
+    assert collection.batch is not None
+    waiting = [collection.rows[place] for place in collection.batch.waiting]
+    assert waiting
+    now = trainer._log_probs(waiting)
+    before = [row.tensors["old_per_token_logps"] for row in waiting]
+    assert any(not torch.allclose(one, other) for one, other in zip(now, before, strict=True))
+    trainer = world.trainer(tmp_path / "again", sections=sections, max_steps=3)
+    trainer.train()
+    assert any(world.losses(trainer))
+
+
+def test_adaptive_rollouts_train_groups_of_different_sizes(tmp_path: Path) -> None:
+    adaptive = {"enable": True, "max_n": 12, "rollouts_per_batch": 3, "min_rollouts": 2, "stop": "contrast"}
+    chosen = {"loss_type": "grpo", "per_device_train_batch_size": 8, "steps_per_generation": 2, "max_steps": 6}
+    trainer = world.trainer(tmp_path, sections={"adaptive_rollout": adaptive}, **chosen)
+    trainer.train()
+    sizes = {len(rows) for batch in batches(tmp_path) for rows in by_group(batch).values()}
+    assert len(sizes) > 1
+    assert max(sizes) <= 12
+    assert all(len(by_group(batch)) == 4 for batch in batches(tmp_path))
+    assert all(abs(loss) < 10 for loss in world.losses(trainer))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"goldilocks": {"selector": "thompson"}, "filter_groups": {"enable": True}},
+        {"goldilocks": {"selector": "greso"}},
+        {"batch_filter": {"enable": True, "sample_oversampling_factor": 2.0}},
+        {"goldilocks": {"allocator": "pilot", "allocator_kwargs": {"n_pilot": 2, "n_commit": 4}}},
+    ],
+    ids=["thompson", "greso", "batch_filter", "pilot"],
+)
+def test_policies_of_the_core_drive_trl(sections: dict[str, Any], tmp_path: Path) -> None:
+    trainer = world.trainer(tmp_path, sections=sections, max_steps=2)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert len(batches(tmp_path)) == 2
+    assert "batch_filter" not in sections or all(len(rows) <= 4 for rows in by_group(batches(tmp_path)[0]).values())
+
+
+def never(completions: list[Any], **_: Any) -> list[float]:
+    return [0.0 for _ in completions]
+
+
+def test_a_limit_that_leaves_too_few_groups_is_an_error_and_nothing_generated_is_lost(tmp_path: Path) -> None:
+    sections = {"filter_groups": {"enable": True, "max_num_gen_batches": 2}}
+    trainer = world.trainer(tmp_path, sections=sections, reward_funcs=never)
+    with pytest.raises(Exhausted, match=r"num_gen_batches=2 >= max_num_gen_batches=2"):
+        trainer.train()
+    assert (tmp_path / "checkpoint-0" / "goldilocks.npz").is_file()
+
+
+@pytest.mark.parametrize(("policy", "groups"), [("backfill", 4), ("shrink", 0)])
+def test_underfill_policies(policy: str, groups: int, tmp_path: Path) -> None:
+    filter_groups = {"enable": True, "max_num_gen_batches": 1, "on_exhausted": policy}
+    trainer = world.trainer(tmp_path, sections={"filter_groups": filter_groups}, reward_funcs=never, max_steps=1)
+    if groups:
+        trainer.train()
+        assert len(by_group(batches(tmp_path)[0])) == groups
+        assert world.losses(trainer) == [0.0]
+    else:  # there is nothing at all to train on
+        with pytest.raises(Exhausted):
+            trainer.train()
+
+
+def test_several_reward_functions_peft_and_evaluation_are_trls(tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    def short(completions: list[Any], **_: Any) -> list[float | None]:
+        return [None if place % 5 == 0 else float(len(one[0]["content"]) < 4) for place, one in enumerate(completions)]
+
+    trainer = world.trainer(
+        tmp_path,
+        sections={"filter_groups": {"enable": True, "metric": "reward"}},
+        reward_funcs=[world.reward, short],
+        reward_weights=[1.0, 0.5],
+        multi_objective_aggregation="normalize_then_sum",
+        peft_config=LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+        eval_dataset=world.dataset(4),
+        eval_strategy="steps",
+        eval_steps=2,
+        per_device_eval_batch_size=4,
+        max_steps=2,
+        beta=0.05,
+    )
+    trainer.train()
+    evaluations = [record["eval_reward"] for record in trainer.state.log_history if "eval_reward" in record]
+    assert len(evaluations) == 1
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["data"]["val-core/eval/reward/mean@4"] for line in lines if len(line["data"]) == 1] == evaluations
+
+
+def test_a_budget_ends_training(tmp_path: Path) -> None:
+    trainer = world.trainer(tmp_path, sections={"goldilocks": {"budget": {"rollouts": 40}}}, max_steps=20)
+    trainer.train()
+    assert trainer.state.global_step == 3  # of 16 rollouts each
+
+
+def test_a_run_becomes_a_report(tmp_path: Path) -> None:
+    from goldilocks.cli import main
+
+    run = tmp_path / "run"
+    trainer = world.trainer(
+        run, sections={"filter_groups": {"enable": True}}, save_strategy="steps", save_steps=2, max_steps=2
+    )
+    trainer.train()
+    assert main(["report", str(run), "--no-png"]) == 0
+    page = (run / "report.html").read_text()
+    assert "informative groups" in page
+    assert "Prompts and beliefs" in page

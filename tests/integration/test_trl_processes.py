@@ -1,0 +1,75 @@
+"""TRL runs in processes of their own: two at a time under accelerate, and one that is killed and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trl")
+
+from trl_script import train
+
+ENDED = 0
+KILLED = -9
+ADAPTIVE = {"enable": True, "max_n": 9, "rollouts_per_batch": 3, "stop": "contrast"}
+
+
+def start(options: dict[str, Any], *launcher: str) -> subprocess.CompletedProcess[str]:
+    """Run ``trl_script`` to its end, by itself or under a launcher."""
+    out = Path(options["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "options.json").write_text(json.dumps(options))
+    command = [sys.executable, *launcher, "-m", "trl_script", str(out / "options.json")]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
+
+
+def seen(out: Path, rank: int = 0) -> dict[str, Any]:
+    return dict(json.loads((out / f"seen{rank}.json").read_text()))
+
+
+def test_two_processes_train_one_batch_that_the_first_decided(tmp_path: Path) -> None:
+    sections = {"filter_groups": {"enable": True}, "adaptive_rollout": ADAPTIVE}
+    options = {"out": str(tmp_path), "sections": sections, "per_device_train_batch_size": 8, "max_steps": 3}
+    accelerate = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
+    ended = start(options, *accelerate, "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0")
+    assert ended.returncode == ENDED, ended.stderr[-4000:]
+    first, second = seen(tmp_path, 0), seen(tmp_path, 1)
+    assert first["batch"] == second["batch"]
+    assert len(first["batch"]) == 4
+    assert first["weights"] == second["weights"]
+    assert first["rows"] == second["rows"]
+    assert sum(first["rows"]) * 2 >= sum(size for _, size, _ in first["batch"])
+    assert first["metrics"] == second["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kill"),
+    [
+        ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}, 5),
+        # a batch serves four updates, and the checkpoint falls between two of them
+        ({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4,
+          "num_iterations": 2}, 7),
+    ],
+    ids=["whole batches", "in the middle of a batch"],
+)  # fmt: skip
+def test_a_run_that_was_killed_goes_on_exactly(chosen: dict[str, Any], kill: int, tmp_path: Path) -> None:
+    sections = {
+        "filter_groups": {"enable": True, "max_carry_steps": 2},
+        "adaptive_rollout": ADAPTIVE,
+        "goldilocks": {"selector": "thompson"},
+    }
+    common = {"sections": sections, "max_steps": 9, "save_strategy": "steps", "save_steps": 3, **chosen}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    killed = start({**common, "out": str(cut), "kill": kill})
+    assert killed.returncode == KILLED, killed.stderr[-4000:]
+    train({**common, "out": str(whole)})
+    train({**common, "out": str(cut), "resume": True})
+    assert seen(cut) == seen(whole)

@@ -1,0 +1,80 @@
+"""A small world for TRL: the tiny model, untrained, sums of one digit, and a reward that some answers get."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from goldilocks.tasks.tiny_model import build
+from goldilocks.tasks.tokenizer import character_tokenizer
+from goldilocks.trl import GoldilocksGRPOTrainer
+
+QUESTIONS = 24
+
+
+def dataset(size: int = QUESTIONS) -> Dataset:
+    """Return questions that differ in difficulty: of seven kinds of answer, one to six are right."""
+    return Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": f"{one}+{one % 3}="}], "right": 1 + one % 6} for one in range(size)]
+    )
+
+
+def reward(completions: list[Any], right: list[int], **_: Any) -> list[float]:
+    """Return 1 for an answer of a right kind; the untrained model's answers are of all kinds."""
+    answers = [one[0]["content"] for one in completions]
+    return [float(sum(map(ord, answer)) % 7 < kinds) for answer, kinds in zip(answers, right, strict=True)]
+
+
+def arguments(out: Path, **chosen: Any) -> GRPOConfig:
+    """Return a config for the CPU: four groups of four a batch."""
+    defaults: dict[str, Any] = {
+        "output_dir": str(out),
+        "num_generations": 4,
+        "per_device_train_batch_size": 16,
+        "max_completion_length": 6,
+        "learning_rate": 1e-2,
+        "max_steps": 4,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "disable_tqdm": True,
+        "seed": 3,
+    }
+    return GRPOConfig(**{**defaults, **chosen})
+
+
+def trainer(out: Path, *, ours: bool = True, sections: Any = None, data: Any = None, **chosen: Any) -> GRPOTrainer:
+    """Return a trainer of the tiny model; ``sections`` are ours, the rest goes to ``GRPOConfig``."""
+    tokenizer = character_tokenizer()
+    model: Any = build(tokenizer, seed=0)
+    if chosen.get("beta"):  # TRL loads the reference model from where the model came from
+        model.save_pretrained(out / "model")
+        model = str(out / "model")
+    kind = GoldilocksGRPOTrainer if ours else GRPOTrainer
+    extra = {name: chosen.pop(name) for name in ("peft_config", "eval_dataset", "callbacks") if name in chosen}
+    return kind(
+        model=model,
+        reward_funcs=chosen.pop("reward_funcs", reward),
+        args=arguments(out, **chosen),
+        train_dataset=dataset() if data is None else data,
+        processing_class=tokenizer,
+        **extra,
+        **(sections or {}),
+    )
+
+
+def losses(one: GRPOTrainer) -> list[float]:
+    """Return the loss of each step, as TRL logged it."""
+    return [record["loss"] for record in one.state.log_history if "loss" in record]
+
+
+def weights(one: GRPOTrainer) -> torch.Tensor:
+    """Return every parameter, as one vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()])

@@ -1,0 +1,53 @@
+"""Advantages for groups of any size are TRL's where TRL has them: groups of one size."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goldilocks.trl.advantages import EPSILON, advantages
+
+rewards = st.floats(-5, 5, width=32)
+
+
+@given(st.lists(st.lists(rewards, min_size=2, max_size=7), min_size=1, max_size=5))
+def test_a_groups_advantages_have_mean_zero_and_its_own_scale(groups: list[list[float]]) -> None:
+    found = advantages([torch.tensor(one)[:, None] for one in groups], torch.ones(1), "group", "sum_then_normalize")
+    for values, own in zip(found, groups, strict=True):
+        spread = torch.tensor(own).std()
+        assert values.mean() == pytest.approx(0, abs=1e-3)
+        expected = (torch.tensor(own) - torch.tensor(own).mean()) / (spread + EPSILON)
+        torch.testing.assert_close(values, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_without_scale_only_the_mean_is_taken_off_and_with_the_batchs_all_have_one() -> None:
+    groups = [torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [1.0], [4.0]])]
+    plain = advantages(groups, torch.ones(1), "none", "sum_then_normalize")
+    assert [one.tolist() for one in plain] == [[-1, 1], [-1, -1, 2]]
+    scaled = advantages(groups, torch.ones(1), "batch", "sum_then_normalize")
+    spread = torch.cat(groups).std() + EPSILON
+    for one, other in zip(plain, scaled, strict=True):
+        torch.testing.assert_close(other, one / spread)
+
+
+def test_a_function_that_does_not_apply_counts_for_nothing() -> None:
+    group = torch.tensor([[1.0, math.nan], [0.0, 1.0]])
+    (found,) = advantages([group], torch.tensor([1.0, 3.0]), "none", "sum_then_normalize")
+    assert found.tolist() == [-1, 1]
+
+
+def test_a_group_of_one_and_a_group_of_equals_teach_nothing() -> None:
+    found = advantages([torch.ones(1, 1), torch.ones(3, 1)], torch.ones(1), "group", "sum_then_normalize")
+    assert [one.tolist() for one in found] == [[0.0], [0.0, 0.0, 0.0]]
+
+
+def test_each_function_is_normalized_before_they_are_added_up() -> None:
+    """A function with a hundred times the scale weighs as much as the other."""
+    small = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 100.0], [1.0, 100.0]])
+    (found,) = advantages([small], torch.ones(2), "group", "normalize_then_sum")
+    assert float(found[1]) == pytest.approx(float(found[2]), abs=1e-3)
+    assert float(found[3]) == pytest.approx(-float(found[0]), abs=1e-3)
