@@ -48,7 +48,7 @@ On verl's own command line a key of `adaptive_rollout`, `goldilocks` or `batch_f
 | `data.train_batch_size` | groups of a training batch |
 | `actor_rollout_ref.rollout.n` | rollouts of a prompt, unless an allocator says otherwise |
 | `actor_rollout_ref.rollout.name` | `transformers` is [ours](rollout-server.md); `vllm`, `sglang` are verl's |
-| `algorithm.adv_estimator` | `grpo_pool` is ours: GRPO with baselines over all rollouts of a group |
+| `algorithm.adv_estimator` | `grpo_pool`, `rloo_pool`, … are ours: [baselines over all rollouts](gspo.md) of a group |
 """
 POLICIES = """\
 `goldilocks.selector`, `allocator` and `filter` take a name below or `package.module:Class`; parameters go to

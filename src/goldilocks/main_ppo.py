@@ -62,6 +62,7 @@ def train(config: Any) -> None:
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
+    from goldilocks.launch.preflight import check_settings
     from goldilocks.settings import Settings
 
     auto_set_device(config)
@@ -70,8 +71,7 @@ def train(config: Any) -> None:
     OmegaConf.update(config, handed_on, patches_env()[PATCHES_VARIABLE], force_add=True)
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     if config.trainer.use_v1:
-        if config.trainer.v1.trainer_mode == "goldilocks":
-            Settings.from_config(config)
+        check_settings(config)
         run_ppo(config, task_runner_class=TaskRunnerV1)
         return
     from goldilocks.verl.v0.task_runner import SamplingTaskRunnerActor

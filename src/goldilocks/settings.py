@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
@@ -24,6 +24,7 @@ from goldilocks.types import OnExhausted, OnFull
 
 S = TypeVar("S")
 
+MIN_STD = 1e-6  # shaped rewards never give an exact zero
 FINAL_METRIC = "seq_final_reward"  # after the KL penalty: where there is one, known only once log-probs are
 REWARD_METRICS = ("reward", "seq_reward", FINAL_METRIC)  # the summed token-level score
 
@@ -36,7 +37,7 @@ class FilterGroups:
     metric: str = "reward"
     max_num_gen_batches: int = 0
     max_inflight_gen_batches: int = 1  # verl's; generation here is bounded by data.gen_batch_size
-    min_std: float = 1e-6
+    min_std: float | None = None  # None: MIN_STD; of the final reward, what its penalties alone vary by
     on_exhausted: str = "error"
     max_carry_steps: int = 1
     on_full: str = "finish"
@@ -83,6 +84,7 @@ class Settings:
     n: int
     max_response_length: int
     seed: int
+    adv_estimator: str
     use_kl_in_reward: bool
     filter_groups: FilterGroups
     adaptive: AdaptiveRollout
@@ -99,6 +101,7 @@ class Settings:
             n=value_at(config, "actor_rollout_ref.rollout.n"),
             max_response_length=value_at(config, "data.max_response_length"),
             seed=1 if seed is None else seed,
+            adv_estimator=value_at(config, "algorithm.adv_estimator") or "",
             use_kl_in_reward=bool(value_at(config, "algorithm.use_kl_in_reward")),
             filter_groups=_section(FilterGroups, config, "algorithm.filter_groups"),
             adaptive=_section(AdaptiveRollout, config, "adaptive_rollout"),
@@ -122,8 +125,20 @@ class Settings:
             require(free, "goldilocks.allocator", self.policies.allocator, "none with adaptive_rollout.enable=True")
         conflict = self.judges_final_reward and self.batch_filter_config is not None
         require(not conflict, "algorithm.filter_groups.metric", groups.metric, "another metric with batch_filter")
+        if self.batch_filter_config is not None:
+            self._check_oversampling(self.batch_filter_config)
         # each checks its own
         self.limits(), self.surplus(), self.selector(), self.allocator(), self.filter(), self.budget()
+
+    def _check_oversampling(self, config: PPOFilterConfig) -> None:
+        """A batch has ``train_batch_size`` groups; how many are generated for it at first is said once."""
+        groups, factor = config.target_num_groups, config.prompt_oversampling_factor
+        fits = groups in (None, self.train_batch_size)
+        accepted = f"data.train_batch_size={self.train_batch_size}, or null; kept groups beyond it are carried"
+        require(fits, "batch_filter.target_num_groups", groups, accepted)
+        once = factor == 1 or not self.gen_batch_size
+        accepted = f"1 with data.gen_batch_size={self.gen_batch_size}, which says the same"
+        require(once, "batch_filter.prompt_oversampling_factor", factor, accepted)
 
     @property
     def own_policies(self) -> dict[str, str]:
@@ -143,6 +158,29 @@ class Settings:
     def drops_groups(self) -> bool:
         """Whether a prompt that is rolled out may train nothing."""
         return self.filter_groups.enable or self.policies.filter is not None or self.batch_filter_config is not None
+
+    @property
+    def gate_config(self) -> PPOFilterConfig | None:
+        """The batch filter as it judges rows: which groups make up a batch, and what is carried, the collector says."""
+        config = self.batch_filter_config
+        return config and replace(config, target_num_groups=None, prompt_oversampling_factor=1.0)
+
+    @property
+    def trains_part_of_groups(self) -> bool:
+        """Whether a trained group may have sound rollouts that are not trained."""
+        allocator, config = self.allocator(), self.batch_filter_config
+        if config is not None and (config.reward_threshold is not None or not isinstance(allocator, Fixed)):
+            return True
+        if isinstance(allocator, Fixed):
+            return config is not None and allocator.n > config.target_group_size
+        if isinstance(allocator, Adaptive):
+            return allocator.max_train_n is not None
+        return type(allocator).trained is not Allocator.trained
+
+    @property
+    def trains_older_groups(self) -> bool:
+        """Whether a group may be trained that an older policy wrote."""
+        return self.surplus().max_carry_steps > 0
 
     @property
     def judges_final_reward(self) -> bool:
@@ -190,7 +228,7 @@ class Settings:
         if not groups.enable or self.judges_final_reward:
             return Everything()
         metric = "reward" if groups.metric in REWARD_METRICS else groups.metric
-        return Variance(metric, groups.min_std, self.adaptive.positive_threshold)
+        return Variance(metric, MIN_STD if groups.min_std is None else groups.min_std, self.adaptive.positive_threshold)
 
     def _gen_batch_size(self) -> int | None:
         """Oversampling prompts is to expect that not all are kept; what is left over is carried."""

@@ -120,4 +120,4 @@ def test_the_guides_line_for_adaptive_rollouts_on_two_ranks_judged_by_the_final_
     assert sizes <= {2, 5, 8, 11}
     assert len(sizes) > 1
     assert min(step["adaptive_rollout/min_rollouts_per_sample"] for step in run.steps) == 2
-    assert run.steps[-1]["accounts/rejected/final_reward_rollouts"] > 0
+    assert run.steps[-1]["accounts/rejected/no_variance_after_kl_rollouts"] > 0

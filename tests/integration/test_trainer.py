@@ -181,6 +181,31 @@ def test_rollouts_that_a_group_needs_no_longer_are_cancelled(launch: Launch, tmp
     assert_accounts_sum(run)
 
 
+def test_carried_groups_are_trained_against_the_policy_that_wrote_them(launch: Launch, tmp_path: Path) -> None:
+    """Twice the batch is rolled out at first, and nothing is dropped: all of update 2 was written before update 1."""
+    run = launch(
+        MODE,
+        "data.gen_batch_size=16",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",  # one step of the optimiser: the ratio begins where it is
+        "actor_rollout_ref.rollout.calculate_log_probs=False",  # switched on where something may be carried
+        "algorithm.adv_estimator=rloo",
+        "+adaptive_rollout.enable=True",
+        "+adaptive_rollout.min_rollouts=4",
+        "+adaptive_rollout.max_n=4",
+        "+adaptive_rollout.max_train_n=2",  # the baseline is over all four: rloo_pool
+        "trainer.total_training_steps=3",
+    )
+    assert run.status == 0, run.tail()
+    first, second, third = run.steps
+    assert [step["train/stale_rows"] for step in run.steps] == [0, 16, 0]
+    assert [step["accounts/trimmed_rollouts"] for step in run.steps] == [16, 32, 48]
+    assert second["train/stale_log_prob_diff_mean"] > 1e-4
+    assert abs(first["actor/ppo_kl"]) < 1e-5
+    assert abs(second["actor/ppo_kl"]) > 1e-5  # recomputed log-probs would make it 0
+    assert abs(third["actor/ppo_kl"]) < 1e-5
+    assert_accounts_sum(run)
+
+
 def test_adaptive_rollouts_cost_two_where_it_is_easy_and_max_n_where_it_is_hopeless(
     launch: Launch, tmp_path: Path
 ) -> None:

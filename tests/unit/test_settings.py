@@ -16,6 +16,7 @@ from goldilocks.core.filters import Everything, Variance
 from goldilocks.core.selectors import Thompson
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.settings import AdaptiveRollout, FilterGroups, Policies, Settings
+from goldilocks.verl.baseline import estimator_for
 
 DEFAULTS = Path(goldilocks.launch.__file__).parent / "config" / "goldilocks" / "defaults.yaml"
 
@@ -67,6 +68,40 @@ def test_the_reward_after_the_kl_penalty_is_judged_once_it_is_known() -> None:
     assert chosen.filter() == Everything()
 
 
+@pytest.mark.parametrize(
+    ("overrides", "estimator"),
+    [
+        ([], "rloo"),
+        (["adaptive_rollout.enable=true"], "rloo"),
+        (["adaptive_rollout.enable=true", "adaptive_rollout.max_train_n=2"], "rloo_pool"),
+        (["goldilocks.allocator=adaptive", "goldilocks.allocator_kwargs.max_train_n=2"], "rloo_pool"),
+        (["batch_filter.enable=true"], "rloo"),
+        (["batch_filter.sample_oversampling_factor=1.5"], "rloo_pool"),
+        (["batch_filter.reward_threshold=0.1"], "rloo_pool"),
+        (["batch_filter.enable=true", "adaptive_rollout.enable=true"], "rloo_pool"),
+    ],
+)
+def test_where_part_of_a_group_is_trained_the_baseline_comes_from_all_of_it(
+    overrides: list[str], estimator: str
+) -> None:
+    assert estimator_for(settings("algorithm.adv_estimator=rloo", *overrides)) == estimator
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["algorithm.use_kl_in_reward=true"], r"use_kl_in_reward=True is not accepted: False with .*=grpo_pool"),
+        (["algorithm.adv_estimator=gdpo"], r"adv_estimator='gdpo' is not accepted: grpo, "),
+    ],
+)
+def test_a_baseline_that_cannot_be_had_is_refused_before_the_v1_trainer_starts(
+    overrides: list[str], message: str
+) -> None:
+    part = settings("adaptive_rollout.enable=true", "adaptive_rollout.max_train_n=2", *overrides)
+    with pytest.raises(ValueError, match=message):
+        estimator_for(part)
+
+
 def test_adaptive_rollouts_and_policies_by_name() -> None:
     assert settings("adaptive_rollout.enable=true", "adaptive_rollout.max_n=32").allocator() == Adaptive(max_n=32)
     chosen = settings(
@@ -82,6 +117,7 @@ def test_the_batch_filter_changes_what_is_asked_for() -> None:
     assert chosen.collector(ListSource(["a", "b"])).gen_batch_size == 16
     assert chosen.batch_filter_config is not None
     assert chosen.batch_filter_config.target_group_size == 4
+    assert chosen.gate_config == PPOFilterConfig(target_group_size=4, sample_oversampling_factor=1.5)
     assert settings("batch_filter.enable=false", "batch_filter.min_rollout_n=2").batch_filter_config is None
 
 
@@ -104,6 +140,14 @@ def test_the_batch_filter_changes_what_is_asked_for() -> None:
         (["algorithm.filter_groups.on_exhausted=panic"], r"on_exhausted='panic' is not accepted"),
         (["batch_filter.min_group_size=1"], r"min_group_size=1: expected 3 to 4"),
         (["batch_filter.gate1_epsilon=1"], r"batch_filter.gate1_epsilon is not a key \(did you mean 'gate1_"),
+        (
+            ["batch_filter.target_num_groups=4"],
+            r"target_num_groups=4 is not accepted: data.train_batch_size=8, or null",
+        ),
+        (
+            ["batch_filter.prompt_oversampling_factor=2.0", "data.gen_batch_size=16"],
+            r"prompt_oversampling_factor=2.0 is not accepted: 1 with data.gen_batch_size=16",
+        ),
         (["data.train_batch_size=0"], r"target_groups=0 is not accepted"),
     ],
 )

@@ -2,13 +2,14 @@
 
 from goldilocks.algorithms.checks import check_algorithm
 from goldilocks.algorithms.prompt_mean import prompt_mean_weights, weigh_prompts_equally
-from goldilocks.algorithms.reward_pool import PoolStatistics, pool_advantages, pool_statistics
+from goldilocks.algorithms.reward_pool import Untrained, pool_estimator, pooled, untrained_rollouts
 
 __all__ = [
-    "PoolStatistics",
+    "Untrained",
     "check_algorithm",
-    "pool_advantages",
-    "pool_statistics",
+    "pool_estimator",
+    "pooled",
     "prompt_mean_weights",
+    "untrained_rollouts",
     "weigh_prompts_equally",
 ]

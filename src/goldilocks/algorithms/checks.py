@@ -23,7 +23,8 @@ def check_algorithm(config: Any) -> list[str]:
     mode = actor.get("policy_loss", {}).get("loss_mode", "vanilla")
     if mode in CLIPPED:
         _check_clip_range(actor)
-    _check_pool(config.get("algorithm") or {})
+    algorithm = config.get("algorithm") or {}
+    reward_pool.check_pool(algorithm.get("adv_estimator") or "", bool(algorithm.get("use_kl_in_reward")))
     warnings = _about_gspo(actor) if mode == "gspo" else []
     if (config.get("goldilocks") or {}).get("loss_agg") is not None:
         warnings += _about_prompt_mean(config, actor, mode)
@@ -36,15 +37,6 @@ def _check_clip_range(actor: Any) -> None:
         raise ValueError(
             f"{ACTOR}.clip_ratio_low={low} is above {ACTOR}.clip_ratio_high={high}; clip_ratio_low may be at most "
             f"clip_ratio_high (the usual pairs: 0.2 and 0.28; for gspo 0.0003 and 0.0004)"
-        )
-
-
-def _check_pool(algorithm: Any) -> None:
-    if algorithm.get("adv_estimator") == reward_pool.NAME and algorithm.get("use_kl_in_reward"):
-        raise ValueError(
-            f"algorithm.use_kl_in_reward=True with algorithm.adv_estimator={reward_pool.NAME}: the penalty of "
-            "rollouts that are not trained is unknown, so a pool has no mean; "
-            f"it takes False, with {ACTOR}.use_kl_loss=True instead"
         )
 
 

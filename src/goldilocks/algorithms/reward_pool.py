@@ -1,18 +1,19 @@
-"""Estimator ``grpo_pool``: GRPO whose baseline is the whole pool of rollouts seen, not the rows that are trained.
+"""Estimators ``<name>_pool``: a group's baseline comes from every rollout seen, not only from the rows trained.
 
-Adaptive rollouts stop on what they see and may train only some of it, so the mean of a prompt's trained rows is biased.
-The trainer knows the pool and verl's estimators are not handed it; it is set around the computation instead:
+Adaptive rollouts stop on what they see and may train only part of it, and the batch filter cuts groups down, so the
+mean of a prompt's trained rows is biased. verl's estimators are handed the trained rows only. ``pooled`` hands the
+others to the same estimator beside them, and returns the advantages of the trained rows. The trainer names the others:
 
-    with pool_statistics({group.uid: PoolStatistics.of(group.rewards) for group in groups}):
+    with untrained_rollouts({group.uid: [Untrained(rollout.reward, rollout.tokens), ...] for group in groups}):
         ...verl computes the advantages, in this thread...
 
-Invariant: a row's baseline depends on its own prompt's pool only; prompts without one get exactly verl's GRPO.
+Invariant: a trained row has the advantage that verl's estimator gives it among all rollouts of its group.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -21,67 +22,119 @@ import numpy as np
 import torch
 from torch import Tensor
 
-NAME = "grpo_pool"
-EPSILON = 1e-6  # verl's, beside the standard deviation
+from goldilocks.errors import require
+
+Estimator = Callable[..., tuple[Tensor, Tensor]]
+
+SUFFIX = "_pool"
+# verl's estimators whose baseline is over a group and needs no more than rewards and lengths of its rollouts.
+POOLED = (
+    "grpo",
+    "grpo_vectorized",
+    "grpo_passk",
+    "rloo",
+    "rloo_vectorized",
+    "opo",
+    "reinforce_plus_plus_baseline",
+    "gpg",
+)
+# Their baselines are over a group too, but need log-probs or the single rewards of each rollout.
+NOT_POOLED = ("gdpo", "optimal_token_baseline", "tir_optimal_token_baseline")
 
 
-class PoolStatistics(NamedTuple):
-    """Mean and unbiased standard deviation of every reward seen for a prompt."""
+class Untrained(NamedTuple):
+    """A rollout that was seen and is not trained."""
 
-    mean: float
-    std: float
-
-    @classmethod
-    def of(cls, rewards: Sequence[float]) -> PoolStatistics:
-        """A pool of one has no baseline: 0 and 1, as GRPO has it."""
-        if not rewards:
-            raise ValueError("rewards is empty; a pool has one or more")
-        if len(rewards) == 1:
-            return cls(0.0, 1.0)
-        return cls(statistics.fmean(rewards), statistics.stdev(rewards))
+    reward: float
+    tokens: int
 
 
-_pools: ContextVar[Mapping[str, PoolStatistics] | None] = ContextVar("pool statistics by uid", default=None)
+_untrained: ContextVar[Mapping[str, Sequence[Untrained]] | None] = ContextVar("untrained rollouts", default=None)
 
 
 @contextmanager
-def pool_statistics(pools: Mapping[str, PoolStatistics]) -> Iterator[None]:
-    """Within it, ``grpo_pool`` takes the baseline of these uids from here."""
-    token = _pools.set(pools)
+def untrained_rollouts(by_uid: Mapping[str, Sequence[Untrained]]) -> Iterator[None]:
+    """Within it, the pool estimators count these rollouts in the baseline of their groups."""
+    token = _untrained.set(by_uid)
     try:
         yield
     finally:
-        _pools.reset(token)
+        _untrained.reset(token)
 
 
-def pool_advantages(
-    scores: Tensor, group_mean: Tensor, group_std: Tensor, response_mask: Tensor, normalise: bool
-) -> Tensor:
-    """(score − mean) of each row, over the standard deviation if ``normalise``, at every token of its response.
-
-    ``scores``, ``group_mean`` and ``group_std`` hold one number per row, ``response_mask`` one per token.
-    """
-    centred = scores - group_mean
-    scaled = centred / (group_std + EPSILON) if normalise else centred
-    return scaled.unsqueeze(-1) * response_mask
-
-
-@torch.no_grad()
-def grpo_pool(
-    token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, config: Any = None, **_: Any
-) -> tuple[Tensor, Tensor]:
-    """The estimator verl calls, with its arguments; advantages and returns are the same."""
-    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
-
-    normalise = True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True))
-    in_batch, _returns = compute_grpo_outcome_advantage(
-        token_level_rewards, response_mask, index, epsilon=EPSILON, norm_adv_by_std_in_grpo=normalise
+def pool_estimator(name: str, use_kl_in_reward: bool) -> str:
+    """Return the estimator to use where part of a group is trained; one without a group baseline stays as it is."""
+    plain = name.removesuffix(SUFFIX)
+    require(
+        plain not in NOT_POOLED,
+        "algorithm.adv_estimator",
+        name,
+        f"{', '.join(POOLED)}, or one without a group baseline, where only part of a group is trained "
+        "(adaptive_rollout.max_train_n, batch_filter): this one would take its baseline from the trained rows alone",
     )
-    pools = _pools.get() or {}
-    rows = [row for row, uid in enumerate(index) if uid in pools]
-    if not rows:
-        return in_batch, in_batch
-    scores = token_level_rewards[rows].sum(-1)
-    mean, std = scores.new_tensor([pools[index[row]] for row in rows]).unbind(-1)
-    in_batch[rows] = pool_advantages(scores, mean, std, response_mask[rows], normalise).to(in_batch.dtype)
-    return in_batch, in_batch
+    if plain not in POOLED:
+        return name
+    check_pool(plain + SUFFIX, use_kl_in_reward)
+    return plain + SUFFIX
+
+
+def check_pool(name: str, use_kl_in_reward: bool) -> None:
+    """A pool of penalised rewards cannot be had."""
+    require(
+        not use_kl_in_reward or name not in {plain + SUFFIX for plain in POOLED},
+        "algorithm.use_kl_in_reward",
+        use_kl_in_reward,
+        f"False with algorithm.adv_estimator={name}, the estimator where only part of a group is trained: the penalty "
+        "of the other rollouts is unknown, so their mean is. Use actor_rollout_ref.actor.use_kl_loss=True",
+    )
+
+
+def pooled(estimator: Estimator) -> Estimator:
+    """Return verl's estimator over all rollouts seen, for the rows that are trained."""
+
+    @functools.wraps(estimator)
+    @torch.no_grad()
+    def over_the_pool(
+        token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, config: Any = None, **others: Any
+    ) -> tuple[Tensor, Tensor]:
+        rewards, mask, uids = _with_untrained(token_level_rewards, response_mask, index)
+        advantages, returns = estimator(
+            token_level_rewards=rewards, response_mask=mask, index=uids, config=config, **others
+        )
+        rows, width = response_mask.shape
+        return advantages[:rows, :width], returns[:rows, :width]
+
+    return over_the_pool
+
+
+def _with_untrained(rewards: Tensor, mask: Tensor, index: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray]:
+    """The rows, and behind them one for each untrained rollout of their groups, its reward at its last token."""
+    known = _untrained.get() or {}
+    others = [(uid, one) for uid in dict.fromkeys(index) for one in known.get(uid, ())]
+    if not others:
+        return rewards, mask, index
+    last = torch.tensor([one.tokens - 1 for _, one in others], device=mask.device)
+    width = max(mask.shape[1], int(last.max()) + 1)
+    places = torch.arange(width, device=mask.device)
+    scores = rewards.new_tensor([one.reward for _, one in others]).unsqueeze(1)
+    uids = np.concatenate([index, np.array([uid for uid, _ in others], dtype=object)])
+    return (
+        torch.cat([_widened(rewards, width), (places == last.unsqueeze(1)) * scores]),
+        torch.cat([_widened(mask, width), (places <= last.unsqueeze(1)).to(mask.dtype)]),
+        uids,
+    )
+
+
+def _widened(tokens: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(tokens, (0, width - tokens.shape[1]))
+
+
+def normalised_by_config(estimator: Estimator) -> Estimator:
+    """Return ``grpo`` as verl's trainers call it: ``norm_adv_by_std_in_grpo`` is read from the config."""
+
+    @functools.wraps(estimator)
+    def with_config(*rows: Any, config: Any = None, **others: Any) -> tuple[Tensor, Tensor]:
+        normalise = True if config is None else bool(config.get("norm_adv_by_std_in_grpo", True))
+        return estimator(*rows, config=config, norm_adv_by_std_in_grpo=normalise, **others)
+
+    return with_config

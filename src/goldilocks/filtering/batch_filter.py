@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -32,6 +32,18 @@ LOW_VARIANCE_STD = 1e-3
 LOW_BATCH_SIZE_RATIO = 0.5
 
 Metrics = dict[str, float]
+
+
+class Selection(NamedTuple):
+    """Which rows of a batch are trained, which were only cut, and the metrics.
+
+    ``trained`` and ``cut`` are indices of rows. Cut rows are sound rows of trained groups, below ``reward_threshold``
+    or beyond ``target_group_size``. They belong to the group's baseline; rows that failed a gate do not.
+    """
+
+    trained: Tensor
+    cut: Tensor
+    metrics: Metrics
 
 
 class PPOBatchFilter:
@@ -73,20 +85,27 @@ class PPOBatchFilter:
             return_indices: return the indices of the rows instead of the rows.
 
         """
+        selected, _, metrics = self.select(batch, uids)
+        return (selected if return_indices else take_rows(batch, selected, len(uids))), metrics
+
+    def select(self, batch: Mapping[str, Any], uids: Uids) -> Selection:
+        """Choose the rows to train on, and tell which sound rows of their groups were left out.
+
+        Takes what ``filter_batch`` takes.
+        """
         salt = int(torch.randint(1 << 62, (), generator=self._generator))
         generated = read_rows(batch, uids)
         metrics = self._describe(generated)
 
         rows = valid_rows(generated, self.config.invalid_rows)
         metrics["rejection/invalid_rows"] = len(generated) - len(rows)
-        rows = self._gate(rows, batch, metrics)
+        sound = rows = self._gate(rows, batch, metrics)
         rows = self._filter_groups(rows, metrics)
         rows = self._filter_samples(rows, metrics)
         rows = self._select(rows, salt, metrics)
 
         self._summarise(rows, metrics)
-        selected = rows.index
-        return (selected if return_indices else take_rows(batch, selected, len(generated))), metrics
+        return Selection(rows.index, _left_out(sound, rows, len(generated)), metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """What the next call depends on beside the batch."""
@@ -238,6 +257,13 @@ def _take(name: str, value: Any, index: Tensor, rows: int) -> Any:
     if isinstance(value, np.ndarray):
         return value[index.cpu().numpy()]
     return [value[row] for row in index.tolist()]
+
+
+def _left_out(sound: Rows, trained: Rows, rows: int) -> Tensor:
+    """The sound rows of trained groups that are not trained, of a batch of ``rows``."""
+    marked = torch.zeros(rows, dtype=torch.bool, device=sound.index.device).index_fill_(0, trained.index, True)
+    chosen = marked[sound.index]
+    return sound.index[sound.groups.spread(sound.groups.sum(chosen) > 0) & ~chosen]
 
 
 def _describe_value(value: Any) -> str:

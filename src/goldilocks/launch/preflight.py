@@ -47,10 +47,11 @@ def check_budget(config: DictConfig) -> None:
 
 def check_settings(config: DictConfig) -> None:
     """What the trainer would refuse is refused here."""
-    from goldilocks.settings import Settings  # its filter imports torch
+    from goldilocks.settings import Settings
+    from goldilocks.verl.baseline import estimator_for  # imports torch
 
     if config.trainer.use_v1 and config.trainer.v1.trainer_mode == "goldilocks":
-        Settings.from_config(config)
+        estimator_for(Settings.from_config(config))
 
 
 def check_prompts(config: DictConfig) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from goldilocks.core.filters import Variance
 from goldilocks.core.limits import Limits, Surplus
 from goldilocks.errors import nearest, require
-from goldilocks.settings import FilterGroups
+from goldilocks.settings import MIN_STD, FilterGroups
 from goldilocks.types import OnExhausted, OnFull
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class FilterGroupsConfig(FilterGroups):
         on_exhausted = OnExhausted.parse("filter_groups.on_exhausted", self.on_exhausted)
         Limits(max_num_gen_batches=self.max_num_gen_batches, on_exhausted=on_exhausted)
         Surplus(self.max_carry_steps, OnFull.parse("filter_groups.on_full", self.on_full))
-        Variance(self.metric, self.min_std)
+        Variance(self.metric, MIN_STD if self.min_std is None else self.min_std)
 
 
 @dataclass

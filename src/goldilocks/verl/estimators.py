@@ -1,9 +1,11 @@
-"""Registers the advantage estimator ``grpo_pool`` with verl by being imported."""
+"""Registers the advantage estimators ``<name>_pool`` with verl by being imported."""
 
 from __future__ import annotations
 
-from verl.trainer.ppo.core_algos import register_adv_est
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn, register_adv_est
 
-from goldilocks.algorithms import reward_pool
+from goldilocks.algorithms.reward_pool import POOLED, SUFFIX, normalised_by_config, pooled
 
-register_adv_est(reward_pool.NAME)(reward_pool.grpo_pool)
+for name in POOLED:
+    estimator = get_adv_estimator_fn(name)
+    register_adv_est(name + SUFFIX)(pooled(normalised_by_config(estimator) if name == "grpo" else estimator))

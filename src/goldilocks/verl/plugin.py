@@ -43,7 +43,7 @@ ADDITIONS: tuple[Addition, ...] = (
     Addition("platform cpu", "verl.plugin.platform", "goldilocks.platforms.cpu"),
     Addition("engines for device cpu", "verl.workers.engine", "goldilocks.verl.engines"),
     Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.verl.server.registration"),
-    Addition("estimator grpo_pool", "verl.trainer.ppo.core_algos", "goldilocks.verl.estimators"),
+    Addition("estimators over all rollouts", "verl.trainer.ppo.core_algos", "goldilocks.verl.estimators"),
     Addition("trainer goldilocks", "verl.trainer.ppo.v1", "goldilocks.verl.v1.trainer"),
     Addition("names of the guides", "verl.trainer", "goldilocks.verl.names"),
 )

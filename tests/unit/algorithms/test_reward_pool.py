@@ -1,8 +1,7 @@
-"""`grpo_pool`: the baseline of a prompt is every rollout seen, whichever of them are trained."""
+"""The pool estimators: a group's baseline is every rollout seen, whichever of them are trained."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,13 @@ from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
-from goldilocks.algorithms.reward_pool import PoolStatistics, grpo_pool, pool_advantages, pool_statistics
+from goldilocks.algorithms import Untrained, pool_estimator, untrained_rollouts
+from goldilocks.algorithms.reward_pool import NOT_POOLED, POOLED
 
 WIDTH = 3
 QUARTERS = st.integers(-8, 8).map(lambda quarters: quarters / 4)  # exact, so that equal rewards differ by exactly 0
 REWARDS = st.lists(st.lists(QUARTERS, min_size=2, max_size=8), min_size=1, max_size=4)
+NO_GROUP_BASELINE = {"gae", "reinforce_plus_plus", "remax"}
 
 
 def rows_of(pools: list[list[float]]) -> tuple[np.ndarray, Tensor, Tensor]:
@@ -41,96 +42,97 @@ def by_verl(uids: np.ndarray, rewards: Tensor, mask: Tensor, estimator: str, nor
     )
     config = AlgoConfig(adv_estimator=estimator, norm_adv_by_std_in_grpo=normalise)
     done = compute_advantage(data, estimator, norm_adv_by_std_in_grpo=normalise, config=config)
-    assert torch.equal(done.batch["advantages"], done.batch["returns"])
+    assert done.batch["returns"].shape == mask.shape
     advantages: Tensor = done.batch["advantages"]
     return advantages
 
 
-def test_the_estimator_is_registered() -> None:
-    assert core_algos.get_adv_estimator_fn("grpo_pool") is grpo_pool
+def others(uids: np.ndarray, rewards: Tensor, mask: Tensor, trained: list[int]) -> dict[str, list[Untrained]]:
+    """The rollouts that are not trained, by group."""
+    found: dict[str, list[Untrained]] = {}
+    for row in sorted(set(range(len(uids))) - set(trained)):
+        found.setdefault(uids[row], []).append(Untrained(float(rewards[row].sum()), int(mask[row].sum())))
+    return found
 
 
+def test_every_estimator_of_verl_is_pooled_refused_or_without_a_group_baseline() -> None:
+    """Fails when verl has a new estimator: say which of the three it is."""
+    names = {estimator.value for estimator in core_algos.AdvantageEstimator}
+    assert names == {*POOLED, *NOT_POOLED, *NO_GROUP_BASELINE}
+
+
+@pytest.mark.parametrize("name", POOLED)
 @pytest.mark.parametrize("normalise", [True, False])
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(pools=REWARDS)
-def test_without_pools_it_is_verls_grpo(normalise: bool, pools: list[list[float]]) -> None:
+def test_where_all_are_trained_it_is_verls_estimator(name: str, normalise: bool, pools: list[list[float]]) -> None:
     uids, rewards, mask = rows_of(pools)
-    assert torch.equal(
-        by_verl(uids, rewards, mask, "grpo_pool", normalise), by_verl(uids, rewards, mask, "grpo", normalise)
-    )
+    pool, plain = (by_verl(uids, rewards, mask, one, normalise) for one in (f"{name}_pool", name))
+    assert torch.equal(pool, plain)
 
 
+@pytest.mark.parametrize("name", POOLED)
 @pytest.mark.parametrize("normalise", [True, False])
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(pools=REWARDS, data=st.data())
 def test_a_trained_subset_has_the_advantages_it_has_among_all_rollouts(
-    normalise: bool, pools: list[list[float]], data: Any
+    name: str, normalise: bool, pools: list[list[float]], data: Any
 ) -> None:
     uids, rewards, mask = rows_of(pools)
-    among_all = by_verl(uids, rewards, mask, "grpo", normalise)
-    rows = sorted(data.draw(st.sets(st.integers(0, len(uids) - 1), min_size=1)))
-    with pool_statistics({f"uid{group}": PoolStatistics.of(seen) for group, seen in enumerate(pools)}):
-        of_subset = by_verl(uids[rows], rewards[rows], mask[rows], "grpo_pool", normalise)
-    torch.testing.assert_close(of_subset, among_all[rows], rtol=1e-5, atol=1e-5)
+    among_all = by_verl(uids, rewards, mask, name, normalise)
+    groups = [np.flatnonzero(uids == uid).tolist() for uid in dict.fromkeys(uids)]
+    trained = sorted(row for rows in groups for row in data.draw(st.sets(st.sampled_from(rows), min_size=1)))
+    with untrained_rollouts(others(uids, rewards, mask, trained)):
+        of_subset = by_verl(uids[trained], rewards[trained], mask[trained], f"{name}_pool", normalise)
+    torch.testing.assert_close(of_subset, among_all[trained], rtol=1e-5, atol=1e-5)
 
 
-def test_stopping_at_the_first_success_no_longer_hides_the_failures() -> None:
+def test_rloo_does_not_take_one_success_of_eight_for_one_of_two() -> None:
     """Seven failures and a success, of which one each are trained: in the batch it looks like an even prompt."""
+    uids, rewards, mask = rows_of([[1.0, 0.0]])
+    assert by_verl(uids, rewards, mask, "rloo")[:, 0].tolist() == [1.0, -1.0]
+    with untrained_rollouts({"uid0": [Untrained(0.0, 2)] * 6}):
+        advantages = by_verl(uids, rewards, mask, "rloo_pool")
+    assert advantages[:, 0].tolist() == pytest.approx([1.0, -1 / 7])
+
+
+def test_an_untrained_rollout_may_be_longer_than_all_that_are_trained() -> None:
+    uids, rewards, mask = rows_of([[1.0, 0.0]])
+    with untrained_rollouts({"uid0": [Untrained(0.0, 50)]}):
+        advantages = by_verl(uids, rewards, mask, "opo_pool")  # its baseline weighs rewards by length: 1 / (1 + 2 + 50)
+    assert advantages.shape == mask.shape
+    assert advantages[0, 0].item() == pytest.approx(1 - 1 / 53)
+
+
+def test_untrained_rollouts_are_forgotten_when_the_block_ends_also_by_an_error() -> None:
     uids, rewards, mask = rows_of([[0.0, 1.0]])
-    with pool_statistics({"uid0": PoolStatistics.of([0.0] * 7 + [1.0])}):
-        advantages = by_verl(uids, rewards, mask, "grpo_pool")
-    std = (7 / 64) ** 0.5 * (8 / 7) ** 0.5
-    assert advantages[:, 0].tolist() == pytest.approx([-0.125 / std, 0.875 / std], rel=1e-4)
-
-
-def test_prompts_without_a_pool_keep_the_baseline_of_the_batch() -> None:
-    uids, rewards, mask = rows_of([[0.0, 1.0], [0.0, 1.0, 1.0]])
-    with pool_statistics({"uid0": PoolStatistics(0.25, 2.0)}):
-        advantages = by_verl(uids, rewards, mask, "grpo_pool")
-    assert advantages[:2, 0].tolist() == pytest.approx([-0.125, 0.375], rel=1e-4)
-    assert torch.equal(advantages[2:], by_verl(uids, rewards, mask, "grpo")[2:])
-
-
-def test_statistics_are_gone_when_the_block_ends_also_by_an_error() -> None:
-    uids, rewards, mask = rows_of([[0.0, 1.0]])
-    with pytest.raises(RuntimeError), pool_statistics({"uid0": PoolStatistics(9.0, 9.0)}):
+    with pytest.raises(RuntimeError), untrained_rollouts({"uid0": [Untrained(9.0, 1)]}):
         raise RuntimeError
     assert torch.equal(by_verl(uids, rewards, mask, "grpo_pool"), by_verl(uids, rewards, mask, "grpo"))
-
-
-def test_a_generator_may_hold_the_statistics_while_its_consumer_computes() -> None:
-    """As a data loader does that hands out a batch and its pools."""
-
-    def batches() -> Any:
-        for mean in (0.0, 5.0):
-            with pool_statistics({"uid0": PoolStatistics(mean, 1.0)}):
-                yield rows_of([[0.0, 1.0]])
-
-    firsts = [by_verl(*rows, "grpo_pool")[0, 0].item() for rows in batches()]
-    assert firsts == pytest.approx([0.0, -5.0], abs=1e-4)
 
 
 def test_the_batch_is_not_written_to() -> None:
     uids, rewards, mask = rows_of([[0.0, 1.0]])
     before = rewards.clone()
-    with pool_statistics({"uid0": PoolStatistics(0.5, 0.5)}):
+    with untrained_rollouts({"uid0": [Untrained(0.5, 1)]}):
         by_verl(uids, rewards, mask, "grpo_pool")
     assert torch.equal(rewards, before)
 
 
-def test_a_config_without_the_key_normalises_as_verl_does() -> None:
-    uids, rewards, mask = rows_of([[0.0, 2.0]])
-    empty = SimpleNamespace(get=lambda key, default: default)
-    assert torch.equal(grpo_pool(rewards, mask, uids, config=empty)[0], grpo_pool(rewards, mask, uids)[0])
+@pytest.mark.parametrize("name", POOLED)
+def test_an_estimator_with_a_group_baseline_becomes_its_pool_form(name: str) -> None:
+    assert pool_estimator(name, use_kl_in_reward=False) == f"{name}_pool"
+    assert pool_estimator(f"{name}_pool", use_kl_in_reward=False) == f"{name}_pool"
+    with pytest.raises(ValueError, match=rf"use_kl_in_reward=True is not accepted: False with .*={name}_pool"):
+        pool_estimator(name, use_kl_in_reward=True)
 
 
-def test_advantages_are_per_row_and_masked() -> None:
-    scores, mean, std = torch.tensor([[1.0, 3.0], [0.0, 1.0], [1.0, 4.0]])
-    advantages = pool_advantages(scores, mean, std, torch.tensor([[1, 0], [1, 1]]), normalise=True)
-    torch.testing.assert_close(advantages, torch.tensor([[1.0, 0.0], [0.5, 0.5]]), rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("name", sorted(NO_GROUP_BASELINE))
+def test_an_estimator_without_a_group_baseline_stays(name: str) -> None:
+    assert pool_estimator(name, use_kl_in_reward=True) == name
 
 
-def test_a_pool_of_one_has_no_baseline_and_an_empty_one_is_an_error() -> None:
-    assert PoolStatistics.of([0.7]) == (0.0, 1.0)
-    with pytest.raises(ValueError, match="rewards is empty"):
-        PoolStatistics.of([])
+@pytest.mark.parametrize("name", NOT_POOLED)
+def test_an_estimator_whose_pool_cannot_be_had_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"algorithm.adv_estimator='{name}' is not accepted: grpo, .*max_train_n"):
+        pool_estimator(name, use_kl_in_reward=False)

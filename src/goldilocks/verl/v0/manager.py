@@ -25,6 +25,7 @@ from goldilocks.verl.v0.pending import Pending
 from goldilocks.verl.v0.rows import Row, RowStore, rows_of
 
 TRAINED = "__trained__"  # of each row, whether it is trained: baselines come from all
+STALE = "__stale__"  # of each row, whether an older policy wrote it
 
 # A last look at what was taken, rows and all: the groups that are not to be trained after all.
 Review = Callable[[DataProto], Sequence[str]]
@@ -43,11 +44,11 @@ class Answer:
     metrics: Mapping[str, float]
     truncated: bool
 
-    def event(self, uid: str, index: int) -> Rollout | Failure:
+    def event(self, uid: str, index: int, version: int) -> Rollout | Failure:
         """What the collector is told."""
         if not self.tokens:
             return Failure(uid, index, "empty_response")
-        return Rollout(uid, index, self.reward, self.tokens, self.metrics, self.truncated)
+        return Rollout(uid, index, self.reward, self.tokens, self.metrics, self.truncated, version)
 
 
 class CollectingManager:
@@ -121,7 +122,7 @@ class CollectingManager:
             answer = next(answers)
             self._rows.put(request.uid, number, prompt_rows[place].with_fields_of(answer.row))
             self._rounds.next(request.uid)
-            self._collector.observe(answer.event(request.uid, number))
+            self._collector.observe(answer.event(request.uid, number, self._collector.step))
         self._rows.retain(self._collector.alive)
         return calls
 
@@ -165,6 +166,8 @@ class CollectingManager:
         places = [(rollout.uid, rollout.index) for rollout in rollouts]
         batch = self._rows.batch(places)
         batch.non_tensor_batch[TRAINED] = np.array([place in trained for place in places])
+        versions = [_version(rollout, group) for group in groups for rollout in group.rollouts]
+        batch.non_tensor_batch[STALE] = np.array(versions) < self._collector.step
         return batch
 
     def _keys_in(self, rows: DataProto) -> list[str]:
@@ -208,6 +211,10 @@ def merge_timings(calls: Sequence[tuple[int, Timing]]) -> Timing:
 def _of_slowest(timing: Timing) -> float:
     parts = ("generate_sequences", "tool_calls", "compute_score")
     return sum(timing.get(SLOWEST + part, 0.0) for part in parts)
+
+
+def _version(rollout: Rollout, group: Group) -> int:
+    return group.version if rollout.version is None else rollout.version
 
 
 def _is_number(value: object) -> bool:

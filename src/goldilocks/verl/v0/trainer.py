@@ -21,16 +21,17 @@ from verl import DataProto
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.dataset.rl_dataset import collate_fn as verl_collate_fn
 
+from goldilocks.algorithms.behaviour import behaviour_log_probs
 from goldilocks.errors import require
 from goldilocks.platforms import patches_env
 from goldilocks.settings import Settings
 from goldilocks.verl.collector_checkpoint import CollectorCheckpoint, SavesCollector
 from goldilocks.verl.documents import TrainerConfig
 from goldilocks.verl.epochs import Epochs, schedule_note
-from goldilocks.verl.final_reward import KLPenalty, groups_without_variance
+from goldilocks.verl.final_reward import KLPenalty, groups_without_signal
 from goldilocks.verl.rehearsal import rehearse
 from goldilocks.verl.source import DatasetSource, loader_order
-from goldilocks.verl.v0.manager import TRAINED, CollectingManager
+from goldilocks.verl.v0.manager import STALE, TRAINED, CollectingManager
 from goldilocks.verl.v0.pending import Pending, is_placeholder, placeholder
 from goldilocks.verl.v0.rewards import RewardFunction, mark_validation, route
 from goldilocks.verl.v0.rows import RowStore, pad_to
@@ -62,6 +63,8 @@ class RayPPOTrainerWithSampling(SavesCollector, RayPPOTrainer):
             kwargs["val_dataset"] = _no_validation(config, kwargs.get("train_dataset"))
         self.settings = Settings.from_config(config)
         check(config, self.settings)
+        if self.settings.trains_older_groups:
+            config.actor_rollout_ref.rollout.calculate_log_probs = True
         self._routed = route(config, reward_fn, val_reward_fn)
         self.rows = RowStore()
         super().__init__(config, tokenizer, role_worker_mapping, resource_pool_manager, *args, **kwargs)
@@ -140,15 +143,17 @@ class RayPPOTrainerWithSampling(SavesCollector, RayPPOTrainer):
         old, _ = self._compute_old_log_prob(batch)
         reference = self._compute_ref_log_prob(batch)
         penalty = KLPenalty(self.config.algorithm.kl_penalty, self.kl_ctrl_in_reward.value)
-        final = penalty.final_rewards({**batch.batch, **old.batch, **reference.batch})
+        penalties = penalty.of({**batch.batch, **old.batch, **reference.batch})
         self.checkpoint_manager.update_weights(self.global_steps - 1)  # the same ones: it is how replicas are woken
-        return groups_without_variance(batch.non_tensor_batch["uid"], final, self.settings.filter_groups.min_std)
+        scores, lowest = batch.batch["rm_scores"].sum(-1), self.settings.filter_groups.min_std
+        return groups_without_signal(batch.non_tensor_batch["uid"], scores, penalties, lowest)
 
     # -- groups of different sizes -------------------------------------------------------------------------------------
 
     def _balance_batch(self, batch: DataProto, metrics: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Called by ``fit`` once a step, with its metrics; balances if the user asked for it."""
         metrics.update(self.collector.metrics())
+        self._metrics = metrics
         if not self._balances:
             return
         rows = len(batch)
@@ -174,6 +179,11 @@ class RayPPOTrainerWithSampling(SavesCollector, RayPPOTrainer):
         return log_probs.slice(0, len(batch)), utilisation
 
     def _update_actor(self, batch: DataProto) -> DataProto:
+        """Train rows of older policies against the log-probs that were stored when they were written."""
+        stale = torch.from_numpy(batch.non_tensor_batch[STALE] & batch.non_tensor_batch[TRAINED])
+        correction = self.config.algorithm.get("rollout_correction", None)
+        batch.batch["old_log_probs"], metrics = behaviour_log_probs(batch.batch, stale, correction)
+        self._metrics.update(metrics)
         return self._update(super()._update_actor, self.config.actor_rollout_ref.actor, batch)
 
     def _update_critic(self, batch: DataProto) -> DataProto:

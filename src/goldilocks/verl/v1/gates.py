@@ -6,113 +6,142 @@ told, judges the rest of each group again, and hands out others in the place of 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import transfer_queue as tq
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
+from goldilocks.algorithms import Untrained
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
 from goldilocks.runs.records import split_row_key
 from goldilocks.settings import Settings
-from goldilocks.verl.final_reward import REASON, KLPenalty, groups_without_variance
+from goldilocks.verl.final_reward import REASON, KLPenalty, groups_without_signal
+from goldilocks.verl.v1.behaviour import stale_rows
 
 Rejected = dict[str, list[int]]  # the rollouts of each group that may not be trained
+Judgement = tuple[Rejected, dict[str, float]]  # and metrics
 
 
-class Gate(Protocol):
-    """One judgement of rows whose log-probs are in the queue."""
+class Gate(ABC):
+    """Judges rows whose log-probs are in the queue.
+
+    ``cut`` has the sound rollouts that were rejected only because their group had enough: its baseline counts them.
+    """
 
     reason: str
     refuses_flat: bool  # whether what it refuses has no gradient, and may fill up a batch that cannot be had otherwise
 
-    def judge(self, batch: KVBatchMeta) -> tuple[Rejected, dict[str, float]]: ...
+    def __init__(self) -> None:
+        self.cut: dict[str, list[Untrained]] = {}
 
-    def state_dict(self) -> dict[str, Any]: ...
+    @abstractmethod
+    def judge(self, batch: KVBatchMeta, policy: int) -> Judgement:
+        """Return what may not be trained; ``policy`` is the version that is being trained, in updates."""
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def retain(self, uids: Collection[str]) -> dict[str, list[Untrained]]:
+        """Forget what was cut from every other group; return what was cut from these."""
+        self.cut = {uid: rows for uid, rows in self.cut.items() if uid in uids}
+        return self.cut
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"cut": {uid: [list(one) for one in rows] for uid, rows in self.cut.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.cut = {uid: [Untrained(*one) for one in rows] for uid, rows in state.get("cut", {}).items()}
 
 
-class BatchFilterGate:
+class BatchFilterGate(Gate):
     """``batch_filter.*``: the two gates, the group filters and the selection of ``PPOBatchFilter``."""
 
     reason = "batch_filter"
     refuses_flat = False
 
     def __init__(self, config: PPOFilterConfig, seed: int) -> None:
+        super().__init__()
         self.filter = PPOBatchFilter(config, {"seed": seed})
 
-    def judge(self, batch: KVBatchMeta) -> tuple[Rejected, dict[str, float]]:
-        data = self._tensors(batch)
-        uids = [split_row_key(key)[0] for key in batch.keys]
-        chosen, metrics = self.filter.filter_batch(data, uids, return_indices=True)
+    def judge(self, batch: KVBatchMeta, policy: int) -> Judgement:
+        return self.select(batch.keys, self._tensors(batch, policy))
+
+    def select(self, keys: Sequence[str], data: Mapping[str, torch.Tensor]) -> Judgement:
+        """Judge rows whose tensors are at hand; remember those that are only cut."""
+        chosen, cut, metrics = self.filter.select(data, [split_row_key(key)[0] for key in keys])
+        lengths = data["response_mask"].sum(-1)
+        for row in cut.tolist():
+            left_out = Untrained(float(data["rewards"][row]), int(lengths[row]))
+            self.cut.setdefault(split_row_key(keys[row])[0], []).append(left_out)
         kept = set(chosen.tolist())
-        return rejected(key for place, key in enumerate(batch.keys) if place not in kept), metrics
+        return rejected(key for place, key in enumerate(keys) if place not in kept), metrics
 
     def state_dict(self) -> dict[str, Any]:
-        return {"generator": self.filter.state_dict()["generator"].numpy()}
+        return {**super().state_dict(), "generator": self.filter.state_dict()["generator"].numpy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
         self.filter.load_state_dict({"generator": torch.from_numpy(state["generator"])})
 
-    def _tensors(self, batch: KVBatchMeta) -> dict[str, torch.Tensor]:
+    def _tensors(self, batch: KVBatchMeta, policy: int) -> dict[str, torch.Tensor]:
         fields = ["rm_scores", "response_mask"]
         if self.filter.config.enable_two_gate_filter:
             fields += ["old_log_probs", "rollout_log_probs", "extra_fields"]
-        stored = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        stored = _get(batch, fields)
         extra = stored.pop("extra_fields").tolist() if "extra_fields" in stored.keys() else []  # noqa: SIM118
-        padded = stored.to_padded_tensor()
-        data = {name: padded[name] for name in padded.keys()}  # noqa: SIM118
+        data = dict(stored.to_padded_tensor().items())
         data["rewards"] = data.pop("rm_scores").sum(-1)
+        if "rollout_log_probs" in data and "old_log_probs" in data:
+            # A stale row is trained against the engine's log-probs: trainer and engine cannot differ in them.
+            stale = torch.tensor(stale_rows(batch, policy)).unsqueeze(-1)
+            data["old_log_probs"] = torch.where(stale, data["rollout_log_probs"], data["old_log_probs"])
         if extra and all("top_log_probs" in one for one in extra):
             data["top_log_probs"] = _pad([one["top_log_probs"] for one in extra], data["response_mask"])
         return data
 
 
-class FinalRewardGate:
+class FinalRewardGate(Gate):
     """``filter_groups.metric=seq_final_reward``: variance of the summed token-level rewards after the KL penalty."""
 
     reason = REASON
     refuses_flat = True
 
-    def __init__(self, penalty: Callable[[], KLPenalty], min_std: float) -> None:
+    def __init__(self, penalty: Callable[[], KLPenalty], min_std: float | None) -> None:
         """``penalty`` returns that of the moment: verl may change the coefficient after each update."""
+        super().__init__()
         self._penalty = penalty
         self._min_std = min_std
 
-    def judge(self, batch: KVBatchMeta) -> tuple[Rejected, dict[str, float]]:
-        fields = ["rm_scores", "response_mask", "old_log_probs", "ref_log_prob"]
-        stored = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-        rewards = self._penalty().final_rewards(stored.to_padded_tensor())
+    def judge(self, batch: KVBatchMeta, policy: int) -> Judgement:
+        rows = _get(batch, ["rm_scores", "response_mask", "old_log_probs", "ref_log_prob"]).to_padded_tensor()
         uids = [split_row_key(key)[0] for key in batch.keys]
-        flat = set(groups_without_variance(uids, rewards, self._min_std))
+        scores, penalties = rows["rm_scores"].sum(-1), self._penalty().of(rows)
+        flat = set(groups_without_signal(uids, scores, penalties, self._min_std))
         return rejected(key for uid, key in zip(uids, batch.keys, strict=True) if uid in flat), {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
 
 
 def build_gate(settings: Settings, penalty: Callable[[], KLPenalty]) -> Gate | None:
     """The gate these settings ask for, if any."""
-    if settings.batch_filter_config is not None:
-        return BatchFilterGate(settings.batch_filter_config, settings.seed)
+    if settings.gate_config is not None:
+        return BatchFilterGate(settings.gate_config, settings.seed)
     if settings.judges_final_reward:
         return FinalRewardGate(penalty, settings.filter_groups.min_std)
     return None
 
 
-def rejected(keys: Any) -> Rejected:
+def rejected(keys: Iterable[str]) -> Rejected:
     """Rows by group."""
     found: Rejected = defaultdict(list)
     for uid, index in map(split_row_key, keys):
         if index not in found[uid]:
             found[uid].append(index)
     return dict(found)
+
+
+def _get(batch: KVBatchMeta, fields: list[str]) -> TensorDict:
+    return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
 
 
 def _pad(rows: list[list[float]], like: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 from verl.workers.utils.padding import response_to_nested
 
-from goldilocks.algorithms import weigh_prompts_equally
+from goldilocks.algorithms import Untrained, weigh_prompts_equally
 from goldilocks.runs.records import split_row_key
 from goldilocks.types import Group, Rollout
 from goldilocks.verl.stored_rows import load_rows, save_rows
@@ -64,6 +64,16 @@ def batch_of(groups: Iterable[Group]) -> KVBatchMeta:
     """The rows that are trained, group by group; of groups that were not taken yet, all."""
     pairs = [pair for group in groups for rollout in group.trained or group.rollouts for pair in rollout.payload]
     return KVBatchMeta(partition_id=PARTITION, keys=[key for key, _ in pairs], tags=[dict(tag) for _, tag in pairs])
+
+
+def untrained_of(groups: Iterable[Group], cut: Mapping[str, Sequence[Untrained]]) -> dict[str, list[Untrained]]:
+    """The rollouts of each group that are not trained and count in its baseline, with those a gate has cut off it."""
+    return {group.uid: [*_beyond(group), *cut.get(group.uid, ())] for group in groups}
+
+
+def _beyond(group: Group) -> list[Untrained]:
+    trained = {rollout.index for rollout in group.trained}
+    return [Untrained(one.reward, one.tokens) for one in group.rollouts if one.index not in trained]
 
 
 def padding_keys(batch: KVBatchMeta) -> list[str]:

@@ -17,30 +17,33 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
-from goldilocks.algorithms import PoolStatistics, pool_statistics
+from goldilocks.algorithms import untrained_rollouts
 from goldilocks.filtering.batch_filter import combined_metrics
 from goldilocks.runs.budget import Meter
 from goldilocks.settings import Settings
 from goldilocks.types import Group
+from goldilocks.verl.baseline import estimator_for
 from goldilocks.verl.collector_checkpoint import CollectorCheckpoint, SavesCollector
 from goldilocks.verl.epochs import Epochs, schedule_note
 from goldilocks.verl.final_reward import KLPenalty
 from goldilocks.verl.refill import replacements
 from goldilocks.verl.rehearsal import rehearse
 from goldilocks.verl.source import DatasetSource, loader_order
+from goldilocks.verl.v1.behaviour import store_log_probs, use_behaviour_log_probs
 from goldilocks.verl.v1.gates import Gate, build_gate
 from goldilocks.verl.v1.rows import (
     batch_of,
     clear,
     padding_keys,
     tensor_fields,
+    untrained_of,
     weigh_advantages,
     zero_log_probs,
 )
 from goldilocks.verl.v1.sampler import CollectorSampler
 
 MANAGER = "goldilocks.verl.v1.agent_loop.StreamingManager"
-POOL_ESTIMATOR, PROMPT_MEAN = "grpo_pool", "prompt-mean"
+PROMPT_MEAN = "prompt-mean"
 MULTI_MODAL = ("multi_modal_inputs",)
 
 
@@ -54,7 +57,9 @@ class GoldilocksTrainer(SavesCollector, PPOTrainerSync):
     def __init__(self, config: DictConfig) -> None:
         self.settings = Settings.from_config(config)
         _use_streaming_workers(config)
-        _use_pool_baseline(config, self.settings)
+        config.algorithm.adv_estimator = estimator_for(self.settings)
+        if self.settings.trains_older_groups:
+            store_log_probs(config)
         super().__init__(config)
 
     @property
@@ -176,9 +181,14 @@ class GoldilocksTrainer(SavesCollector, PPOTrainerSync):
         judged = [group for group in groups if group.uid not in self.collector.backfilled]
         if not judged:
             return {}
-        refused, values = self.gate.judge(batch_of(judged))
+        refused, values = self.gate.judge(batch_of(judged), self._policy)
         self.collector.reject(refused, self.gate.reason, flat=self.gate.refuses_flat)
         return values
+
+    @property
+    def _policy(self) -> int:
+        """The version of the policy that is being trained, in updates."""
+        return int(self.global_steps) - 1
 
     def _generate_replacements(self) -> None:
         """More groups by the same policy; its replicas were asleep."""
@@ -222,8 +232,8 @@ class GoldilocksTrainer(SavesCollector, PPOTrainerSync):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Baselines are over all rollouts a group has had, whether or not all of them are trained."""
-        pools = {group.uid: PoolStatistics.of(group.rewards) for group in self.collector.in_hand}
-        with pool_statistics(pools if self.config.algorithm.adv_estimator == POOL_ESTIMATOR else {}):
+        cut = {} if self.gate is None else self.gate.retain(self.collector.alive)
+        with untrained_rollouts(untrained_of(self.collector.in_hand, cut)):
             batch = super()._compute_advantage(batch, metrics)
         if self.settings.policies.loss_agg == PROMPT_MEAN:
             weigh_advantages(batch, self.config.actor_rollout_ref.actor.loss_agg_mode)
@@ -244,6 +254,8 @@ class GoldilocksTrainer(SavesCollector, PPOTrainerSync):
         return multiple
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        correction = self.config.algorithm.get("rollout_correction", None)
+        metrics.update(use_behaviour_log_probs(batch, self._policy, correction))
         with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(batch)), self._tensors_only(batch):
             return super()._update_actor(batch, metrics)
 
@@ -262,12 +274,6 @@ class GoldilocksTrainer(SavesCollector, PPOTrainerSync):
                 yield
             finally:
                 rollout.n, section.ppo_mini_batch_size = n, prompts
-
-
-def _use_pool_baseline(config: DictConfig, settings: Settings) -> None:
-    """Where only some rollouts of a group are trained, GRPO's baseline needs the others too."""
-    if settings.adaptive.enable and settings.adaptive.max_train_n and config.algorithm.adv_estimator == "grpo":
-        config.algorithm.adv_estimator = POOL_ESTIMATOR
 
 
 def _use_streaming_workers(config: DictConfig) -> None:

@@ -152,14 +152,28 @@ def test_the_baseline_comes_from_all_rollouts_also_of_those_that_are_not_trained
             assert float(advantages[0]) == pytest.approx(float(scores.sum()) - mean, abs=1e-6)
 
 
+@pytest.mark.parametrize("correction", [None, "token"])
+def test_carried_groups_are_trained_against_the_policy_that_wrote_them(tmp_path, monkeypatch, correction):
+    world = World(monkeypatch)
+    trainer = world.trainer(config(tmp_path, data={"gen_batch_size": 8}, steps=3), [50] * 40)
+    trainer.config.algorithm.rollout_correction.rollout_is = correction
+    trainer.fit()
+    first, second, third = ({row[0].item() for row in batch["old_log_probs"]} for batch in world.actor.trained)
+    assert first == {-1.0}
+    assert second == ({-1.0} if correction is None else {-1.125})  # verl's weights are against the recomputed ones
+    assert third == {-1.25}
+    assert [step["train/stale_rows"] for step in world.steps] == [0, 16, 0]
+    assert world.steps[1]["train/stale_log_prob_diff_mean"] == pytest.approx(0.125)
+
+
 def test_ppo_with_a_critic_and_the_final_reward_judged_before_training(tmp_path, monkeypatch):
     world = World(monkeypatch, ranks=2)
     groups = FilterGroupsConfig(enable=True, metric="seq_final_reward")
     ppo = AlgoConfig(adv_estimator="gae", use_kl_in_reward=True, filter_groups=groups)
-    given = config(tmp_path, algorithm=ppo, critic={"ppo_mini_batch_size": 1}, trainer={"critic_warmup": 3})
+    given = config(tmp_path, algorithm=ppo, critic={"ppo_mini_batch_size": 1}, trainer={"critic_warmup": 2})
     world.trainer(given, [0, 100, 50, 40] * 10).fit()
     assert len(world.critic.trained) == 4
-    assert len(world.actor.trained) == 2
+    assert len(world.actor.trained) == 3  # in updates 3 and 4 the penalties of any two answers differ
     for batch in world.critic.trained:
         assert [0 < sum(rewards) < 4 for rewards in groups_of(batch).values()] == [True] * 4
     assert world.steps[-1]["critic/mini_batches"] == 4

@@ -1,7 +1,7 @@
 """verl's real V0 trainer and its real ``fit``, over workers that are a few lines each: no Ray, no model.
 
-A prompt's content is its pass rate in percent. An answer is one token, right or wrong by a hash of the prompt and of
-how often it has been asked.
+A prompt's content is its pass rate in percent. An answer is a few tokens, right or wrong by a hash of the prompt and of
+how often it has been asked. Each update makes every token less likely by the same factor.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from verl.utils import tensordict_utils as tu
 from goldilocks import RayPPOTrainerWithSampling, TrainerConfig
 
 PROMPT, RESPONSE = 4, 6
+INITIAL_LOG_PROB, UPDATE = -1.0, 0.125
 
 
 class Prompts(Dataset):
@@ -50,8 +51,9 @@ class Prompts(Dataset):
 class Engine:
     """In the place of verl's rollout manager: every row of a batch is answered and graded."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, actor: Workers) -> None:
         self.agent_loop_workers = [None] * workers
+        self.actor = actor
         self.calls: list[int] = []
         self.asked: Counter[int] = Counter()
 
@@ -64,7 +66,9 @@ class Engine:
             draw = random.Random(f"{index}/{self.asked[index]}")
             right.append(float(draw.random() * 100 < float(model["ground_truth"])))
             lengths.append(draw.randint(1, RESPONSE))
-        return _answered(np.array(lengths), np.array(right), batch.non_tensor_batch["raw_prompt"])
+        answers = _answered(np.array(lengths), np.array(right), batch.non_tensor_batch["raw_prompt"])
+        answers.batch["rollout_log_probs"] = answers.batch["response_mask"] * self.actor.log_prob
+        return answers
 
 
 def _answered(lengths: np.ndarray, right: np.ndarray, prompts: np.ndarray) -> DataProto:
@@ -99,11 +103,16 @@ class Workers:
         self.ranks = ranks
         self.trained: list[Any] = []
 
+    @property
+    def log_prob(self) -> float:
+        """Of every token, under the policy as it is after so many updates."""
+        return INITIAL_LOG_PROB - UPDATE * len(self.trained)
+
     def compute_log_prob(self, batch: Any) -> Any:
-        return self._per_token(batch, log_probs=-1.0, entropy=0.5)
+        return self._per_token(batch, log_probs=self.log_prob, entropy=0.5)
 
     def compute_ref_log_prob(self, batch: Any) -> Any:
-        return self._per_token(batch, log_probs=-1.0)
+        return self._per_token(batch, log_probs=INITIAL_LOG_PROB)
 
     def infer_batch(self, batch: Any) -> Any:
         return SimpleNamespace(get=lambda: self._per_token(batch, values=0.25))
@@ -143,8 +152,8 @@ class World:
     """A trainer over fake workers; ``steps`` are the metrics verl logged."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, ranks: int = 1, agents: int = 1) -> None:
-        self.engine = Engine(agents)
         self.actor, self.critic = Workers(ranks), Workers(ranks)
+        self.engine = Engine(agents, self.actor)
         self.steps: list[dict[str, float]] = []
         monkeypatch.setattr(ray, "is_initialized", lambda: True)
         monkeypatch.setattr(RayPPOTrainer, "init_workers", lambda trainer: self._init_workers(trainer))

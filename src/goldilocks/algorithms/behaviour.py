@@ -1,0 +1,41 @@
+"""The log-probs that rows older than the policy are trained against: those of the policy that wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def is_bypassed(correction: Any) -> bool:
+    """Whether ``algorithm.rollout_correction`` trains every row against the rollout engine's log-probs."""
+    return bool(correction and correction.get("bypass_mode", False))
+
+
+def is_weighted(correction: Any) -> bool:
+    """Whether ``algorithm.rollout_correction`` weighs rows by π_old / π_rollout: π_old then has to be recomputed."""
+    return bool(correction and correction.get("rollout_is", None)) and not is_bypassed(correction)
+
+
+def behaviour_log_probs(rows: Mapping[str, Tensor], stale: Tensor, correction: Any) -> tuple[Tensor, dict[str, float]]:
+    """Return the log-probs that the ratio of the loss is taken against, and metrics of the rows that are stale.
+
+    ``rows`` has ``old_log_probs``, which the current policy gives, ``rollout_log_probs``, which the engine gave when it
+    wrote the rows, and ``response_mask``. Stale rows get the engine's, unless a weight of verl's corrects for them.
+    """
+    now = rows["old_log_probs"]
+    if not bool(stale.any()):
+        return now, {"train/stale_rows": 0}
+    if "rollout_log_probs" not in rows:
+        raise ValueError(
+            f"rollout_log_probs is missing in {int(stale.sum())} rows older than the policy: the agent loop returned "
+            "no response_logprobs. With algorithm.filter_groups.max_carry_steps=0 no such rows are trained"
+        )
+    written, mask = rows["rollout_log_probs"].to(now.dtype), rows["response_mask"] * stale.unsqueeze(-1)
+    metrics: dict[str, float] = {"train/stale_rows": int(stale.sum())}
+    if not is_bypassed(correction):
+        moved = ((now - written).abs() * mask).sum() / mask.sum().clamp(min=1)
+        metrics["train/stale_log_prob_diff_mean"] = float(moved)
+    return (now if is_weighted(correction) else torch.where(stale.unsqueeze(-1), written, now)), metrics

@@ -1,0 +1,67 @@
+"""Rows older than the policy are trained against the log-probs of the policy that wrote them.
+
+verl recomputes ``old_log_probs`` under the current policy. For a carried, resumed or replayed row that would make the
+ratio of the loss start at 1, as if the current policy had written it. The rollout engine's log-probs were stored with
+the row when it was written (``rollout_log_probs``); right before the update they take the place of the recomputed ones.
+
+``algorithm.rollout_correction`` keeps its meaning:
+
+- ``bypass_mode``: every row already has the engine's log-probs;
+- ``rollout_is``: verl multiplies by π_old / π_rollout, so that ratio and weight together are against the policy that
+  wrote the row, and the recomputed log-probs have to stay;
+- ``rollout_rs``: verl has rejected by then, judging by the recomputed log-probs.
+
+The version of a row is in its tag, so whatever brings an old row into a batch needs nothing more from here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, open_dict
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+from verl.workers.utils.padding import response_to_nested
+
+from goldilocks.algorithms.behaviour import behaviour_log_probs
+
+FIELDS = ["old_log_probs", "rollout_log_probs", "response_mask"]
+
+
+def store_log_probs(config: DictConfig) -> None:
+    """Have the rollout engine return the log-probs of what it writes."""
+    with open_dict(config):
+        config.actor_rollout_ref.rollout.calculate_log_probs = True
+
+
+def version_of(tag: dict[str, Any]) -> int:
+    """The policy that wrote a row, in updates; of a row by several policies, the oldest.
+
+    A rollout server that does not say its version had the policy of the step in which the rollout was asked for.
+    """
+    version = tag.get("min_global_steps")
+    return int(tag["global_steps"]) - 1 if version is None else int(version)
+
+
+def stale_rows(batch: KVBatchMeta, policy: int) -> list[bool]:
+    """Whether each row is older than the policy; padding is not."""
+    return [not tag.get("is_padding", False) and version_of(tag) < policy for tag in batch.tags]
+
+
+def use_behaviour_log_probs(batch: KVBatchMeta, policy: int, correction: Any) -> dict[str, float]:
+    """Write the stored log-probs of stale rows over the recomputed ones; return the metrics of what was stale.
+
+    ``policy`` is the version that is being trained, in updates; ``correction`` is ``algorithm.rollout_correction``.
+    """
+    keys = [key for key, stale in zip(batch.keys, stale_rows(batch, policy), strict=True) if stale]
+    if not keys:
+        return {"train/stale_rows": 0}
+    stored = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=FIELDS)
+    nested_mask = stored["response_mask"]
+    rows = dict(stored.to_padded_tensor().items())
+    log_probs, metrics = behaviour_log_probs(rows, torch.ones(len(keys), dtype=torch.bool), correction)
+    fields = TensorDict({"old_log_probs": response_to_nested(log_probs, nested_mask)}, batch_size=len(keys))
+    tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
+    return metrics

@@ -1,0 +1,70 @@
+"""Rows older than the policy are trained against the log-probs of the policy that wrote them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from unit.verl.v1.queue_world import Queue
+
+from goldilocks.verl.v1.behaviour import use_behaviour_log_probs
+
+NOW, WRITTEN = -1.0, -1.5
+DECOUPLED: dict[str, Any] = {"rollout_is": None, "rollout_rs": None, "bypass_mode": False}  # verl's defaults
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """In step 4, so that the policy has had 3 updates: two old rows, two new ones, and padding."""
+    queue = Queue(monkeypatch)
+    queue.add("g1_0_0", 2, 3, old_log_probs=NOW, rollout_log_probs=WRITTEN)
+    queue.add("g2_0_0", 3, 2, old_log_probs=NOW, rollout_log_probs=WRITTEN)
+    queue.add("g1_1_0", 1, 1, old_log_probs=NOW, rollout_log_probs=-3.0)
+    queue.add("g2_1_0", None, 2, step=4, old_log_probs=NOW, rollout_log_probs=WRITTEN)
+    queue.add("pad_0_0", 1, 1, old_log_probs=0.0, rollout_log_probs=WRITTEN)
+    queue.tags["pad_0_0"]["is_padding"] = True
+    return queue
+
+
+def trained_against(queue: Queue) -> list[list[float]]:
+    return [row["old_log_probs"].tolist() for row in queue.rows.values()]
+
+
+@pytest.mark.parametrize("correction", [None, DECOUPLED, {**DECOUPLED, "rollout_rs": "seq_mean_k3"}])
+def test_stale_rows_get_the_log_probs_that_were_stored_with_them(queue: Queue, correction: Any) -> None:
+    metrics = use_behaviour_log_probs(queue.batch(), 3, correction)
+    assert trained_against(queue) == [[WRITTEN] * 3, [NOW] * 2, [-3.0], [NOW] * 2, [0.0]]
+    assert metrics["train/stale_rows"] == 2
+    assert metrics["train/stale_log_prob_diff_mean"] == pytest.approx((3 * 0.5 + 2.0) / 4)
+
+
+def test_verls_weights_correct_for_stale_rows_themselves(queue: Queue) -> None:
+    metrics = use_behaviour_log_probs(queue.batch(), 3, {**DECOUPLED, "rollout_is": "token"})
+    assert trained_against(queue) == [[NOW] * 3, [NOW] * 2, [NOW], [NOW] * 2, [0.0]]
+    assert metrics["train/stale_rows"] == 2
+
+
+def test_where_verl_recomputes_nothing_there_is_no_difference_to_tell(queue: Queue) -> None:
+    for row in queue.rows.values():
+        row["old_log_probs"] = row["rollout_log_probs"]
+    before = trained_against(queue)
+    assert use_behaviour_log_probs(queue.batch(), 3, {**DECOUPLED, "bypass_mode": True}) == {"train/stale_rows": 2}
+    assert trained_against(queue) == before
+
+
+def test_with_nothing_stale_nothing_is_touched(queue: Queue) -> None:
+    assert use_behaviour_log_probs(queue.batch(), 1, None) == {"train/stale_rows": 0}
+    assert trained_against(queue) == [[NOW] * 3, [NOW] * 2, [NOW], [NOW] * 2, [0.0]]
+
+
+def test_a_server_that_says_no_version_had_the_policy_of_its_step(queue: Queue) -> None:
+    metrics = use_behaviour_log_probs(queue.batch(), 4, None)
+    assert metrics["train/stale_rows"] == 4
+    assert trained_against(queue)[3] == [WRITTEN] * 2
+
+
+def test_stale_rows_without_stored_log_probs_are_an_error_that_says_what_to_set(queue: Queue) -> None:
+    for row in queue.rows.values():
+        del row["rollout_log_probs"]
+    with pytest.raises(ValueError, match=r"missing in 2 rows older than the policy.*max_carry_steps=0"):
+        use_behaviour_log_probs(queue.batch(), 3, None)

@@ -1,0 +1,169 @@
+"""What the gates reject inside the refill loop, and what stays in a group's baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from unit.verl.v1.queue_world import Queue
+
+from goldilocks.algorithms import Untrained
+from goldilocks.core import Collector, ListSource
+from goldilocks.settings import Settings
+from goldilocks.types import Group, Request, Rollout
+from goldilocks.verl.final_reward import KLPenalty
+from goldilocks.verl.refill import replacements
+from goldilocks.verl.v1.gates import BatchFilterGate, FinalRewardGate, build_gate
+from goldilocks.verl.v1.rows import untrained_of
+
+TOKENS = 5
+
+
+def no_penalty() -> KLPenalty:
+    return KLPenalty("kl", 0.0)
+
+
+def settings(*overrides: str) -> Settings:
+    base = OmegaConf.create(
+        {
+            "data": {"train_batch_size": 16, "max_response_length": 16, "seed": None},
+            "actor_rollout_ref": {"rollout": {"n": 4}},
+            "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False, "filter_groups": {"enable": False}},
+        }
+    )
+    return Settings.from_config(OmegaConf.merge(base, OmegaConf.from_dotlist(list(overrides))))
+
+
+class Run:
+    """Updates of a collector with a batch filter behind it, as the V1 trainer makes them, without a model.
+
+    Of every five prompts, ``informative`` have right and wrong answers in turn; the others only wrong ones.
+    """
+
+    def __init__(self, informative: int, *overrides: str) -> None:
+        chosen = settings(*overrides)
+        gate = build_gate(chosen, no_penalty)
+        assert isinstance(gate, BatchFilterGate)
+        self.gate, self.informative = gate, informative
+        self.collector: Collector = chosen.collector(ListSource([str(number) for number in range(1000)]))
+        self.lost = 0  # groups with signal that were rejected
+
+    def update(self) -> tuple[Group, ...]:
+        self._fill()
+        self._judge(self.collector.take())
+        for groups in replacements(self.collector, self._fill):
+            self._judge(groups)
+        return self.collector.in_hand
+
+    @property
+    def generated(self) -> float:
+        return self.collector.metrics()["accounts/generated_rollouts"]
+
+    def _fill(self) -> None:
+        while not self.collector.ready:
+            for request in self.collector.requests():
+                for index in range(request.first, request.first + request.n):
+                    self.collector.observe(self._answer(request, index))
+
+    def _answer(self, request: Request, index: int) -> Rollout:
+        mixed = int(request.uid[1:]) % 5 < self.informative
+        return Rollout(request.uid, index, float(mixed and index % 2), TOKENS)
+
+    def _judge(self, groups: Sequence[Group]) -> None:
+        rows = [(group.uid, rollout) for group in groups for rollout in group.trained]
+        data = {
+            "rewards": torch.tensor([rollout.reward for _, rollout in rows]),
+            "response_mask": torch.ones(len(rows), TOKENS, dtype=torch.long),
+        }
+        refused, _ = self.gate.select([f"{uid}_{rollout.index}_0" for uid, rollout in rows], data)
+        gone = self.collector.reject(refused, self.gate.reason)
+        self.lost += sum(int(uid[1:]) % 5 < self.informative for uid in gone)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "informative", "most"),
+    [
+        (["batch_filter.prompt_oversampling_factor=2.0"], 5, 1.1),  # the first wave is twice the batch: half is carried
+        (["batch_filter.prompt_oversampling_factor=2.0", "algorithm.filter_groups.enable=true"], 3, 1.75),
+        (["batch_filter.target_num_groups=16", "data.gen_batch_size=32"], 5, 1.1),
+    ],
+)
+def test_prompts_are_oversampled_once_and_the_surplus_is_carried(
+    overrides: list[str], informative: int, most: float
+) -> None:
+    """Groups with signal are paid for once: 1 over the share that is informative, not twice that."""
+    run = Run(informative, *overrides)
+    trained = sum(len(group.trained) for _ in range(20) for group in run.update())
+    assert trained == 20 * 16 * 4
+    assert run.lost == 0
+    assert run.generated / trained < most
+
+
+def test_rows_cut_to_the_group_size_stay_in_the_baseline() -> None:
+    run = Run(5, "batch_filter.sample_oversampling_factor=2.0")
+    for _ in range(3):
+        groups = run.update()
+        assert {len(group.trained) for group in groups} == {4}
+        run.gate.retain(run.collector.alive)
+        for uid, others in untrained_of(groups, run.gate.cut).items():
+            trained = next(group.rewards for group in groups if group.uid == uid)
+            assert len(others) == 4
+            assert sum(trained) + sum(one.reward for one in others) == 4  # of 8 that were rolled out
+            assert {one.tokens for one in others} == {TOKENS}
+    assert set(run.gate.cut) <= run.collector.alive  # and no others are remembered
+
+
+def test_what_was_cut_is_saved_with_the_gate() -> None:
+    run = Run(5, "batch_filter.sample_oversampling_factor=2.0")
+    run.update()
+    again = build_gate(settings("batch_filter.sample_oversampling_factor=2.0"), no_penalty)
+    assert again is not None
+    again.load_state_dict(run.gate.state_dict())
+    assert again.cut == run.gate.cut
+    assert all(isinstance(one, Untrained) for rows in again.cut.values() for one in rows)
+
+
+def rows_of_a_group(queue: Queue, *versions: int, now: float, written: float) -> None:
+    for index, version in enumerate(versions):
+        queue.add(
+            f"g1_{index}_0", version, 2 + index, old_log_probs=now, rollout_log_probs=written, ref_log_prob=written
+        )
+
+
+def test_a_row_that_fails_a_gate_leaves_the_baseline_and_a_stale_one_is_not_held_to_the_current_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = Queue(monkeypatch)
+    rows_of_a_group(queue, 3, 3, 3, 3, 2, 2, now=-1.0, written=-1.0)
+    for key in ("g1_0_0", "g1_4_0"):  # both differ from what the current policy gives; the second is older than it
+        queue.rows[key]["rollout_log_probs"] = queue.rows[key]["rollout_log_probs"] - 1.0
+    gate = build_gate(
+        settings("batch_filter.enable_two_gate_filter=true", "batch_filter.target_group_size=4"), no_penalty
+    )
+    assert gate is not None
+    refused, metrics = gate.judge(queue.batch(), policy=3)
+    assert metrics["filter/gate1_rejection_rate"] == pytest.approx(1 / 6)
+    assert len(refused["g1"]) == 2
+    assert 0 in refused["g1"]
+    assert len(gate.cut["g1"]) == 1  # six rows: one failed, four are trained
+
+
+@pytest.mark.parametrize("beta", [0.001, 0.1])
+def test_the_final_reward_drops_equal_rewards_whatever_the_penalties(
+    monkeypatch: pytest.MonkeyPatch, beta: float
+) -> None:
+    """Once the policy has moved, no two penalties are equal: rows here differ in length."""
+    queue = Queue(monkeypatch)
+    rows_of_a_group(queue, 3, 3, 3, now=-1.0, written=-2.0)
+    flat = {
+        key.replace("g1", "g2"): {**row, "rm_scores": torch.zeros_like(row["rm_scores"])}
+        for key, row in queue.rows.items()
+    }
+    queue.rows |= flat
+    queue.tags |= {key: {"min_global_steps": 3, "global_steps": 4} for key in flat}
+    penalty = KLPenalty("kl", beta)
+    refused, _ = FinalRewardGate(lambda: penalty, None).judge(queue.batch(), policy=3)
+    assert refused == {"g2": [0, 1, 2]}
+    assert FinalRewardGate(lambda: penalty, 1e-6).judge(queue.batch(), policy=3)[0] == {}  # taken at its word
