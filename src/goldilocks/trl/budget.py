@@ -12,7 +12,7 @@ from goldilocks.runs.budget import Budget, Meter
 from goldilocks.trl.processes import Processes
 
 
-class BudgetCallback(TrainerCallback):  # type: ignore[misc]
+class BudgetCallback(TrainerCallback):
     """Measures every update on the first process, and tells the others."""
 
     def __init__(self, budget: Budget, accounts: Accounts | None, processes: Processes) -> None:

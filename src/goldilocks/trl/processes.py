@@ -38,7 +38,7 @@ class Processes:
 
     def even(self, items: Sequence[T]) -> list[T]:
         """Return the items with the last one repeated until every process has as many."""
-        return [*items, *items[-1:] * (-len(items) % self.count)]
+        return [*items, *[items[-1]] * (-len(items) % self.count)]
 
     def share(self, items: Sequence[T]) -> list[T]:
         """Return this process's part of items that are even: ``gathered`` puts the parts together again."""

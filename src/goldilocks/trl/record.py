@@ -20,7 +20,7 @@ import yaml
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from goldilocks.runs.directory import RunDir, set_aside
-from goldilocks.runs.progress import SCORE, SECONDS, TOKENS
+from goldilocks.runs.progress import SCORE, SECONDS
 from goldilocks.trl.collection import Collection
 
 LENGTH = "response_length/mean"
@@ -35,7 +35,7 @@ NAMES = {
 }
 
 
-class RunRecord(TrainerCallback):  # type: ignore[misc]
+class RunRecord(TrainerCallback):
     """Writes on the first process only. ``samples`` is how many answers an evaluation has of each prompt."""
 
     def __init__(self, path: Path, config: Mapping[str, Any], samples: int) -> None:
@@ -56,7 +56,6 @@ class RunRecord(TrainerCallback):  # type: ignore[misc]
             **batch.metrics,
             SCORE: mean,
             LENGTH: sum(lengths) / max(1, len(lengths)),
-            TOKENS: sum(lengths),
         }
         file = self._run.path / "rollouts" / f"{step}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)

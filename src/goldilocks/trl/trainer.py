@@ -65,6 +65,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         run_dir: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
+        self.num_generations: int
         self.collection: Collection | None = None
         self._scored: Scored | None = None
         super().__init__(*args, **kwargs)
@@ -84,7 +85,8 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         sizes = Sizes(n, parts, self.processing_class.pad_token_id, getattr(self, "pad_to_multiple_of", None))
         carries = settings.surplus().max_carry_steps > 0
         self.collection = Collection(prompts, decisions, rows, processes, sizes, carries=carries)
-        self._budget = BudgetCallback(settings.budget(), decisions and decisions.collector.accounts, processes)
+        accounts = None if decisions is None else decisions.collector.accounts
+        self._budget = BudgetCallback(settings.budget(), accounts, processes)
         self._saved = Saved(self.collection, self._budget, processes)
         self.add_callback(self._budget)
         if processes.first:
@@ -140,7 +142,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
 
     @contextmanager
     def _groups_of(self, size: int) -> Iterator[None]:
-        before = self.num_generations
+        before: int = self.num_generations
         self.num_generations = size
         try:
             yield
