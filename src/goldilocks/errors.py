@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import types
 import typing
 from collections.abc import Iterable
 
@@ -17,7 +18,8 @@ def require(condition: bool, key: str, value: object, accepted: str) -> None:
 
 def require_type(key: str, value: object, hint: object) -> None:
     """Raise a ``ValueError`` unless the value has the hinted type; only plain types and their unions are checked."""
-    accepted = set(typing.get_args(hint) or (hint,))
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    accepted = set(typing.get_args(hint)) if union else {hint}
     if accepted <= set(PLAIN):
         fits = type(value) in accepted or (float in accepted and type(value) is int)
         require(fits, key, value, " or ".join(PLAIN[one] for one in PLAIN if one in accepted))

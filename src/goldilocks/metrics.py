@@ -47,7 +47,16 @@ METRICS: dict[str, str] = {
     "adaptive_rollout/positive_rate": "groups with one / groups judged",
     "adaptive_rollout/efficiency": "groups judged / rollouts: sampling less raises it",
     "adaptive_rollout/informative_groups_per_1k_rollouts": "groups whose rewards differ, per 1,000 rollouts",
+    # Groups that are trained again (`goldilocks.replay`).
+    "replay/groups": "groups of the batch that had been trained before; `train/informative_groups` counts them too",
+    "replay/rollouts": "their rows; they are in no account of this update",
+    "replay/waiting_groups": "groups that may be trained again in a later update",
+    "replay/age_mean": "mean updates since the policy that wrote them",
+    "replay/age_max": "the same of the oldest",
+    "replay/uses_mean": "mean times that they have been trained again, this time included",
     # Running totals.
+    "replay/total_rollouts": "rollouts trained again since the run began, each time counted",
+    "replay/total_tokens": "their tokens",
     "data/epoch": "prompts issued / prompts there are: epochs by what was generated, not by updates",
     "data/prompts_issued": "prompts rolled out since the run began",
     "accounts/generated_rollouts": "rollouts since the run began; the classes below sum to it",
@@ -69,6 +78,9 @@ METRICS: dict[str, str] = {
     # Policies.
     "selector/greso_p": "`greso`: probability that a prompt with a streak of one visit without variance is tried",
     "selector/greso_skipped": "`greso`: prompts skipped since the run began",
+    "selector/forecast_in_use": "`forecast`: 1 while prompts are chosen by it; 0 while it is no better than the mean",
+    "selector/forecast_skill": "`forecast`: share of the mean's log-loss that it saves on prompts it had not seen",
+    "selector/forecast_scored": "`forecast`: groups of uniform draws that it was scored on",
     # The batch filter, one call.
     "batch/total_samples_generated": "rows that came in",
     "batch/total_groups_generated": "groups that came in",

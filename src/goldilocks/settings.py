@@ -13,10 +13,22 @@ from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 
-from goldilocks.core import Collector, Ledger, Limits, Source, Surplus, build_allocator, build_filter, build_selector
+from goldilocks.core import (
+    Collector,
+    Ledger,
+    Limits,
+    Replay,
+    Source,
+    Surplus,
+    build_allocator,
+    build_filter,
+    build_selector,
+)
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed
 from goldilocks.core.filters import Everything, Filter, Variance
+from goldilocks.core.selectors import Selector
 from goldilocks.errors import nearest, require, require_type
+from goldilocks.features import Features
 from goldilocks.filtering.config import PPOFilterConfig
 from goldilocks.nested import value_at
 from goldilocks.runs.budget import Budget
@@ -72,6 +84,8 @@ class Policies:
     max_retries: int = 2
     forgetting: float = 0.9
     loss_agg: str | None = None
+    features: Mapping[str, Any] = field(default_factory=lambda: asdict(Features()))
+    replay: Mapping[str, Any] = field(default_factory=lambda: asdict(Replay()))
     budget: Mapping[str, Any] = field(default_factory=lambda: asdict(Budget()))
 
 
@@ -129,6 +143,7 @@ class Settings:
             self._check_oversampling(self.batch_filter_config)
         # each checks its own
         self.limits(), self.surplus(), self.selector(), self.allocator(), self.filter(), self.budget()
+        self.replay(), self.features()
 
     def _check_oversampling(self, config: PPOFilterConfig) -> None:
         """A batch has ``train_batch_size`` groups; how many are generated for it at first is said once."""
@@ -205,7 +220,13 @@ class Settings:
         on_full = OnFull.parse("algorithm.filter_groups.on_full", self.filter_groups.on_full)
         return Surplus(self.filter_groups.max_carry_steps, on_full)
 
-    def selector(self) -> Any:
+    def replay(self) -> Replay:
+        return _section(Replay, {"goldilocks": {"replay": self.policies.replay}}, "goldilocks.replay")
+
+    def features(self) -> Features:
+        return _section(Features, {"goldilocks": {"features": self.policies.features}}, "goldilocks.features")
+
+    def selector(self) -> Selector:
         return build_selector(self.policies.selector, self.policies.selector_kwargs)
 
     def allocator(self) -> Allocator:
@@ -237,9 +258,20 @@ class Settings:
         return self.batch_filter_config.prompts_to_generate(self.train_batch_size)
 
     def collector(
-        self, source: Source, order: Callable[[int], np.ndarray] | None = None, *, repeat: bool = True
+        self,
+        source: Source,
+        order: Callable[[int], np.ndarray] | None = None,
+        *,
+        repeat: bool = True,
+        hidden_states: Callable[[], np.ndarray] | None = None,
     ) -> Collector:
-        """The collector these settings describe; ``order`` is the data loader's order of each epoch."""
+        """The collector these settings describe; ``order`` is the data loader's order of each epoch.
+
+        ``hidden_states`` gives a model's features of the prompts, for ``goldilocks.features.kind=hidden``.
+        """
+        selector = self.selector()
+        if selector.needs_features:
+            selector.use_features(self.features().of(source, hidden_states))
         ledger = Ledger(
             source.keys(),
             positive_threshold=self.adaptive.positive_threshold,
@@ -247,13 +279,14 @@ class Settings:
         )
         return Collector(
             source,
-            self.selector(),
+            selector,
             self.allocator(),
             self.filter(),
             target_groups=self.train_batch_size,
             gen_batch_size=self._gen_batch_size(),
             limits=self.limits(),
             surplus=self.surplus(),
+            replay=self.replay(),
             ledger=ledger,
             order=order,
             repeat=repeat,

@@ -6,14 +6,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
 import goldilocks.launch
-from goldilocks.core import ListSource
+from goldilocks.core import ListSource, Replay
 from goldilocks.core.allocators import Adaptive, Fixed, Knapsack
 from goldilocks.core.filters import Everything, Variance
-from goldilocks.core.selectors import Thompson
+from goldilocks.core.selectors import Forecast, Thompson
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.settings import AdaptiveRollout, FilterGroups, Policies, Settings
 from goldilocks.verl.baseline import estimator_for
@@ -167,3 +168,38 @@ def test_the_config_group_has_every_key_with_its_default() -> None:
     assert set(listed) == {one.name for one in fields(PPOFilterConfig)} - {"target_group_size"}  # that is rollout.n
     derived = {"min_group_size": None}
     assert listed == {name: derived.get(name, getattr(filtering, name)) for name in listed}
+
+
+def test_replay_is_off_unless_groups_are_asked_for() -> None:
+    assert settings().replay() == Replay(groups=0)
+    chosen = settings("goldilocks.replay.groups=8", "goldilocks.replay.max_uses=2")
+    assert chosen.replay() == Replay(groups=8, max_age=4, max_uses=2)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("goldilocks.replay.max_age=0", "replay.max_age=0 is not accepted: 1 or more updates"),
+        ("goldilocks.replay.uses=2", "goldilocks.replay.uses is not a key"),
+        ("goldilocks.features.kind=images", "goldilocks.features.kind='images' is not accepted: one of text, hidden"),
+        ("goldilocks.features.columns=level", "goldilocks.features.columns='level' is not accepted: a list"),
+    ],
+)
+def test_replay_and_features_are_checked_before_anything_starts(override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        settings(override)
+
+
+def test_a_forecast_is_given_features_of_the_prompts() -> None:
+    chosen = settings("goldilocks.selector=forecast")
+    collector = chosen.collector(ListSource([f"{a} + {b}" for a in range(9) for b in (7, 70, 700)]))
+    assert isinstance(collector.selector, Forecast)
+    assert len(collector.requests()) == 8
+
+
+def test_hidden_states_come_from_whoever_has_a_model() -> None:
+    chosen, source = settings("goldilocks.selector=forecast", "goldilocks.features.kind=hidden"), ListSource(["a", "b"])
+    with pytest.raises(ValueError, match=r"features\.kind='hidden' is not accepted: text: there is no model"):
+        chosen.collector(source)
+    states = np.array([[0.0, 1.0, 5.0], [1.0, 3.0, 5.0]])
+    assert chosen.collector(source, hidden_states=lambda: states).requests()

@@ -9,6 +9,7 @@ from goldilocks.core.exhausted import Exhausted
 from goldilocks.core.ledger import Ledger
 from goldilocks.core.limits import Limits, Surplus
 from goldilocks.core.registry import build_allocator, build_filter, build_selector
+from goldilocks.core.replay import Replay
 from goldilocks.core.source import ListSource, Source
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Ledger",
     "Limits",
     "ListSource",
+    "Replay",
     "Source",
     "Surplus",
     "build_allocator",

@@ -22,7 +22,8 @@ call          while a batch is being collected       while a batch is in hand
 
 Decisions are made when a rollout arrives, never by scanning all prompts or all groups. Invariants:
 
-- a batch has exactly the groups that were asked for, whole, in the order their prompts were issued;
+- a batch has exactly the groups that were asked for, whole, in the order their prompts were issued; behind them stand
+  those that ``replay`` trains again;
 - the order in which a group's rollouts arrive changes neither the group nor what is asked for it;
 - no limit is ever exceeded;
 - every rollout that arrived is in exactly one account;
@@ -49,6 +50,7 @@ from goldilocks.core.limits import Limits, Surplus
 from goldilocks.core.open_groups import OpenGroups
 from goldilocks.core.pool import Pool
 from goldilocks.core.prompt_queue import PromptQueue
+from goldilocks.core.replay import Replay, ReplayShelf
 from goldilocks.core.selectors import Selector
 from goldilocks.core.shelf import Shelf
 from goldilocks.core.source import KeyedPositions, Source, find_prompt
@@ -75,6 +77,7 @@ class Collector:
         gen_batch_size: int | None = None,
         limits: Limits | None = None,
         surplus: Surplus | None = None,
+        replay: Replay | None = None,
         ledger: Ledger | None = None,
         repeat: bool = True,
         order: Callable[[int], np.ndarray] | None = None,
@@ -106,6 +109,7 @@ class Collector:
         self._pool = Pool(size, seed=seed, repeat=repeat, order=order)
         self._queue = PromptQueue(self._pool, selector, allocator, self.ledger, batch=self.gen_batch_size, seed=seed)
         self._shelf = Shelf(self.accounts, self._pool, lambda group: allocator.trained(group, self.ledger), spare=spare)
+        self._replay = ReplayShelf(replay or Replay())
         self._keep_rate = KeepRate(min(1.0, target_groups / self.gen_batch_size))
         self._statistics = StepStatistics()
         self._owed = target_groups  # groups this step has yet to hand out; 0 while its batch is being trained
@@ -143,7 +147,10 @@ class Collector:
         return self._open.cancelled()
 
     def take(self) -> tuple[Group, ...]:
-        """Hand the batch out: the groups owed, in the order their prompts were issued, not in which they finished."""
+        """Hand the batch out: the groups owed, in the order their prompts were issued, not in which they finished.
+
+        Groups that are trained again come last.
+        """
         if not self._owed:
             raise ValueError("take: the batch is in hand already; requests begins the next step")
         if not self.ready:
@@ -157,7 +164,7 @@ class Collector:
             raise self._exhaustion()
         self._owed = 0
         self._requeue_open()
-        return tuple(groups)
+        return (*groups, *self._replay.take(self.step))
 
     # -- what happened -------------------------------------------------------------------------------------------------
 
@@ -198,6 +205,7 @@ class Collector:
     def put_back(self) -> None:
         """Let the batch in hand wait again: it was not trained after all."""
         self._owed += self._shelf.put_back()
+        self._replay.put_back()
 
     def reissue(self) -> None:
         """Ask again for everything in flight: the engine has forgotten it (it was restarted)."""
@@ -217,8 +225,13 @@ class Collector:
 
     @property
     def in_hand(self) -> tuple[Group, ...]:
-        """The batch in hand: what ``take`` handed out and ``reject`` left."""
-        return self._shelf.in_hand
+        """The batch in hand: what ``take`` handed out and ``reject`` left, then what is trained again."""
+        return (*self._shelf.in_hand, *self._replay.in_hand)
+
+    @property
+    def reusable(self) -> tuple[Group, ...]:
+        """The groups that may be trained again after the batch in hand: their payloads outlive their training."""
+        return (*self._replay.waiting, *self._replay.reusable(self._shelf.in_hand))
 
     @property
     def backfilled(self) -> set[str]:
@@ -227,15 +240,20 @@ class Collector:
 
     @property
     def waiting_rollouts(self) -> list[Rollout]:
-        """Every rollout whose payload a later batch may need: of open groups, kept ones and, in a step, spare ones."""
+        """Every rollout whose payload a later batch may need.
+
+        They are of open groups, of kept ones, in a step of spare ones, and of groups that may be trained again.
+        """
         judged = [*self._shelf.kept, *(self._shelf.spare if self._owed else ())]
         groups = [*(visit.arrived for visit in self._open), *(group.rollouts for group in judged)]
-        return [rollout for rollouts in groups for rollout in rollouts]
+        again = [group.trained for group in self.reusable]
+        return [rollout for rollouts in (*groups, *again) for rollout in rollouts]
 
     @property
     def alive(self) -> set[str]:
-        """The groups whose payloads are still needed: open, kept, held to fill up, or in the batch in hand."""
-        return {*(visit.uid for visit in self._open), *self._shelf.uids}
+        """The groups whose payloads are needed: open, kept, held to fill up, in hand, or to be trained again."""
+        again = {group.uid for group in (*self._replay.waiting, *self._replay.in_hand)}
+        return {*(visit.uid for visit in self._open), *self._shelf.uids, *again}
 
     @property
     def in_flight(self) -> int:
@@ -250,6 +268,7 @@ class Collector:
             "train/groups_carried": len(self._shelf),
             "train/groups_open": len(self._open),
             **self._statistics.batch_metrics(self.in_hand),
+            **self._replay.metrics(self.step),
             "data/epoch": self.prompts_issued / len(self.source),
             "data/prompts_issued": self.prompts_issued,
             **self.accounts.metrics(),
@@ -267,6 +286,7 @@ class Collector:
         self._exhausted = False
         self._keep_rate.forget()
         self._statistics = StepStatistics()
+        self._replay.begin_step(self._shelf.in_hand, self.step)
         self._statistics.expired = self._shelf.begin_step(oldest=self.step - self.surplus.max_carry_steps)
 
     def _requeue_open(self) -> None:
@@ -275,6 +295,8 @@ class Collector:
         stopped = [v for v in self._open if v.version < oldest or self.surplus.on_full is OnFull.REQUEUE]
         for visit in reversed(stopped):
             self._open.close(visit)
+            if visit.rollouts:
+                self.selector.learn_unjudged(visit.close())
             self.accounts.move(visit.arrived, Account.OPEN, Account.CANCELLED)
             self._queue.put_back(visit.prompt.index, visit.planned)
 
@@ -371,7 +393,10 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything, as JSON values and numpy arrays: a run cut here goes on exactly."""
-        parts = ((name.removeprefix("_"), getattr(self, name)) for name in (*_PARTS, "_open", "_shelf", "_statistics"))
+        parts = (
+            (name.removeprefix("_"), getattr(self, name))
+            for name in (*_PARTS, "_open", "_shelf", "_replay", "_statistics")
+        )
         return {
             "layout": STATE_LAYOUT,
             "step": self.step,
@@ -389,6 +414,7 @@ class Collector:
             getattr(self, name).load_state_dict(state[name.removeprefix("_")])
         find = partial(find_prompt, self.source, KeyedPositions(self.ledger.keys))
         self._shelf.load_state_dict(state["shelf"], find)
+        self._replay.load_state_dict(state["replay"], find)
         self._open.load_state_dict(state["open"], find)
         self._statistics = StepStatistics.from_state_dict(state["statistics"])
         self.step, self.prompts_issued = state["step"], state["prompts_issued"]

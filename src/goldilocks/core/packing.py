@@ -54,6 +54,7 @@ def pack_group(group: Group) -> dict[str, Any]:
         "planned": group.planned,
         "version": group.version,
         "trained": [rollout.index for rollout in group.trained],
+        "replays": group.replays,
     }
 
 
@@ -62,7 +63,7 @@ def unpack_group(packed: dict[str, Any], prompt: Prompt) -> Group:
     uid, chosen = packed["uid"], set(packed["trained"])
     rollouts = tuple(_unpack_rollout(uid, one) for one in packed["rollouts"])
     trained = tuple(rollout for rollout in rollouts if rollout.index in chosen)
-    return Group(uid, prompt, rollouts, packed["planned"], packed["version"], trained)
+    return Group(uid, prompt, rollouts, packed["planned"], packed["version"], trained, packed["replays"])
 
 
 def _pack_rollout(rollout: Rollout) -> list[Any]:

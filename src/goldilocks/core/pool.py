@@ -30,11 +30,13 @@ class Pool:
         while k > 0:
             part = self._order[self._position : self._position + k]
             self._position += len(part)
+            if not self._repeat:
+                part = part[self._held[part] == 0]  # some were chosen from ``free`` before their turn
             k -= len(part)
             parts.append(part)
-            if k > 0 and not self._repeat:
-                break
-            if k > 0:
+            if k > 0 and self._position >= self.size:
+                if not self._repeat:
+                    break
                 self.epoch, self._position = self.epoch + 1, 0
                 self._order = self._order_of(self.epoch)
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)

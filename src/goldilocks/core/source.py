@@ -21,10 +21,11 @@ class Source(Protocol):
 
 
 class ListSource:
-    """Prompts from a sequence of contents; the key is a hash of the content."""
+    """Prompts from a sequence of contents; the key is a hash of the content. ``readable``: contents are prompts' texts."""
 
-    def __init__(self, contents: Sequence[Any]) -> None:
+    def __init__(self, contents: Sequence[Any], *, readable: bool = True) -> None:
         self._contents = contents
+        self._readable = readable
         self._keys = np.fromiter((content_key(content) for content in contents), dtype=np.uint64, count=len(contents))
 
     def __len__(self) -> int:
@@ -35,6 +36,12 @@ class ListSource:
 
     def keys(self) -> np.ndarray:
         return self._keys
+
+    def texts(self) -> list[str]:
+        """What the prompts say, for features of them; empty texts if the contents are only names."""
+        if not self._readable:
+            return [""] * len(self)
+        return [content if isinstance(content, str) else str(content) for content in self._contents]
 
 
 class KeyedPositions:

@@ -37,4 +37,5 @@ def mixture() -> PassRates:
     """The built-in data set. Harder prompts have longer answers: a geometric path from SHORTEST to LONGEST."""
     rates = np.concatenate([np.linspace(one.lowest, one.highest, one.prompts) for one in DIFFICULTIES])
     names = tuple(f"{one.name} {number}" for one in DIFFICULTIES for number in range(one.prompts))
-    return PassRates(names, rates, LONGEST * (SHORTEST / LONGEST) ** rates)
+    # The names tell the difficulty: a forecast must not read them.
+    return PassRates(names, rates, LONGEST * (SHORTEST / LONGEST) ** rates, readable=False)

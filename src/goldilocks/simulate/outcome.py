@@ -35,7 +35,7 @@ class Harvest:
         """A batch was trained; it was full when the engine's clock stood at ``clock``."""
         self.batches += 1
         self.filled_at = clock
-        self._count(batch)
+        self._count(group for group in batch if not group.replays)
 
     def add_waiting(self, collector: Collector) -> None:
         """Groups that the next batch would have begun with."""
@@ -65,6 +65,7 @@ class Outcome:
     hard_prompts_reached: float | None
     mean_pass_rate: float
     token_share: dict[str, float]
+    trained_again: float  # tokens trained again / tokens generated
 
     @classmethod
     def of(
@@ -88,6 +89,7 @@ class Outcome:
             hard_prompts_reached=len(harvest.reached.intersection(hard)) / len(hard) if hard else None,
             mean_pass_rate=engine.learner.mean_pass_rate,
             token_share={account: count / max(tokens, 1) for account, count in by_class.items()},
+            trained_again=collector.metrics().get("replay/total_tokens", 0) / max(tokens, 1),
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -31,11 +31,15 @@ TEXT_COLUMNS = ("output", "response")
 
 @dataclass(frozen=True)
 class PassRates:
-    """One row a prompt: its content, the chance that an answer is right, and the mean tokens of an answer."""
+    """One row a prompt: its content, the chance that an answer is right, and the mean tokens of an answer.
+
+    ``readable``: the contents are what the prompts say, and not only names for them.
+    """
 
     contents: tuple[object, ...]
     pass_rate: np.ndarray
     tokens: np.ndarray
+    readable: bool = True
 
     def __len__(self) -> int:
         return len(self.contents)

@@ -60,9 +60,11 @@ def yield_table(outcomes: Sequence[Outcome]) -> Table:
 def token_table(outcomes: Sequence[Outcome]) -> Table:
     """The share of tokens in each account that any policy used."""
     used = [account for account in outcomes[0].token_share if any(one.token_share[account] for one in outcomes)]
-    table = _table("rollouts", "tokens", *used, "pass rate\nat end")
+    again = any(one.trained_again for one in outcomes)
+    table = _table("rollouts", "tokens", *used, *(["trained\nagain"] if again else []), "pass rate\nat end")
     for one in outcomes:
         shares = [percent(one.token_share[account]) for account in used]
+        shares += [percent(one.trained_again)] if again else []
         table.add_row(
             one.policy, f"{one.rollouts:,}", f"{one.tokens / 1e6:,.1f}M", *shares, figure(one.mean_pass_rate, 3)
         )

@@ -52,7 +52,10 @@ def make(case: dict[str, Any]) -> Collector:
     chosen = SETTINGS[case["policy"]]
     bounds = {name: case[name] for name in ("target_groups", "gen_batch_size", "limits", "surplus", "seed")}
     source = ListSource([f"prompt {index}" for index in range(case["prompts"])])
-    return Collector(source, chosen.selector(), chosen.allocator(), chosen.filter(), **bounds)
+    selector = chosen.selector()
+    if selector.needs_features:
+        selector.use_features(chosen.features().of(source))
+    return Collector(source, selector, chosen.allocator(), chosen.filter(), **bounds)
 
 
 def run_until_exhausted(case: dict[str, Any], steps: int = 4) -> tuple[Collector, Log]:

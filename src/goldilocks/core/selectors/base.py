@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from goldilocks.types import Group
 class Selector(Policy):
     """Chooses prompts, a generation batch at a time."""
 
+    needs_features: ClassVar[bool] = False  # whether ``use_features`` must be called before the first choice
+
     @abstractmethod
     def choose(self, pool: Pool, ledger: Ledger, k: int, rng: np.random.Generator) -> np.ndarray:
         """At most ``k`` indices: from ``pool.next``, the shuffled pass, or from ``pool.free``, all not in hand.
@@ -22,5 +25,11 @@ class Selector(Policy):
         Fewer than ``k``, even none, says that there are no more for now.
         """
 
+    def use_features(self, features: np.ndarray) -> None:
+        """Take a matrix with a row for each prompt of the source, in the source's order."""
+
     def learn(self, group: Group, *, informative: bool) -> None:
         """Told of every group when it is judged; ``informative``: its rewards differed."""
+
+    def learn_unjudged(self, group: Group) -> None:
+        """Told of every group that is given up before it is judged, with the rollouts it has had."""

@@ -262,6 +262,10 @@ def check(config: DictConfig, settings: Settings) -> None:
     require(estimator != "remax", "algorithm.adv_estimator", "remax", "an estimator without a greedy baseline")
     costs = settings.budget().costs
     require(not costs, "goldilocks.budget", costs, "none on verl's V0 trainer; trainer.use_v1=True has it")
+    replayed = settings.replay().groups
+    require(
+        not replayed, "goldilocks.replay.groups", replayed, "0 on verl's V0 trainer; trainer.use_v1=True has replay"
+    )
     filtered = settings.batch_filter_config is not None
     require(not filtered, "batch_filter.enable", filtered, "False on verl's V0 trainer; trainer.use_v1=True has it")
 

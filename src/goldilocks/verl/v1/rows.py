@@ -86,9 +86,14 @@ USED_UP = ("log_probs", "entropy")
 
 
 def tensor_fields(batch: KVBatchMeta, also: Iterable[str] = ()) -> list[str]:
-    """The fields that are tensors, and those named; the rows of a batch have had the same done to them."""
-    first = KVBatchMeta(partition_id=batch.partition_id, keys=batch.keys[:1], tags=batch.tags[:1])
-    schema = kv_batch_meta2batch_meta(first).field_schema
+    """The fields that all rows have and that are tensors, and those named.
+
+    Rows that were generated in the same step have had the same done to them, so one of each step is asked for.
+    """
+    firsts = {tag.get("global_steps"): (key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True)}
+    keys, tags = zip(*firsts.values(), strict=True)
+    one_each = KVBatchMeta(partition_id=batch.partition_id, keys=list(keys), tags=list(tags))
+    schema = kv_batch_meta2batch_meta(one_each).field_schema
     tensors = [name for name, about in schema.items() if not about["is_non_tensor"] or name in also]
     return [name for name in tensors if name not in USED_UP]
 

@@ -31,6 +31,7 @@ from goldilocks.verl.rehearsal import rehearse
 from goldilocks.verl.source import DatasetSource, loader_order
 from goldilocks.verl.v1.behaviour import store_log_probs, use_behaviour_log_probs
 from goldilocks.verl.v1.gates import Gate, build_gate
+from goldilocks.verl.v1.replayed_rows import ReplayedRows
 from goldilocks.verl.v1.rows import (
     batch_of,
     clear,
@@ -48,7 +49,7 @@ MULTI_MODAL = ("multi_modal_inputs",)
 
 
 @register_trainer("goldilocks")
-class GoldilocksTrainer(SavesCollector, PPOTrainerSync):
+class GoldilocksTrainer(SavesCollector, ReplayedRows, PPOTrainerSync):
     """Decides with a ``Collector`` which prompts are rolled out, how often, and which groups are trained."""
 
     replay_buffer: CollectorSampler
@@ -161,7 +162,7 @@ class GoldilocksTrainer(SavesCollector, PPOTrainerSync):
     def _refill(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Reject what the gate refuses, replace it, judge the replacements: until the batch is full of what passed."""
         padding = set(padding_keys(batch))
-        judgements = [self._judge(batch, self.collector.in_hand, metrics)]
+        judgements = [self._judge(batch, self._fresh, metrics)]
         for groups in replacements(self.collector, self._generate_replacements):
             batch = self._balanced(groups, {})
             padding |= set(padding_keys(batch))

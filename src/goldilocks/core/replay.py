@@ -1,0 +1,140 @@
+"""Groups that are trained again: informative ones of the last few updates, beside the fresh ones of a batch.
+
+A rollout is generated once and stays in the account where its first training put it; training it again is counted here.
+Which groups are due is a function of what was trained, so a run that is cut goes on with the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from goldilocks.core.informative import is_informative, signal
+from goldilocks.core.packing import pack_group, unpack_group
+from goldilocks.core.visit import issue_order
+from goldilocks.errors import require
+from goldilocks.types import Group, Prompt, Rollout
+
+PREFERENCES: dict[str, Callable[[Group], tuple[float, ...]]] = {
+    "newest": lambda group: (-group.version, group.replays, issue_order(group.uid)),
+    "signal": lambda group: (-signal(group), -group.version, issue_order(group.uid)),
+}
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Up to ``groups`` groups a batch, at most ``max_age`` updates old, each at most ``max_uses`` times; 0: none."""
+
+    groups: int = 0
+    max_age: int = 4
+    max_uses: int = 1
+    prefer: str = "newest"
+
+    def __post_init__(self) -> None:
+        require(self.groups >= 0, "replay.groups", self.groups, "0 (none) or more groups a batch")
+        require(self.max_age >= 1, "replay.max_age", self.max_age, "1 or more updates")
+        require(self.max_uses >= 1, "replay.max_uses", self.max_uses, "1 or more times that a group is trained again")
+        known = ", ".join(PREFERENCES)
+        require(self.prefer in PREFERENCES, "replay.prefer", self.prefer, f"one of {known}")
+
+    def allows(self, group: Group, step: int) -> bool:
+        """Whether a group may be trained again at a step."""
+        return group.replays < self.max_uses and step - group.version <= self.max_age
+
+
+class ReplayShelf:
+    """Groups that were trained and may be trained again, and those of the batch in hand that are."""
+
+    def __init__(self, replay: Replay) -> None:
+        self.replay = replay
+        self.rollouts = 0  # trained again since the run began, and their tokens
+        self.tokens = 0
+        self._groups: dict[str, Group] = {}
+        self._in_hand: dict[str, Group] = {}
+        self._taken = False  # whether this step has chosen
+
+    @property
+    def in_hand(self) -> tuple[Group, ...]:
+        """The groups of the batch in hand that are trained again; ``replays`` counts this time too."""
+        return tuple(self._in_hand[uid] for uid in sorted(self._in_hand, key=issue_order))
+
+    def take(self, step: int) -> list[Group]:
+        """Choose for the batch of this step; nothing more if it has been chosen for already."""
+        if self._taken or not self.replay.groups:
+            return []
+        self._taken = True
+        allowed = [group for group in self._groups.values() if self.replay.allows(group, step)]
+        for group in sorted(allowed, key=PREFERENCES[self.replay.prefer])[: self.replay.groups]:
+            del self._groups[group.uid]
+            self._in_hand[group.uid] = replace(group, replays=group.replays + 1)
+        return list(self.in_hand)
+
+    def put_back(self) -> None:
+        """Let the groups in hand wait again: the batch was not trained after all."""
+        self._groups |= {uid: replace(group, replays=group.replays - 1) for uid, group in self._in_hand.items()}
+        self._in_hand.clear()
+        self._taken = False
+
+    def begin_step(self, trained: Iterable[Group], step: int) -> None:
+        """The batch in hand was trained: keep what of it may be trained again, let go of what is too old."""
+        again = [rollout for group in self._in_hand.values() for rollout in group.trained]
+        self.rollouts, self.tokens = self.rollouts + len(again), self.tokens + _tokens(again)
+        candidates = [*self._groups.values(), *self.reusable(trained)]
+        self._groups = {group.uid: group for group in candidates if self.replay.allows(group, step)}
+        self._in_hand.clear()
+        self._taken = False
+
+    def reusable(self, trained: Iterable[Group]) -> list[Group]:
+        """The groups of the batch in hand, ``trained`` fresh, that a later batch may want: payloads must be kept."""
+        if not self.replay.groups:
+            return []
+        batch = (*filter(is_informative, trained), *self._in_hand.values())
+        return [group for group in batch if group.replays < self.replay.max_uses]
+
+    @property
+    def waiting(self) -> tuple[Group, ...]:
+        """The groups that wait to be trained again."""
+        return tuple(self._groups.values())
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """What of the batch in hand is trained again, how old it is, and the totals; nothing where replay is off."""
+        if not self.replay.groups:
+            return {}
+        again, rows = self.in_hand, [rollout for group in self.in_hand for rollout in group.trained]
+        return {
+            "replay/groups": len(again),
+            "replay/rollouts": len(rows),
+            "replay/waiting_groups": len(self._groups),
+            "replay/age_mean": _mean([step - group.version for group in again]),
+            "replay/age_max": max((step - group.version for group in again), default=0),
+            "replay/uses_mean": _mean([group.replays for group in again]),
+            "replay/total_rollouts": self.rollouts + len(rows),
+            "replay/total_tokens": self.tokens + _tokens(rows),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "groups": [pack_group(group) for group in self._groups.values()],
+            "in_hand": [pack_group(group) for group in self._in_hand.values()],
+            "taken": self._taken,
+            "rollouts": self.rollouts,
+            "tokens": self.tokens,
+        }
+
+    def load_state_dict(self, state: dict[str, Any], prompt: Callable[[dict[str, Any]], Prompt]) -> None:
+        """``prompt`` finds the prompt that a packed group is about."""
+        groups, in_hand = (
+            [unpack_group(packed, prompt(packed)) for packed in state[name]] for name in ("groups", "in_hand")
+        )
+        self._groups = {group.uid: group for group in groups}
+        self._in_hand = {group.uid: group for group in in_hand}
+        self._taken, self.rollouts, self.tokens = state["taken"], state["rollouts"], state["tokens"]
+
+
+def _mean(values: list[int]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _tokens(rollouts: Iterable[Rollout]) -> int:
+    return sum(rollout.tokens for rollout in rollouts)

@@ -1,0 +1,7 @@
+"""Features of prompts for policies that forecast: from the text alone, from columns of the data, or from a model."""
+
+from goldilocks.features.matrix import Standard, feature_matrix, with_intercept
+from goldilocks.features.settings import Features
+from goldilocks.features.text import text_features
+
+__all__ = ["Features", "Standard", "feature_matrix", "text_features", "with_intercept"]

@@ -1,0 +1,55 @@
+"""What a prompt's text says without a model: hashed n-grams, and how long it is.
+
+A number stands in an n-gram by how many digits it has: ``17 + 250`` and ``23 + 118`` are equally hard, and share their
+n-grams. The hash is the same in every process, so features need not be saved with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+BUCKETS = 512
+LONGEST_GRAM = 3
+LENGTHS = 4  # columns before the buckets
+_TOKEN = re.compile(r"\d+|[^\W\d_]+|[^\w\s]|_")
+
+
+def text_features(texts: Sequence[str]) -> np.ndarray:
+    """A row for each text: four lengths, then the logarithm of each bucket's count of n-grams."""
+    counts = np.zeros((len(texts), LENGTHS + BUCKETS), dtype=np.float32)
+    for row, text in zip(counts, texts, strict=True):
+        words = [_word(token) for token in _TOKEN.findall(text.lower())]
+        numbers = [word for word in words if word[0] == "#"]
+        digits = sum(character.isdigit() for character in text)
+        row[:LENGTHS] = len(text), len(words), len(numbers), digits
+        for size in range(1, LONGEST_GRAM + 1):
+            for start in range(len(words) - size + 1):
+                row[LENGTHS + _bucket(" ".join(words[start : start + size]))] += 1
+    return np.log1p(counts)
+
+
+def _word(token: str) -> str:
+    return f"#{len(token)}" if token[0].isdigit() else token
+
+
+@lru_cache(maxsize=1 << 16)
+def _bucket(gram: str) -> int:
+    return zlib.crc32(gram.encode()) % BUCKETS
+
+
+def column_features(name: str, values: Sequence[object]) -> np.ndarray:
+    """A numeric column of the data; what is missing in it counts as its mean."""
+    try:
+        column = np.array([math.nan if value is None else float(value) for value in values])  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ValueError(f"goldilocks.features.columns: {name!r} is not a column of numbers") from None
+    known = np.isfinite(column)
+    if not known.any():
+        raise ValueError(f"goldilocks.features.columns: {name!r} has no finite number")
+    return np.where(known, column, column[known].mean())

@@ -1,0 +1,70 @@
+"""Features of prompts without a model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from goldilocks.features import feature_matrix, text_features, with_intercept
+from goldilocks.features.matrix import SAMPLE, reduce
+from goldilocks.features.text import column_features
+
+SUMS = [f"Calculate {a} {'+-'[a % 2]} {b}." for a in range(20) for b in (3, 40, 500)]
+
+
+def test_numbers_count_by_how_many_digits_they_have():
+    one, same, other = text_features(["add 17 and 250", "add 23 and 118", "add 1 and 250"])
+    assert_allclose(one, same)
+    assert abs(one - other).max() > 0
+
+
+def test_features_are_the_same_in_every_process():
+    code = "from goldilocks.features import text_features; print(text_features(['How many 7s in 77?']).sum())"
+    sums = {
+        subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+                       capture_output=True, text=True, check=True).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(sums) == 1
+
+
+def test_the_matrix_has_an_intercept_and_standard_columns():
+    x = feature_matrix(SUMS, {"level": list(range(len(SUMS)))}, dimensions=6)
+    assert x.shape[0] == len(SUMS)
+    assert 8 <= x.shape[1] <= 1 + 4 + 6 + 1
+    assert (x[:, 0] == 1).all()
+    assert_allclose(x[:, 1:].mean(axis=0), 0, atol=1e-5)
+    assert_allclose(x[:, 1:].std(axis=0), 1, atol=1e-4)
+
+
+def test_components_keep_what_varies_most():
+    rng = np.random.default_rng(0)
+    latent = rng.standard_normal((300, 2))
+    wide = latent @ rng.standard_normal((2, 40)) + 0.01 * rng.standard_normal((300, 40))
+    two = reduce(lambda rows: wide[rows], 300, 2)
+    fit, *_ = np.linalg.lstsq(with_intercept(two), latent, rcond=None)
+    assert_allclose(with_intercept(two) @ fit, latent, atol=0.2)
+
+
+def test_more_prompts_than_the_sample_are_all_projected():
+    size = SAMPLE + 5
+    column = np.arange(size, dtype=float)[:, None]
+    assert_allclose(np.abs(np.diff(reduce(lambda rows: column[rows], size, 1)[:, 0]) / 1e-4).std(), 0, atol=1e-3)
+
+
+def test_what_is_missing_in_a_column_counts_as_its_mean():
+    assert_allclose(column_features("level", [1, None, 3]), [1, 2, 3])
+
+
+@pytest.mark.parametrize("values", [["easy", "hard"], [None, None]])
+def test_a_column_without_numbers_is_named(values):
+    with pytest.raises(ValueError, match="'level'"):
+        column_features("level", values)
+
+
+def test_prompts_that_are_all_alike_have_an_intercept_only():
+    assert feature_matrix(["same"] * 5).shape == (5, 1)
