@@ -1,7 +1,7 @@
 """Is a forecast better than knowing nothing of the prompt but the mean of all?
 
-Both are scored by the log-loss of what came out, on prompts that neither had seen, over the last few hundred groups. The
-forecast is better if what it saves is beyond what chance would: more than two standard errors of the sum.
+Both are scored by the log-loss of what came out, on prompts that neither had seen, over the last few hundred groups.
+The forecast is better if it saves more than two standard errors of the sum: more than chance would.
 """
 
 from __future__ import annotations

@@ -21,7 +21,10 @@ class Source(Protocol):
 
 
 class ListSource:
-    """Prompts from a sequence of contents; the key is a hash of the content. ``readable``: contents are prompts' texts."""
+    """Prompts from a sequence of contents; the key is a hash of the content.
+
+    ``readable``: the contents are what the prompts say, and not only names for them.
+    """
 
     def __init__(self, contents: Sequence[Any], *, readable: bool = True) -> None:
         self._contents = contents

@@ -1,8 +1,8 @@
 """Rows that are trained again stay in the TransferQueue, where they were put when they were generated.
 
-verl clears the rows of every batch it has trained. A row that may be trained again is taken out of the batch right before
-that, and the sampler frees it once the collector has let go of its group. Its log-probs are those of the policy that wrote
-it, stored with it (``goldilocks.verl.v1.behaviour``). A rollout is dumped with the batch that trains it first.
+verl clears the rows of every batch it has trained. A row that may be trained again is taken out of the batch right
+before that, and the sampler frees it once the collector has let go of its group. Its log-probs are those of the policy
+that wrote it, stored with it (``goldilocks.verl.v1.behaviour``). A rollout is dumped with the batch that trains it first.
 """
 
 from __future__ import annotations
