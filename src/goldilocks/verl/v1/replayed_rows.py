@@ -2,7 +2,7 @@
 
 verl clears the rows of every batch it has trained. A row that may be trained again is taken out of the batch right
 before that, and the sampler frees it once the collector has let go of its group. Its log-probs are those of the policy
-that wrote it, stored with it (``goldilocks.verl.v1.behaviour``). A rollout is dumped with the batch that trains it first.
+that wrote it, stored with it. A rollout is dumped with the batch that trains it first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from transfer_queue import KVBatchMeta
 
 from goldilocks.core import Collector
 from goldilocks.types import Group
-from goldilocks.verl.v1.rows import keys_of
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync as Base
@@ -50,7 +49,7 @@ class ReplayedRows(Base):
 
 def trained_keys(groups: Iterable[Group]) -> set[str]:
     """The rows of the groups that are trained."""
-    return set(keys_of(rollout for group in groups for rollout in group.trained))
+    return {key for group in groups for rollout in group.trained for key, _ in rollout.payload}
 
 
 def without(batch: KVBatchMeta, keys: set[str]) -> KVBatchMeta:
