@@ -48,7 +48,7 @@ class FilterGroups:
     enable: bool = False
     metric: str = "reward"
     max_num_gen_batches: int = 0
-    max_inflight_gen_batches: int = 1  # verl's; generation here is bounded by data.gen_batch_size
+    max_inflight_gen_batches: int = 1  # verl's key: here it is 1, and data.gen_batch_size bounds generation
     min_std: float | None = None  # None: MIN_STD; of the final reward, what its penalties alone vary by
     on_exhausted: str = "error"
     max_carry_steps: int = 1
@@ -133,6 +133,8 @@ class Settings:
                 several, "actor_rollout_ref.rollout.n", self.n, "2 or more with algorithm.filter_groups.enable=True"
             )
             require(bool(groups.metric), "algorithm.filter_groups.metric", groups.metric, "the name of a reward metric")
+            key, batches = "algorithm.filter_groups.max_inflight_gen_batches", groups.max_inflight_gen_batches
+            require(batches == 1, key, batches, "1; data.gen_batch_size says how many prompts are rolled out at a time")
         if adaptive.enable:
             require(adaptive.max_n >= self.n, "adaptive_rollout.max_n", adaptive.max_n, f"rollout.n={self.n} or more")
             free = self.policies.allocator is None

@@ -46,7 +46,8 @@ class TwoGateFilter:
 
     def judge(self, batch: Mapping[str, Any], judged: Tensor) -> Verdict:
         """Judge the rows of the batch for which ``judged`` is true; the others are not accepted and not counted."""
-        accepted, metrics = judged.clone(), {}
+        accepted = judged.clone()
+        metrics: dict[str, float] = {}
         rows = int(judged.sum())
         for name, fields, gate in (("gate1", GATE1_FIELDS, self._gate1), ("gate2", GATE2_FIELDS, self._gate2)):
             missing = [field for field in fields if field not in batch]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import SequentialSampler
 
 from goldilocks.types import Prompt, content_key
 
@@ -58,17 +59,29 @@ def _text(messages: Any) -> str:
     return "\n".join(str(message["content"]) for message in messages)
 
 
-def loader_order(data_config: Any, size: int) -> Callable[[int], np.ndarray] | None:
-    """The order in which verl's data loader goes through the data, by epoch; None where it is left to chance."""
-    if not data_config.shuffle:
+def loader_order(sampler: Any) -> Callable[[int], np.ndarray]:
+    """The order in which a data loader with this sampler goes through the data, by epoch.
+
+    The collector goes through the data itself, so the order of any epoch must be known without going through those
+    before it: that of a sampler which looks at anything but its seed is not.
+    """
+    from torchdata.stateful_dataloader.sampler import RandomSampler
+
+    size = len(sampler)
+    if isinstance(sampler, SequentialSampler):
         return lambda epoch: np.arange(size)
-    seed = data_config.get("seed", None)
-    if seed is None:
-        return None
+    shuffles = type(sampler) is RandomSampler and not sampler.replacement and size == len(sampler.data_source)
+    if not shuffles:
+        raise ValueError(
+            f"train_sampler={type(sampler).__name__} is not accepted: a SequentialSampler, or a RandomSampler of "
+            "torchdata over all of the data. To choose prompts by what is known of them, write a selector "
+            "(goldilocks.selector=package.module:Class)"
+        )
+    state = sampler.generator.get_state()
 
     def order(epoch: int) -> np.ndarray:
         generator = torch.Generator()
-        generator.manual_seed(seed)
+        generator.set_state(state)
         for _ in range(epoch):
             torch.randperm(size, generator=generator)
         return torch.randperm(size, generator=generator).numpy()

@@ -26,15 +26,13 @@ VALIDATION = "__validation__"  # in the extra_info of a validation prompt, until
 def route(config: DictConfig, reward_fn: RewardFunction | None, val_reward_fn: RewardFunction | None) -> bool:
     """Make the config name these functions; returns whether there are any.
 
-    A reward manager of verl's was built from the config, and is built from it again.
+    Of a reward manager it is the function that it scores with: verl's workers build the manager itself from the config.
     """
-    given = [function for function in (reward_fn, val_reward_fn) if function and not hasattr(function, "run_single")]
-    if not given:
+    given_training, given_validation = (_function(config, given) for given in (reward_fn, val_reward_fn))
+    if given_training is None and given_validation is None:
         return False
-    for function in given:
-        _check(function)
-    training = reward_fn if reward_fn in given else _from_config(config)
-    validation = val_reward_fn if val_reward_fn in given else training
+    training = given_training or _from_config(config)
+    validation = given_validation or training
     asynchronous = {inspect.iscoroutinefunction(function) for function in (training, validation)}
     if len(asynchronous) > 1:
         raise ValueError("reward_fn and val_reward_fn are not both plain functions: both, or both coroutine functions")
@@ -75,6 +73,34 @@ def _choose(packed: str, arguments: dict[str, Any]) -> RewardFunction:
 def _unpack(packed: str) -> tuple[RewardFunction, RewardFunction]:
     functions: tuple[RewardFunction, RewardFunction] = cloudpickle.loads(base64.b64decode(packed))
     return functions
+
+
+def _function(config: DictConfig, given: Any) -> RewardFunction | None:
+    """The function that was handed over, by itself or in a reward manager; None where it is the config's own."""
+    if given is None:
+        return None
+    if not hasattr(given, "run_single"):
+        _check(given)
+        return given
+    from verl.trainer.ppo.reward import resolve_reward_manager_cls
+
+    built = resolve_reward_manager_cls(config)
+    if type(given) is not built:
+        raise ValueError(
+            f"reward_fn={type(given).__name__} is not accepted: verl's workers build the reward manager that "
+            f"reward.reward_manager names, {built.__name__}; name yours there, or hand over a function"
+        )
+    function = getattr(given, "compute_score", None)
+    if function is None or _made_by_verl(function):
+        return None
+    _check(function)
+    return function
+
+
+def _made_by_verl(function: Any) -> bool:
+    """Whether it is verl's default, or what verl makes of ``reward.custom_reward_function``."""
+    inner = function.func if isinstance(function, functools.partial) else function
+    return str(getattr(inner, "__module__", "")).split(".")[0] == "verl"
 
 
 def _from_config(config: DictConfig) -> RewardFunction:

@@ -76,7 +76,7 @@ class RayPPOTrainerWithSampling(SavesCollector, RayPPOTrainer):
         self._collate = collate_fn or verl_collate_fn
         source = DatasetSource(self.train_dataset)
         rehearse(self.settings, source)
-        self.collector = self.settings.collector(source, loader_order(self.config.data, len(source)))
+        self.collector = self.settings.collector(source, loader_order(self.train_dataloader.sampler))
         self.epochs = Epochs(self.config.trainer, self.collector)
         if note := schedule_note(self.config, self.settings, self.total_training_steps):
             print(note)

@@ -18,6 +18,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
 from goldilocks.algorithms import untrained_rollouts
+from goldilocks.errors import require
 from goldilocks.filtering.batch_filter import combined_metrics
 from goldilocks.runs.budget import Meter
 from goldilocks.settings import Settings
@@ -57,7 +58,9 @@ class GoldilocksTrainer(SavesCollector, ReplayedRows, PPOTrainerSync):
 
     def __init__(self, config: DictConfig) -> None:
         self.settings = Settings.from_config(config)
-        _use_streaming_workers(config)
+        check(config)
+        with open_dict(config):
+            config.actor_rollout_ref.rollout.agent.agent_loop_manager_class = MANAGER
         config.algorithm.adv_estimator = estimator_for(self.settings)
         if self.settings.trains_older_groups:
             store_log_probs(config)
@@ -82,7 +85,7 @@ class GoldilocksTrainer(SavesCollector, ReplayedRows, PPOTrainerSync):
             self.config.data.gen_batch_size = gen_batch_size  # verl sets it to 1 where groups are filtered
         source = DatasetSource(self.train_dataset)
         rehearse(self.settings, source)
-        self.collector = self.settings.collector(source, loader_order(self.config.data, len(source)))
+        self.collector = self.settings.collector(source, loader_order(self.train_dataloader.sampler))
         self.replay_buffer.collector = self.collector
         self.meter = Meter(self.settings.budget(), self.collector.accounts)
         self.steps_per_epoch = self.epochs = Epochs(self.config.trainer, self.collector)
@@ -277,19 +280,23 @@ class GoldilocksTrainer(SavesCollector, ReplayedRows, PPOTrainerSync):
                 rollout.n, section.ppo_mini_batch_size = n, prompts
 
 
-def _use_streaming_workers(config: DictConfig) -> None:
-    agent = config.actor_rollout_ref.rollout.agent
-    chosen = agent.get("agent_loop_manager_class", None)
-    if chosen not in (None, MANAGER):
-        raise ValueError(
-            f"actor_rollout_ref.rollout.agent.agent_loop_manager_class={chosen!r} is not accepted with "
-            f"trainer.v1.trainer_mode=goldilocks: none, or {MANAGER}"
-        )
-    with open_dict(config):
-        agent.agent_loop_manager_class = MANAGER
+def check(config: DictConfig) -> None:
+    """Refuse what this trainer cannot do, before anything is started; the settings were checked by themselves."""
+    with_us = "with trainer.v1.trainer_mode=goldilocks"
+    key = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+    manager = config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class", None)
+    require(manager in (None, MANAGER), key, manager, f"none {with_us}, or {MANAGER}")
+    sampler = config.trainer.v1.sampler.get("custom_sampler", None) or {}
+    require(
+        not sampler.get("path"),
+        "trainer.v1.sampler.custom_sampler.path",
+        sampler.get("path"),
+        f"none {with_us}, which samples by goldilocks.selector, goldilocks.allocator and goldilocks.filter",
+    )
     reward = config.reward.reward_model
-    if reward.enable and not reward.enable_resource_pool:
-        raise ValueError(
-            "reward.reward_model.enable_resource_pool=False is not accepted with trainer.v1.trainer_mode=goldilocks: "
-            "True, since a group is judged when its rollouts arrive and needs their rewards then"
-        )
+    require(
+        not reward.enable or reward.enable_resource_pool,
+        "reward.reward_model.enable_resource_pool",
+        reward.enable_resource_pool,
+        f"True {with_us}, since a group is judged when its rollouts arrive and needs their rewards then",
+    )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torchdata.stateful_dataloader.sampler import RandomSampler
 from unit.verl.v0.v0_world import PROMPT, RESPONSE, World
 from verl import DataProto
+from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
 from goldilocks import (
@@ -312,6 +315,15 @@ def test_epochs_end_with_the_prompts_issued_and_updates_are_another_clock(tmp_pa
     assert (tmp_path / "checkpoints" / f"global_step_{len(world.steps)}").is_dir()  # the last step knew that it was
 
 
+def test_prompts_come_in_the_order_of_the_sampler_that_was_given(tmp_path, monkeypatch):
+    world = World(monkeypatch)
+    sampler = RandomSampler(range(40), generator=torch.Generator().manual_seed(5))
+    given = config(tmp_path, n=1, steps=1, data={"shuffle": False})
+    expected = list(RandomSampler(range(40), generator=torch.Generator().manual_seed(5)))[:4]
+    world.trainer(given, [50] * 40, train_sampler=sampler).fit()
+    assert list(world.engine.asked) == expected
+
+
 def test_a_metric_that_the_reward_does_not_return_names_those_there_are(tmp_path, monkeypatch):
     trainer = World(monkeypatch).trainer(config(tmp_path, algorithm=filtered(metric="bleu")), [50] * 10)
     with pytest.raises(ValueError, match=r"metric='bleu' is not returned .* there are: acc, reward"):
@@ -323,6 +335,7 @@ def test_a_metric_that_the_reward_does_not_return_names_those_there_are(tmp_path
     [
         ({"algorithm": AlgoConfig(adv_estimator="remax")}, "algorithm.adv_estimator='remax' is not accepted"),
         ({"more": {"batch_filter.target_group_size": 4}}, "batch_filter.enable=True is not accepted"),
+        ({"algorithm": filtered(max_inflight_gen_batches=2)}, "max_inflight_gen_batches=2 is not accepted: 1"),
         ({"n": 1, "algorithm": filtered()}, "actor_rollout_ref.rollout.n=1 is not accepted"),
         ({"reward": {"reward_model": {"enable": True}}}, "reward.reward_model.enable_resource_pool=False is not"),
     ],
@@ -391,6 +404,34 @@ def test_validation_prompts_are_graded_by_their_own_function():
 def test_a_reward_function_of_other_arguments_is_refused():
     with pytest.raises(ValueError, match="a function of data_source, solution_str, ground_truth, extra_info"):
         route(TrainerConfig().to_verl(), lambda data: 0.0, None)
+
+
+def by_length(data_source, solution_str, ground_truth, extra_info):
+    return float(len(solution_str))
+
+
+def manager(name: str, compute_score: Any) -> Any:
+    """A reward manager as a script builds it."""
+    return get_reward_manager_cls(name)(config=TrainerConfig().to_verl(), tokenizer=None, compute_score=compute_score)
+
+
+def test_the_function_of_a_reward_manager_is_the_one_that_scores():
+    function = routed(manager("naive", by_length))
+    assert function(data_source="", solution_str="four", ground_truth="", extra_info={}) == 4.0
+    partial = routed(manager("naive", functools.partial(by_length)))
+    assert partial(data_source="", solution_str="four", ground_truth="", extra_info={}) == 4.0
+
+
+def test_a_reward_manager_of_the_config_is_left_to_the_config():
+    verl_config = TrainerConfig(reward={"custom_reward_function": {"path": __file__, "name": "by_length"}}).to_verl()
+    before = verl_config.copy()
+    assert not route(verl_config, manager("naive", None), manager("naive", get_custom_reward_fn(verl_config)))
+    assert verl_config == before
+
+
+def test_a_reward_manager_that_the_config_does_not_name_is_refused():
+    with pytest.raises(ValueError, match=r"reward_fn=Mine is not accepted: .* NaiveRewardManager; name yours there"):
+        routed(type("Mine", (), {"run_single": None})())
 
 
 def test_no_reward_function_leaves_the_config_as_it_is():

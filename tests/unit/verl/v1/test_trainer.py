@@ -1,0 +1,33 @@
+"""What the V1 trainer cannot do is said before anything is started."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from goldilocks import TrainerConfig
+from goldilocks.verl.v1.trainer import check
+
+
+def config(**keys: Any) -> Any:
+    verl_config = TrainerConfig().to_verl()
+    for key, value in keys.items():
+        OmegaConf.update(verl_config, key, value, force_add=True)
+    return verl_config
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("trainer.v1.sampler.custom_sampler.path", "pkg://mine"),
+        ("reward.reward_model.enable", True),
+        ("actor_rollout_ref.rollout.agent.agent_loop_manager_class", "mine.Manager"),
+    ],
+)
+def test_what_would_be_ignored_is_refused_by_its_key(monkeypatch: pytest.MonkeyPatch, key: str, value: Any) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    with pytest.raises(ValueError, match=rf"{key}.* is not accepted: .* with trainer\.v1\.trainer_mode=goldilocks"):
+        check(config(**{key: value}))
+    check(config())
