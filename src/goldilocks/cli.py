@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("goldilocks.launch.train", "train a recipe with verl on this machine or cluster"),
     "compare": ("goldilocks.compare.command", "recipes side by side at equal cost, over seeds"),
     "simulate": ("goldilocks.simulate.command", "what would each policy cost on my data? No model, no GPU"),
+    "forecast": ("goldilocks.forecast.command", "what would a forecast of pass rates have been worth in this run?"),
     "report": ("goldilocks.report.command", "a run directory, or several, as one page to look at"),
     "filter": ("goldilocks.filtering.command", "run the batch filter on saved rollouts"),
     "data": ("goldilocks.tasks.command", "make a data set as verl parquet files"),

@@ -1,0 +1,171 @@
+"""Go through a run's groups in their order, forecast each prompt's first visit from what came before, and score that.
+
+No group is forecast by a model that has learnt from it or from a later one, so the figures are what the selector
+``forecast`` would have had to go by. Only first visits are scored: of a prompt that was tried, its own rollouts tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from goldilocks.core.forecast_score import log_loss
+from goldilocks.core.logistic import Logistic
+from goldilocks.core.selectors import Forecast
+from goldilocks.errors import require
+from goldilocks.features import feature_matrix
+from goldilocks.runs.records import Record, group_uids, read_records
+
+POSITIVE_THRESHOLD = 0.5
+WORTHS = np.geomspace(0.1, 1000, 161)  # rollouts
+RANKS = 4
+ENOUGH = 32  # first visits, after those of the first step
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Groups in the order of their steps: which prompt, at which step, passes among trials."""
+
+    texts: list[str]  # of the prompts
+    prompt: np.ndarray
+    step: np.ndarray
+    passes: np.ndarray
+    trials: np.ndarray
+
+
+@dataclass(frozen=True)
+class Hindsight:
+    """``worth``: rollouts of a prompt that a forecast counts as; ``worth_of_mean``: the same of the mean of all."""
+
+    prompts: int
+    groups: int
+    rollouts: int
+    scored: int
+    forecast_loss: float
+    mean_loss: float
+    worth: float
+    worth_of_mean: float
+    informative: float  # share of the scored groups whose rollouts differ
+    informative_by_rank: tuple[float, ...]  # the same by quarters, the forecast nearest a half first
+    signal_of_best: float  # p(1 − p) of the first quarter over that of all
+    ceiling: float  # 0.25 / mean p(1 − p): what knowing every pass rate could bring at most
+
+    @property
+    def skill(self) -> float:
+        """The share of the mean's log-loss that the forecast saves."""
+        return 1 - self.forecast_loss / self.mean_loss if self.mean_loss else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {**asdict(self), "skill": self.skill}
+
+
+def read_outcomes(path: Path) -> Outcomes:
+    """The groups of a run directory, of a directory of verl's dumps, or of a file of rollouts."""
+    rows = read_records(path / "rollouts" if (path / "rollouts").is_dir() else path)
+    groups: dict[str, list[Record]] = {}
+    for row, uid in zip(rows, group_uids(rows), strict=True):
+        groups.setdefault(uid, []).append(row)
+    return _outcomes(sorted(groups.values(), key=lambda group: _number(group[0], "step")), path)
+
+
+def _outcomes(groups: Sequence[Sequence[Record]], path: Path) -> Outcomes:
+    column = next((name for name in ("input", "prompt") if name in groups[0][0]), None)
+    require(column is not None, "RUN", str(path), "rollouts with a column input or prompt, score and step")
+    places: dict[str, int] = {}
+    prompt = [places.setdefault(str(group[0][str(column)]), len(places)) for group in groups]
+    passes = [sum(_number(row, "score") >= POSITIVE_THRESHOLD for row in group) for group in groups]
+    steps = [_number(group[0], "step") for group in groups]
+    trials = [len(group) for group in groups]
+    return Outcomes(list(places), np.array(prompt), np.array(steps), np.array(passes, float), np.array(trials, float))
+
+
+def _number(row: Record, column: str) -> float:
+    value = row.get(column)
+    require(isinstance(value, (int, float)), column, value, "a number in every row")
+    return float(value)  # type: ignore[arg-type]
+
+
+def look_back(outcomes: Outcomes, selector: Forecast | None = None) -> Hindsight:
+    """Score the forecasts that ``selector``'s regression would have made."""
+    selector = selector or Forecast()
+    scored, forecasts, means = _forecasts(outcomes, feature_matrix(outcomes.texts), selector)
+    require(len(scored) >= ENOUGH, "RUN", f"{len(scored)} first visits", f"{ENOUGH} or more after the first step")
+    passes, trials = outcomes.passes[scored], outcomes.trials[scored]
+    several = trials > 1
+    spread = (passes * (trials - passes) / (trials * (trials - 1)).clip(1))[several]  # p(1 − p) without bias
+    ranks = _ranks(forecasts, outcomes.step[scored])
+    informative = (passes > 0) & (passes < trials)
+    return Hindsight(
+        prompts=len(outcomes.texts),
+        groups=len(outcomes.step),
+        rollouts=int(outcomes.trials.sum()),
+        scored=len(scored),
+        forecast_loss=_loss(forecasts, passes / trials),
+        mean_loss=_loss(means, passes / trials),
+        worth=_worth(forecasts, passes, trials),
+        worth_of_mean=_worth(means, passes, trials),
+        informative=float(informative.mean()),
+        informative_by_rank=tuple(float(informative[ranks == rank].mean()) for rank in range(RANKS)),
+        signal_of_best=float(spread[ranks[several] == 0].mean() / max(spread.mean(), 1e-9)),
+        ceiling=float(0.25 / max(spread.mean(), 1e-9)),
+    )
+
+
+def _forecasts(outcomes: Outcomes, x: np.ndarray, selector: Forecast) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The groups that are first visits after the first step, with the forecast and the mean of all before each."""
+    model = Logistic(x.shape[1], prior=selector.prior, forgetting=selector.forgetting)
+    seen, passes, trials = np.zeros(len(outcomes.texts), dtype=bool), 1.0, 2.0
+    scored: list[np.ndarray] = []
+    forecasts: list[np.ndarray] = []
+    means: list[np.ndarray] = []
+    for number, step in enumerate(np.unique(outcomes.step)):
+        groups = np.flatnonzero(outcomes.step == step)
+        prompts = outcomes.prompt[groups]
+        fresh = groups[~seen[prompts]]
+        if number and len(fresh):
+            scored.append(fresh)
+            forecasts.append(model.predict(x[outcomes.prompt[fresh]]))
+            means.append(np.full(len(fresh), passes / trials))
+        weights = (selector.worth + 1) / (selector.worth + outcomes.trials[groups])
+        model.forget(1)
+        model.learn(x[prompts], weights * outcomes.passes[groups], weights * outcomes.trials[groups])
+        passes, trials = passes + outcomes.passes[groups].sum(), trials + outcomes.trials[groups].sum()
+        seen[prompts] = True
+    empty = np.empty(0)
+    joined = [np.concatenate(parts) if parts else empty for parts in (scored, forecasts, means)]
+    return joined[0].astype(np.int64), joined[1], joined[2]
+
+
+def _loss(forecasts: np.ndarray, rates: np.ndarray) -> float:
+    return float(np.mean([log_loss(p, rate) for p, rate in zip(forecasts, rates, strict=True)]))
+
+
+def _ranks(forecasts: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """The quarter of its step that each forecast is in, the nearest to a half first."""
+    ranks = np.zeros(len(forecasts), dtype=np.int64)
+    for step in np.unique(steps):
+        own = np.flatnonzero(steps == step)
+        order = np.argsort(np.abs(forecasts[own] - 0.5), kind="stable")
+        ranks[own[order]] = np.arange(len(own)) * RANKS // len(own)
+    return ranks
+
+
+def _worth(forecasts: np.ndarray, passes: np.ndarray, trials: np.ndarray) -> float:
+    """The strength at which a beta-binomial around the forecasts makes what came out most probable."""
+    p = np.clip(forecasts, 0.01, 0.99)
+    return float(max(WORTHS, key=lambda worth: _log_likelihood(worth * p, worth * (1 - p), passes, trials)))
+
+
+def _log_likelihood(right: np.ndarray, wrong: np.ndarray, passes: np.ndarray, trials: np.ndarray) -> float:
+    """Of a Pólya urn with these many right and wrong balls; the number of orders is the same for all strengths."""
+    total = 0.0
+    for drawn in range(int(trials.max())):
+        total += float(np.log(right + drawn)[drawn < passes].sum())
+        total += float(np.log(wrong + drawn)[drawn < trials - passes].sum())
+        total -= float(np.log(right + wrong + drawn)[drawn < trials].sum())
+    return total

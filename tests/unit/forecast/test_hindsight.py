@@ -1,0 +1,79 @@
+"""What a forecast would have been worth, from rollouts whose pass rates are known."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from goldilocks.cli import main
+from goldilocks.forecast import look_back, read_outcomes
+from goldilocks.runs.records import write_records
+
+N = 8
+
+
+def dump(path, *, seed=0, steps=12, groups=24, told=True, spread=None):
+    """verl's dumps: sums whose pass rate follows from how many digits they have; ``told``: the text says it."""
+    rng = np.random.default_rng(seed)
+    number = 0
+    for step in range(1, steps + 1):
+        rows = []
+        for group in range(groups):
+            digits = int(rng.integers(1, 6))
+            rate = (0.97, 0.8, 0.5, 0.2, 0.03)[digits - 1]
+            if spread:
+                rate = rng.beta(spread * rate, spread * (1 - rate))
+            text = "7" * digits if told else "prompt"
+            for rollout in range(N):
+                score = float(rng.random() < rate)
+                uid = f"s{step}g{group}_{rollout}_0"
+                rows.append({"input": f"Add {text} and {number}x.", "output": "", "gts": "", "score": score,
+                             "step": step, "uid": uid})  # fmt: skip
+            number += 1
+        write_records(path / f"{step}.jsonl", rows)
+    return path
+
+
+def test_where_the_text_tells_the_difficulty_a_forecast_is_worth_rollouts(tmp_path):
+    found = look_back(read_outcomes(dump(tmp_path)))
+    assert (found.prompts, found.groups, found.rollouts) == (288, 288, 288 * N)
+    assert found.scored == 264, "all but those of the first step"
+    assert found.skill > 0.25
+    assert found.worth > 4 * found.worth_of_mean
+    assert found.informative_by_rank[0] > found.informative_by_rank[-1] + 0.3
+    assert 1.2 < found.signal_of_best <= found.ceiling
+
+
+def test_where_it_does_not_the_forecast_is_no_better_than_the_mean(tmp_path):
+    found = look_back(read_outcomes(dump(tmp_path, told=False)))
+    assert found.skill < 0.02
+    assert found.worth < 1.5 * found.worth_of_mean
+
+
+def test_worth_is_the_strength_of_what_prompts_of_one_kind_have_in_common(tmp_path):
+    found = look_back(read_outcomes(dump(tmp_path, steps=40, spread=5.0)))
+    assert 3 < found.worth < 8
+
+
+def test_the_ceiling_is_a_quarter_over_the_mean_variance(tmp_path):
+    found = look_back(read_outcomes(dump(tmp_path, steps=40)))
+    rates = np.array([0.97, 0.8, 0.5, 0.2, 0.03])
+    assert found.ceiling == pytest.approx(0.25 / (rates * (1 - rates)).mean(), rel=0.1)
+
+
+def test_the_command_says_it_in_lines_and_as_json(tmp_path, capsys):
+    dump(tmp_path / "run" / "rollouts")
+    assert main(["forecast", str(tmp_path / "run")]) == 0
+    printed = capsys.readouterr().out
+    assert "264 first visits forecast" in printed
+    assert "goldilocks.selector=forecast would have used them" in printed
+    assert main(["forecast", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scored"] == 264
+
+
+def test_a_run_that_is_too_short_to_say_anything_is_refused(tmp_path, capsys):
+    dump(tmp_path, steps=1)
+    assert main(["forecast", str(tmp_path)]) == 2
+    assert "0 first visits" in capsys.readouterr().err
