@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
 from goldilocks.filtering.draws import Draws
 from goldilocks.filtering.segments import Segments
-from goldilocks.filtering.two_gate import TwoGateFilter
+from goldilocks.filtering.two_gate import TwoGateRejectionFilter
 
 GENERATED, TARGET, TOKENS = 16, 8, 64
 CONFIG = PPOFilterConfig(target_group_size=TARGET, sample_selection_strategy="efficiency_stochastic")
@@ -139,7 +139,7 @@ def bench_two_gate(rows: int, tokens: int, device: str) -> None:
     }
     batch = {name: value.to(device) for name, value in batch.items()}
     judged = torch.ones(rows, dtype=torch.bool, device=device)
-    gates = TwoGateFilter(CONFIG)
+    gates = TwoGateRejectionFilter(CONFIG)
     took = seconds(lambda: gates.judge(batch, judged), device, 7)
     with Temporaries() as temporaries:
         metrics = gates.judge(batch, judged).metrics

@@ -24,7 +24,7 @@ from goldilocks.filtering.rows import Rows, Uids, read_rows, valid_rows
 from goldilocks.filtering.segments import Segments
 from goldilocks.filtering.selection import Samples, cut
 from goldilocks.filtering.step_metrics import Mean, combine
-from goldilocks.filtering.two_gate import TwoGateFilter
+from goldilocks.filtering.two_gate import TwoGateRejectionFilter
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class PPOBatchFilter:
     ) -> None:
         self.config = config if isinstance(config, PPOFilterConfig) else PPOFilterConfig.from_mapping(config)
         self._generator = torch.Generator().manual_seed(_seed(data_config))
-        self._gates = TwoGateFilter(self.config)
+        self._gates = TwoGateRejectionFilter(self.config)
 
     @overload
     def filter_batch(

@@ -30,21 +30,21 @@ GATE2_FIELDS = ("response_mask", "rollout_log_probs", "top_log_probs")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RowVerdicts:
     """What the gates think of each row of the batch."""
 
     accepted: Tensor
     metrics: dict[str, float]
 
 
-class TwoGateFilter:
+class TwoGateRejectionFilter:
     """Both gates; a gate whose tensors are not in the batch is skipped, said once and counted every time."""
 
     def __init__(self, config: PPOFilterConfig) -> None:
         self.config = config
         self._warned: set[str] = set()
 
-    def judge(self, batch: Mapping[str, Any], judged: Tensor) -> Verdict:
+    def judge(self, batch: Mapping[str, Any], judged: Tensor) -> RowVerdicts:
         """Judge the rows of the batch for which ``judged`` is true; the others are not accepted and not counted."""
         accepted = judged.clone()
         metrics: dict[str, float] = {}
@@ -62,7 +62,7 @@ class TwoGateFilter:
             metrics.update(statistics)
             accepted &= passed
         metrics["filter/acceptance_rate"] = Mean(int(accepted.sum()), rows)
-        return Verdict(accepted, metrics)
+        return RowVerdicts(accepted, metrics)
 
     def _gate1(self, mask: Tensor, old: Tensor, rollout: Tensor, judged: Tensor) -> tuple[Tensor, dict[str, float]]:
         signed = torch.empty(len(mask), dtype=torch.float64, device=mask.device)

@@ -1,11 +1,12 @@
-"""The names that guides to verl use and verl does not have: importing this module adds them to verl's namespace.
+"""The names that guides to verl use and verl does not have. Importing this module adds them to verl's namespace.
 
     from verl.trainer.ppo import RayPPOTrainerWithSampling
+    from verl.trainer.ppo.ray_trainer_with_sampling import RayPPOTrainerWithSampling
     from verl.trainer.config import TrainerConfig, DataConfig, ...
     python3 -m verl.trainer.main_ppo_adaptive ...
 
-The plug-in does so. Nothing of verl's is replaced, no file is edited, and nothing of ours is imported before it is
-asked for. With ``GOLDILOCKS_VERL_NAMES=0`` in the environment verl's namespace stays as it is.
+The plug-in imports it. Nothing of verl's is replaced, no file is edited, and a module of ours is imported only when its
+name is used. With ``GOLDILOCKS_VERL_NAMES=0`` in the environment verl's namespace stays as it is.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 SWITCH = "GOLDILOCKS_VERL_NAMES"
 
-# Of AlgoConfig and FilterGroupsConfig verl has its own; TrainerConfig takes those too.
+# verl has its own AlgoConfig and FilterGroupsConfig; TrainerConfig takes those too.
 NAMES: dict[str, dict[str, str]] = {
     "verl.trainer.ppo": {"RayPPOTrainerWithSampling": "goldilocks.verl.v0.trainer"},
     "verl.trainer.config": dict.fromkeys(
@@ -30,19 +31,24 @@ NAMES: dict[str, dict[str, str]] = {
         "goldilocks.verl.documents",
     ),
 }
-MODULES = {"verl.trainer.main_ppo_adaptive": "goldilocks.main_ppo_adaptive"}
+MODULES = {
+    "verl.trainer.ppo.ray_trainer_with_sampling": "goldilocks.verl.v0.trainer",
+    "verl.trainer.ppo.adaptive_ray_trainer": "goldilocks.verl.v0.trainer",
+    "verl.trainer.ppo.adaptive_rollout": "goldilocks.core.allocators.adaptive",
+}
+SCRIPTS = {"verl.trainer.main_ppo_adaptive": "goldilocks.main_ppo_adaptive"}  # run with python -m
 
 
 def add() -> None:
-    """To the packages of verl, what they lack; below them, behind every module that verl has there."""
+    """Register the names above under ``verl.trainer``. A name or module that verl has is found first."""
     for package, names in NAMES.items():
         module = importlib.import_module(package)
-        module.__dict__["__getattr__"] = _finder(module, names, module.__dict__.get("__getattr__"))
-    sys.meta_path.append(_ByAnotherName())
+        module.__dict__["__getattr__"] = _with_names(module, names, module.__dict__.get("__getattr__"))
+    sys.meta_path.append(_Finder())
 
 
-def _finder(module: ModuleType, names: dict[str, str], before: Any) -> Any:
-    """A module's ``__getattr__`` is asked for what is not there: what is verl's stays verl's."""
+def _with_names(module: ModuleType, names: dict[str, str], before: Any) -> Any:
+    """Return a ``__getattr__`` for verl's module; Python calls it only for names that the module does not have."""
 
     def find(name: str) -> Any:
         if name in names:
@@ -54,16 +60,28 @@ def _finder(module: ModuleType, names: dict[str, str], before: Any) -> Any:
     return find
 
 
-class _ByAnotherName(MetaPathFinder):
-    """Finds the file of a module of ours under a name of verl's."""
+class _Finder(MetaPathFinder):
+    """Finds our modules under the names of verl's."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in MODULES:
+        if fullname in MODULES:
+            return ModuleSpec(fullname, _SameModule(MODULES[fullname]))
+        if fullname not in SCRIPTS:
             return None
-        found = importlib.util.find_spec(MODULES[fullname])
+        found = importlib.util.find_spec(SCRIPTS[fullname])
         return None if found is None else importlib.util.spec_from_file_location(fullname, found.origin)
+
+
+class _SameModule(Loader):
+    """Makes a second name for a module: its classes stay the same objects, whichever name they are imported by."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def exec_module(self, module: ModuleType) -> None:
+        sys.modules[module.__name__] = importlib.import_module(self._module)
 
 
 if os.environ.get(SWITCH, "1") != "0":

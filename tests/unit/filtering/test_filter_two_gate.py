@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
 from goldilocks.filtering.rows import count_tokens
-from goldilocks.filtering.two_gate import TwoGateFilter, Verdict
+from goldilocks.filtering.two_gate import TwoGateRejectionFilter, RowVerdicts
 
 
 def log_probs(rows: int = 4, tokens: int = 6) -> dict[str, torch.Tensor]:
@@ -26,9 +26,9 @@ def log_probs(rows: int = 4, tokens: int = 6) -> dict[str, torch.Tensor]:
     }
 
 
-def judge(batch: dict[str, torch.Tensor], judged: torch.Tensor | None = None, **config: object) -> Verdict:
+def judge(batch: dict[str, torch.Tensor], judged: torch.Tensor | None = None, **config: object) -> RowVerdicts:
     every_row = torch.ones(len(next(iter(batch.values()))), dtype=torch.bool)
-    return TwoGateFilter(PPOFilterConfig(**config)).judge(batch, every_row if judged is None else judged)
+    return TwoGateRejectionFilter(PPOFilterConfig(**config)).judge(batch, every_row if judged is None else judged)
 
 
 def test_rows_on_which_both_agree_pass() -> None:
@@ -126,7 +126,7 @@ def test_a_gate_without_its_tensors_is_skipped_with_one_warning_and_a_metric(
 ) -> None:
     batch = log_probs()
     del batch[missing]
-    gates = TwoGateFilter(PPOFilterConfig())
+    gates = TwoGateRejectionFilter(PPOFilterConfig())
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             verdict = gates.judge(batch, torch.ones(4, dtype=torch.bool))

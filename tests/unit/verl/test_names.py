@@ -4,10 +4,12 @@ import importlib
 import importlib.util
 import runpy
 import sys
+from types import ModuleType
 
 import pytest
 
 import goldilocks
+from goldilocks.core import allocators
 from goldilocks.main_ppo import on_cpu, overrides
 from goldilocks.verl import names
 
@@ -35,6 +37,19 @@ def test_what_verl_has_stays_verls() -> None:
     with pytest.raises(AttributeError, match=r"module 'verl.trainer.config' has no attribute 'NoSuchConfig'"):
         _ = config.NoSuchConfig
     assert importlib.util.find_spec("verl.trainer.no_such_module") is None
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "ours"),
+    [
+        ("verl.trainer.ppo.ray_trainer_with_sampling", "RayPPOTrainerWithSampling", goldilocks),
+        ("verl.trainer.ppo.adaptive_ray_trainer", "RayPPOTrainerWithSampling", goldilocks),
+        ("verl.trainer.ppo.adaptive_rollout", "Adaptive", allocators),
+    ],
+)
+def test_modules_of_the_guides_are_ours_under_another_name(module: str, name: str, ours: ModuleType) -> None:
+    importlib.import_module("verl.trainer")
+    assert getattr(importlib.import_module(module), name) is getattr(ours, name)
 
 
 def test_the_adaptive_entry_point_is_a_module_of_verls() -> None:
