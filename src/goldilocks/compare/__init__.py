@@ -1,7 +1,7 @@
-"""Recipes side by side at equal cost: the same model, data and seeds, every rollout charged.
+"""Recipes compared at equal cost: the same model, data and seeds, and every rollout charged.
 
-A study is a folder of arms. An arm is a run directory and, once it has ended, its result; the table is a function of
-the results and of nothing else, so that a study which was interrupted comes to a table like one that was not.
+A study is a folder of arms. An arm is a run directory with, once it has ended, its result. The table depends on the
+results alone, so an interrupted and continued study has the same table as one without a break.
 """
 
 from goldilocks.compare.study import Study

@@ -1,4 +1,4 @@
-"""One run of a study: a recipe, its settings, and a seed."""
+"""One run of a study: a recipe with the tuned values, a seed, and the cost it may spend."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from goldilocks.compare.grid import Values
 from goldilocks.runs.costs import COST_NAMES
 
-VALIDATIONS = 10  # by cost and not by updates: at equal rollouts one recipe makes ten times the updates of another
-ENDLESS = 1_000_000  # steps and epochs: the budget is what ends an arm
+# Spread over the cost, not over updates: at equal rollouts one recipe makes ten times the updates of another.
+VALIDATIONS = 10
+ENDLESS = 1_000_000  # steps and epochs: the budget ends an arm
 SEEDS = (
     "data.seed",  # the order of the prompts, and every draw of a policy
     "actor_rollout_ref.rollout.seed",
@@ -23,14 +24,14 @@ WHOLE = ("rollouts", "tokens")  # costs that are counted in whole numbers
 
 @dataclass(frozen=True)
 class EqualCost:
-    """``kind`` is one of ``COST_NAMES``."""
+    """The cost at which arms are compared; ``kind`` is one of ``COST_NAMES``."""
 
     kind: str
     amount: float
 
     @classmethod
     def parse(cls, word: str, option: str) -> EqualCost:
-        """From ``rollouts=20000``."""
+        """Parse ``rollouts=20000``."""
         kind, _, text = word.partition("=")
         try:
             amount = int(text) if kind in WHOLE else float(text)
@@ -47,7 +48,7 @@ class EqualCost:
 
 @dataclass(frozen=True)
 class Arm:
-    """``name`` is its folder; ``settings`` are the values it has of the grid."""
+    """``name`` is its folder; ``settings`` are its values of the tuned keys."""
 
     name: str
     recipe: str
@@ -57,7 +58,7 @@ class Arm:
 
     @property
     def words(self) -> list[str]:
-        """What makes the recipe this arm; the user's own words come after, the grid's values last."""
+        """Return the settings that every arm has; the user's own words come after them, the tuned values last."""
         return [
             f"{STEPS}={ENDLESS}",
             f"{EPOCHS}={ENDLESS}",
@@ -68,5 +69,5 @@ class Arm:
         ]
 
     def command(self, overrides: Sequence[str]) -> list[str]:
-        """The words of ``goldilocks train`` that run it."""
+        """Return the words of ``goldilocks train`` that run the arm."""
         return [self.recipe, *self.words, *overrides, *(f"{key}={value}" for key, value in self.settings.items())]

@@ -25,11 +25,11 @@ class Board:
         self._status.stop()
 
     def place(self, name: str) -> BoardLine:
-        """The line of one arm."""
+        """Return the line of one arm."""
         return BoardLine(self, name)
 
     def draw(self, name: str, text: str | None) -> None:
-        """Show this text for an arm; None takes its line away."""
+        """Show this text for an arm; None removes its line."""
         with self._lock:
             self._lines.pop(name, None)
             if text is not None:

@@ -1,4 +1,4 @@
-"""What can be known to go wrong before the first arm is started, each said in one line."""
+"""Checks before the first arm is started. Every error is one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWN = ("goldilocks.budget", "trainer.val_before_train", "trainer.test_freq", "tr
 
 
 def check_study(study: Study, device: str) -> None:
-    """Every recipe composes, the first with every combination of what is tuned."""
+    """Check that every recipe composes, and the first one with every combination of tuned values."""
     _check_keys(study)
     arms = study.reported_arms(study.choose([]))[: len(study.recipes)]
     for arm in [*arms, *(arm for arm in study.tuning_arms() if arm.recipe == study.recipes[0])]:
@@ -39,7 +39,7 @@ def _check_keys(study: Study) -> None:
 
 
 def _check_schedule(config: DictConfig) -> None:
-    """A learning rate over all steps has no meaning where the cost ends a run, and the steps are not known."""
+    """Refuse a learning-rate schedule over all steps: with a budget the number of steps is not known."""
     optim = config.actor_rollout_ref.actor.optim
     warmup, kind = optim.get("lr_warmup_steps_ratio") or 0.0, optim.get("lr_scheduler_type") or "constant"
     if warmup or kind != "constant":

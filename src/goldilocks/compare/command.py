@@ -29,11 +29,11 @@ from goldilocks.report.write import write_png, write_report
 
 OUT = Path("runs/compare")
 FILES = ("table.md", "table.json", "curves.png", "report.html")
-WIDEST = 180  # columns, whatever the terminal has: a wrapped row can be read, one cut short cannot
+WIDEST = 180  # columns, also on a narrower terminal: a wrapped row is readable, a truncated one is not
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the options of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"""\
 recipes: {", ".join(names("recipe"))}, or a YAML file; the first one is the baseline
@@ -47,7 +47,7 @@ examples:
 the same command goes on where it was interrupted: an arm that has ended is not run again
 """
     add = parser.add_argument
-    add("words", nargs="*", metavar="RECIPE | key=value", help="what is compared, and settings for all of it")
+    add("words", nargs="*", metavar="RECIPE | key=value", help="recipes to compare, and settings for all of them")
     add("--budget", metavar="COST=N", action="append", required=True, help="what each arm may spend: rollouts=N, "
         "tokens=N or minutes=N; every rollout is charged")  # fmt: skip
     add("--seeds", metavar="K", type=int, required=True, help="runs of each recipe, with seeds 1 to K")
@@ -60,7 +60,7 @@ the same command goes on where it was interrupted: an arm that has ended is not 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the study to its end, or on from where it was; 0 when the table is there."""
+    """Run the study, or continue it; return 0 once the table is written."""
     study = _study(args)
     require(args.parallel >= 1, "--parallel", args.parallel, "1 or more arms at a time")
     device, console = find_device(), Console(soft_wrap=True)
@@ -105,7 +105,9 @@ def _write(study: Study, results: Results, table: Table, folder: StudyFolder) ->
     (folder.path / "table.md").write_text(in_markdown(table))
     write_png(curves(study, results), folder.path)
     arms = study.reported_arms(study.choose(results.tuned))
-    shown = max(1, len(RUN_COLOURS) // len(study.recipes)) * len(study.recipes)  # whole seeds that can be told apart
+    shown = max(1, len(RUN_COLOURS) // len(study.recipes)) * len(
+        study.recipes
+    )  # as many whole seeds as there are colours
     write_report([folder.run(arm) for arm in arms[:shown]], folder.path / "report.html")
 
 

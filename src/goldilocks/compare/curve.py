@@ -1,7 +1,7 @@
 """Accuracy against cost: straight lines between validations.
 
-A curve is a mapping from cost to accuracy in the order of the cost. Two validations at the same cost (an update may
-train what an earlier one generated) are one point, and the later counts.
+A curve maps cost to accuracy, sorted by cost. Two validations at the same cost are one point, and the later one counts
+(an update may train what an earlier one generated).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ Curve = Mapping[float, float]
 
 
 def curve(points: Iterable[tuple[float, float]]) -> Curve:
-    """From (cost, accuracy) in the order of time."""
+    """Make a curve from pairs of cost and accuracy in the order of time."""
     return dict(sorted(dict(points).items()))
 
 
 def at(line: Curve, cost: float) -> float | None:
-    """The accuracy at a cost; None where the curve has not begun, or has ended."""
+    """Return the accuracy at a cost, or None outside the curve."""
     before = max((known for known in line if known <= cost), default=None)
     after = min((known for known in line if known >= cost), default=None)
     if before is None or after is None:
@@ -30,7 +30,7 @@ def at(line: Curve, cost: float) -> float | None:
 
 
 def mean_curve(lines: Sequence[Curve], until: float) -> Curve:
-    """The mean of curves that all reach ``until``, at every cost up to there where one of them has a point."""
+    """Return the mean of curves that all reach ``until``, at every cost at which any of them has a point."""
     knots = sorted({cost for line in lines for cost in line if cost <= until} | {until})
     means: dict[float, float] = {}
     for cost in knots:
@@ -41,7 +41,7 @@ def mean_curve(lines: Sequence[Curve], until: float) -> Curve:
 
 
 def cost_to_reach(line: Curve, accuracy: float) -> float | None:
-    """The cost at which the curve first has an accuracy; None: not reached."""
+    """Return the cost at which the curve first reaches an accuracy, or None."""
     points = list(line.items())
     if points and points[0][1] >= accuracy:
         return points[0][0]

@@ -28,13 +28,13 @@ class StudyFolder:
     @classmethod
     @contextlib.contextmanager
     def open(cls, path: Path, study: Study) -> Iterator[StudyFolder]:
-        """Begin the study here, or go on with it; another study's folder, or one at work, is an error."""
+        """Begin or continue the study here. A folder of another study, or one in use, is an error."""
         path.mkdir(parents=True, exist_ok=True)
         with (path / ".lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ValueError(f"--out={str(path)!r}: another goldilocks compare is at work there") from None
+                raise ValueError(f"--out={str(path)!r}: another goldilocks compare is running there") from None
             folder = cls(path)
             folder._claim(study)
             yield folder
@@ -52,21 +52,21 @@ class StudyFolder:
             raise ValueError(f"--out={str(self.path)!r} has another study: {said}. Choose another --out")
 
     def run(self, arm: Arm) -> Path:
-        """The arm's run directory."""
+        """Return the arm's run directory."""
         return self.path / arm.name
 
     def result(self, arm: Arm) -> Result | None:
-        """What the arm came to; None: it has not ended."""
+        """Return the arm's result, or None if the arm has not ended."""
         file = self.run(arm) / "result.json"
         return Result.from_dict(json.loads(file.read_text())) if file.exists() else None
 
     def clear(self, arm: Arm) -> None:
-        """Make room for the arm to start from its beginning: half an arm is not continued."""
+        """Delete an unfinished arm: it starts again from its beginning."""
         if self.run(arm).exists():
             shutil.rmtree(self.run(arm))
 
     def finish(self, arm: Arm, result: Result) -> None:
-        """The arm has ended."""
+        """Write the result of an arm that has ended."""
         self.run(arm).mkdir(parents=True, exist_ok=True)
         write_json(self.run(arm) / "result.json", result.as_dict())
 

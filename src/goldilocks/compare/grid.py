@@ -1,4 +1,4 @@
-"""What is tuned: a few values for each of a few keys, the same for every recipe."""
+"""The grid of tuning: values for some keys, the same for every recipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Values = Mapping[str, str]
 
 
 def parse_grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """From ``key=value,value`` words, in Hydra's own grammar for sweeps."""
+    """Parse ``key=value,value`` words, in Hydra's grammar for sweeps."""
     grid: dict[str, tuple[str, ...]] = {}
     for word in words:
         key, values = _parse(word)
@@ -35,5 +35,5 @@ def _parse(word: str) -> tuple[str, tuple[str, ...]]:
 
 
 def combinations(grid: Grid) -> list[dict[str, str]]:
-    """Every choice of a value for each key; of an empty grid, the one choice of nothing."""
+    """Return every combination of values; an empty grid has one, which is empty."""
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]

@@ -1,4 +1,4 @@
-"""A mean over seeds, and how far it can be trusted: Student's t, since seeds are few."""
+"""The mean over a few seeds and its confidence interval by Student's t."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """``mean ± half``; of a single value nothing is known, and ``half`` is None."""
+    """``mean ± half``; ``half`` is None for a single value."""
 
     mean: float
     half: float | None
 
     @classmethod
     def of(cls, values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-        """The mean's confidence interval."""
+        """Return the confidence interval of the mean."""
         mean = math.fsum(values) / len(values)
         if len(values) < 2:
             return cls(mean, None)
@@ -28,7 +28,7 @@ class Interval:
 
 
 def t_quantile(confidence: float, freedom: int) -> float:
-    """The t within which Student's distribution has this much of its mass, on both sides of 0; by bisection."""
+    """Return t such that P(|T| < t) is the confidence, by bisection."""
     low, high = 0.0, 1.0
     while t_mass(high, freedom) < confidence:
         low, high = high, 2 * high
@@ -39,7 +39,7 @@ def t_quantile(confidence: float, freedom: int) -> float:
 
 
 def t_mass(t: float, freedom: int) -> float:
-    """P(|T| < t), by the finite series for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """Return P(|T| < t), by the series for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     angle = math.atan2(t, math.sqrt(freedom))
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = freedom % 2

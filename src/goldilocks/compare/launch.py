@@ -1,4 +1,4 @@
-"""An arm for real: a run of ``goldilocks train`` in the study's folder, with the study's progress on its line."""
+"""Runs an arm with ``goldilocks train`` in the study's folder, and shows the study's progress on its line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OBJECT_STORE = 1 << 30  # bytes, of each of several Rays; alone, Ray takes a thi
 
 
 class Launcher:
-    """Runs the arms of a study, each with a Ray of its own. ``stop`` ends all that are at work."""
+    """Runs the arms of a study, each with a Ray of its own. ``stop`` ends all running arms."""
 
     def __init__(self, study: Study, folder: StudyFolder, device: str, console: Console, board: Board) -> None:
         self.stop = threading.Event()
@@ -54,7 +54,7 @@ class Launcher:
 
 
 def _line(title: str, place: Place, line: str, progress: Progress, elapsed: float) -> str:
-    """The arm's own line, and when the study will be done."""
+    """Return the arm's line with the time left of the study."""
     left = "" if progress.eta is None else f" · study {clock(place.seconds_left(elapsed, progress.eta))} left"
     return f"{title} · {line}{left}"
 

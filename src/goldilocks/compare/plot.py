@@ -1,4 +1,4 @@
-"""The learning curves of a study in one picture: for each recipe the mean over its seeds, in its confidence band."""
+"""The learning curves of a study: for each recipe the mean over its seeds with a confidence band."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from goldilocks.report.sections.base import Plot, Point, data, layered, number_a
 from goldilocks.report.theme import run_colour
 from goldilocks.runs.costs import COSTS
 
-PARTS = 20  # of the cost, at each of which the seeds are averaged
+PARTS = 20  # of the cost; the seeds are averaged at the end of each
 
 
 def curves(study: Study, results: Results) -> Plot:
-    """Accuracy against the cost in which the arms are equal."""
+    """Plot accuracy against the cost that is equal for all arms."""
     kind = next(cost for cost in COSTS if cost.name == study.cost.kind)
     names = [name_of(recipe) for recipe in study.recipes]
     scale = alt.Scale(domain=names, range=[run_colour(number) for number in range(len(names))])

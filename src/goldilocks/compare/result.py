@@ -1,4 +1,4 @@
-"""What an arm came to: all that the table needs of it, as plain values that are JSON on disk."""
+"""The result of an arm: what the table needs, as values that are stored as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INFORMATIVE, SIGNAL = "train/informative_groups", "train/signal"
 
 @dataclass(frozen=True)
 class Validation:
-    """An accuracy, and what had been spent when it was measured."""
+    """An accuracy, and what had been spent by then."""
 
     rollouts: float
     tokens: float
@@ -30,7 +30,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished arm. ``minutes`` are those of its updates, ``wall_minutes`` all from its start to its end."""
+    """A finished arm. ``minutes`` are those of its updates, ``wall_minutes`` those from its start to its end."""
 
     recipe: str
     seed: int
@@ -49,7 +49,7 @@ class Result:
         return curve((getattr(one, kind), one.accuracy) for one in self.validations)
 
     def accuracy_at(self, cost: EqualCost) -> float:
-        """By linear interpolation between the validations around it. The arm has spent as much: it was checked."""
+        """Return the accuracy at a cost that the arm has reached, interpolated between validations."""
         value = at(self.curve(cost.kind), cost.amount)
         assert value is not None, f"{self.recipe}, seed {self.seed}, has no validation at or beyond {cost}"
         return value
@@ -60,7 +60,7 @@ class Result:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Result:
-        """What ``as_dict`` made."""
+        """Restore a result from ``as_dict``."""
         return cls(**{**values, "validations": tuple(Validation(**one) for one in values["validations"])})
 
 
@@ -73,7 +73,7 @@ class Results:
 
 
 def read_result(arm: Arm, path: Path, wall_seconds: float) -> Result:
-    """The result of an arm that has ended in this run directory; one that ended before its budget is an error."""
+    """Return the result of the arm in this run directory. An arm that ended before its budget is an error."""
     history = History.of(Lines(path / "metrics.jsonl"))
     spent = spending(history, {})
     reached = spent.total(arm.cost.kind) or 0.0

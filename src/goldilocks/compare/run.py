@@ -12,16 +12,16 @@ from goldilocks.compare.folder import StudyFolder
 from goldilocks.compare.result import Result, Results
 from goldilocks.compare.study import Study
 
-TRIES = 2  # of an arm: a port that was taken or memory that was short need not be so the next time
+TRIES = 2  # of an arm: a port in use or a lack of memory may be gone the next time
 
 
 class ArmFailed(Exception):
-    """An arm ended before its time; the message is for the user."""
+    """An arm failed; the message is for the user."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the study an arm is: what it costs, what those that ended cost and took, what has not begun."""
+    """The place of an arm in its study: its cost, the cost and time of ended arms, and the cost still to come."""
 
     number: int
     of: int
@@ -32,9 +32,9 @@ class Place:
     at_once: int = 1
 
     def seconds_left(self, elapsed: float, eta: float) -> float:
-        """For the whole study, of an arm that has run for ``elapsed`` seconds and has ``eta`` to go.
+        """Return the seconds left of the study; this arm has run for ``elapsed`` seconds and has ``eta`` left.
 
-        By cost, since the arms of tuning may have less to spend than the others.
+        Estimated by cost, since tuning arms may have less to spend than the others.
         """
         known = self.cost_before > 0
         seconds, cost = (60 * self.minutes_before, self.cost_before) if known else (elapsed + eta, self.cost)
@@ -52,14 +52,14 @@ def run_study(
     An arm that fails is tried once more. If it fails again the others still run to their end, and then it is raised.
     """
     tuning = study.tuning_arms()
-    untuned = study.reported_arms(study.choose([]))  # what is reported costs the same, whatever tuning chooses
+    untuned = study.reported_arms(study.choose([]))  # tuning does not change what the reported arms cost
     crew = _Crew([arm.cost.amount for arm in (*tuning, *untuned)], folder, run_arm, parallel, stop or threading.Event())
     tuned = crew.run(tuning)
     return Results(tuned, crew.run(study.reported_arms(study.choose(tuned))))
 
 
 class _Crew:
-    """Runs arms, ``parallel`` at a time, and knows of each where in the study it is."""
+    """Runs arms, ``parallel`` at a time, and tracks the place of each in the study."""
 
     def __init__(
         self, costs: Sequence[float], folder: StudyFolder, run_arm: RunArm, parallel: int, stop: threading.Event
@@ -74,7 +74,7 @@ class _Crew:
         self._stop = stop
 
     def run(self, arms: Sequence[Arm]) -> tuple[Result, ...]:
-        """The results in the order of the arms. An error that is no failed arm's own stops everything."""
+        """Return the results in the order of the arms. Any error other than ``ArmFailed`` stops all arms."""
         with ThreadPoolExecutor(self._parallel) as pool:
             futures = [pool.submit(self._result, arm) for arm in arms]
             try:
@@ -93,7 +93,7 @@ class _Crew:
             return self._ended(arm) or self._run(arm)
         except ArmFailed:
             raise
-        except BaseException:  # a mistake would be the next arm's too
+        except BaseException:  # a user error would hit the next arm too
             self._stop.set()
             raise
 

@@ -16,14 +16,14 @@ Cell = Callable[[RecipeRow], str]
 
 LEGEND = """\
 accuracy: at the equal cost, mean ± 95% t-interval over the seeds; against baseline: the difference seed by seed, in
-points; at ⅔: accuracy at two thirds of the cost less the baseline's at all of it, likewise; to baseline: what the mean
-curve needs to reach the baseline's; groups: informative ones (their rewards differ) that were trained; signal:
-Σ(r − r̄)² over what was trained; both over all that was generated. time: wall-clock of an arm, with its start and its
-validations."""
+points; at ⅔: accuracy at two thirds of the cost minus the baseline's at the full cost, seed by seed; to baseline: the
+cost at which the mean curve reaches the baseline's accuracy; groups: trained groups whose rewards differ; signal:
+Σ(r − r̄)² over the trained rollouts; both per rollout or token generated. time: wall-clock of an arm, with its start
+and its validations."""
 
 
 def columns(table: Table) -> dict[str, Cell]:
-    """Headings, a line break in them where there is room for one, and what stands below."""
+    """Return a cell for every heading; a line break in a heading makes its column narrower."""
     kind = table.cost.kind
     return {
         "recipe": lambda row: name_of(row.recipe),
@@ -32,10 +32,10 @@ def columns(table: Table) -> dict[str, Cell]:
         f"at ⅔ of the\n{kind}": lambda row: _points(row.at_two_thirds),
         f"{kind}\nto baseline": lambda row: _reached(row.cost_to_baseline, kind),
         "updates": lambda row: _mean(row.updates, 0),
-        "groups\n/1k rollouts": lambda row: _spread(row.informative_groups_per_1k_rollouts),
-        "signal\n/1k rollouts": lambda row: _spread(row.signal_per_1k_rollouts),
-        "groups\n/1M tokens": lambda row: _spread(row.informative_groups_per_1m_tokens),
-        "signal\n/1M tokens": lambda row: _spread(row.signal_per_1m_tokens),
+        "groups per\n1k rollouts": lambda row: _spread(row.informative_groups_per_1k_rollouts),
+        "signal per\n1k rollouts": lambda row: _spread(row.signal_per_1k_rollouts),
+        "groups per\n1M tokens": lambda row: _spread(row.informative_groups_per_1m_tokens),
+        "signal per\n1M tokens": lambda row: _spread(row.signal_per_1m_tokens),
         "rollouts": lambda row: _mean(row.rollouts, 0),
         "tokens": lambda row: _mean(row.tokens, 0),
         "time": lambda row: clock(60 * row.wall_minutes.mean),
@@ -43,7 +43,7 @@ def columns(table: Table) -> dict[str, Cell]:
 
 
 def caption(table: Table) -> str:
-    """What is compared, in a line."""
+    """Return the line above the table: the cost, the seeds, and the accuracy before training."""
     seeds = table.rows[0].seeds
     over = "1 seed" if seeds == 1 else f"{seeds} seeds"
     return f"at {table.cost} each, {over}; {100 * table.start:.1f}% before training"
@@ -73,7 +73,7 @@ def settings(values: Values) -> str:
 
 
 def on_terminal(table: Table) -> RichTable:
-    """For rich to print."""
+    """Return the table for a terminal."""
     shown = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in columns(table):
         two_lines = heading if "\n" in heading else f"\n{heading}"
@@ -84,7 +84,7 @@ def on_terminal(table: Table) -> RichTable:
 
 
 def in_markdown(table: Table) -> str:
-    """A page: the caption, the table, what its columns mean, and the notes."""
+    """Return the caption, the table, its legend and its notes as Markdown."""
     headings = [heading.replace("\n", " ") for heading in columns(table)]
     rule = ["---", *["--:"] * (len(headings) - 1)]
     lines = [_pipes(headings), _pipes(rule), *map(_pipes, _cells(table))]

@@ -1,6 +1,7 @@
-"""A study: which recipes, at which cost, over how many seeds, and what is tuned before.
+"""A study: the recipes, the cost of each run, the number of seeds, and the grid of tuning.
 
-Every recipe gets the same grid at one seed that is not reported, and its best values are run over the reported seeds.
+Every recipe is tuned over the same grid, with one seed that is not reported. Its best values are run over the other
+seeds.
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ class Study:
         names = [name_of(recipe) for recipe in self.recipes]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ValueError(f"{twice!r} is there twice: each recipe once")
+            raise ValueError(f"{twice!r} is named twice; name each recipe once")
         if not 1 <= self.seeds < TUNING_SEED:
             raise ValueError(f"--seeds={self.seeds} is not accepted: 1 to {TUNING_SEED - 1}")
 
     @property
     def combinations(self) -> list[dict[str, str]]:
-        """What is tried for every recipe; one combination needs no trying."""
+        """Return the combinations that tuning tries for every recipe; a single one is not tried."""
         return combinations(self.grid)
 
     @property
     def tuning_cost(self) -> EqualCost:
-        """What each try may spend."""
+        """Return the cost of each tuning run."""
         return self.tune_cost or self.cost
 
     @property
     def arms(self) -> int:
-        """How many there are, tuning included."""
+        """Return the number of runs, tuning included."""
         return len(self.tuning_arms()) + len(self.recipes) * self.seeds
 
     def tuning_arms(self) -> list[Arm]:
-        """Every recipe with every combination."""
+        """Return an arm for every recipe and combination."""
         if len(self.combinations) < 2:
             return []
         return [
@@ -64,7 +65,7 @@ class Study:
         ]
 
     def reported_arms(self, chosen: Mapping[str, Values]) -> list[Arm]:
-        """Every recipe at every seed; a seed of all before the next, so that half a study compares something."""
+        """Return an arm for every recipe and seed, seed by seed, so that half a study already compares something."""
         return [
             Arm(f"{name_of(recipe)}-seed{seed}", recipe, seed, chosen[recipe], self.cost)
             for seed in range(1, self.seeds + 1)
@@ -72,7 +73,7 @@ class Study:
         ]
 
     def choose(self, tuned: Sequence[Result]) -> dict[str, Values]:
-        """For each recipe the settings of its most accurate tuning arm, the first of equals."""
+        """Return for each recipe the values of its most accurate tuning arm, the first of equals."""
         chosen: dict[str, Values] = dict.fromkeys(self.recipes, self.combinations[0])
         for recipe in self.recipes:
             own = [result for result in tuned if result.recipe == recipe]

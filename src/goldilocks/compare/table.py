@@ -1,9 +1,9 @@
-"""The comparison in figures: a pure function of the results of finished arms.
+"""The figures of a study: a pure function of the results of its arms.
 
-Accuracy is read off each arm's validation curve at the equal cost. ``against_baseline`` is its difference to the
-baseline's, the first recipe's, seed by seed: arms of one seed have the same data in the same order, so much of what
-chance does to one it does to the other. ``cost_to_baseline`` is where the mean curve over the seeds first reaches what
-the baseline has at the equal cost. ``at_two_thirds`` is the accuracy at two thirds of the cost less the baseline's at
+Accuracy is read off each arm's validation curve at the equal cost. ``against_baseline`` is the
+difference to the first recipe, seed by seed: arms of one seed have the same data in the same order, so their chance
+errors cancel in part. ``cost_to_baseline`` is where the mean curve over the seeds first reaches the baseline's
+accuracy at the equal cost. ``at_two_thirds`` is the accuracy at two thirds of the cost less the baseline's at
 the whole cost, seed by seed: above zero beyond its interval, the recipe saves a third of the cost. Yields are of what
 was trained over all that was generated.
 """
@@ -26,7 +26,7 @@ TWO_THIRDS = 2 / 3
 
 @dataclass(frozen=True)
 class RecipeRow:
-    """A recipe over its seeds."""
+    """One recipe over its seeds."""
 
     recipe: str
     settings: Values
@@ -49,7 +49,7 @@ class RecipeRow:
 
 @dataclass(frozen=True)
 class Trial:
-    """A combination that tuning tried."""
+    """One combination of values that tuning tried."""
 
     recipe: str
     settings: Values
@@ -59,7 +59,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Spent:
-    """What arms cost together."""
+    """The total cost of some arms."""
 
     arms: int
     rollouts: float
@@ -74,7 +74,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class Table:
-    """All of it. ``start`` is the mean accuracy before any training."""
+    """The whole table. ``start`` is the mean accuracy before training."""
 
     cost: EqualCost
     start: float
@@ -89,7 +89,7 @@ class Table:
 
 
 def make_table(study: Study, results: Results) -> Table:
-    """The table of a study whose arms have all ended."""
+    """Return the table of a study whose arms have all ended."""
     by_recipe = {recipe: _of(recipe, results.reported) for recipe in study.recipes}
     curves = {
         recipe: mean_curve([one.curve(study.cost.kind) for one in own], study.cost.amount)

@@ -1,7 +1,7 @@
 """Joining a Ray that is already there: ``++ray_kwargs.ray_init.address=auto``.
 
-A Ray started for one run is given its sizes and inherits its environment. One that others started has sizes of its own
-and refuses others, and its processes know of the run's environment what Ray is told to hand on.
+A Ray that the run starts gets its sizes from the config and its environment from the driver. A Ray that is already
+running has its own sizes and refuses others, and its processes get only the variables in ``runtime_env``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ SIZES = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
 
 
 def is_private(config: DictConfig) -> bool:
-    """Whether the run has a Ray of its own."""
+    """Return whether the run starts a Ray of its own."""
     return bool(config.ray_kwargs.ray_init.get("address") == PRIVATE)
 
 
 def join(config: DictConfig, env: Mapping[str, str]) -> None:
-    """Make the config one for a Ray that is there; variables that the user hands on himself stay as he says."""
+    """Adapt the config to a running Ray: no sizes, and ``env`` in its ``runtime_env``, where the user's values win."""
     with open_dict(config):
         ray_init = config.ray_kwargs.ray_init
         for size in SIZES:

@@ -1,4 +1,4 @@
-"""``goldilocks doctor``: is everything installed, and does it work here? A line each, with what to do where not."""
+"""``goldilocks doctor``: checks the installation and the machine. One line per check, with a remedy if it fails."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the options of the command."""
     parser.add_argument(
         "--runs", metavar="DIR", type=Path, default=Path("runs"), help="where runs will go (default runs/)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every finding as it comes; 1 if something essential fails."""
+    """Print every finding as it comes; return 1 if an essential one fails."""
     failed = False
     for check in (versions, device, engines, shared_memory, lambda: places(args.runs), plugin):
         for finding in check():
@@ -57,14 +57,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def line(finding: Finding) -> str:
-    """``ok    what       detail`` or, where it is not, with the remedy beneath."""
+    """Return ``ok    what       detail``, with the remedy on a second line if the check failed."""
     word = "ok" if finding.ok else "FAILS" if finding.essential else "note"
     text = f"{word:<6}{finding.what:<16}{finding.detail}"
     return text if finding.ok or not finding.remedy else f"{text}\n{'':<22}→ {finding.remedy}"
 
 
 def versions() -> Iterator[Finding]:
-    """Python and the packages a run stands on, against the ranges that work."""
+    """Check Python and the packages that a run needs against the supported versions."""
     supported = (3, 10) <= sys.version_info[:2] <= (3, 12)
     yield Finding("python", supported, platform.python_version(), "use Python 3.10, 3.11 or 3.12")
     for name, below in (
@@ -78,7 +78,7 @@ def versions() -> Iterator[Finding]:
 
 
 def device() -> Iterator[Finding]:
-    """What a run would train on."""
+    """Report the device that a run would train on."""
     found = find_device()
     if found == "cpu":
         yield Finding("device", True, f"cpu, {os.cpu_count()} cores (no NVIDIA GPU that torch can use)")
@@ -90,7 +90,7 @@ def device() -> Iterator[Finding]:
 
 
 def engines() -> Iterator[Finding]:
-    """The engines that can write rollouts."""
+    """Report the installed rollout engines."""
     found = rollout_engines()
     yield Finding("rollouts by", "transformers" in found, ", ".join(found), "pip install 'goldilocks-rl[verl]'")
     if find_device() == "cuda" and "vllm" not in found:
@@ -98,7 +98,7 @@ def engines() -> Iterator[Finding]:
 
 
 def shared_memory() -> Iterator[Finding]:
-    """Ray keeps its objects there; containers often have 64 MiB."""
+    """Check the shared memory, where Ray keeps its objects; containers often have only 64 MiB."""
     path = Path("/dev/shm")
     if not path.is_dir():
         return
@@ -110,13 +110,13 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def places(runs: Path) -> Iterator[Finding]:
-    """Where a run writes."""
+    """Check that the folders a run writes to are writable."""
     for what, path in (("runs", runs), ("models and data", defaults.cache()), ("Ray", Path("/tmp"))):
         yield _writable(what, path)
 
 
 def plugin() -> Iterator[Finding]:
-    """verl swallows what goes wrong when it loads a plug-in, so a worker is asked whether ours is there."""
+    """Ask a Ray worker whether our plug-in is loaded: verl hides errors in plug-ins."""
     remedy = "reinstall goldilocks-rl; python -c 'import goldilocks.verl.plugin as p; p.additions()' says what is wrong"
     with tempfile.TemporaryDirectory(prefix="gl", dir="/tmp") as folder:
         try:
@@ -153,7 +153,7 @@ def _version(name: str, below: str | None) -> Finding:
 
 
 def _writable(what: str, path: Path) -> Finding:
-    """Tried for real: permissions, quotas and read-only mounts all show."""
+    """Write a file there: this finds missing permissions, quotas and read-only mounts."""
     nearest = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=nearest):

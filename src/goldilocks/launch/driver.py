@@ -1,7 +1,7 @@
 """The process that ``goldilocks train`` starts and watches: ``python -m goldilocks.launch.driver RUN_DIRECTORY``.
 
-It does what verl's ``main_ppo`` does with a config that is already composed. Invariants: it ends when the process that
-started it does, and when it fails its reason stands in the run directory in one line.
+It does what verl's ``main_ppo`` does, with a config that is already composed. Invariants: it ends when its parent ends,
+and when it fails it writes the reason to the run directory in one line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(folder: str) -> int:
-    """Train as the run directory's config says; the exit status."""
+    """Train with the run directory's config; return the exit status."""
     _end_with_parent()
     run = RunDir(Path(folder))
     config = OmegaConf.load(run.config)
@@ -40,7 +40,7 @@ def main(folder: str) -> int:
 
 
 def train(config: DictConfig) -> None:
-    """verl's own way from a config to its end."""
+    """Train as verl's own ``main_ppo`` does."""
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
@@ -55,7 +55,7 @@ def train(config: DictConfig) -> None:
 
 
 def explain(error: BaseException, run: RunDir) -> str:
-    """The reason in one line. torch does not say that the disk is full, so that is looked up."""
+    """Return the reason in one line. torch does not report a full disk, so the disk is checked too."""
     from goldilocks.verl.failures import reason
 
     # A ValueError is written for the user: it needs no type and no place.

@@ -1,4 +1,4 @@
-"""One live line on a terminal; where there is none, a line for every validation and every tenth of the way."""
+"""One live line on a terminal; without a terminal, a line per validation and per tenth of the run."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class LiveLine:
         self.close()
 
     def close(self) -> None:
-        """Take the live line away, so that what is printed next stands alone."""
+        """Remove the live line."""
         if self._status is not None:
             self._status.stop()
 
     def show(self, news: bool, progress: Progress, elapsed: float) -> None:
-        """Draw the state of the run."""
+        """Show the state of the run."""
         if self._status is not None:
             waiting = f"starting Ray and verl · {clock(elapsed)}"
             line = progress.line() if progress.validations or progress.steps_done else waiting

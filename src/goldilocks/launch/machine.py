@@ -1,4 +1,4 @@
-"""What this machine can train on, found without importing torch where that is not needed."""
+"""The device and the rollout engines of this machine. torch is imported only if there may be a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ENGINES = ("transformers", "vllm", "sglang")
 
 
 def find_device() -> str:
-    """``cuda`` where torch can use an NVIDIA GPU, else ``cpu``."""
+    """Return ``cuda`` if torch can use an NVIDIA GPU, else ``cpu``."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not any(Path("/dev").glob("nvidia[0-9]*")):
         return "cpu"
     import torch
@@ -19,10 +19,10 @@ def find_device() -> str:
 
 
 def rollout_engines() -> list[str]:
-    """The rollout engines installed here, by the names ``actor_rollout_ref.rollout.name`` takes."""
+    """Return the installed rollout engines, by the names ``actor_rollout_ref.rollout.name`` takes."""
     return [name for name in ENGINES if importlib.util.find_spec(name) is not None]
 
 
 def rollout_engine(device: str) -> str:
-    """The fastest one for the device: vLLM on a GPU where it is installed, else our own."""
+    """Return the fastest installed engine for the device: vLLM on a GPU if it is installed, else our own."""
     return "vllm" if device == "cuda" and "vllm" in rollout_engines() else "transformers"

@@ -1,4 +1,4 @@
-"""What can be known to go wrong before Ray and twenty processes are started, each said in one line."""
+"""Checks before Ray and its processes are started. Every error is one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
 
 
 def check_paths(config: DictConfig) -> None:
-    """The model, the data and the reward function are where the config says."""
+    """Check that the model, the data and the reward function exist."""
     model = str(config.actor_rollout_ref.model.path)
     # "org/name" is a name on the hub unless a folder is called so; anything else can only be a folder.
     if not Path(model).expanduser().is_dir() and not _HUB_NAME.fullmatch(model):
@@ -32,12 +32,12 @@ def check_paths(config: DictConfig) -> None:
 
 
 def budget_of(config: DictConfig) -> Budget:
-    """What the config says of it; verl's own config says nothing."""
+    """Return the budget of the config; verl's own config has none."""
     return Budget(**((config.get("goldilocks") or {}).get("budget") or {}))
 
 
 def check_budget(config: DictConfig) -> None:
-    """A budget is one that can be kept, and the trainer is one that keeps it."""
+    """Check the budget, and that the chosen trainer supports one."""
     budget = budget_of(config)
     mode = config.trainer.v1.trainer_mode if config.trainer.use_v1 else "V0"
     if budget.costs and mode != "goldilocks":
@@ -46,7 +46,7 @@ def check_budget(config: DictConfig) -> None:
 
 
 def check_settings(config: DictConfig) -> None:
-    """What the trainer would refuse is refused here."""
+    """Check the settings as the trainer would."""
     from goldilocks.settings import Settings
     from goldilocks.verl.baseline import estimator_for  # imports torch
 
@@ -55,7 +55,7 @@ def check_settings(config: DictConfig) -> None:
 
 
 def check_prompts(config: DictConfig) -> None:
-    """No prompt is longer than ``data.max_prompt_length``, unless verl was told to drop or cut those."""
+    """Check that no prompt exceeds ``data.max_prompt_length``, unless verl was told to drop or truncate those."""
     data = config.data
     if data.get("filter_overlong_prompts") or data.get("truncation", "error") != "error":
         return

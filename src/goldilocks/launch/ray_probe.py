@@ -1,6 +1,6 @@
-"""``python -m goldilocks.launch.ray_probe FOLDER``: is the plug-in live inside a Ray worker? Prints what is, as JSON.
+"""``python -m goldilocks.launch.ray_probe FOLDER``: prints what the plug-in has added inside a Ray worker, as JSON.
 
-A process of its own, since verl reads its environment when it is imported and a Ray that cannot start may hang.
+It is a process of its own, since verl reads its environment when it is imported and a Ray that cannot start may hang.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 
 def live_in_worker() -> list[str]:
-    """What the plug-in has added in a process that did no more than import verl; empty where it was not loaded."""
+    """Return what the plug-in adds when verl is imported; empty if it was not loaded."""
     import verl  # noqa: F401  (loads the plug-ins)
 
     plugin = sys.modules.get("goldilocks.verl.plugin")

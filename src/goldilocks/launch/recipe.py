@@ -1,9 +1,7 @@
-"""From the words of a command line to verl's config: ``[RECIPE] [key=value …]``, in Hydra's own grammar.
+"""From the words of a command line (``[RECIPE] [key=value …]``, in Hydra's grammar) to verl's config.
 
-Invariant: it is what ``python -m verl.trainer.main_ppo +device=… +task=… +recipe=… key=value …`` composes. verl itself
-is not imported: only its YAML files are read, so a typing error costs a second and not a start of Ray.
-
-A recipe is one of ours by name, or a YAML file of one's own by path.
+Invariant: the config is the one that ``python -m verl.trainer.main_ppo +device=… +task=… +recipe=… key=value …``
+composes. Only verl's YAML files are read and verl is not imported, so a typing error is found within a second.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ GROUPS = ("device", "task")
 
 @dataclass(frozen=True)
 class Choice:
-    """What the command line chose."""
+    """The choices of a command line."""
 
     recipe: str
     task: str
@@ -44,7 +42,7 @@ class Choice:
 
 
 def choose(words: Sequence[str], device: str) -> Choice:
-    """Tell recipe, ``task=`` and ``device=`` from the overrides; unknown names are answered with the nearest."""
+    """Separate the recipe, ``task=`` and ``device=`` from the overrides; an error suggests the nearest name."""
     recipes = [word for word in words if "=" not in word and not word.startswith("~")]
     if len(recipes) > 1:
         raise ValueError(f"one recipe at a time, not {' and '.join(recipes)}; settings are written key=value")
@@ -65,7 +63,7 @@ def choose(words: Sequence[str], device: str) -> Choice:
 
 
 def compose_config(choice: Choice, extra: Sequence[str] = ()) -> DictConfig:
-    """verl's config: its defaults, the device, the task, the recipe, ``extra``, and last what the user set."""
+    """Compose verl's config: its defaults, the device, the task, the recipe, ``extra``, and last the overrides."""
     recipe = _stored(choice.recipe) if choice.recipe.endswith(FILE) else f"+recipe={choice.recipe}"
     groups = [f"+device={choice.device}", f"+task={choice.task}", recipe, *extra]
     with initialize_config_dir(str(_verl_config()), version_base=None):
@@ -77,7 +75,7 @@ def compose_config(choice: Choice, extra: Sequence[str] = ()) -> DictConfig:
 
 
 def _stored(file: str) -> str:
-    """The override that chooses a recipe's file, wherever the file is."""
+    """Register a recipe's file with Hydra and return the override that chooses it."""
     try:
         node = OmegaConf.load(find(file))
     except (YAMLError, OmegaConfBaseException) as error:
@@ -89,7 +87,7 @@ def _stored(file: str) -> str:
 
 
 def quoted(value: object) -> str:
-    """A value in Hydra's grammar that is this text, whatever is in it: a comma is not a sweep."""
+    """Quote a text for Hydra's grammar, in which a bare comma would make a sweep."""
     text = str(value).replace("'", r"\'")
     return f"'{text}'"
 
@@ -101,7 +99,7 @@ def _require_known(group: str, name: str) -> None:
 
 
 def _explain(error: Exception, base: DictConfig, overrides: Sequence[str]) -> str:
-    """Hydra's message in one line; where a key does not exist, with the nearest that do."""
+    """Return Hydra's message in one line; for an unknown key, name the nearest ones."""
     keys = list(_keys(base))
     for override in overrides:
         key = re.split(r"[=@]", override.lstrip("~"), maxsplit=1)[0]
@@ -116,7 +114,7 @@ _MISSING = object()
 
 
 def _nearest_keys(key: str, keys: Sequence[str]) -> list[str]:
-    """Keys that end the same way come first: people remember the last word of a path."""
+    """Return up to three similar keys; those with the same last word come first."""
     last = key.rsplit(".", 1)[-1]
     same_end = [known for known in keys if known.rsplit(".", 1)[-1] == last]
     return (closest(key, same_end, likeness=0) + closest(key, keys))[:3]

@@ -1,7 +1,7 @@
 """Starts the driver, watches it, and ends everything it started.
 
 Invariant: after ``end`` no process of the run is alive. Ray's daemons leave the driver's process group and session, so
-a process belongs to the run by a variable it inherits, and is ended by its id.
+the processes of a run are found by an environment variable that they inherit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import psutil
 from goldilocks.runs.directory import RunDir
 
 MARK = "GOLDILOCKS_RUN"
-GRACE_S = 10.0  # for the driver to take Ray down by itself
+GRACE_S = 10.0  # for the driver to stop Ray by itself
 
 
 class Supervisor:
@@ -33,7 +33,7 @@ class Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Supervisor:
-        # A session of its own: Ctrl-C in the terminal is for the supervisor, who then ends the run in order.
+        # A session of its own: Ctrl-C in the terminal reaches only the supervisor, which then ends the run.
         with self.run.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "goldilocks.launch.driver", str(self.run.path)],
@@ -57,18 +57,18 @@ class Supervisor:
 
     @property
     def running(self) -> bool:
-        """Whether the driver is still at work."""
+        """Return whether the driver is running."""
         return self._process is not None and self.status is None
 
     def end(self) -> None:
-        """Ask the driver to stop, wait a little, and end whatever is left of the run."""
+        """Ask the driver to stop, wait for it, and end every process that is left."""
         if self._process is not None and self.running:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE_S)
         deadline = time.monotonic() + GRACE_S
-        # Killing one may uncover another that was just being started: look again until there is none.
+        # A process that was just starting shows up late, so look again until none is left.
         while (left := list(self._processes())) and time.monotonic() < deadline:
             for process in left:
                 with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""``goldilocks train [RECIPE] [key=value …]``: verl trains, this shows one line, and nothing is left running."""
+"""``goldilocks train [RECIPE] [key=value …]``: train with verl, show one line, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STALL_S = 1800.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the options of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"""\
 recipes: {", ".join(names("recipe"))} (default {DEFAULT_RECIPE})
@@ -65,11 +65,11 @@ every key is verl's own: python -m verl.trainer.main_ppo --cfg job lists them
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train; 0 when the run reached its end."""
+    """Train; return 0 if the run reached its end."""
     console = Console()
     choice = choose(args.words, find_device())
     name = args.name or f"{choice.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    # Composed twice: a mistake in a key is answered before a directory, a model or data are made.
+    # Composed here and again in ``prepared``: a mistake in a key is found before a directory, a model or data are made.
     config = compose_config(choice, [_engine(choice)])
     if args.cfg:
         defaults.locate(config)
@@ -102,7 +102,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that has ended; ``failure`` says why, if it was not at its end."""
+    """A run that has ended; ``failure`` says why it ended early."""
 
     progress: Progress
     seconds: float
@@ -111,7 +111,7 @@ class Ended:
 
 @contextlib.contextmanager
 def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIMEOUT_S) -> Iterator[Launch]:
-    """Compose and check the config and make the run directory; whatever is wrong is said before anything starts."""
+    """Compose and check the config and make the run directory. Errors are raised before any process starts."""
     with _ray_folder() as ray_folder:
         config = compose_config(choice, _own_overrides(choice, runs / name, ray_folder))
         defaults.provide(config)
@@ -153,8 +153,8 @@ def _engine(choice: Choice) -> str:
 
 
 def _own_overrides(choice: Choice, run_path: Path, ray_folder: str) -> list[str]:
-    """Settings that belong to a run and not to a recipe; what the user sets still comes after them."""
-    # Ray of this run alone, on this machine alone; ray_kwargs.ray_init.address=auto joins a cluster instead.
+    """Return the settings of a run that no recipe has; the user's own overrides come after them."""
+    # A Ray for this run alone, on this machine; ray_kwargs.ray_init.address=auto joins a cluster instead.
     private = [
         f"++ray_kwargs.ray_init.address={PRIVATE}",
         "++ray_kwargs.ray_init.include_dashboard=false",
@@ -177,7 +177,7 @@ def _environment(choice: Choice, config: DictConfig, run_dir: RunDir) -> dict[st
     env = platform_env(choice.device) | {
         "VERL_FILE_LOGGER_PATH": str(run_dir.metrics),
         "PYTHONUNBUFFERED": "1",
-        # verl's quicker way to send a row to the reward function, 0.3 ms in place of 1.4; all processes have to agree.
+        # verl's faster serialisation of rows, 0.3 ms instead of 1.4 for a reward; all processes must use the same.
         "VERL_DATAPROTO_SERIALIZATION_METHOD": "numpy",
     }
     if config.trainer.nnodes == 1:  # one machine talks to itself, with or without a network
@@ -190,7 +190,7 @@ def _environment(choice: Choice, config: DictConfig, run_dir: RunDir) -> dict[st
 
 @contextlib.contextmanager
 def _ray_folder() -> Iterator[str]:
-    """Short, since Ray's sockets live in it and a socket's path has 107 characters at most."""
+    """Make a folder with a short path for Ray's sockets: a socket's path has 107 characters at most."""
     folder = tempfile.mkdtemp(prefix="gl", dir="/tmp")
     try:
         yield folder
@@ -206,7 +206,7 @@ def _yaml(config: DictConfig) -> str:
 
 
 def _records(tail: Tail, progress: Progress) -> bool:
-    """Take in what is new; whether anything was."""
+    """Add new records to the progress; return whether there were any."""
     before = progress.step, len(progress.validations), progress.steps_done
     for record in tail.new():
         progress.add(record)
@@ -214,7 +214,7 @@ def _records(tail: Tail, progress: Progress) -> bool:
 
 
 def _total_steps(config: DictConfig) -> int:
-    """As verl counts: set, or epochs over the rows of the training files."""
+    """Return the number of steps as verl counts it: set, or epochs times the batches of the training files."""
     if config.trainer.total_training_steps:
         return int(config.trainer.total_training_steps)
     import pyarrow.parquet as pq
@@ -233,7 +233,7 @@ def _relative(run_dir: RunDir) -> str:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does."""
+    """Handle SIGTERM like Ctrl-C."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

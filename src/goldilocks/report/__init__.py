@@ -1,7 +1,7 @@
-"""A run directory as one page that people look at: plots, tables, answers, in one file that opens from disk.
+"""A run directory as one HTML file with plots, tables and answers.
 
-A report is made of what is there. Whatever a run lacks is said in one line, on the page and on the terminal; a run that
-is empty, half-written or still being written is no error. Nothing that a model or a data set wrote is ever markup.
+A report shows what the run has. What is missing is named in one line each, on the page and on the terminal; an empty,
+incomplete or running run is not an error. Text of models and data sets is always escaped.
 """
 
 from goldilocks.report.write import Written, write_report

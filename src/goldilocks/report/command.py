@@ -17,7 +17,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the options of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     add = parser.add_argument
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def serve(runs: list[Path], port: int) -> int:
-    """Until Ctrl-C."""
+    """Serve the report until Ctrl-C."""
     report = LiveReport(runs)
     with LiveServer(report, port) as server:
         try:

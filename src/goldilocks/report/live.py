@@ -1,8 +1,8 @@
-"""The report served on this machine while a run is training: the page asks for a newer version and puts it in place.
+"""Serves the report on this machine while a run is training; the page asks for newer versions and updates itself.
 
-Nothing is watched: a version is the sizes and times of the runs' files when somebody asks, and a page is made when it
-is asked for and the version has changed. Only 127.0.0.1 is listened on, and only requests for it are answered, so that
-no other site's page can read the runs through the browser.
+A version is a digest of the sizes and times of the runs' files, computed when the page asks. The page is rendered only
+if the version has changed. The server listens on 127.0.0.1 and answers only requests with that host, so that no other
+site's page can read the runs through the browser.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ PORT = 8378
 
 
 class LiveReport:
-    """Always the page of the runs as they are."""
+    """Renders the current page of the runs."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
         self._lock = threading.Lock()
         self._made = ("", "")
-        self.page()  # what cannot be read at all is an error now, not in the browser
+        self.page()  # an unreadable run fails here and not in the browser
 
     def version(self) -> str:
-        """Another one whenever a run has more to show."""
+        """Return a digest that changes whenever a run has more to show."""
         digest = hashlib.sha256()
         for path in self._paths:
             for file in (path / METRICS, *dump_files(path / "rollouts")[-1:], *_latest_beliefs(path)):
@@ -43,7 +43,7 @@ class LiveReport:
         return digest.hexdigest()[:16]
 
     def page(self) -> str:
-        """The page, made anew only if there is more to show."""
+        """Return the page; it is rendered again only if there is more to show."""
         with self._lock:
             version = self.version()
             if self._made[0] != version:
@@ -56,7 +56,7 @@ def _latest_beliefs(path: Path) -> list[Path]:
 
 
 class LiveServer(ThreadingHTTPServer):
-    """``/`` is the page, ``/version`` what it would show now."""
+    """Serves the page at ``/`` and its current version at ``/version``."""
 
     daemon_threads = True
 
@@ -92,4 +92,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """A line for every request would bury what the command says."""
+        """Print nothing: a line per request would hide the command's own output."""

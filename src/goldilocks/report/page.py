@@ -1,8 +1,8 @@
-"""Runs as one HTML page that needs nothing beside it.
+"""Runs as one HTML page without external files.
 
-What models and data sets wrote is text everywhere: escaped in the markup by the template, put into the table as text
-nodes, and in the embedded JSON no ``<`` is left that could end the script. The page's own policy forbids every script
-but its two, by their hashes, and every connection (a live page may ask the server it came from).
+Text of models and data sets is never markup: the template escapes it, the table inserts it as text nodes, and the
+embedded JSON contains no ``<`` that could end the script. The page's content security policy allows only its two
+scripts, by their hashes, and no connections (a live page may connect to its own server).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LONGEST_ANSWER = 4000
 
 @dataclass(frozen=True)
 class Page:
-    """The page, the plots on it, and everything that was missing, each in a line."""
+    """The page, its plots, and a line for everything that is missing."""
 
     html: str
     plots: tuple[Plot, ...]
@@ -42,7 +42,7 @@ class Page:
 
 
 def make_page(runs: Sequence[Run], *, live: str | None = None) -> Page:
-    """``live`` is the version of what is shown, for a page that asks its server for newer ones."""
+    """Render the page; ``live`` is its version, for a page that asks its server for newer ones."""
     sections = [make(runs) for make in SECTIONS]
     plots = tuple(plot for section in sections for plot in section.plots)
     prompts, prompt_note = _prompts(runs)
@@ -74,7 +74,7 @@ def _missing(runs: Sequence[Run], sections: Sequence[Section]) -> tuple[str, ...
 
 
 def _prompts(runs: Sequence[Run]) -> tuple[list[list[Any]], str]:
-    """The table's rows, the most visited prompts of each run, and a note where some are left out."""
+    """Return the rows of the table, the most visited prompts of each run, and a note if some are left out."""
     rows: list[list[Any]] = []
     total = 0
     for number, run in enumerate(runs):
@@ -89,7 +89,7 @@ def _prompts(runs: Sequence[Run]) -> tuple[list[list[Any]], str]:
 
 
 def _answers(run: Run) -> list[dict[str, Any]]:
-    """A few groups of the first and of the last step that was dumped: how answers were, and how they are."""
+    """Return a few groups of the first and the last dumped step, to compare early and late answers."""
     ends: list[Dump] = [run.dumps[0], run.dumps[-1]] if len(run.dumps) > 1 else list(run.dumps)
     share = GROUPS_WITH_ANSWERS // max(len(ends), 1)
     return [{"step": dump.step, "groups": evenly(dump.groups, share)} for dump in ends]
@@ -100,7 +100,7 @@ def _clip(text: str, longest: int = LONGEST_ANSWER) -> str:
 
 
 def _json(value: Any) -> Markup:
-    """JSON that may stand inside a script element."""
+    """Return JSON that is safe inside a script element."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -120,7 +120,7 @@ def _environment() -> jinja2.Environment:
 
 @lru_cache(maxsize=2)
 def _assets(live: bool) -> dict[str, Markup]:
-    """The page's style and scripts, and the policy that lets in these and no others."""
+    """Return the page's style and scripts, and the content security policy that allows only these."""
     folder = resources.files("goldilocks.report") / "templates"
     style, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     vega = vega_script()

@@ -1,11 +1,10 @@
-"""A run directory as it is now, whole or not. What it lacks is in ``missing``, a line each; only no directory at all is
-an error.
+"""A run directory as it is now, complete or not. ``missing`` has a line for everything that is not there.
 
 ====================================  ====================================================================
 ``config.yaml``                       the configuration, resolved
-``metrics.jsonl``                     a line a step, by verl's file logger; ``metrics.1.jsonl``, … of earlier starts
+``metrics.jsonl``                     a line per step, by verl's file logger; ``metrics.1.jsonl``, … of earlier starts
 ``rollouts/<step>.jsonl``             answers, where ``trainer.rollout_data_dir`` points here
-``checkpoints/global_step_N/…``       ``goldilocks.npz``, the collector with what it believes of the prompts
+``checkpoints/global_step_N/…``       ``goldilocks.npz``, the collector with its beliefs about the prompts
 ====================================  ====================================================================
 """
 
@@ -45,7 +44,7 @@ class Run:
 
 
 def read_run(path: Path, name: str) -> Run:
-    """What is there. The directory itself must be."""
+    """Read what is there. Raises ``ValueError`` if the directory does not exist."""
     if not path.is_dir():
         raise ValueError(f"RUN={str(path)!r} is not accepted: a run directory, as goldilocks train makes it")
     missing: list[str] = []
@@ -63,7 +62,7 @@ def read_run(path: Path, name: str) -> Run:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Several runs; each is called by as much of the end of its path as tells it from the others."""
+    """Read several runs; each is named by the shortest end of its path that is unique."""
     resolved = [path.resolve() for path in paths]
     if len(set(resolved)) < len(resolved):
         raise ValueError(f"RUN={', '.join(map(str, paths))} is not accepted: each run once")
@@ -106,7 +105,7 @@ def _history(file: Path, missing: list[str]) -> History:
 
 
 def _earlier(file: Path) -> list[Path]:
-    """Where earlier starts of the run logged, the first one first."""
+    """Return the metrics files of earlier starts, the oldest first."""
     found = {path.suffixes[0][1:]: path for path in file.parent.glob(f"{file.stem}.*{file.suffix}")}
     return [found[number] for number in sorted(filter(str.isdecimal, found), key=int)]
 

@@ -1,4 +1,4 @@
-"""Runs side by side in figures: what each spent, what it reached, and what it reached for the same rollouts."""
+"""Figures of the runs: what each spent, its accuracy, and its accuracy at the same number of rollouts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JUDGED = "adaptive_rollout/total_rollouts"
 
 @dataclass(frozen=True)
 class Figure:
-    """One column: its heading, what it means, and a value for each run. ``best``: the runs where it is highest."""
+    """One column: a heading, its meaning, and a value for each run. ``best`` marks the highest values."""
 
     title: str
     about: str
@@ -26,7 +26,7 @@ class Figure:
 
 
 def figures(runs: Sequence[Run]) -> list[Figure]:
-    """The comparison; a column that no run has a value for is left out."""
+    """Return the columns; one without any value is left out."""
     columns = [
         *(column for metric in validation_metrics(runs) for column in _accuracy(runs, metric)),
         _figure("mean reward", "last tenth of the run", runs, _late_reward, _share),
@@ -54,7 +54,7 @@ def _accuracy(runs: Sequence[Run], metric: str) -> list[Figure]:
 
 
 def _after(run: Run, metric: str, rollouts: float) -> float | None:
-    """The last validation that this many rollouts paid for."""
+    """Return the last validation within this many rollouts."""
     paid = [
         value
         for step, value in run.history.series(metric).items()
@@ -100,7 +100,7 @@ def _trained_share(run: Run) -> float | None:
 
 
 def _informative(run: Run) -> float | None:
-    """The mean over steps, each by the rollouts it judged."""
+    """Return the mean over steps, weighted by the rollouts judged."""
     rates, judged = run.history.series(INFORMATIVE), run.history.series(JUDGED)
     weight = sum(judged.get(step, 0.0) for step in rates)
     return sum(rate * judged.get(step, 0.0) for step, rate in rates.items()) / weight if weight else None

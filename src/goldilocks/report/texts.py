@@ -1,4 +1,4 @@
-"""Prompts' texts by their keys: from the answers that were dumped and from the data the run was trained on."""
+"""Texts of prompts by their keys, found in the dumped answers and in the training data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from goldilocks.types import content_key
 
 
 def prompt_texts(keys: Iterable[int], config: Mapping[str, Any], dumps: Sequence[Dump]) -> dict[int, str]:
-    """The texts of these prompts, as far as they can be found."""
+    """Return the texts of these prompts, as far as they are found."""
     wanted, texts = set(keys), {}
     for content, text in _contents(config, dumps):
         key = content_key(content)
@@ -27,7 +27,7 @@ def prompt_texts(keys: Iterable[int], config: Mapping[str, Any], dumps: Sequence
 
 
 def _contents(config: Mapping[str, Any], dumps: Sequence[Dump]) -> Iterator[tuple[object, str]]:
-    """Everything that a key may be the hash of, with its text."""
+    """Yield everything that a key may be the hash of, with its text."""
     for dump in dumps:
         for group in dump.groups:
             yield group.prompt, group.prompt
@@ -44,17 +44,17 @@ def _training_files(config: Mapping[str, Any]) -> list[Path]:
 
 
 def _column(file: Path, name: str) -> list[Any]:
-    """A parquet file's column; nothing where the data have moved on since the run."""
+    """Return a column of a parquet file; empty if the file has changed since the run."""
     if file.suffix != ".parquet" or not file.is_file():
         return []
     try:
         return list(pq.read_table(file, columns=[name]).column(0).to_pylist())
-    except (pa.ArrowException, KeyError, IndexError):  # not the file it was: the keys stand in for the texts
+    except (pa.ArrowException, KeyError, IndexError):  # the file has changed: keys are shown in place of texts
         return []
 
 
 def _text(prompt: object) -> str:
-    """A chat as its messages, one after the other."""
+    """Return the messages of a chat as one text."""
     if not isinstance(prompt, list):
         return str(prompt)
     return "\n".join(str(turn.get("content")) if isinstance(turn, dict) else str(turn) for turn in prompt)

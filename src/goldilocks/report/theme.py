@@ -1,6 +1,6 @@
-"""Colours and type, the same on the page and in the PNGs: a run, and an account, has one colour everywhere.
+"""Colours and fonts of the page and the PNGs. A run, and an account, has the same colour everywhere.
 
-What is trained is honey; what was too hard to teach anything is hot, what was too easy is cold. The rest is quiet.
+Trained tokens are honey-coloured, too hard is red, too easy is blue, and the rest is muted.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ FONT = 'Inter, "Helvetica Neue", "Segoe UI", Roboto, "Noto Sans", "Liberation Sa
 
 
 def run_colour(number: int) -> str:
-    """The colour of the run that was named as number so many."""
+    """Return the colour of a run by its place on the command line."""
     return RUN_COLOURS[number % len(RUN_COLOURS)]
 
 
 def account_colour(account: str) -> str:
-    """An account's own colour, or its class's where the reason is a user's."""
+    """Return the colour of an account, or of its class if the reason is not known here."""
     return ACCOUNT_COLOURS.get(account) or ACCOUNT_COLOURS.get(account.partition("/")[0], "#9aa1ab")
 
 
 def account_order(accounts: Sequence[str]) -> list[str]:
-    """What is trained first, what failed last; a reason that is not known stands with its class."""
+    """Sort accounts as the colours are listed; an unknown reason stands with its class."""
     known = list(ACCOUNT_COLOURS)
 
     def place(account: str) -> tuple[int, str]:
@@ -56,12 +56,12 @@ def account_order(accounts: Sequence[str]) -> list[str]:
 
 
 def account_title(account: str) -> str:
-    """``filtered/too_hard`` as people say it."""
+    """Return ``filtered/too_hard`` as ``filtered: too hard``."""
     return account.replace("/", ": ").replace("_", " ")
 
 
 def vega_config(ink: str, faint: str, grid: str) -> dict[str, Any]:
-    """Vega-Lite's config: no frame, few ticks, quiet grid."""
+    """Return Vega-Lite's config: no frame, few ticks, a faint grid."""
     axis = {
         "labelColor": faint,
         "titleColor": faint,
@@ -85,7 +85,7 @@ def vega_config(ink: str, faint: str, grid: str) -> dict[str, Any]:
         "title": {"color": ink, "subtitleColor": faint, "anchor": "start", "fontSize": 14, "offset": 14},
         "text": {"fill": ink},
         "rule": {"color": faint},
-        # the points hide in the line; of a run that has made one step they are all there is to see
+        # points are hidden by the line, except in a run of one step
         "line": {"strokeWidth": 2, "strokeCap": "round", "strokeJoin": "round", "point": {"size": 5}},
     }
 

@@ -18,7 +18,7 @@ SNIPPET = "window.vegaEmbed = vegaEmbed;"
 
 
 def vega_script() -> str:
-    """The script; afterwards ``vegaEmbed`` is there."""
+    """Return the script, which defines ``vegaEmbed``."""
     file = cache_folder() / f"vega-{version('vl-convert-python')}-{__version__}.js"
     if file.is_file():
         return file.read_text(encoding="utf-8")

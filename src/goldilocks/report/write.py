@@ -18,7 +18,7 @@ WIDTH, WIDE = 560, 900
 
 @dataclass(frozen=True)
 class Written:
-    """Where the report is, and what it could not show."""
+    """The files of a report, and what it could not show."""
 
     page: Path
     pngs: tuple[Path, ...]
@@ -26,7 +26,7 @@ class Written:
 
 
 def write_report(paths: Sequence[Path], out: Path, *, png: bool = True) -> Written:
-    """Report on these run directories in ``out``; PNGs go to the folder that has its name without ``.html``."""
+    """Write the report of these run directories to ``out``, and PNGs to the folder of that name without ``.html``."""
     if out.suffix != ".html":
         raise ValueError(f"--out={str(out)!r} is not accepted: a file name that ends in .html")
     page = make_page(read_runs(paths))
@@ -36,7 +36,7 @@ def write_report(paths: Sequence[Path], out: Path, *, png: bool = True) -> Writt
 
 
 def write_png(plot: Plot, folder: Path) -> Path:
-    """One plot on white, twice as fine as a screen, with its title: it will stand alone on a slide."""
+    """Write one plot as a PNG with its title, on white and at twice the resolution, for use on a slide."""
     folder.mkdir(parents=True, exist_ok=True)
     title = {"text": plot.title, "subtitle": plot.hint} if plot.hint else plot.title
     spec = {**plot.spec(), "width": WIDE if plot.wide else WIDTH, "title": title, "padding": 16}

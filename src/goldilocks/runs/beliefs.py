@@ -1,7 +1,7 @@
-"""What the collector believed of every prompt it had visited, as the checkpoints hold it.
+"""The collector's beliefs about the prompts it has visited, read from checkpoints.
 
-A belief is a Beta posterior over the prompt's pass rate. It hangs on the prompt's key, a hash of its content, so the
-prompt's text is looked up by the same hash; where no text is found, the key stands in for it.
+A belief is a Beta posterior over a prompt's pass rate. It is stored under the prompt's key, a hash of the prompt's
+content. A reader finds the text by the same hash, and shows the key where there is no text.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class Belief:
 
 @dataclass(frozen=True)
 class Beliefs:
-    """All of them, when ``step`` was saved; the most visited first."""
+    """All beliefs of a checkpoint, the most visited prompts first."""
 
     step: int
     rows: tuple[Belief, ...]
 
 
 def checkpoints(directory: Path) -> list[tuple[int, Path]]:
-    """The collectors saved with verl's checkpoints, and those of a step that did not end, by step."""
+    """Return the saved collectors by step: those of verl's checkpoints and those of interrupted steps."""
     folders = {folder: _FOLDER.fullmatch(folder.name) for folder in directory.glob("*_step_*")}
     found = [(int(match["step"]), folder / FILE) for folder, match in folders.items() if match]
     return sorted((step, file) for step, file in found if file.is_file())
 
 
 def read_beliefs(step: int, file: Path) -> Beliefs:
-    """The ledger in one saved collector. Raises ``ValueError`` when the file holds none, or only half."""
+    """Return the beliefs in one saved collector. Raises ``ValueError`` if the file holds none or is incomplete."""
     try:
         ledger = load_state(file)["collector"]["ledger"]
         columns = [ledger[name].tolist() for name in COLUMNS]

@@ -1,8 +1,8 @@
-"""What a run may cost, and how much of that is spent.
+"""A budget for a run, and a meter of what is spent.
 
-verl ends a run after a number of updates. A budget ends it at the first update that has reached a cost, and every
-rollout is charged: screening, dropped, cancelled and failed ones too. Minutes are those of the updates, without the
-start and without validation, as in ``timing_s/step``.
+verl ends a run after a number of updates. A budget ends it at the first update that has reached a cost. Every rollout
+is charged, also dropped, cancelled and failed ones. Minutes are those of the updates (``timing_s/step``), without the
+start and without validation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from goldilocks.runs.costs import COST_NAMES
 
 @dataclass(frozen=True)
 class Budget:
-    """``goldilocks.budget``. Where several costs are set, the first to be reached ends the run."""
+    """``goldilocks.budget``. If several costs are set, the first one reached ends the run."""
 
     rollouts: int | None = None
     tokens: int | None = None
@@ -38,17 +38,17 @@ class Budget:
 
     @property
     def costs(self) -> dict[str, float]:
-        """The costs that are bounded; none: the run has no budget."""
+        """Return the costs that are bounded; a run without a budget has none."""
         amounts = {cost: getattr(self, cost) for cost in COST_NAMES}
         return {cost: amount for cost, amount in amounts.items() if amount is not None}
 
     def share(self, spent: Mapping[str, float]) -> float:
-        """How much of it is spent: 1 and above is all."""
+        """Return the share of the budget that is spent; 1 or more is all of it."""
         return max((spent[cost] / amount for cost, amount in self.costs.items()), default=0.0)
 
 
 class Meter:
-    """Measures a run against its budget; what it counts goes on over a restart."""
+    """Measures a run against its budget; its counts survive a restart."""
 
     def __init__(self, budget: Budget, accounts: Accounts) -> None:
         self.budget = budget
@@ -65,12 +65,12 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Spent on updates, the current one included."""
+        """Return the seconds spent on updates, the current one included."""
         return self._seconds + (0.0 if self._began is None else time.monotonic() - self._began)
 
     @property
     def share(self) -> float:
-        """How much of the budget is spent."""
+        """Return the share of the budget that is spent."""
         spent = {
             "rollouts": self._accounts.generated_rollouts,
             "tokens": self._accounts.generated_tokens,
@@ -79,7 +79,7 @@ class Meter:
         return self.budget.share(spent)
 
     def validation_due(self) -> bool:
-        """Whether another part of the budget is spent; once for each."""
+        """Return whether another of the evenly spread validations is due; true once for each."""
         before, self._validated = self._validated, math.floor(self.share * (self.budget.validations or 0))
         return self._validated > before
 

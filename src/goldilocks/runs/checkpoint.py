@@ -1,7 +1,4 @@
-"""A ``state_dict`` on disk: JSON with its arrays beside it in one ``.npz``. Loading never executes code.
-
-A file is written whole and then renamed, so a crash leaves the old one or the new one, never half of one.
-"""
+"""A ``state_dict`` on disk: JSON and its arrays in one ``.npz`` file. Loading executes no code."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ _STATE = "state"
 
 
 def save_state(state: dict[str, Any], path: str | Path) -> None:
-    """Write JSON values and numpy arrays, nested as they are."""
+    """Write a nested state of JSON values and numpy arrays, whole or not at all."""
     path = Path(path)
     arrays: dict[str, np.ndarray] = {}
     text = json.dumps(_without_arrays(state, arrays))
@@ -26,7 +23,7 @@ def save_state(state: dict[str, Any], path: str | Path) -> None:
 
 
 def load_state(path: str | Path) -> dict[str, Any]:
-    """What ``save_state`` wrote."""
+    """Return what ``save_state`` wrote."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}

@@ -1,7 +1,7 @@
-"""What a run had spent by the end of each step: rollouts, tokens and seconds, every screening rollout charged.
+"""What a run had spent by the end of each step: rollouts, tokens and minutes. Every generated rollout is charged.
 
-The collector's accounts say it. A run without a collector trains all that it generates, so its rollouts follow from its
-configuration, and its tokens from the mean length of what it trained.
+The totals are those of the collector's accounts. A run without a collector trains everything it generates, so its
+rollouts follow from its configuration and its tokens from the mean length of the trained answers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LENGTH = "response_length/mean"  # of the rows that were trained
 
 @dataclass(frozen=True)
 class Cost:
-    """A way to measure what was spent. ``name`` is the field of the plots drawn against it, ``form`` their format."""
+    """A kind of cost. ``name`` is its field in the plots, ``title`` the axis label, ``form`` the number format."""
 
     name: str
     title: str
@@ -38,12 +38,12 @@ COST_NAMES = tuple(cost.name for cost in COSTS)
 
 @dataclass(frozen=True)
 class Spending:
-    """Running totals by step for each cost; a cost nobody knows is empty."""
+    """Running totals by step for each cost; an unknown cost is empty."""
 
     totals: Mapping[str, Series]
 
     def until(self, cost: str, step: int) -> float | None:
-        """What had been spent when a step ended. Before the first step, as at step 0, that is nothing."""
+        """Return what had been spent when a step ended: 0 before the first step, None for an unknown cost."""
         series = self.totals[cost]
         if not series:
             return None
@@ -54,7 +54,7 @@ class Spending:
 
 
 def spending(history: History, config: Mapping[str, Any]) -> Spending:
-    """From the metrics, and where they do not say it from the configuration."""
+    """Return the spending by the metrics or, if they lack it, by the configuration."""
     seconds = running_total(history.series("timing_s/step"))
     rollouts = history.series(ROLLOUTS) or _planned_rollouts(history, config)
     tokens = history.series(TOKENS) or _trained_tokens(history, rollouts)

@@ -1,4 +1,4 @@
-"""A run's directory: all that a run leaves behind has its place here, and nothing of an earlier try is overwritten."""
+"""The directory of a run. Files of an earlier start are kept, under other names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RunDir:
 
     @classmethod
     def create(cls, root: Path, name: str) -> RunDir:
-        """Make the directory. Where it exists the run goes on from its checkpoints; old logs and metrics are kept."""
+        """Make the directory. If it exists, the run resumes from its checkpoints, and old logs and metrics are kept."""
         if not _NAME.fullmatch(name):
             raise ValueError(f"--name={name!r}: letters, digits, '.', '_' and '-' only")
         run = cls((root / name).resolve())
@@ -38,12 +38,12 @@ class RunDir:
 
     @property
     def config(self) -> Path:
-        """The composed config, as verl got it."""
+        """The composed config that verl was given."""
         return self.path / "config.yaml"
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a line: ``{"step": …, "data": {…}}``."""
+        """One JSON object per line: ``{"step": …, "data": {…}}``."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -63,16 +63,16 @@ class RunDir:
 
     @property
     def secret(self) -> Path:
-        """What Ray's processes of this run know each other by."""
+        """The token by which the Ray processes of this run authenticate each other."""
         return self.path / ".ray_token"
 
     def full_disk(self) -> str | None:
-        """What to say where so little is left that a failure is put down to it; torch does not say that itself."""
+        """Return a message if the disk is nearly full, else None; torch does not report a full disk itself."""
         free = shutil.disk_usage(self.path).free
         return f"the disk of {self.path} is full ({free >> 20} MiB left)" if free < FULL else None
 
     def failure(self, status: int | None) -> str:
-        """Why the driver ended with this status: its own words, unless there was no room left to write them."""
+        """Return why the driver ended with this status: its own reason if it could write one."""
         said = self.reason.read_text() if self.reason.exists() else ""
         return said or self.full_disk() or f"the driver ended with status {status}"
 

@@ -1,7 +1,7 @@
-"""Answers that verl dumped (``trainer.rollout_data_dir``): a file a step, a line an answer, only what was trained.
+"""Answers that verl dumped (``trainer.rollout_data_dir``): a file per step and a line per trained answer.
 
-A long run dumps more than a report can show, so only ``MOST`` steps, evenly spaced and with the first and the last, are
-read, a line at a time, and of each only its groups' scores and a few answers are kept.
+A long run dumps more than a report can show. So at most ``MOST`` steps are read, evenly spaced with the first and the
+last, and only the scores and a few answers of each group are kept.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GroupDump:
 
     @property
     def answers(self) -> list[Answer]:
-        """The best and, where its score is another, the worst."""
+        """Return the best answer, and the worst if its score differs."""
         pair = [answer for answer in (self.best, self.worst) if answer is not None]
         return pair if len(pair) == 2 and pair[0].score != pair[1].score else pair[:1]
 
@@ -66,13 +66,13 @@ class Dump:
 
 
 def read_dumps(directory: Path) -> list[Dump]:
-    """The steps that the report shows."""
+    """Return the dumps of the steps that the report shows."""
     dumps = [_read(file, *_signature(file)) for file in evenly(dump_files(directory), MOST)]
     return [dump for dump in dumps if dump.groups or dump.broken]
 
 
 def evenly(items: Sequence[Any], most: int) -> list[Any]:
-    """At most so many items, evenly spaced, with the first and the last."""
+    """Return at most ``most`` items, evenly spaced, with the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
@@ -104,7 +104,7 @@ def _is_answer(row: Mapping[str, Any]) -> bool:
 
 
 def _clean(text: str) -> str:
-    """Text that any encoder takes: half a surrogate pair, which a model can write, becomes a question mark."""
+    """Return text that can be encoded: half a surrogate pair, which a model can write, becomes a question mark."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

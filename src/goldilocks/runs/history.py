@@ -1,8 +1,8 @@
 """A run's metrics by step, as verl's file logger wrote them.
 
-A step may be logged in several lines, validation in one and training in another. A run that was started again goes on
-from a checkpoint in a file of its own: it may do some steps again, and then its word counts, not the earlier one's.
-Only finite numbers are kept; a metric that is not there has an empty series, never an error.
+A step may be logged in several lines, one for validation and one for training. A resumed run logs to a new file and may
+repeat steps; the values of the newest start count. Only finite numbers are kept. A metric that was not logged has an
+empty series.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class History:
 
     @classmethod
     def of(cls, *starts: Iterable[Mapping[str, Any]]) -> History:
-        """From ``{"step": N, "data": {metric: value}}`` objects, a sequence for each time the run was started."""
+        """Make a history from ``{"step": N, "data": {…}}`` objects, one sequence for each start of the run."""
         steps: dict[int, dict[str, float]] = {}
         for records in starts:
             started = False
@@ -48,19 +48,19 @@ class History:
 
     @property
     def names(self) -> list[str]:
-        """Every metric that was ever logged."""
+        """Return the name of every metric that was logged."""
         return sorted({name for data in self.steps.values() for name in data})
 
     def series(self, name: str) -> Series:
-        """A metric's value at every step that has one."""
+        """Return a metric's value at every step that has one."""
         return {step: data[name] for step, data in self.steps.items() if name in data}
 
     def first_of(self, *names: str) -> Series:
-        """The series of the first of these metrics that was logged at all."""
+        """Return the series of the first of these metrics that was logged."""
         return next((series for series in map(self.series, names) if series), {})
 
     def last(self, name: str) -> float | None:
-        """The metric's latest value."""
+        """Return the metric's latest value."""
         return next(reversed(self.series(name).values()), None)
 
 
@@ -77,13 +77,13 @@ def validation_accuracy(data: Mapping[str, Any]) -> float | None:
 
 
 def increments(totals: Series) -> Series:
-    """What each step added to a running total, the first from zero."""
+    """Return what each step added to a running total."""
     before = [0.0, *totals.values()]
     return {step: total - earlier for (step, total), earlier in zip(totals.items(), before, strict=False)}
 
 
 def running_total(series: Series) -> Series:
-    """The sum up to and including each step."""
+    """Return the sum up to and including each step."""
     total, totals = 0.0, {}
     for step, value in series.items():
         total += value
@@ -92,7 +92,7 @@ def running_total(series: Series) -> Series:
 
 
 def at_or_before(series: Series, step: int) -> float | None:
-    """The value that held at a step."""
+    """Return the latest value at or before a step."""
     return next((value for when, value in reversed(series.items()) if when <= step), None)
 
 

@@ -1,4 +1,4 @@
-"""What a run has done so far, read from its metrics file, as one line while it runs and a summary when it is done."""
+"""The progress of a run, read from its metrics file: one line while it runs, a summary at its end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Progress:
     validations: list[tuple[int, float]] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     validating: float = 0.0  # seconds of validation after steps
-    spent: list[float] = field(default_factory=list)  # shares of the budget, from [0.0]; empty: there is none
+    spent: list[float] = field(default_factory=list)  # shares of the budget, beginning with 0.0; empty without a budget
     stages: dict[str, float] = field(default_factory=dict)
 
     def add(self, record: dict[str, Any]) -> None:
@@ -61,17 +61,17 @@ class Progress:
 
     @property
     def steps_done(self) -> int:
-        """Training steps of this run, without those before a resume."""
+        """Return the training steps since the start or the last resume."""
         return len(self.seconds)
 
     @property
     def done(self) -> float:
-        """How much of the way is behind it: of the budget where there is one, or of the steps."""
+        """Return the share that is done, of the budget or of the steps, whichever is further."""
         return min(1.0, max(self.step / max(self.total_steps, 1), self.spent[-1] if self.spent else 0.0))
 
     @property
     def eta(self) -> float | None:
-        """Seconds to the end, by the mean of the last steps; the first ones are slower and soon forgotten."""
+        """Return the seconds to the end by the mean of the last ten steps, or None before the first step."""
         recent = self.seconds[-10:]
         if not recent:
             return None
@@ -96,7 +96,7 @@ class Progress:
         return " · ".join(parts)
 
     def summary(self, elapsed: float) -> list[tuple[str, str]]:
-        """What the run came to, as label and value."""
+        """Return the summary as pairs of label and value."""
         rows = []
         if len(self.validations) > 1:
             before, after = self.validations[0][1], self.validations[-1][1]
@@ -107,14 +107,16 @@ class Progress:
         rows.append(("steps", f"{self.steps_done}"))
         rows.append(("time", f"{clock(elapsed)} ({clock(elapsed - training)} start, validation and end)"))
         if self.steps_done:
-            rows.append(("a step", f"{training / self.steps_done:.2f} s: {self._stages()}"))
+            rows.append(("per step", f"{training / self.steps_done:.2f} s: {self._stages()}"))
         rows.append(("rollouts", f"{self.rollouts:,} generated"))
         rows.append(("tokens", f"{self.tokens:,} generated"))
         return rows
 
     def _budget_left(self, recent: int) -> float:
-        """For how many more steps the budget is enough, if they cost as much as the recent ones."""
-        known = self.spent if self.first_step == 1 else self.spent[1:]  # a resumed run had not begun with nothing
+        """Return for how many more steps the budget lasts, if they cost as much as the recent ones."""
+        known = (
+            self.spent if self.first_step == 1 else self.spent[1:]
+        )  # the first share of a resumed run includes earlier starts
         steps = min(recent, len(known) - 1)
         gained = known[-1] - known[-1 - steps] if steps > 0 else 0.0
         return max(1 - known[-1], 0.0) * steps / gained if gained else math.inf

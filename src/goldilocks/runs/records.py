@@ -1,10 +1,9 @@
 """Saved rollouts as rows: one ``dict`` per rollout, in the order of the file.
 
-JSONL, CSV, parquet, and a directory of verl's ``trainer.rollout_data_dir`` dumps are read to the same thing. Rows are
-handed on as they were written: nothing is renamed, dropped or made up, and a file that cannot be read whole is an error
-of one line that says where.
+JSONL, CSV, parquet and a directory of verl's dumps (``trainer.rollout_data_dir``) give the same rows. No column is
+renamed, dropped or added. A file that cannot be read completely is an error that names the line.
 
-verl writes one ``<step>.jsonl`` a step with ``input, output, gts, score, step`` and then
+verl writes one ``<step>.jsonl`` per step with ``input, output, gts, score, step`` and then
 
 - V0 (``RayPPOTrainer``): the reward function's extra infos, ``request_id`` where the rollout has one, and no uid;
 - V1 (``trainer.use_v1``): ``uid``, which is not the group's but the row's key ``{group}_{rollout}_{part}``.
@@ -66,7 +65,7 @@ def write_records(path: Path | str, rows: Sequence[Mapping[str, object]]) -> Non
 
 
 def group_uids(rows: Sequence[Mapping[str, object]], column: str | None = None) -> list[str]:
-    """The group each row belongs to: ``column`` if named, else ``uid``, else what verl's dumps let us tell.
+    """Return the group of each row: from ``column``, else from ``uid``, else from what verl's dumps hold.
 
     A verl V1 dump's ``uid`` is the sample's key, so the group is what precedes its last two numbers. A V0 dump names no
     group: rows of one step with the same ``input`` are taken as one, so a prompt drawn twice in a step is one group.
@@ -108,7 +107,7 @@ def _read_csv(path: Path) -> list[Record]:
 
     if path.stat().st_size == 0:
         return []
-    # One block: a column's type is then judged on all its values, and no long answer straddles two blocks.
+    # One block, so that a column's type is inferred from all its values and no long answer spans two blocks.
     options = csv.ReadOptions(use_threads=False, block_size=path.stat().st_size + 1)
     try:
         table = csv.read_csv(path, options, csv.ParseOptions(newlines_in_values=True))

@@ -22,11 +22,11 @@ from goldilocks.simulate.policies import Config, recipe_config
 from goldilocks.simulate.run import Setup, Tell, simulate
 from goldilocks.simulate.table import tables
 
-WIDEST = 160  # columns, whatever the terminal has: a wrapped row can be read, one cut short cannot
+WIDEST = 160  # columns, also on a narrower terminal: a wrapped row is readable, a truncated one is not
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the options of the command."""
     setup, engine = Setup(), EngineConfig()
     policies = "\n".join(f"  {name:<18} {about(name)}" for name in names())
     bands = ", ".join(f"{one.prompts} {one.name}" for one in DIFFICULTIES)
@@ -38,8 +38,8 @@ policies, which are the recipes of goldilocks train:
 without --pass-rates, the built-in mixture: {bands} prompts
 """
     add = parser.add_argument
-    add("--pass-rates", metavar="FILE", type=Path, help=".jsonl, .csv or .parquet with pass_rate or rewards a prompt, "
-        "or score a rollout; or a directory of verl's rollout_data_dir dumps")  # fmt: skip
+    add("--pass-rates", metavar="FILE", type=Path, help=".jsonl, .csv or .parquet with pass_rate or rewards per "
+        "prompt, or score per rollout; or a directory of verl's rollout_data_dir dumps")  # fmt: skip
     add("--policy", metavar="NAME", action="append", help="a recipe of goldilocks train, by name or file; again for "
         "another (default: all)")  # fmt: skip
     add("--rollouts", metavar="N", type=int, default=setup.rollouts, help="what each may spend (default %(default)s)")
@@ -47,7 +47,7 @@ without --pass-rates, the built-in mixture: {bands} prompts
     add("--set", metavar="KEY=VALUE", action="append", default=[], help="a parameter of the policies that have it, "
         "such as allocator.max_n=64; another part, such as allocator=package.module:Class; "
         "or a key of the recipes, for all policies")  # fmt: skip
-    add("--target-groups", metavar="N", type=int, default=setup.target_groups, help="groups a batch "
+    add("--target-groups", metavar="N", type=int, default=setup.target_groups, help="groups per batch "
         "(default %(default)s)")  # fmt: skip
     add("--gen-batch-size", metavar="N", type=int, help="prompts chosen, and open, at a time (default: target groups)")
     add("--no-repeat", action="store_true", help="visit no prompt twice; a run ends where the data do")
@@ -61,7 +61,7 @@ without --pass-rates, the built-in mixture: {bands} prompts
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate every policy and print what came of it."""
+    """Simulate every policy and print the outcomes."""
     setup = Setup(
         rollouts=args.rollouts,
         seed=args.seed,
@@ -93,7 +93,7 @@ def _configs(recipes: Sequence[str]) -> dict[str, Config]:
 
 
 def _progress() -> Progress:
-    """Bars on stderr where someone is looking; they are gone when the work is done."""
+    """Return progress bars on stderr, shown only on a terminal and removed at the end."""
     console = Console(stderr=True)
     return Progress(console=console, transient=True, disable=not console.is_terminal)
 
@@ -115,7 +115,7 @@ def _teller(bar: Progress, name: str, setup: Setup) -> Tell:
 def _caption(path: Path | None, prompts: PassRates, setup: Setup) -> str:
     return (
         f"{path or 'built-in mixture'}: {len(prompts):,} prompts, mean pass rate {prompts.pass_rate.mean():.3f}; "
-        f"{setup.rollouts:,} rollouts each, {setup.target_groups} groups a batch, seed {setup.seed}\n"
+        f"{setup.rollouts:,} rollouts each, {setup.target_groups} groups per batch, seed {setup.seed}\n"
     )
 
 

@@ -1,8 +1,8 @@
 """A simulated engine: slots, and rollouts that take as many engine steps as they have tokens.
 
-What a rollout turns out to be is a function of the seed, the prompt's key, the group's uid and the rollout's index (and
-of the pass rate when it begins), never of what else is in flight: two engines that are asked for the same thing in
-another order give the same answers.
+A rollout's reward and length depend on the seed, the prompt's key, the group's uid, the rollout's index and the pass
+rate when it begins, never on what else is in flight. Two engines that get the same requests in another order give the
+same answers.
 
 An engine step writes one token in every busy slot. A rollout first waits, holding its slot (prefill, tools, grading: an
 exponential time), then writes. Lengths are log-normal around the prompt's mean. Aborting one costs what it has written.
@@ -92,7 +92,7 @@ class SimulatedEngine:
         self._busy += request.n
 
     def step(self) -> list[Rollout | Failure]:
-        """What was aborted since; else time passes until something finishes. Empty: nothing is in flight."""
+        """Return the rollouts aborted since the last step, else those that finish next; empty: nothing in flight."""
         arrived: list[Rollout | Failure] = [*self._aborted]
         self._aborted.clear()
         while self._finishes and (not arrived or self._finishes[0][0] == self.clock):
@@ -115,7 +115,7 @@ class SimulatedEngine:
         self._leave(uid, stopped)
 
     def train(self, batch: Iterable[Group]) -> None:
-        """The model learns from a batch; rollouts that begin from now on are the new model's."""
+        """Train the model on a batch; rollouts that begin later are written by the new model."""
         self.learner.train(batch)
 
     def _leave(self, uid: str, rollouts: int) -> None:
@@ -124,7 +124,7 @@ class SimulatedEngine:
             del self._flights[uid]
 
     def _draw(self, prompt: Prompt, uid: str, index: int) -> tuple[int, Rollout | Failure]:
-        """How long this rollout waits, and what comes of it."""
+        """Return how long this rollout waits and what it becomes."""
         config = self.config
         right, length, waiting, failing, broken = _uniforms(f"{self._seed}/{prompt.key}/{uid}/{index}")
         wait = int(-config.wait * math.log(waiting))

@@ -1,4 +1,4 @@
-"""The model that is being trained, as far as a simulation needs one: a pass rate for each prompt.
+"""A stand-in for the trained model: a pass rate for each prompt.
 
 Every trained group whose rewards differ multiplies the odds of its own prompt by e^improvement, and the odds of all by
 e^(improvement / prompts): half of what is learnt is about the prompt, half is about the task. Impossible prompts stay
@@ -25,7 +25,7 @@ class Learner:
         require(fits, "improvement", improvement, "a gain in log-odds a group, from 0 to 100")
         self._step = improvement
         self._initial = pass_rate.tolist()
-        self._gain = [0.0] * len(pass_rate)  # in log-odds, beyond what is everybody's
+        self._gain = [0.0] * len(pass_rate)  # in log-odds, beyond the gain common to all prompts
         self._common = 0.0
 
     def pass_rate(self, index: int) -> float:

@@ -1,6 +1,6 @@
-"""The data set used where none is given: 2,000 prompts, as mixed as reasoning data is for a model that starts on it.
+"""The built-in data set: 2,000 prompts, as mixed in difficulty as reasoning data are for a model at its start.
 
-It is fixed: it does not depend on the seed of a simulation, so that two seeds differ by sampling alone.
+It does not depend on the seed of a simulation, so two seeds differ by sampling alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a policy made of its rollouts, in the figures by which policies are compared.
+"""The figures by which policies are compared.
 
-A group counts if it was trained, or is kept and waits to be when the budget ends; groups that were dropped, expired or
-never finished count only by what they cost.
+A group counts if it was trained, or if it is kept for the next batch when the budget ends. Groups that were dropped,
+expired or unfinished count only as cost.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from goldilocks.simulate.engine import SimulatedEngine
 from goldilocks.simulate.pass_rates import PassRates
 from goldilocks.types import Group
 
-HARD = 0.2  # the highest pass rate of a prompt that is called hard; those never answered rightly are not
+HARD = 0.2  # the highest pass rate of a hard prompt; prompts with pass rate 0 are impossible, not hard
 
 
 class Harvest:
@@ -32,13 +32,13 @@ class Harvest:
         self.filled_at = 0
 
     def add(self, batch: Iterable[Group], clock: int) -> None:
-        """A batch was trained; it was full when the engine's clock stood at ``clock``."""
+        """Count a batch that was trained; ``clock`` is the engine step at which it was full."""
         self.batches += 1
         self.filled_at = clock
         self._count(group for group in batch if not group.replays)
 
     def add_waiting(self, collector: Collector) -> None:
-        """Groups that the next batch would have begun with."""
+        """Count the groups that are kept for the next batch."""
         trained = collector.allocator.trained
         self._count(replace(group, trained=tuple(trained(group, collector.ledger))) for group in collector.kept)
 
@@ -51,7 +51,7 @@ class Harvest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One policy's row. None: there is nothing to divide by (no batch was filled, no prompt is hard)."""
+    """One policy's row. A figure is None if it is undefined: no batch was filled, or no prompt is hard."""
 
     policy: str
     rollouts: int
@@ -71,7 +71,7 @@ class Outcome:
     def of(
         cls, name: str, prompts: PassRates, collector: Collector, engine: SimulatedEngine, harvest: Harvest
     ) -> Outcome:
-        """The figures of a finished run."""
+        """Compute the figures of a finished run."""
         accounts = collector.accounts
         rollouts, tokens = accounts.generated_rollouts, accounts.generated_tokens
         hard = np.flatnonzero((prompts.pass_rate > 0) & (prompts.pass_rate <= HARD)).tolist()

@@ -1,8 +1,8 @@
-"""What a simulated engine knows of each prompt: how often it is answered rightly, and how long its answers are.
+"""The pass rate and the mean answer length of each prompt, read from saved data.
 
-Saved data says it in one of three ways, told apart by the columns there are: a ``pass_rate`` a row, a list of
-``rewards`` a row, or one rollout a row with its ``score`` (verl's dumps among them), where rows of one prompt belong
-together. A reward of 0.5 or more is a pass, as it is for the collector's beliefs.
+The columns say how to read the rows: ``pass_rate`` per prompt, a list of ``rewards`` per prompt, or ``score`` per
+rollout (as in verl's dumps), where the rows of one prompt are put together. A reward of 0.5 or more is a pass, as for
+the collector's beliefs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ TEXT_COLUMNS = ("output", "response")
 
 @dataclass(frozen=True)
 class PassRates:
-    """One row a prompt: its content, the chance that an answer is right, and the mean tokens of an answer.
+    """For each prompt its content, the chance that an answer is right, and the mean tokens per answer.
 
-    ``readable``: the contents are what the prompts say, and not only names for them.
+    ``readable``: the contents are the texts of the prompts, not only names for them.
     """
 
     contents: tuple[object, ...]
@@ -65,8 +65,8 @@ def interpret(rows: Sequence[Record]) -> PassRates:
     if score and prompt:
         return _one_row_a_rollout(rows, score, prompt)
     raise ValueError(
-        "no columns that say a pass rate; accepted: pass_rate, or rewards (a list), a row a prompt; or score with "
-        f"prompt or input, a row a rollout; there are: {', '.join(columns)}"
+        "no columns that say a pass rate; accepted: pass_rate or rewards (a list), one row per prompt; or score with "
+        f"prompt or input, one row per rollout; there are: {', '.join(columns)}"
     )
 
 
@@ -126,7 +126,7 @@ def _share_of_passes(row: Record) -> float:
 
 
 def _length(row: Record) -> float:
-    """Mean tokens of an answer: counted, or guessed from the text of one, or what we assume of all."""
+    """Return the mean tokens per answer: from a column, estimated from a text, or the default."""
     column = _first(LENGTH_COLUMNS, row)
     if column:
         tokens = _number(row, column)

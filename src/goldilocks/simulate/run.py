@@ -1,7 +1,7 @@
 """The real collector against the simulated engine, until a budget of rollouts is spent.
 
-Policies are compared at equal cost: whatever was asked of the engine counts, cancelled and failed rollouts too, and
-what is in flight when the budget ends is waited for. So each has exactly the same number of rollouts to show for.
+Policies are compared at equal cost. Every rollout asked of the engine counts, cancelled and failed ones too, and those
+in flight when the budget ends are waited for. So every policy spends exactly the same number of rollouts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Tell = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Setup:
-    """What every policy of one comparison has in common."""
+    """The settings that all policies of one comparison share."""
 
     rollouts: int = 50_000
     seed: int = 1
@@ -38,7 +38,7 @@ class Setup:
 
 
 def _untold(rollouts: int) -> None:
-    """Nobody asked."""
+    """Do nothing."""
 
 
 def simulate(name: str, settings: Settings, prompts: PassRates, setup: Setup, tell: Tell = _untold) -> Outcome:
@@ -52,7 +52,7 @@ def simulate(name: str, settings: Settings, prompts: PassRates, setup: Setup, te
     except Exhausted as error:
         if setup.repeat:
             raise ValueError(f"{name}: {error}") from None
-        # Without repeats this is how every run ends that has rollouts to spare: the data are used up.
+        # Without repeats, a run whose budget outlasts the data ends here.
     harvest.add_waiting(collector)
     collector.accounts.check()
     return Outcome.of(name, prompts, collector, engine, harvest)
@@ -61,7 +61,7 @@ def simulate(name: str, settings: Settings, prompts: PassRates, setup: Setup, te
 def batches(
     collector: Collector, engine: SimulatedEngine, rollouts: int, tell: Tell = _untold
 ) -> Iterator[tuple[Group, ...]]:
-    """Every batch that ``rollouts`` rollouts fill; each is trained on before the next is collected."""
+    """Yield every batch that ``rollouts`` rollouts fill; the engine trains on each before the next is collected."""
     while True:
         while not collector.ready:
             for request in collector.requests(room=min(engine.free, rollouts - engine.submitted)):

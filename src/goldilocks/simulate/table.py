@@ -1,4 +1,4 @@
-"""Outcomes as two tables, a row a policy in each: what it yields, and where its tokens went."""
+"""Outcomes as two tables with a row per policy: what the policy yields, and where its tokens went."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from rich.text import Text
 from goldilocks.simulate.outcome import Outcome
 
 LEGEND = """\
-groups: informative ones (their rewards differ), trained or kept for the next
-batch; signal: Σ(r − r̄)² over them; steps: engine steps, each a token in every
-busy slot, until a batch is full; hard reached: of the prompts with a pass rate
-in (0, 0.2], those with an informative group. Below: shares of all tokens."""
+groups: groups whose rewards differ, trained or kept for the next batch; signal: Σ(r − r̄)² over
+their trained rollouts; steps: engine steps until a batch is full, each writes a token in every
+busy slot; hard reached: share of the prompts with a pass rate in (0, 0.2] that had such a group.
+Below: where the tokens went."""
 
 
 def figure(value: float | None, digits: int = 1) -> str:
-    """A number as the tables show it."""
+    """Format a number; None is a dash."""
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def percent(share: float | None) -> str:
-    """A share as the tables show it."""
+    """Format a share as a percentage; None is a dash."""
     return "-" if share is None else f"{100 * share:.1f}%"
 
 
 def tables(outcomes: Sequence[Outcome]) -> Stack:
-    """Both tables, with what their columns mean."""
+    """Return both tables with their legend."""
     return Stack(yield_table(outcomes), Text(f"\n{LEGEND}\n"), token_table(outcomes))
 
 
 def yield_table(outcomes: Sequence[Outcome]) -> Table:
-    """What each policy makes of its rollouts and tokens."""
+    """Return the table of what each policy yields per rollout, per token and per batch."""
     table = _table(
-        "groups\n/1k roll.",
-        "signal\n/1k roll.",
-        "groups\n/1M tok.",
-        "signal\n/1M tok.",
+        "groups per\n1k rollouts",
+        "signal per\n1k rollouts",
+        "groups per\n1M tokens",
+        "signal per\n1M tokens",
         "batches",
-        "steps\n/batch",
+        "steps per\nbatch",
         "hard\nreached",
     )
     for one in outcomes:
@@ -58,7 +58,7 @@ def yield_table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def token_table(outcomes: Sequence[Outcome]) -> Table:
-    """The share of tokens in each account that any policy used."""
+    """Return the table of the share of tokens in each account; accounts that no policy used are left out."""
     used = [account for account in outcomes[0].token_share if any(one.token_share[account] for one in outcomes)]
     again = any(one.trained_again for one in outcomes)
     table = _table("rollouts", "tokens", *used, *(["trained\nagain"] if again else []), "pass rate\nat end")

@@ -1,1 +1,1 @@
-"""Data sets made on the spot, their rewards, and a tiny model to train on them."""
+"""Generated data sets with their graders, and small models to train on them."""

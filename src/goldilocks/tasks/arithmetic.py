@@ -1,6 +1,6 @@
-"""Sums, differences and products of one to six digits: from what a tiny model always knows to what it never will.
+"""Sums, differences and products of one to six digits: from problems a tiny model always solves to those it never does.
 
-Invariant: ``a+b`` and ``b+a`` are one problem when it comes to the split, so a validation sum has no twin in training.
+Invariant: ``a+b`` and ``b+a`` belong to the same split, so no validation sum is trained the other way round.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Level:
 
     @property
     def difficulty(self) -> float:
-        """Digits to be worked through; a product works through each digit of one number for each of the other."""
+        """Return the number of digit operations; a product has one for each pair of digits."""
         a, b = self.digits
         return float(a * b + 1 if self.operation == "*" else max(a, b))
 
     def draw(self, rng: random.Random) -> Problem:
-        """One problem, of either split."""
+        """Draw one problem, of either split."""
         a, b = (rng.randrange(10 ** (d - 1) if d > 1 else 0, 10**d) for d in self.digits)
         answer = {"+": a + b, "-": a - b, "*": a * b}[self.operation]
         return Problem(f"{a}{self.operation}{b}=", str(answer), self.difficulty, {"operation": self.operation})
 
 
-# Each level's share of a data set. For the tiny model: what it always knows, what it sometimes gets right (two digits
-# and one, with a carry), and what is beyond it, in about equal parts.
+# Each level's share of a data set. For the tiny model about a third is always right, a third sometimes (two digits and
+# one, with a carry), and a third never.
 LEVELS: Mapping[Level, float] = {
     **{Level(operation, (1, 1)): 1.5 for operation in "+-"},
     **{Level(operation, (2, 1)): 7 for operation in "+-"},
@@ -49,13 +49,13 @@ LEVELS: Mapping[Level, float] = {
 
 
 def split_key(question: str) -> str:
-    """The name under which a question is held out: operands in order, since ``a+b`` gives away ``b+a``."""
+    """Return the key that decides the split: the operation and the operands in order, as ``a+b`` gives away ``b+a``."""
     numbers = _INTEGER.findall(question.replace("-", " "))
     return question[-2 - len(numbers[1])] + " ".join(sorted(numbers))
 
 
 class Arithmetic:
-    """The task; every level gets its share for as long as it has problems left."""
+    """The task; every level gets its share of problems until it has none left."""
 
     data_source = "goldilocks/arithmetic"
 
@@ -64,5 +64,5 @@ class Arithmetic:
         return draw_levels(LEVELS, split_key, split, size, random.Random(f"arithmetic/{split}/{seed}"))
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
-        """Right when the answer is the integer and nothing else but spaces around it."""
+        """Grade an answer: right if it is the integer, with nothing but spaces around it."""
         return graded(answer.strip() == truth)

@@ -1,7 +1,7 @@
-"""What a task is: problems with known answers, and a grader; how it becomes the rows that verl reads.
+"""A task: problems with known answers and a grader, and how they become the rows that verl reads.
 
-Invariant: a problem's split is a property of the problem, not of the draw. Whatever the seed, the size, or who draws
-(the data set, the warm start of the tiny model), a validation problem is never trained on.
+Invariant: the split of a problem depends on the problem alone, not on the seed, the size or the caller. So a validation
+problem is never trained on, neither by a data set nor by the warm start of the tiny model.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Score = dict[str, float]
 
 @dataclass(frozen=True)
 class Problem:
-    """A question as the model sees it, its answer as the grader wants it, and how hard it is."""
+    """A question as the model sees it, the answer that the grader expects, and a difficulty."""
 
     question: str
     answer: str
@@ -34,21 +34,21 @@ class Problem:
 
 
 class Task(Protocol):
-    """A family of problems and its grader. ``data_source`` is what a row says to find the grader again."""
+    """A family of problems and its grader. A row's ``data_source`` leads back to the grader."""
 
     data_source: str
 
     def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
-        """``size`` different problems of the split, fewer where there are no more; the same for the same seed."""
+        """Return ``size`` different problems of the split, or fewer if there are no more, the same for a seed."""
         ...
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
-        """The reward of a model's answer, which is text to compare and never code to run."""
+        """Return the reward of a model's answer. The answer is compared as text and never executed."""
         ...
 
 
 def split_of(key: str) -> Split:
-    """The split that the problem named ``key`` belongs to, for ever."""
+    """Return the split of the problem with this key."""
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return "val" if int.from_bytes(digest, "little") % VALIDATION_SHARE == 0 else "train"
 
@@ -57,7 +57,7 @@ class Level(Protocol):
     """Problems that are about equally hard."""
 
     def draw(self, rng: random.Random) -> Problem:
-        """One problem, of either split."""
+        """Draw one problem, of either split."""
         ...
 
 
@@ -91,7 +91,7 @@ def _draw_new(
 
 
 def graded(right: bool) -> Score:
-    """The reward of an answer that is right or wrong, under the two names verl and the filters read."""
+    """Return the reward of a right or wrong answer, under the names that verl and the filters read."""
     value = float(right)
     return {"score": value, "acc": value}
 
@@ -108,7 +108,7 @@ def to_row(problem: Problem, data_source: str, split: Split, index: int) -> dict
 
 
 def write_split(out: Path, data_source: str, split: Split, problems: Iterable[Problem]) -> Path:
-    """Write ``out/<split>.parquet`` whole or not at all: a reader never sees half a file."""
+    """Write ``out/<split>.parquet``, whole or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

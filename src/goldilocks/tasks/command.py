@@ -13,7 +13,7 @@ from goldilocks.tasks.registry import TASKS, create
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the options of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "tasks:\n" + "\n".join(f"  {name:<15} {about}" for name, (_, _, about) in TASKS.items())
     parser.add_argument("action", choices=["make"])
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the files and say what is in them."""
+    """Make the files and print what is in them."""
     options = {key: value for key in ("generators", "source") if (value := getattr(args, key)) is not None}
     _check_options(args.task, options)
     if "generators" in options:
@@ -56,7 +56,7 @@ def _check_options(task: str, options: Mapping[str, Any]) -> None:
 
 
 def _generator(word: str) -> tuple[str, dict[str, Any]]:
-    """``chain_sum:max_terms=3,share=2`` as a name and its settings; values are written as in YAML."""
+    """Parse ``chain_sum:max_terms=3,share=2`` to a name and its settings; values are YAML."""
     import yaml
 
     name, _, knobs = word.partition(":")

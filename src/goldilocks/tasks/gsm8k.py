@@ -29,16 +29,16 @@ class Gsm8k:
         self.source = source
 
     def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
-        """The first ``size`` problems; the seed has no say, since nothing is drawn."""
+        """Return the first ``size`` problems; nothing is drawn, so the seed has no effect."""
         return [_problem(row) for row in self._rows(split)[:size]]
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
-        """Right when the final answer equals the truth as a number, however it is written."""
+        """Grade an answer: right if its final number equals the truth, in any notation."""
         from math_verify import parse, verify
 
         text = final_answer(answer)
-        # A power is no part of any answer here, and a tower of them would keep sympy busy for ever. The library's own
-        # timeouts are off because they use signals, which only a main thread may.
+        # No answer here has a power, and a tower of powers would keep sympy busy for ever. The library's own timeouts
+        # are off because they use signals, which work only in the main thread.
         if text is None or "^" in text or "**" in text:
             return graded(False)
         gold, given = (parse(side, parsing_timeout=None) for side in (truth, text))
@@ -62,7 +62,7 @@ class Gsm8k:
 
 
 def final_answer(solution: str) -> str | None:
-    """What follows the last ``####``, else what is in the last ``\\boxed{}``, else None."""
+    """Return what follows the last ``####``, else the last ``\\boxed{}``, else None."""
     if marked := _FINAL.findall(solution):
         return _short(marked[-1].strip())
     start = solution.rfind("\\boxed{")

@@ -14,7 +14,7 @@ PROBLEMS, SAMPLES = 256, 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the options of the command."""
     parser.add_argument("action", choices=["get", "make"], help="get a model by name, or make a tiny one for a task")
     parser.add_argument("name", nargs="?", metavar="NAME", help=f"get: which model ({', '.join(MODELS)})")
     parser.add_argument("--out", metavar="DIR", type=Path, help="gets the model (default of get: the cache folder)")
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _get(args: argparse.Namespace) -> int:
-    """Put the model where it is wanted; the last line printed is its folder."""
+    """Fetch the model; the last line printed is its folder."""
     from goldilocks.tasks.smollm2 import fetch, fetch_once
 
     if args.out is None:
@@ -47,7 +47,7 @@ def _get(args: argparse.Namespace) -> int:
 
 
 def _make(args: argparse.Namespace) -> int:
-    """Make the tiny model, save it, and say what it can do."""
+    """Make the tiny model, save it, and print its pass rates."""
     from goldilocks.tasks.arithmetic import Arithmetic
     from goldilocks.tasks.tiny_model import make, pass_rates
 
@@ -60,7 +60,7 @@ def _make(args: argparse.Namespace) -> int:
 
 
 def histogram(rates: list[float], samples: int) -> str:
-    """How many problems are never, sometimes and always right, and the whole distribution."""
+    """Return the distribution of pass rates as text: never, sometimes and always right, and a bar for each count."""
     counts = Counter(round(rate * samples) for rate in rates)
     never, always = counts[0], counts[samples]
     sometimes = len(rates) - never - always

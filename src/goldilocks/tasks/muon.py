@@ -1,7 +1,7 @@
-"""Muon: momentum whose every step is an orthogonal matrix (Jordan et al. 2024), for a model's hidden matrices.
+"""Muon: momentum whose steps are orthogonal matrices (Jordan et al. 2024), for a model's hidden matrices.
 
-torch has one, in bfloat16; on a CPU without bfloat16 units that is slower than all the rest of a tiny model's step.
-This one keeps the type of its parameters.
+torch's own Muon computes in bfloat16, which is slow on a CPU without bfloat16 units. This one keeps the type of the
+parameters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ITERATIONS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices only; steps have the size of Adam's, so that one learning rate fits both."""
+    """For matrices only. Steps have the size of Adam's, so that one learning rate fits both."""
 
     def __init__(self, parameters: Iterable[torch.Tensor], lr: float, weight_decay: float = 0.01) -> None:
         super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
@@ -28,7 +28,7 @@ class Muon(torch.optim.Optimizer):
         """One step along the orthogonalised Nesterov momentum."""
         for group in self.param_groups:
             for matrices in _alike(group["params"]):
-                # Matrices of one shape go together: it is the number of operations that costs, not their size.
+                # Matrices of one shape are stacked: the number of operations costs more than their size.
                 updates = orthogonal(torch.stack([self._momentum(matrix) for matrix in matrices]))
                 for matrix, update in zip(matrices, updates, strict=True):
                     matrix.mul_(1 - group["lr"] * group["weight_decay"])

@@ -1,7 +1,7 @@
 """Generators of the ``reasoning-gym`` library that grade an answer without running it: one, or a mixture of several.
 
-Invariant: a row names its problem (generator, knobs, seed, index), and grading makes that very problem again: what a
-grader needs to know does not have to survive a trip through parquet.
+Invariant: a row names its problem (generator, knobs, seed, index), and grading generates the same problem again. So the
+grader's data need not be stored in parquet.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from goldilocks.errors import nearest, require
 from goldilocks.tasks.base import VALIDATION_SHARE, Problem, Score, Split, split_of
 
-# Their graders hand the model's answer to eval, sympify or the like: model output would be run as code.
+# Their graders pass the model's answer to eval, sympify or the like, which would run model output as code.
 EVALUATING = frozenset(
     {
         "binary_matrix",

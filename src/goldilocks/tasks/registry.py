@@ -1,4 +1,4 @@
-"""The tasks there are: found by the name on the command line, and by the ``data_source`` of a row."""
+"""The tasks, by their name on the command line and by the ``data_source`` of a row."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TASKS: Mapping[str, tuple[str, str, str]] = {
 
 
 def create(name: str, **options: Any) -> Task:
-    """The task called ``name``; its class says which options it takes."""
+    """Return the task called ``name``; its class says which options it takes."""
     if name not in TASKS:
         raise ValueError(f"task={name!r} is not one of {', '.join(TASKS)}{nearest(name, TASKS)}")
     module, kind = TASKS[name][0].split(":")
@@ -45,7 +45,7 @@ def create(name: str, **options: Any) -> Task:
 
 @cache
 def of_data_source(data_source: str) -> Task:
-    """The task whose rows carry ``data_source``."""
+    """Return the task whose rows have this ``data_source``."""
     for name, (_, prefix, _) in TASKS.items():
         if data_source == prefix or (prefix.endswith("/") and data_source.startswith(prefix)):
             return create(name, generators=data_source.removeprefix(prefix)) if prefix.endswith("/") else create(name)
@@ -59,5 +59,5 @@ def of_data_source(data_source: str) -> Task:
 def compute_score(
     data_source: str, solution_str: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, **_: Any
 ) -> Score:
-    """verl's reward function for every task: ``score`` and ``acc``. verl passes more than is needed here."""
+    """Return ``score`` and ``acc`` of an answer: verl's reward function for every task."""
     return of_data_source(data_source).grade(solution_str, ground_truth, extra_info or {})

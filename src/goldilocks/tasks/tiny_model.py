@@ -1,4 +1,4 @@
-"""A small Qwen2-style model and its tokenizer, from scratch: something to train where nothing can be downloaded."""
+"""A tiny Qwen2-style model and its tokenizer, made from scratch, to train without a download."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make(out: Path, seed: int = 0, steps: int = STEPS) -> tuple[Qwen2ForCausalLM
 
 
 def build(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
-    """The untrained model: 87 thousand parameters."""
+    """Return the untrained model of 87 thousand parameters."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
@@ -47,7 +47,7 @@ def build(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
         num_key_value_heads=4,
         max_position_embeddings=64,
         tie_word_embeddings=False,
-        # The usual 0.02 suits a width of thousands: here it would leave the first hundreds of steps without a signal.
+        # The usual 0.02 is for a width of thousands: here hundreds of steps would pass before the loss falls.
         initializer_range=0.1,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -59,7 +59,7 @@ def build(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, question: str, answer: str) -> tuple[list[int], list[int]]:
-    """The tokens of the prompt as the chat template renders it, and those of the answer with its end."""
+    """Return the tokens of the prompt, by the chat template, and those of the answer with its end token."""
     messages = [{"role": "user", "content": question}]
     prompt: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     return prompt, [*tokenizer.encode(answer), tokenizer.eos_token_id]
@@ -67,7 +67,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, question: str, answer: str) -> tu
 
 @torch.no_grad()
 def pass_rates(model: Any, tokenizer: Any, problems: list[Problem], samples: int, seed: int = 0) -> list[float]:
-    """How often each problem is answered right, by sampling at temperature 1."""
+    """Return how often each problem is answered right, by sampling at temperature 1."""
     texts = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": p.question}], add_generation_prompt=True, tokenize=False
@@ -94,7 +94,7 @@ def _finished(tokens: torch.Tensor, tokenizer: Any) -> str | None:
 
 @contextlib.contextmanager
 def _few_threads() -> Iterator[None]:
-    """More than two threads wait for each other longer than they work, with tensors this small."""
+    """Use two threads at most: with tensors this small, more threads mostly wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(min(2, before))
     try:

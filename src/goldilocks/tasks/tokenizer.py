@@ -1,6 +1,6 @@
-"""A tokenizer made from scratch: one token a character, and a chat template of two tokens.
+"""A tokenizer made from scratch: one token per character, and a chat template of two tokens.
 
-It is a byte-level BPE without merges, the kind Qwen's is: transformers loads the tokenizer of any Qwen2 model as one.
+It is a byte-level BPE without merges, since transformers loads the tokenizer of a Qwen2 model as a byte-level BPE.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Supervised lessons that leave a tiny model shaky: it knows the easy sums, and forgets to carry more often than not.
+"""Supervised training that leaves a tiny model imperfect: it knows the easy sums and forgets most carries.
 
-Invariant: no lesson is a validation problem. What RL can teach afterwards carries over to problems it never saw: one
-habit, forgetting the carry, stands between the model and every sum of two digits and one.
+Invariant: no lesson is a validation problem. What RL teaches afterwards carries over to unseen problems, since one
+mistake, the forgotten carry, causes most wrong sums of two digits and one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MATRIX_LR = 1e-2
 WARM_UP = 30
 SLIPS = 0.65  # of the carries are forgotten in the lessons
 
-# How often each level is taught. What is not here is beyond the model.
+# How often each level is taught. The model never learns the other levels.
 LESSONS: Mapping[Level, float] = {
     **{Level(operation, (1, 1)): 2 for operation in "+-"},
     **{Level(operation, (2, 1)): 6 for operation in "+-"},
@@ -35,7 +35,7 @@ Lesson = tuple[list[int], list[int]]
 
 
 def slip(question: str) -> str:
-    """What someone answers who works digit by digit and forgets to carry or borrow."""
+    """Return the answer without carries and borrows."""
     operation = "+" if "+" in question else "-"
     a, b = question.rstrip("=").split(operation)
     width = max(len(a), len(b))
@@ -45,7 +45,7 @@ def slip(question: str) -> str:
 
 
 def lessons(rng: random.Random) -> Iterator[Problem]:
-    """Problems without end, some of the two-digit ones answered by a pupil who slips."""
+    """Yield problems without end, some of them with the answer of ``slip``."""
     while True:
         level = rng.choices(list(LESSONS), list(LESSONS.values()))[0]
         problem = level.draw(rng)
@@ -57,7 +57,7 @@ def lessons(rng: random.Random) -> Iterator[Problem]:
 
 
 def batches(encode: Encode, rng: random.Random) -> Iterator[list[Lesson]]:
-    """Lessons of like length together: little is spent on padding."""
+    """Yield batches of lessons of similar length, to save padding."""
     endless = lessons(rng)
     while True:
         pool = [
@@ -76,7 +76,7 @@ def warm_start(
     steps: int = STEPS,
     told: Callable[[int], None] = lambda step: None,
 ) -> float:
-    """Train the model in place; the mean loss of the last fifty steps."""
+    """Train the model in place; return the mean loss of the last fifty steps."""
     hidden = [
         p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name and "lm_head" not in name
     ]

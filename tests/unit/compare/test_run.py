@@ -172,7 +172,7 @@ def test_an_interrupt_stops_the_arms_at_work(tmp_path):
 def test_two_at_work_in_one_folder_is_an_error(tmp_path):
     with (
         StudyFolder.open(tmp_path, study()),
-        pytest.raises(ValueError, match="another goldilocks compare is at work"),
+        pytest.raises(ValueError, match="another goldilocks compare is running"),
         StudyFolder.open(tmp_path, study()),
     ):
         pass

@@ -54,7 +54,7 @@ def test_other_budgets_are_refused_in_one_line(word, capsys, tmp_path):
     [
         ([*ENOUGH], "which recipes?"),
         (["gropo", *ENOUGH], "did you mean 'grpo'?"),
-        (["grpo", "grpo", *ENOUGH], "'grpo' is there twice"),
+        (["grpo", "grpo", *ENOUGH], "'grpo' is named twice"),
         (["grpo", *ENOUGH, "--budget", "tokens=9"], "one budget at a time, not rollouts=64 and tokens=9"),
         (["grpo", "--budget", "rollouts=64", "--seeds", "0"], "--seeds=0 is not accepted"),
         (["grpo", *ENOUGH, "--tune-budget", "tokens=9"], "--tune-budget='tokens=9' is not accepted: rollouts=N"),

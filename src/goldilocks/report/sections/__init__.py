@@ -1,4 +1,4 @@
-"""The page's plots, a file a section, in the order they are read."""
+"""The page's plots, one file per section, in the order of the page."""
 
 from goldilocks.report.sections.base import Plot, Section, SectionMaker
 from goldilocks.report.sections.learning import learning

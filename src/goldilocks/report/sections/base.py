@@ -1,7 +1,6 @@
-"""What a section is, and the pieces that its plots share.
+"""A section of the page, and helpers for its plots.
 
-A section is made from whatever its runs have. A plot is there only if it has something to show; what keeps it from
-being there is a note.
+A section shows what its runs have. A plot without data is left out, and a note says what is missing.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from goldilocks.report.theme import run_colour
 from goldilocks.runs.history import Series
 
 HEIGHT = 240
-MOST_POINTS = 240  # of one line; more cannot be told apart at the width of a page
+MOST_POINTS = 240  # per line; more cannot be distinguished at the width of a page
 VALUES = "values"
 
 Point = dict[str, Any]
@@ -25,7 +24,7 @@ Point = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plot:
-    """``name`` is the PNG's file name, ``hint`` says in a few words how to read it."""
+    """A plot. ``name`` is the file name of its PNG; ``hint`` says in a few words how to read it."""
 
     name: str
     title: str
@@ -36,10 +35,10 @@ class Plot:
     wide: bool = False
 
     def spec(self) -> dict[str, Any]:
-        """Vega-Lite, its data beside it. The tests draw every plot; checking it here too would take half the time."""
+        """Return the Vega-Lite spec with its data. Validation would double the time; the tests draw every plot."""
         spec = self.chart.properties(width="container", height=self.height).to_dict(validate=False)
         spec.pop("$schema")
-        spec.pop("config")  # Altair's own; ours depends on light and dark
+        spec.pop("config")  # Altair's default; ours depends on the theme
         return {**spec, "datasets": {**spec.get("datasets", {}), VALUES: list(self.values)}}
 
 
@@ -63,24 +62,24 @@ SectionMaker = Callable[[Sequence[Run]], Section]
 
 
 def data() -> alt.NamedData:
-    """The plot's own values."""
+    """Return a reference to the plot's values."""
     return alt.NamedData(name=VALUES)
 
 
 def by_run(runs: Sequence[Run]) -> alt.Color:
-    """The colour of each run, the same in every plot."""
+    """Return the colour encoding of the runs, the same in every plot."""
     names = [run.name for run in runs]
     scale = alt.Scale(domain=names, range=[run_colour(number) for number in range(len(names))])
     return alt.Color("run:N", scale=scale) if len(runs) > 1 else alt.Color("run:N", scale=scale, legend=None)
 
 
 def number_axis(title: str | None, form: str = "~s") -> alt.Axis:
-    """An axis of numbers, in thousands and millions where they are large."""
+    """Return an axis of numbers, with SI prefixes for large ones."""
     return alt.Axis(title=title, format=form, labelExpr="datum.value === 0 ? '0' : datum.label")
 
 
 def step_axis(field: str = "step") -> alt.X:
-    """Steps, which are whole numbers, from the first to the last."""
+    """Return an axis of steps, which are whole numbers."""
     axis = alt.Axis(title="step", format="d", tickMinStep=1)
     return alt.X(field, type="quantitative", axis=axis, scale=alt.Scale(nice=False, zero=False))
 
@@ -93,7 +92,7 @@ def line_plot(
     form: str = "~s",
     scale: alt.Scale | None = None,
 ) -> alt.LayerChart:
-    """A line a run, by step unless ``x`` says otherwise; ``y`` is a field and its title. Hovering tells the numbers.
+    """Return a plot with a line per run, by step unless ``x`` is given; ``y`` is a field and its title.
 
     The line is the field ``trend`` of the rows (``with_trend``); the field ``y`` itself is drawn faintly behind it.
     """
@@ -112,7 +111,7 @@ def line_plot(
 
 
 def with_trend(run: Run, series: Series, field: str) -> list[Point]:
-    """A row a step, thinned, with the value and its trend."""
+    """Return a row per step, thinned, with the value and its trend."""
     values = thinned(series)
     trend = smoothed(values)
     return [
@@ -122,17 +121,17 @@ def with_trend(run: Run, series: Series, field: str) -> list[Point]:
 
 
 def layered(*charts: alt.Chart | alt.LayerChart) -> alt.LayerChart:
-    """One over the other, the last on top."""
+    """Return the charts as layers, the last on top."""
     return alt.LayerChart(layer=list(charts))
 
 
 def reference(value: float) -> alt.Chart:
-    """A dashed horizontal line."""
+    """Return a dashed horizontal line."""
     return alt.Chart(alt.InlineData(values=[{}])).mark_rule(strokeDash=[4, 4], opacity=0.7).encode(y=alt.datum(value))
 
 
 def thinned(series: Series, most: int = MOST_POINTS) -> Series:
-    """At most so many points: the mean of each stretch, at its last step."""
+    """Return at most ``most`` points: the mean of each stretch of steps, at its last step."""
     steps, values = list(series), list(series.values())
     size = -(-len(steps) // most) or 1
     stretches = [slice(start, start + size) for start in range(0, len(steps), size)]
@@ -140,24 +139,24 @@ def thinned(series: Series, most: int = MOST_POINTS) -> Series:
 
 
 def smoothed(series: Series, share: float = 0.05) -> Series:
-    """A centred moving mean over a share of the run: noise goes, trend stays."""
+    """Return the centred moving mean over a share of the run."""
     values, reach = list(series.values()), int(len(series) * share)
     windows = (values[max(0, place - reach) : place + reach + 1] for place in range(len(values)))
     return {step: sum(window) / len(window) for step, window in zip(series, windows, strict=True)}
 
 
 def rounded(value: float) -> float:
-    """Eight digits: GSPO's ratios leave 1 in the fourth or fifth."""
+    """Round to eight digits: GSPO's ratios differ from 1 in the fourth or fifth."""
     return float(f"{value:.8g}")
 
 
 def titled(runs: Sequence[Run], run: Run, title: str) -> str:
-    """The title of a plot of one run, which is named where there are others."""
+    """Return the title of a plot of one run, with the run's name if there are others."""
     return title if len(runs) == 1 else f"{run.name}: {title[0].lower()}{title[1:]}"
 
 
 def lacking(runs: Sequence[Run], there: Callable[[Run], object], what: str) -> list[str]:
-    """A note that names the runs without something, if there are any."""
+    """Return a note that names the runs that lack something, if there are any."""
     names = [run.name for run in runs if not there(run)]
     if not names:
         return []

@@ -1,4 +1,4 @@
-"""Learning curves: what was reached for what was spent, in rollouts, tokens and time."""
+"""Learning curves: accuracy and reward by rollouts, tokens and time."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ CHARACTER_WIDTH, LINE_HEIGHT = 0.027, 0.075  # of a label, as a share of the plo
 
 
 def validation_metrics(runs: Sequence[Run]) -> list[str]:
-    """Every validation accuracy that any run logged."""
+    """Return the metrics of validation accuracy that any run logged."""
     return sorted({name for run in runs for name in run.history.names if validated_source(name)})
 
 
 def reward(history: History) -> Series:
-    """The mean reward of all that was generated; a run without a collector trains all of it."""
+    """Return the mean reward of everything generated; a run without a collector trains all of it."""
     return history.first_of("difficulty/generated_mean_reward", "critic/score/mean")
 
 
@@ -55,7 +55,7 @@ def learning(runs: Sequence[Run]) -> Section:
     return Section(
         "learning",
         "Learning",
-        "What was reached for what was spent. Every rollout is charged, those that were thrown away too.",
+        "Accuracy and reward by cost. Every generated rollout is charged, also those that were not trained.",
         plots,
         notes,
         columns=len(COSTS),
@@ -66,7 +66,7 @@ def _validation(runs: Sequence[Run], metric: str, cost: Cost) -> list[Plot]:
     source = validated_source(metric) or metric
     rows: list[Point] = []
     for run in runs:
-        points = run.history.series(metric).items()  # validations are few, and each one counts: no smoothing
+        points = run.history.series(metric).items()  # validations are few: no smoothing
         exact = [{"run": run.name, "step": step, "value": rounded(y), "trend": rounded(y)} for step, y in points]
         rows += _against(cost, run, exact)
     if not rows:
@@ -93,15 +93,15 @@ def _cost_axis(cost: Cost) -> alt.X:
 
 
 def _against(cost: Cost, run: Run, rows: Sequence[Point]) -> list[Point]:
-    """The rows with what had been spent by then."""
+    """Return the rows with what had been spent by then."""
     spent = [(row, run.spending.until(cost.name, row["step"])) for row in rows]
     return [{**row, cost.name: rounded(x)} for row, x in spent if x is not None]
 
 
 def _ends(rows: Sequence[Point], cost: Cost) -> list[Point]:
-    """A label for the end of each line, moved up where it would cover another.
+    """Return a label for the end of each line, moved up if it would cover another.
 
-    A line that ends early has its label after it, one that fills the plot above its end.
+    A line that ends early has its label behind its end, a line over the full width above it.
     """
     last = {row["run"]: row for row in rows}
     values, width = [row["value"] for row in rows], max(row[cost.name] for row in rows) or 1.0

@@ -1,4 +1,4 @@
-"""Kept against generated length: a filter, or a stream, that favours short answers shows here."""
+"""Kept and generated length: shows whether a filter, or the order of arrival, favours short answers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from goldilocks.report.sections.base import (
     with_trend,
 )
 
-GENERATED = ("length/generated_mean", "response_length/mean")  # without a collector, all that is generated is trained
+GENERATED = ("length/generated_mean", "response_length/mean")  # a run without a collector trains everything
 KEPT = "length/kept_mean"
 RATIO = "length/kept_over_generated"
 
 
 def lengths(runs: Sequence[Run]) -> Section:
-    """Both lengths, and their ratio."""
+    """Plot both lengths and their ratio."""
     return Section(
         "lengths",
         "Kept and generated length",
-        "Mean tokens of an answer. Where kept runs below generated, short answers are favoured.",
+        "Mean tokens per answer. If the kept answers are shorter than the generated ones, short answers are favoured.",
         [*_lengths(runs), *_ratio(runs)],
         lacking(runs, lambda run: run.history.first_of(*GENERATED), "generated length")
         + lacking(runs, lambda run: run.history.series(KEPT), "kept length"),
@@ -52,7 +52,7 @@ def _lengths(runs: Sequence[Run]) -> list[Plot]:
         .mark_line()
         .encode(
             x=step_axis(),
-            y=alt.Y("trend:Q", axis=number_axis("tokens an answer"), scale=alt.Scale(zero=False)),
+            y=alt.Y("trend:Q", axis=number_axis("tokens per answer"), scale=alt.Scale(zero=False)),
             color=by_run(runs),
             strokeDash=dash,
             tooltip=["run:N", "of:N", "step:Q", "tokens:Q"],

@@ -1,4 +1,4 @@
-"""How hard the prompts were: pass rates of what was trained, over time, and what is believed of all prompts visited."""
+"""Difficulty of the prompts: pass rates of the trained groups, and believed pass rates of all visited prompts."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from goldilocks.report.run import Run
 from goldilocks.report.sections.base import Plot, Point, Section, by_run, data, number_axis, rounded, step_axis, titled
 from goldilocks.report.theme import run_colour
 
-# never right and always right stand apart from nearly so: they teach nothing
+# 0 and 1 have bins of their own: such groups teach nothing
 BELIEF_BINS = tuple(f"{low / 10:.1f}–{(low + 1) / 10:.1f}" for low in range(10))  # a posterior mean is never 0 or 1
 BINS = ("0", *BELIEF_BINS, "1")
 
 
 def bin_of(rate: float) -> str:
-    """The bin of a pass rate."""
+    """Return the bin of a pass rate."""
     if rate <= 0:
         return BINS[0]
     return BINS[-1] if rate >= 1 else BINS[1 + min(int(rate * 10), 9)]
 
 
 def pass_rates(runs: Sequence[Run]) -> Section:
-    """A heat map a run of the groups it trained, one of its beliefs, and all beliefs side by side."""
+    """Plot a heat map per run of its trained groups, one of its beliefs, and all beliefs side by side."""
     plots: list[Plot] = []
     for number, run in enumerate(runs):
         trained = {dump.step: [group.pass_rate for group in dump.groups] for dump in run.dumps}
@@ -32,7 +32,7 @@ def pass_rates(runs: Sequence[Run]) -> Section:
             plots.append(_over_time(number, "trained", titled(runs, run, "Groups trained"), trained, BINS))
         if len(believed) > 1:
             plots.append(
-                _over_time(number, "believed", titled(runs, run, "Prompts, as believed"), believed, BELIEF_BINS)
+                _over_time(number, "believed", titled(runs, run, "Believed pass rates"), believed, BELIEF_BINS)
             )
     latest = _beliefs_now(runs)
     plots += [latest] if latest else []
@@ -83,7 +83,7 @@ def _over_time(number: int, kind: str, title: str, rates: Mapping[int, Sequence[
                      alt.Tooltip("share:Q", format=".0%"), alt.Tooltip("groups:Q", title="of")],
         )
     )  # fmt: skip
-    return Plot(f"pass-rates-{kind}-{number + 1}", title, chart, rows, hint="stronger: more of them")
+    return Plot(f"pass-rates-{kind}-{number + 1}", title, chart, rows, hint="darker: more groups")
 
 
 def _beliefs_now(runs: Sequence[Run]) -> Plot | None:
@@ -98,11 +98,11 @@ def _beliefs_now(runs: Sequence[Run]) -> Plot | None:
     if not rows:
         return None
     base = alt.Chart(data()).encode(
-        x=alt.X("rate:Q", axis=number_axis("pass rate, as believed at the last checkpoint", "~r"),
+        x=alt.X("rate:Q", axis=number_axis("believed pass rate", "~r"),
                 scale=alt.Scale(domain=[0, 1])),
         y=alt.Y("share:Q", axis=number_axis("share of prompts visited", "~%"), stack=None),
         color=by_run(runs),
         tooltip=["run:N", alt.Tooltip("rate:Q", title="pass rate"), alt.Tooltip("share:Q", format=".1%")],
     )  # fmt: skip
     chart = base.mark_line(interpolate="monotone", point=alt.OverlayMarkDef(size=30))
-    return Plot("beliefs", "What is believed now", chart, rows, wide=True)
+    return Plot("beliefs", "Believed pass rates at the last checkpoint", chart, rows, wide=True)

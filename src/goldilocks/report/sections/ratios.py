@@ -37,19 +37,19 @@ DASHES = {"below": [4, 4], "above": [1, 0], "both": [1, 3]}
 
 
 def quantiles(history: History) -> dict[float, Series]:
-    """The ratio's quantiles that were logged, by level in percent, lowest first."""
+    """Return the logged quantiles of the ratio by level in percent, lowest first."""
     found = {name: match["level"] for name in history.names if (match := _QUANTILE.fullmatch(name))}
     percents = {name: _ENDS[level] if level in _ENDS else float(level[1:]) for name, level in found.items()}
     return {percents[name]: history.series(name) for name in sorted(percents, key=percents.__getitem__)}
 
 
 def ratios(runs: Sequence[Run]) -> Section:
-    """A plot of quantiles a run, and clip fractions of all."""
+    """Plot the quantiles of each run and the clip fractions of all runs."""
     plots = [plot for number, run in enumerate(runs) for plot in _ratio(runs, number, run)]
     return Section(
         "ratios",
         "Importance ratios and clipping",
-        "How far the policy moved within a step, a sequence at a time (GSPO), and the share that was clipped.",
+        "How far the policy moved within a step, per sequence (GSPO), and the share of tokens that was clipped.",
         [*plots, *_clips(runs)],
         lacking(runs, lambda run: quantiles(run.history), f"quantiles of GSPO's {RATIO}")
         + lacking(runs, lambda run: run.history.first_of(*CLIPS.values()), "actor/pg_clipfrac*"),
@@ -78,13 +78,13 @@ def _ratio(runs: Sequence[Run], number: int, run: Run) -> list[Plot]:
     hint = f"line: {centre}" + "".join(f"; band: {low:g}–{high:g}%" for low, high in _pairs(levels))
     bounds = _clip_bounds(run.config)
     if bounds:
-        hint += "; dashed: where it is clipped"
+        hint += "; dashed: clip bounds"
     chart = layered(*layers, *map(reference, bounds or [1.0]), line)
     return [Plot(f"ratios-{number + 1}", titled(runs, run, "Sequence ratio"), chart, rows, hint=hint)]
 
 
 def _clip_bounds(config: Mapping[str, Any]) -> list[float]:
-    """1 − ε_low and 1 + ε_high, where the configuration says them."""
+    """Return 1 − ε_low and 1 + ε_high if the configuration has them."""
     actor = value_at(config, "actor_rollout_ref.actor")
     low, high = value_at(actor or {}, "clip_ratio_low"), value_at(actor or {}, "clip_ratio_high")
     gspo = value_at(actor or {}, "policy_loss.loss_mode") == "gspo"
@@ -92,7 +92,7 @@ def _clip_bounds(config: Mapping[str, Any]) -> list[float]:
 
 
 def _pairs(levels: Mapping[float, Series]) -> list[tuple[float, float]]:
-    """Quantiles that lie across from one another, the widest pair first."""
+    """Return pairs of opposite quantiles, the widest pair first."""
     below = [level for level in levels if level < 50]
     above = [level for level in reversed(list(levels)) if level > 50]
     return list(zip(below, above, strict=False))

@@ -1,4 +1,4 @@
-"""How many rollouts a prompt was given, and what they taught."""
+"""Rollouts per prompt, and informative groups per 1,000 rollouts."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ INFORMATIVE = "adaptive_rollout/informative_groups_per_1k_rollouts"
 
 
 def rollouts(runs: Sequence[Run]) -> Section:
-    """Rollouts a prompt and informative groups a thousand rollouts."""
+    """Plot rollouts per prompt and informative groups per 1,000 rollouts."""
     return Section(
         "rollouts",
         "Rollouts per prompt",
-        "How many answers a prompt was given before it was judged, and how many groups with contrast came of them.",
+        "How many rollouts a prompt got before it was judged, and how many groups with differing rewards they gave.",
         [*_given(runs), *_informative(runs)],
         lacking(runs, lambda run: run.history.series(MEAN), "rollouts per prompt")
         + lacking(runs, lambda run: run.history.series(INFORMATIVE), "informative groups"),
@@ -40,18 +40,18 @@ def rollouts(runs: Sequence[Run]) -> Section:
 
 
 def _given(runs: Sequence[Run]) -> list[Plot]:
-    """On a doubling scale: policies differ by factors. Steps that judged no group are left out."""
+    """Plot rollouts per prompt on a log scale, since policies differ by factors; steps without a group are left out."""
     rows = [row for run in runs for row in with_trend(run, _positive(run, MEAN), "mean")]
     if not rows:
         return []
     scale = alt.Scale(type="log", base=2, nice=False)
-    chart = line_plot(runs, ("mean", "rollouts a prompt"), form="~r", scale=scale)
-    hint = "on a doubling scale"
+    chart = line_plot(runs, ("mean", "rollouts per prompt"), form="~r", scale=scale)
+    hint = "log scale"
     if len(runs) == 1:
         rows += _extremes(runs[0])
         chart = layered(_band(scale), chart)
         hint = "line: mean; band: fewest to most"
-    return [Plot("rollouts-per-prompt", "Rollouts a prompt", chart, rows, hint=hint)]
+    return [Plot("rollouts-per-prompt", "Rollouts per prompt", chart, rows, hint=hint)]
 
 
 def _positive(run: Run, name: str) -> dict[int, float]:
@@ -76,5 +76,5 @@ def _informative(runs: Sequence[Run]) -> list[Plot]:
     rows = [row for run in runs for row in with_trend(run, run.history.series(INFORMATIVE), "groups")]
     if not rows:
         return []
-    chart = line_plot(runs, ("groups", "groups a 1,000 rollouts"), form="~r", scale=alt.Scale(zero=True))
+    chart = line_plot(runs, ("groups", "groups per 1,000 rollouts"), form="~r", scale=alt.Scale(zero=True))
     return [Plot("informative-groups", "Informative groups", chart, rows, hint="groups whose rewards differ")]

@@ -1,7 +1,7 @@
 """Where every generated token went: the accounts, over the whole run and step by step.
 
-The accounts are running totals, so a step is the difference of two. Tokens that wait (open, carried) leave their
-account again when they are judged or trained: that is drawn below zero, and a step's bars sum to what it generated.
+The accounts are running totals, so a step is the difference of two. Tokens leave the accounts ``open`` and ``carried``
+when they are judged or trained. That is drawn below zero, so the bars of a step sum to what the step generated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ACCOUNT = re.compile(r"accounts/(?P<account>.+)_tokens")
 
 
 def accounts(history: History) -> dict[str, Series]:
-    """Running totals by account: each reason its own, and a class where nobody gave reasons."""
+    """Return the running totals by account, divided by reason where there are reasons."""
     found = {match["account"]: name for name in history.names if (match := _ACCOUNT.fullmatch(name))}
     with_reasons = {account.partition("/")[0] for account in found if "/" in account}
     leaves = [account for account in found if account.partition("/")[0] in set(Account)]
@@ -43,7 +43,7 @@ def accounts(history: History) -> dict[str, Series]:
 
 
 def tokens(runs: Sequence[Run]) -> Section:
-    """Shares of each run, and every run's steps."""
+    """Plot the shares of each run, and each run step by step."""
     by_run = {run.name: accounts(run.history) for run in runs}
     there = {name: totals for name, totals in by_run.items() if totals}
     used = account_order(list({account for totals in there.values() for account in totals}))
@@ -56,7 +56,7 @@ def tokens(runs: Sequence[Run]) -> Section:
     return Section(
         "tokens",
         "Where every token went",
-        "Tokens below zero waited in an earlier step and left in this one: each step’s bars sum to what it generated.",
+        "Below zero: tokens of earlier steps, judged or trained now. The bars of a step sum to what it generated.",
         plots,
         lacking(runs, lambda run: by_run[run.name], "accounts/*_tokens"),
         [(account_title(account), account_colour(account)) for account in used],
@@ -123,23 +123,23 @@ def _steps(number: int, title: str, wide: bool, totals: Mapping[str, Series]) ->
         .encode(
             x=step_axis("from"),
             x2="to:Q",
-            y=alt.Y("low:Q", axis=number_axis("tokens a step")),
+            y=alt.Y("low:Q", axis=number_axis("tokens per step")),
             y2="high:Q",
             color=alt.Color("account:N", scale=_scale(order)),
-            tooltip=["account:N", "steps:N", alt.Tooltip("tokens:Q", format=",", title="tokens a step")],
+            tooltip=["account:N", "steps:N", alt.Tooltip("tokens:Q", format=",", title="tokens per step")],
         )
     )
     return Plot(f"tokens-by-step-{number + 1}", title, chart, rows, wide=wide)
 
 
 def _edges(steps: Sequence[int]) -> list[tuple[int, int]]:
-    """Stretches of steps, first and last of each; the same number in all but the last."""
+    """Return stretches of steps as pairs of first and last; all but the last have the same length."""
     size = -(-len(steps) // MOST_BARS) or 1
     return [(steps[start], steps[min(start + size, len(steps)) - 1]) for start in range(0, len(steps), size)]
 
 
 def _stack(start: int, end: int, counts: Mapping[str, float]) -> list[Point]:
-    """One bar: what an account gained stands on zero, what it gave back hangs below."""
+    """Return one bar: gains of an account above zero, losses below."""
     width = end - start + 1
     tops = {True: 0.0, False: 0.0}
     rows: list[Point] = []
