@@ -15,7 +15,7 @@ ROOT = Path(goldilocks.__file__).parent
 # Every part (a folder, or a module at the top) and what it may import. A part stands below those that import it.
 BASE = {"errors", "nested", "types", "digests"}
 CORE = BASE | {"core", "rounds", "runs"}
-SETTINGS = CORE | {"filtering", "settings", "recipes"}
+SETTINGS = CORE | {"features", "filtering", "settings", "recipes"}
 BELOW: dict[str, set[str]] = {
     "errors": set(),
     "nested": set(),
@@ -26,15 +26,17 @@ BELOW: dict[str, set[str]] = {
     "runs": BASE | {"core"},
     "testing": CORE,
     "metrics": set(),
+    "features": BASE,
     "filtering": {"errors", "runs"},
     "recipes": {"errors", "nested"},
-    "settings": CORE | {"filtering"},
+    "settings": CORE | {"features", "filtering"},
     "algorithms": BASE,
     "engine": {"errors"},
     "platforms": {"errors"},
     "simulate": SETTINGS,
     "tasks": {"errors", "runs"},
     "report": CORE,
+    "forecast": SETTINGS | {"report", "simulate"},
     "trl": SETTINGS | {"algorithms"},
     "verl": SETTINGS | {"algorithms", "engine", "platforms"},
     "launch": SETTINGS | {"algorithms", "platforms", "tasks", "verl"},
