@@ -81,7 +81,7 @@ METRICS: dict[str, str] = {
     "selector/forecast_in_use": "`forecast`: 1 while prompts are chosen by it; 0 while it is no better than the mean",
     "selector/forecast_skill": "`forecast`: share of the mean's log-loss that it saves on prompts it had not seen",
     "selector/forecast_scored": "`forecast`: groups of uniform draws that it was scored on",
-    # The batch filter, one call.
+    # The batch filter, over all calls of a step.
     "batch/total_samples_generated": "rows that came in",
     "batch/total_groups_generated": "groups that came in",
     "batch/solve_none_ratio": "share of those groups without a positive reward",

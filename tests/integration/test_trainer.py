@@ -254,39 +254,54 @@ def test_the_batch_filter_rejects_inside_the_loop_and_the_batch_is_full(launch: 
     assert_accounts_sum(run)
 
 
-def test_ppo_with_a_critic_filters_on_the_reward_after_the_kl_penalty(launch: Launch, tmp_path: Path) -> None:
+def wells(task: Task, tmp_path: Path, *places: int) -> list[str]:
+    """Only the prompts at these places of the data have signal, each with as many right answers as wrong ones."""
+    rows = pandas.read_parquet(task.train)
+    indices = [int(rows["extra_info"][place]["index"]) for place in places]
+    (tmp_path / "wells.json").write_text(json.dumps(indices))
+    return ["data.shuffle=False", *rewards(tmp_path, "every_other_where_there_is_water")]
+
+
+def test_ppo_with_a_critic_filters_on_the_reward_after_the_kl_penalty_and_fills_up_what_it_cannot_have(
+    launch: Launch, task: Task, tmp_path: Path
+) -> None:
     dumps = tmp_path / "rollouts"
     run = launch(
         MODE,
         FILTER,
         "algorithm.filter_groups.metric=seq_final_reward",
         "+algorithm.filter_groups.min_std=1e-2",  # before the first update the penalty is nothing: scores alone differ
+        "algorithm.filter_groups.max_num_gen_batches=2",
+        "+algorithm.filter_groups.on_exhausted=backfill",
         "algorithm.adv_estimator=gae",
         "algorithm.use_kl_in_reward=True",
         f"trainer.rollout_data_dir={dumps}",
+        *wells(task, tmp_path, *range(4), *range(8, 10), *range(16, 32)),
     )
     assert_trained(run, 1, 2)
-    assert all(len(set(scores)) > 1 for scores in trained_groups(dumps, 1).values())
-    assert len(trained_groups(dumps, 1)) == len(trained_groups(dumps, 2)) == 8
-    assert run.steps[-1]["accounts/rejected_rollouts"] > 0
+    first, second = run.steps
+    flat = [scores for scores in trained_groups(dumps, 1).values() if len(set(scores)) == 1]
+    assert len(trained_groups(dumps, 1)) == 8
+    assert len(flat) == first["train/groups_backfilled"] == 2  # six of sixteen have signal
+    assert_full_of_signal(trained_groups(dumps, 2))
+    assert second["train/groups_backfilled"] == 0
+    assert second["accounts/rejected/no_variance_after_kl_rollouts"] == 8 * 4
+    assert second["accounts/backfilled_rollouts"] == 2 * 4
     assert_accounts_sum(run)
 
 
 def test_data_without_signal_end_the_run_in_the_documented_words_and_it_goes_on_to_the_end_of_its_epoch(
     launch: Launch, task: Task, tmp_path: Path
 ) -> None:
-    rows = pandas.read_parquet(task.train)
-    (tmp_path / "wells.json").write_text(json.dumps([int(info["index"]) for info in rows["extra_info"][:20]]))
     common = [
         MODE,
         FILTER,
-        "data.shuffle=False",
         "trainer.total_training_steps=null",
         "trainer.total_epochs=1",
         "trainer.save_freq=1000000",
         "trainer.test_freq=1000000",
         "trainer.resume_mode=auto",
-        *rewards(tmp_path, "every_other_where_there_is_water"),
+        *wells(task, tmp_path, *range(20)),
     ]
     first = launch(*common, "algorithm.filter_groups.max_num_gen_batches=2")
     assert first.status != 0
