@@ -28,9 +28,13 @@ class DatasetSource:
     def keys(self) -> np.ndarray:
         return self._keys
 
+    def messages(self) -> list[Any]:
+        """The chat messages of each prompt."""
+        return list(_messages(self.dataset))
+
     def texts(self) -> list[str]:
         """What the messages of each prompt say, for features of them."""
-        return [_text(messages) for messages in _messages(self.dataset)]
+        return [_text(messages) for messages in self.messages()]
 
     def column(self, name: str) -> list[Any]:
         """A column of the data set, or of its ``extra_info``."""

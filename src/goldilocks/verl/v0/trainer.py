@@ -29,6 +29,7 @@ from goldilocks.verl.collector_checkpoint import CollectorCheckpoint, SavesColle
 from goldilocks.verl.documents import TrainerConfig
 from goldilocks.verl.epochs import Epochs, schedule_note
 from goldilocks.verl.final_reward import KLPenalty, groups_without_signal
+from goldilocks.verl.hidden_states import hidden_states
 from goldilocks.verl.rehearsal import rehearse
 from goldilocks.verl.source import DatasetSource, loader_order
 from goldilocks.verl.v0.manager import STALE, TRAINED, CollectingManager
@@ -76,7 +77,10 @@ class RayPPOTrainerWithSampling(SavesCollector, RayPPOTrainer):
         self._collate = collate_fn or verl_collate_fn
         source = DatasetSource(self.train_dataset)
         rehearse(self.settings, source)
-        self.collector = self.settings.collector(source, loader_order(self.train_dataloader.sampler))
+        order = loader_order(self.train_dataloader.sampler)
+        self.collector = self.settings.collector(
+            source, order, hidden_states=lambda: hidden_states(self.config, source)
+        )
         self.epochs = Epochs(self.config.trainer, self.collector)
         if note := schedule_note(self.config, self.settings, self.total_training_steps):
             print(note)

@@ -27,6 +27,7 @@ from goldilocks.verl.baseline import estimator_for
 from goldilocks.verl.collector_checkpoint import CollectorCheckpoint, SavesCollector
 from goldilocks.verl.epochs import Epochs, schedule_note
 from goldilocks.verl.final_reward import KLPenalty
+from goldilocks.verl.hidden_states import hidden_states
 from goldilocks.verl.refill import replacements
 from goldilocks.verl.rehearsal import rehearse
 from goldilocks.verl.source import DatasetSource, loader_order
@@ -85,7 +86,10 @@ class GoldilocksTrainer(SavesCollector, ReplayedRows, PPOTrainerSync):
             self.config.data.gen_batch_size = gen_batch_size  # verl sets it to 1 where groups are filtered
         source = DatasetSource(self.train_dataset)
         rehearse(self.settings, source)
-        self.collector = self.settings.collector(source, loader_order(self.train_dataloader.sampler))
+        order = loader_order(self.train_dataloader.sampler)
+        self.collector = self.settings.collector(
+            source, order, hidden_states=lambda: hidden_states(self.config, source)
+        )
         self.replay_buffer.collector = self.collector
         self.meter = Meter(self.settings.budget(), self.collector.accounts)
         self.steps_per_epoch = self.epochs = Epochs(self.config.trainer, self.collector)
