@@ -46,7 +46,7 @@ class CollectorCheckpoint:
         self._collector = collector
         self._rows = rows
         self._parts = parts
-        self.step: int | None = None  # of the newest checkpoint that this run has saved or begun from
+        self.step: int | None = None  # of the newest checkpoint whose weights are in its folder for certain
 
     def folder(self, step: int) -> Path:
         """Return the folder in which verl saves this step's weights."""
@@ -75,7 +75,8 @@ class CollectorCheckpoint:
         folder = Path(path) if self._trainer.resume_mode == "resume_path" else self.folder(step)
         if (folder / STATE).exists():
             self._load(folder)
-            self.step = step
+            here = folder.resolve() == self.folder(step).resolve()
+            self.step = step if here and not self._trainer.del_local_ckpt_after_load else None
             print(f"Goldilocks goes on from {folder}: {self._summary()}")
         elif folder.is_dir():
             print(

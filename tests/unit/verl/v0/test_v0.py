@@ -46,10 +46,12 @@ def config(tmp_path: Path, *, n: int = 4, batch: int = 4, mini: int = 2, steps: 
             rollout=RolloutConfig(n=n), actor=ActorConfig(ppo_mini_batch_size=mini), model={"path": str(tmp_path)}
         ),
         trainer=PPOTrainerConfig(
-            total_training_steps=steps,
-            default_local_dir=str(tmp_path / "checkpoints"),
-            logger=["console"],
-            **extra.pop("trainer", {}),
+            **{
+                "total_training_steps": steps,
+                "default_local_dir": str(tmp_path / "checkpoints"),
+                "logger": ["console"],
+                **extra.pop("trainer", {}),
+            }
         ),
         **extra,
     )
@@ -260,6 +262,18 @@ def test_a_step_that_could_not_be_finished_is_gone_on_with_whatever_save_freq_is
     assert f"goes on from {tmp_path}/checkpoints/global_step_2: {collector.prompts_issued}" in capsys.readouterr().out
     folders = sorted(path.name for path in (tmp_path / "checkpoints" / "global_step_2").glob("goldilocks_rows*"))
     assert len(folders) == 1
+
+
+def test_a_run_that_began_elsewhere_saves_its_unfinished_step_with_weights(tmp_path, monkeypatch):
+    keys = {"data": {"gen_batch_size": 4, "shuffle": False}}
+    rates = [50] * 4 + [0] * 60
+    saved = {"save_freq": 1, "default_local_dir": str(tmp_path / "elsewhere")}
+    World(monkeypatch).trainer(config(tmp_path, n=8, steps=1, trainer=saved, **keys), rates).fit()
+    begun = {"resume_mode": "resume_path", "more": {"resume_from_path": str(tmp_path / "elsewhere" / "global_step_1")}}
+    given = config(tmp_path, n=8, algorithm=filtered(max_num_gen_batches=2), trainer=begun, **keys)
+    with pytest.raises(ValueError, match=r"is saved in .*checkpoints/global_step_1\."):
+        World(monkeypatch).trainer(given, rates).fit()
+    assert (tmp_path / "checkpoints" / "global_step_1" / "actor").is_dir()
 
 
 def test_what_lies_in_the_folder_and_belongs_to_no_weights_is_not_taken_up_and_said(tmp_path, monkeypatch, capsys):
