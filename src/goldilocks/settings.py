@@ -197,7 +197,7 @@ class Settings:
     @property
     def trains_older_groups(self) -> bool:
         """Whether a group may be trained that an older policy wrote."""
-        return self.surplus().max_carry_steps > 0
+        return self.surplus().max_carry_steps > 0 or self.replay().groups > 0
 
     @property
     def judges_final_reward(self) -> bool:

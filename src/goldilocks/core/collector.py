@@ -17,6 +17,7 @@ call          while a batch is being collected       while a batch is in hand
 ``requests``  asks for what is missing               begins the next step, then asks for what is missing
 ``take``      hands the batch out, if ``ready``      ``ValueError``: it was taken already
 ``reject``    drops kept groups                      drops groups of the batch; what is missing is collected again
+``trim``      leaves rollouts out of groups taken    leaves rollouts of the batch untrained
 ``put_back``  puts back what was taken before        the batch waits again, and the step goes on
 ============  =====================================  ==============================================================
 
@@ -201,6 +202,11 @@ class Collector:
         self._statistics.rejected += len(lost)
         self._keep_rate.take_back(len(lost))
         return tuple(lost)
+
+    def trim(self, rows: Mapping[str, Collection[int]]) -> None:
+        """Do not train these rollouts of groups in hand, by group; the groups stay, and their baselines count them."""
+        for uid, indices in rows.items():
+            self._shelf.trim(uid, indices)
 
     def put_back(self) -> None:
         """Let the batch in hand wait again: it was not trained after all."""

@@ -146,6 +146,16 @@ class Shelf:
             self._kept[uid] = rest
         return lost
 
+    def trim(self, uid: str, indices: Collection[int]) -> None:
+        """Do not train these rollouts of a group in hand; its baseline still counts them."""
+        if uid not in self._in_hand:
+            raise ValueError(f"uid={uid!r} is not in the batch in hand: it cannot be trimmed")
+        group, account = self._in_hand[uid]
+        left_out = [rollout for rollout in group.trained if rollout.index in indices]
+        self._accounts.move(left_out, account, Account.TRIMMED)
+        trained = tuple(rollout for rollout in group.trained if rollout.index not in indices)
+        self._in_hand[uid] = replace(group, trained=trained), account
+
     def _find(self, uid: str) -> Group:
         group = self._in_hand[uid][0] if uid in self._in_hand else self._kept.get(uid)
         if group is None:

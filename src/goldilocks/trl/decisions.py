@@ -86,9 +86,11 @@ class Decisions:
         """Show new groups to the batch filter; whether any was lost, so that others must take their place."""
         if self._gate is None:
             return False
-        refused, found = self._gate.judge(groups, self._rows)
+        refused, cut, found = self._gate.judge(groups, self._rows)
         metrics.update(found)
-        return bool(self.collector.reject(refused, self._gate.reason)) if refused else False
+        lost = self.collector.reject(refused, self._gate.reason)
+        self.collector.trim({uid: indices for uid, indices in cut.items() if uid not in lost})
+        return bool(lost)
 
     def _batch(self, judged: dict[str, float]) -> Batch:
         collector = self.collector

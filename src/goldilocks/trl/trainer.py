@@ -97,7 +97,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         order = SamplerOrder(
             prompts, groups=settings.train_batch_size, shuffle=self.shuffle_dataset, seed=self.args.seed
         )
-        config = settings.batch_filter_config
+        config = settings.gate_config
         gate = None if config is None else BatchFilterGate(config, settings.seed)
         return Decisions(settings.collector(prompts, order), rows, gate, self.args.generation_batch_size)
 

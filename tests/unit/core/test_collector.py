@@ -377,6 +377,21 @@ def test_a_kept_group_can_be_rejected_before_it_is_taken() -> None:
     assert [group.uid for group in subject.take()] == ["g0", "g2"]
 
 
+def test_a_trimmed_rollout_is_not_trained_and_stays_in_its_group_for_the_baseline() -> None:
+    subject = collector(allocator=Fixed(3))
+    answer(subject, subject.requests(), rewards=(1.0, 0.0, 0.0))
+    subject.take()
+    subject.trim({"g0": [2]})
+    group = subject.in_hand[0]
+    assert [rollout.index for rollout in group.trained] == [0, 1]
+    assert group.rewards == [1.0, 0.0, 0.0]
+    assert (subject.owed, subject.accounts.tokens["trained"], subject.accounts.tokens["trimmed"]) == (0, 50, 10)
+    subject.put_back()
+    assert subject.accounts.tokens["carried"] == 60
+    with pytest.raises(ValueError, match="uid='g0' is not in the batch in hand"):
+        subject.trim({"g0": [1]})
+
+
 def test_rejecting_what_is_not_there_is_an_error() -> None:
     with pytest.raises(ValueError, match="uid='g5' is neither in the batch in hand nor kept"):
         collector().reject(["g5"], "gate1")

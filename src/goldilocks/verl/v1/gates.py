@@ -8,51 +8,50 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
-from goldilocks.algorithms import Untrained
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
 from goldilocks.runs.records import split_row_key
 from goldilocks.settings import Settings
 from goldilocks.verl.final_reward import REASON, KLPenalty, groups_without_signal
 from goldilocks.verl.v1.behaviour import stale_rows
 
-Rejected = dict[str, list[int]]  # the rollouts of each group that may not be trained
-Judgement = tuple[Rejected, dict[str, float]]  # and metrics
+Rollouts = dict[str, list[int]]  # of each group, by their indices
+
+
+class Judgement(NamedTuple):
+    """Rollouts that may not be trained, sound ones that their group can do without, and metrics.
+
+    What is refused leaves its group; what is cut stays in the group's baseline.
+    """
+
+    refused: Rollouts
+    cut: Rollouts
+    metrics: dict[str, float]
 
 
 class Gate(ABC):
-    """Judges rows whose log-probs are in the queue.
-
-    ``cut`` has the sound rollouts that were rejected only because their group had enough: its baseline counts them.
-    """
+    """Judges rows whose log-probs are in the queue."""
 
     reason: str
     refuses_flat: bool  # whether what it refuses has no gradient, and may fill up a batch that cannot be had otherwise
 
-    def __init__(self) -> None:
-        self.cut: dict[str, list[Untrained]] = {}
-
     @abstractmethod
     def judge(self, batch: KVBatchMeta, policy: int) -> Judgement:
-        """Return what may not be trained; ``policy`` is the version that is being trained, in updates."""
-
-    def retain(self, uids: Collection[str]) -> dict[str, list[Untrained]]:
-        """Forget what was cut from every other group; return what was cut from these."""
-        self.cut = {uid: rows for uid, rows in self.cut.items() if uid in uids}
-        return self.cut
+        """Judge the rows; ``policy`` is the version that is being trained, in updates."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"cut": {uid: [list(one) for one in rows] for uid, rows in self.cut.items()}}
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.cut = {uid: [Untrained(*one) for one in rows] for uid, rows in state.get("cut", {}).items()}
+        """Take up where ``state_dict`` was written."""
+        assert not state, f"{self.reason} has no state"
 
 
 class BatchFilterGate(Gate):
@@ -62,27 +61,22 @@ class BatchFilterGate(Gate):
     refuses_flat = False
 
     def __init__(self, config: PPOFilterConfig, seed: int) -> None:
-        super().__init__()
         self.filter = PPOBatchFilter(config, {"seed": seed})
 
     def judge(self, batch: KVBatchMeta, policy: int) -> Judgement:
         return self.select(batch.keys, self._tensors(batch, policy))
 
     def select(self, keys: Sequence[str], data: Mapping[str, torch.Tensor]) -> Judgement:
-        """Judge rows whose tensors are at hand; remember those that are only cut."""
+        """Judge rows whose tensors are at hand."""
         chosen, cut, metrics = self.filter.select(data, [split_row_key(key)[0] for key in keys])
-        lengths = data["response_mask"].sum(-1)
-        for row in cut.tolist():
-            left_out = Untrained(float(data["rewards"][row]), int(lengths[row]))
-            self.cut.setdefault(split_row_key(keys[row])[0], []).append(left_out)
-        kept = set(chosen.tolist())
-        return rejected(key for place, key in enumerate(keys) if place not in kept), metrics
+        staying = {*chosen.tolist(), *cut.tolist()}
+        refused = rollouts(key for place, key in enumerate(keys) if place not in staying)
+        return Judgement(refused, rollouts(keys[place] for place in cut.tolist()), metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "generator": self.filter.state_dict()["generator"].numpy()}
+        return {"generator": self.filter.state_dict()["generator"].numpy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
         self.filter.load_state_dict({"generator": torch.from_numpy(state["generator"])})
 
     def _tensors(self, batch: KVBatchMeta, policy: int) -> dict[str, torch.Tensor]:
@@ -110,7 +104,6 @@ class FinalRewardGate(Gate):
 
     def __init__(self, penalty: Callable[[], KLPenalty], min_std: float | None) -> None:
         """``penalty`` returns that of the moment: verl may change the coefficient after each update."""
-        super().__init__()
         self._penalty = penalty
         self._min_std = min_std
 
@@ -119,7 +112,8 @@ class FinalRewardGate(Gate):
         uids = [split_row_key(key)[0] for key in batch.keys]
         scores, penalties = rows["rm_scores"].sum(-1), self._penalty().of(rows)
         flat = set(groups_without_signal(uids, scores, penalties, self._min_std))
-        return rejected(key for uid, key in zip(uids, batch.keys, strict=True) if uid in flat), {}
+        refused = rollouts(key for uid, key in zip(uids, batch.keys, strict=True) if uid in flat)
+        return Judgement(refused, {}, {})
 
 
 def build_gate(settings: Settings, penalty: Callable[[], KLPenalty]) -> Gate | None:
@@ -131,9 +125,9 @@ def build_gate(settings: Settings, penalty: Callable[[], KLPenalty]) -> Gate | N
     return None
 
 
-def rejected(keys: Iterable[str]) -> Rejected:
-    """Rows by group."""
-    found: Rejected = defaultdict(list)
+def rollouts(keys: Iterable[str]) -> Rollouts:
+    """The rollouts that these rows are of."""
+    found: Rollouts = defaultdict(list)
     for uid, index in map(split_row_key, keys):
         if index not in found[uid]:
             found[uid].append(index)

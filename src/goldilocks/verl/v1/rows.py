@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,9 @@ def batch_of(groups: Iterable[Group]) -> KVBatchMeta:
     return KVBatchMeta(partition_id=PARTITION, keys=[key for key, _ in pairs], tags=[dict(tag) for _, tag in pairs])
 
 
-def untrained_of(groups: Iterable[Group], cut: Mapping[str, Sequence[Untrained]]) -> dict[str, list[Untrained]]:
-    """The rollouts of each group that are not trained and count in its baseline, with those a gate has cut off it."""
-    return {group.uid: [*_beyond(group), *cut.get(group.uid, ())] for group in groups}
+def untrained_of(groups: Iterable[Group]) -> dict[str, list[Untrained]]:
+    """The rollouts of each group that are not trained and count in its baseline."""
+    return {group.uid: _beyond(group) for group in groups}
 
 
 def _beyond(group: Group) -> list[Untrained]:

@@ -189,8 +189,9 @@ class GoldilocksTrainer(SavesCollector, ReplayedRows, PPOTrainerSync):
         judged = [group for group in groups if group.uid not in self.collector.backfilled]
         if not judged:
             return {}
-        refused, values = self.gate.judge(batch_of(judged), self._policy)
-        self.collector.reject(refused, self.gate.reason, flat=self.gate.refuses_flat)
+        refused, cut, values = self.gate.judge(batch_of(judged), self._policy)
+        lost = self.collector.reject(refused, self.gate.reason, flat=self.gate.refuses_flat)
+        self.collector.trim({uid: indices for uid, indices in cut.items() if uid not in lost})
         return values
 
     @property
@@ -240,8 +241,7 @@ class GoldilocksTrainer(SavesCollector, ReplayedRows, PPOTrainerSync):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Baselines are over all rollouts a group has had, whether or not all of them are trained."""
-        cut = {} if self.gate is None else self.gate.retain(self.collector.alive)
-        with untrained_rollouts(untrained_of(self.collector.in_hand, cut)):
+        with untrained_rollouts(untrained_of(self.collector.in_hand)):
             batch = super()._compute_advantage(batch, metrics)
         if self.settings.policies.loss_agg == PROMPT_MEAN:
             weigh_advantages(batch, self.config.actor_rollout_ref.actor.loss_agg_mode)

@@ -9,7 +9,6 @@ import torch
 from omegaconf import OmegaConf
 from unit.verl.v1.queue_world import Queue
 
-from goldilocks.algorithms import Untrained
 from goldilocks.core import Collector, ListSource
 from goldilocks.settings import Settings
 from goldilocks.types import Group, Request, Rollout
@@ -77,8 +76,9 @@ class Run:
             "rewards": torch.tensor([rollout.reward for _, rollout in rows]),
             "response_mask": torch.ones(len(rows), TOKENS, dtype=torch.long),
         }
-        refused, _ = self.gate.select([f"{uid}_{rollout.index}_0" for uid, rollout in rows], data)
+        refused, cut, _ = self.gate.select([f"{uid}_{rollout.index}_0" for uid, rollout in rows], data)
         gone = self.collector.reject(refused, self.gate.reason)
+        self.collector.trim(cut)
         self.lost += sum(int(uid[1:]) % 5 < self.informative for uid in gone)
 
 
@@ -102,27 +102,17 @@ def test_prompts_are_oversampled_once_and_the_surplus_is_carried(
 
 
 def test_rows_cut_to_the_group_size_stay_in_the_baseline() -> None:
-    run = Run(5, "batch_filter.sample_oversampling_factor=2.0")
-    for _ in range(3):
+    run = Run(4, "batch_filter.sample_oversampling_factor=2.0")
+    for update in range(1, 4):
         groups = run.update()
         assert {len(group.trained) for group in groups} == {4}
-        run.gate.retain(run.collector.alive)
-        for uid, others in untrained_of(groups, run.gate.cut).items():
-            trained = next(group.rewards for group in groups if group.uid == uid)
-            assert len(others) == 4
-            assert sum(trained) + sum(one.reward for one in others) == 4  # of 8 that were rolled out
-            assert {one.tokens for one in others} == {TOKENS}
-    assert set(run.gate.cut) <= run.collector.alive  # and no others are remembered
-
-
-def test_what_was_cut_is_saved_with_the_gate() -> None:
-    run = Run(5, "batch_filter.sample_oversampling_factor=2.0")
-    run.update()
-    again = build_gate(settings("batch_filter.sample_oversampling_factor=2.0"), no_penalty)
-    assert again is not None
-    again.load_state_dict(run.gate.state_dict())
-    assert again.cut == run.gate.cut
-    assert all(isinstance(one, Untrained) for rows in again.cut.values() for one in rows)
+        assert {sum(group.rewards) for group in groups} == {4}  # of 8 that were rolled out
+        for group, others in zip(groups, untrained_of(groups).values(), strict=True):
+            seen = [*(rollout.reward for rollout in group.trained), *(one.reward for one in others)]
+            assert sorted(seen) == sorted(group.rewards)
+        metrics = run.collector.metrics()
+        assert metrics["accounts/trained_rollouts"] == metrics["accounts/trimmed_rollouts"] == update * 16 * 4
+        assert metrics["accounts/rejected_rollouts"] % 8 == 0  # whole groups, without signal
 
 
 def rows_of_a_group(queue: Queue, *versions: int, now: float, written: float) -> None:
@@ -143,11 +133,10 @@ def test_a_row_that_fails_a_gate_leaves_the_baseline_and_a_stale_one_is_not_held
         settings("batch_filter.enable_two_gate_filter=true", "batch_filter.target_group_size=4"), no_penalty
     )
     assert gate is not None
-    refused, metrics = gate.judge(queue.batch(), policy=3)
+    refused, cut, metrics = gate.judge(queue.batch(), policy=3)
     assert metrics["filter/gate1_rejection_rate"] == pytest.approx(1 / 6)
-    assert len(refused["g1"]) == 2
-    assert 0 in refused["g1"]
-    assert len(gate.cut["g1"]) == 1  # six rows: one failed, four are trained
+    assert refused == {"g1": [0]}
+    assert len(cut["g1"]) == 1  # six rows: one failed, four are trained
 
 
 @pytest.mark.parametrize("beta", [0.001, 0.1])
@@ -164,6 +153,5 @@ def test_the_final_reward_drops_equal_rewards_whatever_the_penalties(
     queue.rows |= flat
     queue.tags |= {key: {"min_global_steps": 3, "global_steps": 4} for key in flat}
     penalty = KLPenalty("kl", beta)
-    refused, _ = FinalRewardGate(lambda: penalty, None).judge(queue.batch(), policy=3)
-    assert refused == {"g2": [0, 1, 2]}
-    assert FinalRewardGate(lambda: penalty, 1e-6).judge(queue.batch(), policy=3)[0] == {}  # taken at its word
+    assert FinalRewardGate(lambda: penalty, None).judge(queue.batch(), policy=3).refused == {"g2": [0, 1, 2]}
+    assert FinalRewardGate(lambda: penalty, 1e-6).judge(queue.batch(), policy=3).refused == {}  # taken at its word
