@@ -1,0 +1,112 @@
+"""Rows that are trained again outlive their first training, and keep the log-probs of the policy that wrote them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transfer_queue import KVBatchMeta
+from unit.verl.v1.queue_world import Queue
+
+from goldilocks.core import Collector, ListSource, Replay
+from goldilocks.core.allocators import Fixed
+from goldilocks.core.filters import Everything
+from goldilocks.core.selectors import Uniform
+from goldilocks.types import Group, Rollout
+from goldilocks.verl.v1.behaviour import use_behaviour_log_probs
+from goldilocks.verl.v1.replayed_rows import ReplayedRows
+from goldilocks.verl.v1.rows import batch_of
+
+WRITTEN, NOW = -1.0, -3.0  # log-probs: by the policy that wrote a row, and by the one that is trained
+N, GROUPS = 2, 4
+
+
+class Verl:
+    """What verl does with a batch after its update; every call is noted with the rows it was given."""
+
+    def __init__(self, collector: Collector, dumps: bool) -> None:
+        self.collector = collector
+        self.config = SimpleNamespace(trainer={"rollout_data_dir": "dumps" if dumps else None})
+        self.measured: list[str] = []
+        self.dumped: list[str] = []
+
+    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, float]) -> None:
+        self.measured = list(batch.keys)
+
+    def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict[str, float], folder: str) -> None:
+        self.dumped = list(batch.keys)
+
+
+class Trainer(ReplayedRows, Verl):  # type: ignore[misc]
+    def end_step(self, batch: KVBatchMeta) -> list[str]:
+        """As verl's ``fit`` ends a step: returns the rows that it clears."""
+        self._compute_metrics(batch, {})
+        if self.config.trainer["rollout_data_dir"]:
+            self._log_rollout_data(batch, {}, "dumps")
+        return batch.keys
+
+
+def collector() -> Collector:
+    replay = Replay(groups=2, max_age=2)
+    source = ListSource([f"prompt {index}" for index in range(40)])
+    return Collector(source, Uniform(), Fixed(N), Everything(), target_groups=GROUPS, replay=replay)
+
+
+def fill(subject: Collector, queue: Queue) -> tuple[Group, ...]:
+    """Collect a batch; groups with an even number have one right answer of two, the others none."""
+    while not subject.ready:
+        for request in subject.requests():
+            for index in range(request.first, request.first + request.n):
+                key = f"{request.uid}_{index}_0"
+                queue.add(key, subject.step, 3 + index, step=subject.step + 1, rollout_log_probs=WRITTEN)
+                reward = float(index == 0 and int(request.uid[1:]) % 2 == 0)
+                payload = [[key, queue.tags[key]]]
+                subject.observe(Rollout(request.uid, index, reward, 3, version=subject.step, payload=payload))
+    return subject.take()
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    return Queue(monkeypatch)
+
+
+@pytest.mark.parametrize("dumps", [True, False])
+def test_rows_that_may_be_trained_again_are_not_cleared_and_all_others_are(queue: Queue, dumps: bool) -> None:
+    trainer = Trainer(collector(), dumps)
+    batch = batch_of(fill(trainer.collector, queue))
+    batch.keys, batch.tags = [*batch.keys, "pad0_0_0"], [*batch.tags, {"is_padding": True}]
+    informative = [f"g{number}_{index}_0" for number in (0, 2) for index in range(N)]
+    assert trainer.end_step(batch) == ["g1_0_0", "g1_1_0", "g3_0_0", "g3_1_0", "pad0_0_0"]
+    assert set(informative) < set(trainer.measured), "metrics are of the whole batch"
+
+    again = batch_of(fill(trainer.collector, queue))
+    assert again.keys[-4:] == informative
+    assert trainer.end_step(again)[-4:] == informative, "used once, they are cleared with their batch"
+
+
+def test_a_rollout_is_dumped_once(queue: Queue) -> None:
+    trainer = Trainer(collector(), dumps=True)
+    dumped: list[str] = []
+    for _ in range(4):
+        trainer.end_step(batch_of(fill(trainer.collector, queue)))
+        dumped += trainer.dumped
+    assert len(dumped) == len(set(dumped)) == 4 * GROUPS * N
+
+
+def test_rows_trained_again_keep_the_log_probs_of_the_policy_that_wrote_them(queue: Queue) -> None:
+    subject = collector()
+    for policy in range(3):
+        batch = batch_of(fill(subject, queue))
+        for key in batch.keys:  # verl recomputes them for every row of a batch
+            queue.rows[key]["old_log_probs"] = torch.full_like(queue.rows[key]["rollout_log_probs"], NOW)
+        values = use_behaviour_log_probs(batch, policy, None)
+        old = {key: float(queue.rows[key]["old_log_probs"][0]) for key in batch.keys}
+        again = {key for group in subject.in_hand if group.replays for key in keys(group)}
+        assert old == {key: WRITTEN if key in again else NOW for key in batch.keys}
+        assert values["train/stale_rows"] == len(again) == subject.metrics()["replay/rollouts"]
+        assert len(again) == (0 if policy == 0 else 4)
+
+
+def keys(group: Group) -> list[str]:
+    return [key for rollout in group.trained for key, _ in rollout.payload]
