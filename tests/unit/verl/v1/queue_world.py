@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transfer_queue as tq
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
@@ -20,6 +20,7 @@ class Queue:
         self.tags: dict[str, dict[str, Any]] = {}
         monkeypatch.setattr(tq, "kv_batch_get", self._get)
         monkeypatch.setattr(tq, "kv_batch_put", self._put)
+        monkeypatch.setattr(tq, "kv_clear", self._clear)
 
     def batch(self) -> KVBatchMeta:
         """All rows."""
@@ -34,11 +35,19 @@ class Queue:
         self.rows[key] = {"response_mask": mask, "rm_scores": scores, "extra_fields": {}, **fields}
         self.tags[key] = {"min_global_steps": version, "global_steps": step}
 
-    def _get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> TensorDict:
-        names = [name for name in select_fields if name in self.rows[keys[0]]]
+    def _get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> TensorDict:
+        names = [name for name in select_fields or self.rows[keys[0]] if name in self.rows[keys[0]]]
         return list_of_dict_to_tensordict([{name: self.rows[key][name] for name in names} for key in keys])
 
-    def _put(self, keys: list[str], partition_id: str, fields: TensorDict) -> None:
+    def _put(
+        self, keys: list[str], partition_id: str, fields: TensorDict, tags: list[dict[str, Any]] | None = None
+    ) -> None:
+        for key, tag in zip(keys, tags or (), strict=bool(tags)):
+            self.tags[key] = tag
         for name, column in fields.items():
-            for key, value in zip(keys, column.unbind(), strict=True):
-                self.rows[key][name] = value
+            for key, value in zip(keys, column.unbind(0), strict=True):
+                self.rows.setdefault(key, {})[name] = value.data if isinstance(value, NonTensorData) else value
+
+    def _clear(self, keys: list[str], partition_id: str) -> None:
+        for key in keys:
+            del self.rows[key], self.tags[key]

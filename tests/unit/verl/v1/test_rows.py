@@ -1,0 +1,51 @@
+"""Rows that wait in the queue: saved, put back as they were, and freed when nobody needs them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from unit.verl.v1.queue_world import Queue
+
+from goldilocks.types import Rollout
+from goldilocks.verl.v1.rows import QueueRows
+
+
+def rollout(queue: Queue, uid: str, index: int) -> Rollout:
+    key = f"{uid}_{index}_0"
+    return Rollout(uid, index, reward=1.0, tokens=3, payload=[[key, queue.tags[key]]])
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    queue = Queue(monkeypatch)
+    for uid, length in (("g0", 3), ("g1", 5)):
+        queue.add(f"{uid}_0_0", version=0, length=length, old_log_probs=-0.5)
+        queue.rows[f"{uid}_0_0"]["multi_modal_inputs"] = {"pixel_values": torch.randn(length, 2)}
+    return queue
+
+
+def test_rows_come_back_into_the_queue_as_they_were(queue: Queue, tmp_path: Path) -> None:
+    before, tags = {key: dict(row) for key, row in queue.rows.items()}, dict(queue.tags)
+    QueueRows().save([rollout(queue, "g0", 0), rollout(queue, "g1", 0)], tmp_path)
+    queue.rows.clear()
+    queue.tags.clear()
+
+    rows = QueueRows()
+    rows.load(tmp_path)
+    assert queue.tags == tags
+    for key, fields in before.items():
+        assert torch.equal(queue.rows[key]["response_mask"], fields["response_mask"])
+        assert torch.equal(queue.rows[key]["old_log_probs"], fields["old_log_probs"])
+        pixels = queue.rows[key]["multi_modal_inputs"]["pixel_values"]
+        assert torch.equal(pixels, fields["multi_modal_inputs"]["pixel_values"])
+    rows.retain({"g1"})
+    assert list(queue.rows) == ["g1_0_0"]
+
+
+def test_nothing_that_waits_is_saved_as_nothing(queue: Queue, tmp_path: Path) -> None:
+    QueueRows().save([], tmp_path)
+    before = dict(queue.rows)
+    QueueRows().load(tmp_path)
+    assert queue.rows == before
