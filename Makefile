@@ -6,15 +6,18 @@ READY   = $(VENV)/.ready
 # Two tests at a time, each on a thread of its own: a launch of Ray is mostly one process importing after another.
 PYTEST  = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: train test unit lint format docs bench venv clean
+.PHONY: train test test-all unit lint format docs bench faults venv clean
 .DELETE_ON_ERROR:
 
 train: $(READY)  ## train the default recipe on this machine
 	$(BIN)/goldilocks train $(ARGS)
 
-test: $(READY)  ## run every test
+test: $(READY)  ## run every test that is not slow
 	-scripts/install_chromium.sh
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-all: $(READY)  ## run the slow tests too: with `make test`, everything
+	$(PYTEST) -m slow $(ARGS)
 
 unit: $(READY)  ## run the unit tests only: no Ray, no verl, no GPU
 	$(PYTEST) tests/unit $(ARGS)
@@ -33,6 +36,9 @@ docs: $(READY)  ## write docs/reference.md from the code
 
 bench: $(READY)  ## print every benchmark's table
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+faults: $(READY)  ## kill a run again and again, resume it, check that nothing was lost (ARGS="--kills 50 --seed 1")
+	$(BIN)/python scripts/faults.py $(ARGS)
 
 venv: $(READY)
 

@@ -24,6 +24,8 @@ from goldilocks.tasks.arithmetic import Arithmetic
 from goldilocks.tasks.base import write_split
 from goldilocks.tasks.tiny_model import make
 
+PATIENCE_S = 800.0  # for what is sure to happen: a busy machine is not a mistake
+
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     acc = float(solution_str.strip() == str(ground_truth))
@@ -98,7 +100,7 @@ def launch(task: Task, tmp_path: Path) -> Iterator[Launch]:
     def run(
         *overrides: str,
         program: Sequence[str] = ("-m", "verl.trainer.main_ppo"),
-        within: float = 400,
+        within: float = PATIENCE_S,
         during: Callable[[Path], None] | None = None,
     ) -> Run:
         folder = tmp_path / f"run{len(launched)}"
@@ -159,7 +161,7 @@ def processes_of(run: Path) -> list[str]:
     return [" ".join(process.cmdline()) for process in _marked(MARK, run.resolve())]
 
 
-def wait_for_ray(run: Path, process: subprocess.Popen[str], within: float) -> None:
+def wait_for_ray(run: Path, process: subprocess.Popen[str], within: float = PATIENCE_S) -> None:
     """Until the run has started Ray."""
     deadline = time.monotonic() + within
     while not any("raylet" in line for line in processes_of(run)):
@@ -182,7 +184,7 @@ def kill(process_name: str) -> Callable[[Path], None]:
 
 
 def _wait_for_the_first_step(log: Path) -> None:
-    deadline = time.monotonic() + 360
+    deadline = time.monotonic() + PATIENCE_S
     while "step:1 -" not in log.read_text(errors="replace"):
         alive = time.monotonic() < deadline and _processes(log.parent)
         assert alive, "no first step:\n" + log.read_text(errors="replace")[-5000:]
@@ -248,7 +250,7 @@ def _marked(variable: str, folder: Path) -> list[psutil.Process]:
     return found
 
 
-def _gone(folder: Path, within: float = 20) -> bool:
+def _gone(folder: Path, within: float = 120) -> bool:
     """Whether every process of a launch ends; Ray's last ones need a moment."""
     deadline = time.monotonic() + within
     while _processes(folder):

@@ -19,6 +19,18 @@ pytestmark = pytest.mark.integration
 
 EXAMPLES = Path(__file__).parent / "examples"
 
+# Of three prompts one has a right answer among two, one from the third on, and one is always answered right.
+REWARD = """
+import collections
+
+scored = collections.Counter()
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    scored[extra_info["index"]] += 1
+    wrong = 2 - extra_info["index"] % 3
+    return float(scored[extra_info["index"]] > wrong)
+"""
+
 # `python3 -m verl.trainer.main_ppo_adaptive …` on a machine where nobody has said that there is no GPU.
 GUIDES_LINE = """
 import os, runpy, sys
@@ -47,7 +59,7 @@ def dump(tmp_path: Path) -> Path:
 def test_the_first_example_trains_only_what_varies_goes_on_and_says_when_the_data_run_dry(
     launch: Launch, dump: Path
 ) -> None:
-    run = launch(f"+dump={dump}", program=[str(EXAMPLES / "grpo.py")], within=400)
+    run = launch(f"+dump={dump}", program=[str(EXAMPLES / "grpo.py")])
     assert [step["step"] for step in run.steps] == [1, 2, 3, 4, 5], run.tail()
     for step in run.steps:
         groups = trained_groups(dump, int(step["step"]))
@@ -72,6 +84,7 @@ def test_the_first_example_trains_only_what_varies_goes_on_and_says_when_the_dat
     assert re.search(r"What was generated is saved in .*/checkpoints/global_step_[56]\.", run.log)
 
 
+@pytest.mark.slow
 def test_the_second_example_trains_a_critic_and_validates_with_its_own_reward(launch: Launch, dump: Path) -> None:
     run = launch(f"+dump={dump}", program=[str(EXAMPLES / "ppo.py")])
     assert run.status == 0, run.tail()
@@ -86,10 +99,12 @@ def test_the_second_example_trains_a_critic_and_validates_with_its_own_reward(la
 
 
 def test_the_guides_line_for_adaptive_rollouts_on_two_ranks_judged_by_the_final_reward(
-    launch: Launch, dump: Path
+    launch: Launch, dump: Path, tmp_path: Path
 ) -> None:
+    (tmp_path / "reward.py").write_text(REWARD)
     run = launch(
         "trainer.use_v1=False",
+        f"reward.custom_reward_function.path={tmp_path / 'reward.py'}",
         "trainer.n_gpus_per_node=2",
         "trainer.total_training_steps=3",
         f"trainer.rollout_data_dir={dump}",
@@ -105,7 +120,6 @@ def test_the_guides_line_for_adaptive_rollouts_on_two_ranks_judged_by_the_final_
         "+adaptive_rollout.positive_threshold=0.5",
         "+adaptive_rollout.min_rollouts=2",
         program=["-c", GUIDES_LINE],
-        within=400,
     )
     assert run.status == 0, run.tail()
     assert [step["step"] for step in run.steps] == [1, 2, 3]
@@ -118,7 +132,6 @@ def test_the_guides_line_for_adaptive_rollouts_on_two_ranks_judged_by_the_final_
         assert step["adaptive_rollout/min_rollouts_per_sample"] in (2, 5, 8, 11)
         assert step["adaptive_rollout/max_rollouts_per_sample"] <= 11
         sizes |= set(map(len, groups.values()))
-    assert sizes <= {2, 5, 8, 11}
-    assert len(sizes) > 1
+    assert sizes == {2, 5}
     assert min(step["adaptive_rollout/min_rollouts_per_sample"] for step in run.steps) == 2
     assert run.steps[-1]["accounts/rejected/no_variance_after_kl_rollouts"] > 0

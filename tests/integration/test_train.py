@@ -18,7 +18,7 @@ import pytest
 from goldilocks.launch import defaults
 from goldilocks.verl.guarded_reward import compute_score
 
-from .conftest import SMALL, processes_of, wait_for_ray
+from .conftest import PATIENCE_S, SMALL, processes_of, wait_for_ray
 
 pytestmark = pytest.mark.integration
 
@@ -47,7 +47,7 @@ def train(arithmetic: Path, tmp_path: Path) -> Train:
     """``train(*words, within=seconds)`` runs the command and checks that it left nothing running."""
 
     def run(
-        *words: str, within: float = 300, during: Callable[[Path, subprocess.Popen[str]], None] | None = None
+        *words: str, within: float = PATIENCE_S, during: Callable[[Path, subprocess.Popen[str]], None] | None = None
     ) -> Trained:
         folder = tmp_path / "runs" / "test"
         process = subprocess.Popen(
@@ -105,11 +105,11 @@ def test_a_run_ends_at_its_budget_with_a_summary_and_goes_on_when_it_is_given_mo
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_or_killed_it_leaves_nothing_running(train, sent):
     def during(run: Path, process: subprocess.Popen[str]) -> None:
-        wait_for_ray(run, process, within=120)
+        wait_for_ray(run, process)
         time.sleep(3)
         process.send_signal(sent)
-        process.wait(30)
-        deadline = time.monotonic() + 60
+        process.wait(PATIENCE_S)
+        deadline = time.monotonic() + PATIENCE_S
         while processes_of(run) and time.monotonic() < deadline:  # after SIGKILL Ray takes itself down
             time.sleep(0.2)
 
@@ -118,7 +118,7 @@ def test_interrupted_or_killed_it_leaves_nothing_running(train, sent):
 
 
 def test_a_prompt_that_is_too_long_is_one_message_before_ray_starts(train):
-    done = train("data.max_prompt_length=6", within=90)
+    done = train("data.max_prompt_length=6")
     assert done.status == 1
     assert "prompts are longer than data.max_prompt_length=6" in done.err
     assert "data.filter_overlong_prompts=True" in done.err
@@ -153,7 +153,7 @@ def test_doctor_finds_the_plugin_in_a_ray_worker(tmp_path):
         [sys.executable, "-m", "goldilocks.cli", "doctor", "--runs", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -86,7 +86,9 @@ def assert_accounts_sum(run: Run) -> None:
         assert tokens == step["accounts/generated_tokens"]
 
 
-def test_dynamic_sampling_on_two_ranks_is_killed_and_goes_on_where_it_was(launch: Launch, tmp_path: Path) -> None:
+def test_dynamic_sampling_on_two_ranks_is_killed_and_goes_on_where_it_was(
+    launch: Launch, task: Task, tmp_path: Path
+) -> None:
     dumps = tmp_path / "rollouts"
     overrides = [
         MODE,
@@ -96,6 +98,7 @@ def test_dynamic_sampling_on_two_ranks_is_killed_and_goes_on_where_it_was(launch
         "trainer.n_gpus_per_node=2",
         "trainer.save_freq=1",
         f"trainer.rollout_data_dir={dumps}",
+        *wells(task, tmp_path, *range(0, 100, 2)),
     ]
     killed = launch(*overrides, "trainer.total_training_steps=200", during=kill("TaskRunner"))
     assert killed.status != 0
@@ -118,7 +121,7 @@ def test_dynamic_sampling_on_two_ranks_is_killed_and_goes_on_where_it_was(launch
     assert len(trained) == len(set(trained)), "a group was trained twice"
     assert_accounts_sum(resumed)
     last_before = next(step for step in killed.steps if step["step"] == min(saved, killed.steps[-1]["step"]))
-    assert resumed.steps[0]["data/prompts_issued"] > last_before["data/prompts_issued"]
+    assert resumed.steps[0]["data/prompts_issued"] >= last_before["data/prompts_issued"]
     for step in resumed.steps:
         assert (
             step["training/off_policy/trajectory_staleness_worst/max"] <= 1
@@ -132,7 +135,16 @@ def trained_prompts(folder: Path, step: int) -> list[str]:
     return sorted(json.loads(line)["input"] for line in (folder / f"{step}.jsonl").read_text().splitlines())
 
 
-def test_everything_off_trains_what_verl_trains_with_a_critic_too(launch: Launch, tmp_path: Path) -> None:
+def trained_answers(folder: Path, step: int) -> dict[str, str]:
+    """What each rollout that was trained in a step has answered."""
+    rows = [json.loads(line) for line in (folder / f"{step}.jsonl").read_text().splitlines()]
+    return {row["uid"]: row["output"] for row in rows}
+
+
+@pytest.mark.slow
+def test_everything_off_trains_what_verl_trains_with_a_critic_too_and_again_to_the_letter(
+    launch: Launch, tmp_path: Path
+) -> None:
     ppo = [
         "algorithm.adv_estimator=gae",
         "algorithm.use_kl_in_reward=True",
@@ -140,9 +152,9 @@ def test_everything_off_trains_what_verl_trains_with_a_critic_too(launch: Launch
         "critic.optim.lr=1e-3",
         "data.seed=7",
     ]
-    prompts = {}
-    for mode in ("sync", "goldilocks"):
-        dumps = tmp_path / mode
+    prompts, answers = {}, {}
+    for name, mode in (("sync", "sync"), ("goldilocks", "goldilocks"), ("again", "goldilocks")):
+        dumps = tmp_path / name
         run = launch(f"trainer.v1.trainer_mode={mode}", f"trainer.rollout_data_dir={dumps}", *ppo)
         run.assert_trained(1, 2)
         first, second = run.steps
@@ -152,9 +164,11 @@ def test_everything_off_trains_what_verl_trains_with_a_critic_too(launch: Launch
             assert step["critic/lr"] == pytest.approx(1e-3)
             assert step["critic/grad_norm"] > 0
             assert 0 < step["critic/vf_loss"] < 1
-        prompts[mode] = [trained_prompts(dumps, step) for step in (1, 2)]
+        prompts[name] = [trained_prompts(dumps, step) for step in (1, 2)]
+        answers[name] = [trained_answers(dumps, step) for step in (1, 2)]
     assert prompts["goldilocks"] == prompts["sync"]
     assert prompts["sync"][0] != prompts["sync"][1]
+    assert answers["again"] == answers["goldilocks"]  # one seed, the same noise
 
 
 def test_rollouts_that_a_group_needs_no_longer_are_cancelled(launch: Launch, tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""What ``scripts/faults.py`` checks of a run's directory: it finds each fault, and none in a run that has none."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from goldilocks.runs.checkpoint import save_state
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "faults.py"
+
+
+@pytest.fixture(scope="module")
+def faults() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("faults", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["faults"] = module  # where its dataclass looks for it
+    spec.loader.exec_module(module)
+    return module
+
+
+class History:
+    """A run of two steps as it lies on disk: two groups of two rollouts each, the second of them carried for a step."""
+
+    def __init__(self, run: Path, classes: list[str]) -> None:
+        self.run = run
+        self.trained = {1: ["g0"], 2: ["g1"]}
+        self.kept: dict[int, list[str]] = {1: ["g1"], 2: []}
+        accounts = dict.fromkeys(classes, 0)
+        self.accounts: dict[int, dict[str, int]] = {
+            1: {**accounts, "trained": 2, "carried": 2, "generated": 4},
+            2: {**accounts, "trained": 4, "generated": 4},
+        }
+
+    def write(self) -> Path:
+        (self.run / "rollouts").mkdir(parents=True)
+        lines = [{"step": step, "data": self._metrics(step)} for step in self.accounts]
+        (self.run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        for step, uids in self.trained.items():
+            rows = [self._row(step, f"{uid}_{index}_0") for uid in uids for index in range(2)]
+            dump = "".join(json.dumps(row) + "\n" for row in [*rows, self._row(step, "pad0_0_0")])
+            (self.run / "rollouts" / f"{step}.jsonl").write_text(dump)
+            folder = self.run / "checkpoints" / f"global_step_{step}"
+            folder.mkdir(parents=True)
+            shelf = {"kept": [{"uid": uid} for uid in self.kept[step]]}
+            save_state({"collector": {"shelf": shelf}}, folder / "goldilocks.npz")
+        return self.run
+
+    def _metrics(self, step: int) -> dict[str, int]:
+        return {f"accounts/{name}_rollouts": count for name, count in self.accounts[step].items()}
+
+    def _row(self, step: int, uid: str) -> dict[str, Any]:
+        return {"input": "1+1=", "output": "2", "gts": "2", "score": 1.0, "step": step, "uid": uid}
+
+
+@pytest.fixture
+def history(faults: ModuleType, tmp_path: Path) -> History:
+    return History(tmp_path / "run", faults.CLASSES)
+
+
+def found(faults: ModuleType, run: Path) -> dict[str, int]:
+    return {name: len(lines) for name, lines in faults.history_faults(run, 2).items() if lines}
+
+
+def test_a_whole_run_has_no_faults(faults: ModuleType, history: History) -> None:
+    assert found(faults, history.write()) == {}
+
+
+def test_a_group_in_two_steps_was_trained_twice(faults: ModuleType, history: History) -> None:
+    history.trained[2] = ["g0"]
+    history.kept[2] = ["g1"]
+    assert found(faults, history.write()) == {"groups trained twice": 1}
+
+
+def test_a_kept_group_that_is_neither_trained_nor_kept_is_lost(faults: ModuleType, history: History) -> None:
+    history.trained[2] = ["g2"]
+    assert found(faults, history.write()) == {"kept groups lost": 1}
+
+
+@pytest.mark.parametrize("change", [{"trained": 2}, {"generated": 5}])
+def test_accounts_that_begin_anew_or_do_not_sum_are_found(
+    faults: ModuleType, history: History, change: dict[str, int]
+) -> None:
+    history.accounts[2] |= change
+    assert set(found(faults, history.write())) == {"accounts that do not go on"}
