@@ -1,7 +1,7 @@
 """``python -m goldilocks.main_ppo …``: verl's own command line, trained with the collector.
 
 On verl's V1 trainer it is ``trainer.v1.trainer_mode=goldilocks``, on V0 (``trainer.use_v1=False``) the class
-``RayPPOTrainerWithSampling``. Without a GPU it trains on the CPU. Whatever the user says himself stays as he says it.
+``RayPPOTrainerWithSampling``. Without a GPU it trains on the CPU. The user's own settings always win.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main(*defaults: str, module: str = "goldilocks.main_ppo") -> None:
 
 
 def train(config: Any) -> None:
-    """As verl's ``main_ppo`` does, with our settings checked before Ray is started."""
+    """Train as verl's ``main_ppo`` does; our settings are checked before Ray is started."""
     from omegaconf import OmegaConf
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
     from verl.trainer.ppo.utils import need_critic, need_reference_policy

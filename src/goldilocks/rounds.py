@@ -1,6 +1,6 @@
 """Rounds: requests that are generated in one call, whose rollouts come back together.
 
-verl's V0 trainer and TRL generate so. An allocator that could stop a group in the middle of a round would throw away
+verl's V0 trainer and TRL generate this way. An allocator that could stop a group in the middle of a round would discard
 rollouts that are already paid for, so it is asked only when all of the group's rollouts are in.
 """
 
@@ -25,13 +25,13 @@ class WholeRounds(Allocator):
         self._coming: Counter[str] = Counter()
 
     def begin(self, requests: Iterable[Request]) -> None:
-        """These come back together."""
+        """Begin a round: these requests come back together."""
         self._coming = Counter()
         for request in requests:
             self._coming[request.uid] += request.n
 
     def next(self, uid: str) -> None:
-        """One of them is about to be observed."""
+        """Note that the next rollout of the round is about to be observed."""
         self._coming[uid] -= 1
 
     def first(self, rows: np.ndarray, ledger: Ledger) -> Sequence[int]:

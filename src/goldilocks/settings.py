@@ -1,4 +1,4 @@
-"""From verl's config to the core's objects: what a user sets, checked before anything is started.
+"""The settings of a user's config, checked, and the core's objects made from them.
 
 The keys are the ones people know, ``algorithm.filter_groups.*``, ``adaptive_rollout.*`` and ``batch_filter.*``, and one
 group of our own, ``goldilocks.*``, for everything the policies can do beyond them. Nothing here imports verl.
@@ -254,7 +254,7 @@ class Settings:
         return Variance(metric, MIN_STD if groups.min_std is None else groups.min_std, self.adaptive.positive_threshold)
 
     def _gen_batch_size(self) -> int | None:
-        """Oversampling prompts is to expect that not all are kept; what is left over is carried."""
+        """Return how many prompts are chosen at a time: more than a batch if prompts are oversampled."""
         if self.gen_batch_size or not self.batch_filter_config:
             return self.gen_batch_size
         return self.batch_filter_config.prompts_to_generate(self.train_batch_size)

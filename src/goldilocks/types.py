@@ -1,4 +1,4 @@
-"""The vocabulary. Everything the core is told, and everything it answers, is one of these.
+"""The vocabulary: everything that goes into the core and comes out of it.
 
 Data is frozen and knows nothing of policies, engines or trainers. A ``payload`` is opaque: the core carries it from the
 engine to the trainer and never looks inside. On a cluster it is a key into a store, so tensors never pass through here.
@@ -142,7 +142,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A rollout that will not come, and what it cost all the same."""
+    """A rollout that failed, and the tokens it cost."""
 
     uid: str
     index: int

@@ -1,6 +1,6 @@
-"""Decides and never does: no token is generated here, no model loaded, no file opened, no thread started.
+"""The decisions, without I/O: this package generates no token, loads no model, opens no file and starts no thread.
 
-You tell it what happened (``observe``), it tells you what to do (``requests``, ``cancelled``, ``take``).
+The caller says what happened (``observe``) and asks what to do (``requests``, ``cancelled``, ``take``).
 """
 
 from goldilocks.core.accounts import Accounts

@@ -22,13 +22,13 @@ class Accounts:
         self.tokens: dict[str, int] = {}
 
     def post(self, account: Account, tokens: int) -> None:
-        """A rollout has arrived."""
+        """Count a rollout that has arrived."""
         self.generated_rollouts += 1
         self.generated_tokens += tokens
         self._add(account, 1, tokens)
 
     def move(self, rollouts: Collection[Rollout], origin: Account | AccountName, target: Account | AccountName) -> None:
-        """Rollouts already posted change class."""
+        """Move rollouts from one class to another."""
         if rollouts:
             count, tokens = len(rollouts), sum(rollout.tokens for rollout in rollouts)
             self._add(origin, -count, -tokens)

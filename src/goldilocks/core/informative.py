@@ -1,4 +1,4 @@
-"""What a group teaches: its rewards differ or they do not, and by how much."""
+"""Whether the rewards of a group differ, and by how much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large a share of groups survives the filter: what a refill is sized by.
+"""An estimate of the share of groups that survive the filter, by which a refill is sized.
 
 Before anything has been judged, ``gen_batch_size`` says what the user expects: 1,536 prompts for 512 groups is a keep
 rate of a third, and the first wave is then exactly one generation batch.
@@ -43,7 +43,7 @@ class KeepRate:
         self._kept = max(self._kept - groups, 0.0)
 
     def forget(self) -> None:
-        """A step has passed."""
+        """Forget a part of what was counted, at the end of a step."""
         self._judged *= FORGETTING
         self._kept *= FORGETTING
 

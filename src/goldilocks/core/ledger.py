@@ -1,8 +1,8 @@
-"""What we believe of each prompt: flat arrays, a row a prompt, 30 bytes a row.
+"""Beliefs about each prompt: flat arrays with a row per prompt, 30 bytes per row.
 
-Beliefs hang on ``prompt.key``; ``prompt.index`` is only where the row stands in this run. Every visit forgets a little
-of what was seen before, since the policy that produced it is gone. The Beta posterior does not care by which rule a
-group stopped, so adaptive groups teach it as well as fixed ones.
+Beliefs are stored under ``prompt.key``; ``prompt.index`` is the row in this run. Every visit forgets a little of the
+earlier ones, since the policy has changed. The Beta posterior does not depend on the rule by which a group stopped, so
+adaptive groups update it as well as fixed ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which of verl's platforms runs on this machine, said the only way verl listens: by environment variables.
+"""The environment variables by which verl chooses its platform on this machine.
 
 verl picks its platform once, while it is imported, so these must be in the environment of the driver before that. This
 package imports neither verl nor torch for that reason.
@@ -28,7 +28,7 @@ _PLATFORM = {
 
 
 def platform_env(device: str) -> dict[str, str]:
-    """The environment verl and Ray need on ``device``, to be set before verl is first imported."""
+    """Return the environment that verl and Ray need on ``device``; set it before verl is imported."""
     if device not in _PLATFORM:
         raise ValueError(f"device={device!r} is not one of {', '.join(DEVICES)}")
     return {**_SHARED, **_PLATFORM[device], **patches_env()}
@@ -40,5 +40,5 @@ def patches_env() -> dict[str, str]:
 
 
 def threads_per_rank(ranks: int) -> int:
-    """How many threads one of ``ranks`` equal processes may compute with. Trainer and rollout server take turns."""
+    """Return the threads for each of ``ranks`` equal processes. Trainer and rollout server take turns."""
     return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))

@@ -1,1 +1,1 @@
-"""Goldilocks inside verl: the plug-in, its config groups, and what they register. ``plugin.py`` is the way in."""
+"""Goldilocks inside verl: the plug-in, its config groups, and what they register. Start reading at ``plugin.py``."""

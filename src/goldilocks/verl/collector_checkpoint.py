@@ -1,4 +1,4 @@
-"""The collector's part of a verl checkpoint: what both trainers save beside the weights, and take up again.
+"""The collector's part of a verl checkpoint: what both trainers save beside the weights and load again.
 
 Invariant: the state lies in the folder of the weights it belongs to, ``global_step_N``, and nowhere else. A run that
 ends because a batch cannot be filled saves the weights of its last update, with everything generated since; so the

@@ -23,7 +23,7 @@ from goldilocks.types import OnExhausted, OnFull
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-# Sections whose keys are not verl's to know: ours are checked by Settings, Ray's by Ray.
+# Sections whose keys verl does not have: ours are checked by Settings, Ray's by Ray.
 FREE = ("algorithm.filter_groups.", "adaptive_rollout.", "batch_filter.", "goldilocks.", "ray_kwargs.ray_init.")
 
 
@@ -126,7 +126,7 @@ class ActorRolloutRefConfig(Section):
 
 @dataclass
 class PPOTrainerConfig(Section):
-    """``trainer``: how long, on what, and what is written."""
+    """``trainer``: the length of the run, its machines, and what it writes."""
 
     critic_warmup: int | None = None
     total_training_steps: int | None = None
@@ -151,7 +151,7 @@ class PPOTrainerConfig(Section):
 
 @dataclass
 class TrainerConfig(Section):
-    """All of it. ``to_verl`` is what verl's trainers take."""
+    """The whole config. ``to_verl`` returns what verl's trainers take."""
 
     algorithm: Any = field(default_factory=AlgoConfig)  # or verl's class of that name
     data: DataConfig | Mapping[str, Any] = field(default_factory=DataConfig)
@@ -163,7 +163,7 @@ class TrainerConfig(Section):
     goldilocks: Mapping[str, Any] = field(default_factory=dict)
 
     def to_verl(self) -> DictConfig:
-        """verl's own defaults for this machine's device, with everything that is set here."""
+        """Return verl's defaults for this machine's device, with every value that is set here."""
         from omegaconf import OmegaConf
         from verl.utils.device import get_device_name
 
@@ -171,7 +171,7 @@ class TrainerConfig(Section):
         config = copy.deepcopy(_verl_defaults("+device=cpu") if get_device_name() == "cpu" else stock)
         given = dict(_flat(self))
         if "data.val_files" not in given:
-            config.data.val_files = None  # verl's default names files that are nobody's
+            config.data.val_files = None  # verl's default names files that do not exist
         for key, value in given.items():
             if not key.startswith(FREE):
                 _check_key(key, stock)
@@ -194,7 +194,7 @@ def _verl_defaults(*overrides: str) -> DictConfig:
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values that are set, by their dotted names; ``more`` has the last word."""
+    """Return the values that are set, by their dotted names; ``more`` wins."""
     items = _items(value)
     if items is None:
         yield prefix, value
@@ -205,7 +205,7 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]] | None:
-    """What a section holds; None for a plain value. Of verl's own classes it is what differs from their defaults."""
+    """Return the values of a section, or None for a plain value. Of verl's classes, what differs from the default."""
     if isinstance(value, Section):
         plain = [(one.name, getattr(value, one.name)) for one in fields(value) if one.name != "more"]
         return iter([*plain, *value.more.items()])
@@ -221,7 +221,7 @@ def _items(value: Any) -> Iterator[tuple[str, Any]] | None:
 
 
 def _check_key(key: str, stock: DictConfig) -> None:
-    """A section that verl ships empty (``override_config``, ``engine_kwargs.vllm``) takes any key."""
+    """Check that verl has the key. A section that verl ships empty (``engine_kwargs.vllm``) takes any key."""
     from omegaconf import DictConfig, OmegaConf
 
     parent, _, name = key.rpartition(".")

@@ -1,7 +1,7 @@
-"""verl's FSDP2 engines on device ``cpu``: actor, reference policy and critic, unchanged but for where memory lies.
+"""verl's FSDP2 engines on device ``cpu``: actor, reference policy and critic, changed only in where memory is placed.
 
 verl offloads a forward-only model (the reference policy) to the host through pinned memory. On the CPU its parameters
-are on the host already, and there is no accelerator to pin them for: here nothing is ever offloaded.
+are on the host already, so nothing is offloaded here.
 """
 
 from __future__ import annotations

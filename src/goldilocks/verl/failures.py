@@ -1,9 +1,9 @@
-"""A failure in one of verl's processes reaches the user: the run ends, and its last line says why.
+"""Reports a failure in one of verl's processes to the user: the run ends, and its last line says why.
 
-verl's V1 trainer hands prompts to agent-loop workers without waiting and then watches a table of their states. What
-goes wrong there is only written to a worker's log, and a worker that dies leaves its prompts "running" for ever. Here
-the first error of a rollout is put into that table too, where the trainer finds it, and the trainer looks after its
-workers while it waits.
+verl's V1 trainer hands prompts to agent-loop workers without waiting and then polls a table of their states. An error
+there is written only to a worker's log, and a worker that dies leaves its prompts "running" for ever. Here the first
+error of a rollout is put into that table too, where the trainer finds it, and the trainer checks its workers while it
+waits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def publish_first_error(original: Function) -> Function:
 
 
 async def publish(error: BaseException) -> None:
-    """Put the reason where the trainer finds it."""
+    """Put the reason into the table that the trainer polls."""
     import transfer_queue
 
     await transfer_queue.async_kv_put(key=KEY, partition_id=PARTITION, tag={"reason": reason(error)})

@@ -1,7 +1,7 @@
-"""A reward function that hangs fails its rollout instead of the run waiting for ever.
+"""A time limit for reward functions: one that hangs fails its rollout, and the run goes on.
 
 Invariant: every call ends within ``timeout_s`` of its start, with the function's result or with an error that names the
-function. A call that is given up keeps its thread; threads are daemons, so that none keeps a worker alive.
+function. A call that times out keeps its thread; threads are daemons, so they do not keep a worker alive.
 """
 
 from __future__ import annotations

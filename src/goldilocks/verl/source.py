@@ -1,4 +1,4 @@
-"""verl's training data as a source of prompts: random access, a key for each, and the data loader's own order."""
+"""verl's training data as a source of prompts: access by index, a key for each, and the order of the data loader."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DatasetSource:
 
 
 def _messages(dataset: Any) -> Any:
-    """The prompts alone, without building a training row for each, where the data set lets us."""
+    """Return the prompts without building a training row for each, if the data set allows it."""
     frame, key = getattr(dataset, "dataframe", None), getattr(dataset, "prompt_key", None)
     if frame is not None and key is not None:
         return frame[key]
@@ -64,7 +64,7 @@ def _text(messages: Any) -> str:
 
 
 def loader_order(sampler: Any) -> Callable[[int], np.ndarray]:
-    """The order in which a data loader with this sampler goes through the data, by epoch.
+    """Return a function from the epoch to the order in which a data loader with this sampler visits the data.
 
     The collector goes through the data itself, so the order of any epoch must be known without going through those
     before it: that of a sampler which looks at anything but its seed is not.

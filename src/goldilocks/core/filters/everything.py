@@ -1,4 +1,4 @@
-"""Keeps every group: training as it was before anyone filtered."""
+"""Keeps every group."""
 
 from __future__ import annotations
 

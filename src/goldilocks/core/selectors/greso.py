@@ -1,4 +1,4 @@
-"""Skip prompts that have had no variance visit after visit, and come back to them now and then.
+"""Skips prompts whose last visits had no variance, and returns to them now and then.
 
 After GRESO (arXiv 2506.02177): a prompt with a streak of s zero-variance visits is skipped with probability 1 − pˢ. The
 exploration rate p moves by a fixed step: down while more of what comes back is without variance than ``target``, up

@@ -1,8 +1,8 @@
-"""Draw each prompt's pass rate from what we believe of it; take those nearest the target.
+"""Draws each prompt's pass rate from its posterior and takes the prompts nearest the target.
 
-Uncertain prompts draw widely and so get their turn; prompts known to be always right or always wrong do not. No prompt
-is chosen while it is in hand: a batch needs at least as many prompts with signal as it has groups. Of a very large data
-set a fresh random ``window`` is drawn for: the nearest thousand of a quarter million are near enough.
+Uncertain prompts draw widely and are tried now and then; prompts known to be always right or always wrong are not.
+No prompt is chosen while it is in hand: a batch needs at least as many prompts with signal as it has groups. Of a very
+large data set a fresh random ``window`` is drawn for: the nearest thousand of a quarter million are near enough.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every prompt once an epoch, in shuffled order."""
+"""Chooses every prompt once per epoch, in shuffled order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from goldilocks.core.selectors.base import Selector
 
 @dataclass
 class Uniform(Selector):
-    """What a data loader does."""
+    """The order of a shuffling data loader."""
 
     def choose(self, pool: Pool, ledger: Ledger, k: int, rng: np.random.Generator) -> np.ndarray:
         return pool.next(k)

@@ -7,7 +7,7 @@ from typing import Any
 
 from goldilocks.verl.patches.patch import Function
 
-# Rows are taken together up to this many logits: 256 MiB in fp32, so that the peak stays what verl's loop keeps low.
+# Logits per block: 256 MiB in fp32, so that peak memory stays low.
 LOGITS_PER_BLOCK = 1 << 26
 
 
@@ -28,7 +28,7 @@ def logprobs_by_blocks(original: Function) -> Function:
 
 
 def _logprobs(rows: Any, picks: Any) -> Any:
-    """verl's own two formulas, which differ by type: logsumexp loses too much in half precision."""
+    """Compute log-probs by verl's two formulas: in half precision logsumexp is not accurate enough."""
     import torch
 
     if rows.dtype in (torch.float32, torch.float64):

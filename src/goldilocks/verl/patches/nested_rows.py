@@ -1,4 +1,4 @@
-"""verl's operations on rows of different lengths, without a step of Python, or a wait for the GPU, for every row."""
+"""verl's operations on rows of different lengths, for all rows at once: no Python loop and no GPU wait per row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from goldilocks.verl.patches.patch import Function
 
 
 def select_rows_at_once(original: Function) -> Function:
-    """Rows of tokens are picked from the values they lie in; whatever has another shape is verl's."""
+    """Select rows of tokens directly from their values; other shapes are left to verl."""
 
     @functools.wraps(original)
     def index_select_tensor_dict(batch: Any, indices: Any) -> Any:
@@ -44,14 +44,14 @@ def _select(rows: Any, indices: Any) -> Any:
     shortest, longest, total = torch.stack([lengths.min(), lengths.max(), ends[-1]]).tolist()
     shifts = offsets[:-1][indices] - (ends - lengths)
     places = torch.arange(total, device=offsets.device) + shifts.repeat_interleave(lengths, output_size=total)
-    # torch does not look the lengths up again: a tensor that is not told its longest row is padded to all of them
+    # Give torch the longest row: without it, a tensor is padded to the sum of all lengths.
     return torch.nested.nested_tensor_from_jagged(
         rows.values()[places], torch.cat([offsets[:1], ends]), min_seqlen=shortest, max_seqlen=longest
     )
 
 
 def responses_at_once(original: Function) -> Function:
-    """The offsets are read once, where verl asks a tensor for a number, and a GPU for an answer, for every row."""
+    """Read the offsets once; verl reads them, and waits for the GPU, for every row."""
 
     @functools.wraps(original)
     def response_from_nested(tensor: Any, response_mask: Any) -> Any:
@@ -59,7 +59,7 @@ def responses_at_once(original: Function) -> Function:
 
         values, ends = tensor.values(), tensor.offsets()[1:].tolist()
         lengths = response_mask.offsets().diff().tolist()
-        # what the model says of a token it says at the token before
+        # the log-prob of a token is computed at the token before it
         rows = [values[end - length - 1 : end - 1] for end, length in zip(ends, lengths, strict=True)]
         return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
@@ -67,7 +67,7 @@ def responses_at_once(original: Function) -> Function:
 
 
 def padded_at_once(original: Function) -> Function:
-    """As for responses that lie in one nested tensor, for those of a padded one."""
+    """Do as ``responses_at_once``, for a padded tensor."""
 
     @functools.wraps(original)
     def response_to_nested(tensor: Any, response_mask: Any) -> Any:
@@ -81,7 +81,7 @@ def padded_at_once(original: Function) -> Function:
 
 
 def one_partition_is_all(original: Function) -> Function:
-    """To balance rows over one worker or into one micro-batch verl compares them all, and ends with all of them."""
+    """Return all rows if there is one worker or one micro-batch: balancing them has no effect."""
 
     @functools.wraps(original)
     def get_seqlen_balanced_partitions(seqlen_list: Any, k_partitions: int, equal_size: bool) -> list[list[int]]:

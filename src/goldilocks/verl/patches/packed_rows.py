@@ -1,12 +1,12 @@
-"""Short rows travel together.
+"""Sends short rows packed together.
 
 The TransferQueue sends every row of every field as a message part of its own: 512 rows of 8 fields are 4,096 parts, and
 nearly all of the time that they take is spent on parts and not on tokens. Here the rows of a field are one buffer and
 their lengths.
 
-Whoever reads them gets the list of rows it would have got anyway, since what is sent says how it is unpickled: a
-process that was never told of this understands it, and from then on answers in kind. So the storage units, which
-import nothing of verl and have no plug-in, need no setting.
+A reader gets the same list of rows as without packing, since the message itself says how it is unpickled. A process
+without the plug-in understands it too, and packs its own answers from then on. So the storage units, which import
+nothing of verl, need no setting.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from goldilocks.verl.patches.patch import Function, Kind, Patch
 if TYPE_CHECKING:
     import torch
 
-LONGEST = 16_384  # bytes of a row: a longer one is copied for more than a part of its own costs
+LONGEST = 16_384  # bytes of a row: copying a longer one costs more than a message part of its own
 FEWEST = 8  # rows
 PUT = "PUT"  # the request that gives rows to a storage unit
 
 
 class PackedRows:
-    """Rows of one field, to be pickled as one buffer. Those that are ``kept`` will be freed one by one."""
+    """Rows of one field, pickled as one buffer. Rows that are ``kept`` are later freed one by one."""
 
     def __init__(self, rows: list[torch.Tensor], kept: bool) -> None:
         self._rows, self._kept = rows, kept
@@ -41,7 +41,7 @@ class PackedRows:
 
 
 def unpack(joined: bytearray, dtype: str, lengths: bytes, kept: bool) -> list[torch.Tensor]:
-    """The rows: those that are kept each with memory of its own, the others as views of what they came in."""
+    """Return the rows: kept ones with memory of their own, the others as views of the buffer."""
     import numpy as np
     import torch
 
@@ -53,7 +53,7 @@ def unpack(joined: bytearray, dtype: str, lengths: bytes, kept: bool) -> list[to
 
 
 def packed(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with the short rows of its data packed; everything else as it is."""
+    """Return the message with its short rows packed and everything else unchanged."""
     body = message.get("body")
     if not isinstance(body, dict) or not isinstance(data := body.get("data"), dict):
         return message
@@ -80,7 +80,7 @@ def _are_short_rows(values: Any) -> bool:
 
 
 def pack_rows(original: Function) -> Function:
-    """The encoder of messages, with short rows packed."""
+    """Return the encoder of messages with short rows packed."""
 
     @functools.wraps(original)
     def encode(self: Any, obj: Any) -> Any:

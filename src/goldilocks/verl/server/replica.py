@@ -14,12 +14,12 @@ from goldilocks.verl.server import limits
 
 
 def server_name(replica_rank: int, role: str = "") -> str:
-    """The name under which the server of a replica is found by the worker beside it."""
+    """Return the name by which a worker finds the server of its replica."""
     return f"transformers_server{role}_{replica_rank}"
 
 
 class TransformersReplica(RolloutReplica):
-    """Launches the server where its worker is, and speaks for it."""
+    """Launches the server on the node and device of its worker, and represents it to verl."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -34,7 +34,7 @@ class TransformersReplica(RolloutReplica):
             ray.remote(RolloutServer)
             .options(
                 name=server_name(self.replica_rank, self._role()) + self.name_suffix,
-                # No GPU of its own: it sits on its worker's. Ray is told to leave the visible devices alone.
+                # It asks for no GPU and uses its worker's; Ray is told not to hide the devices.
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
                 runtime_env={"env_vars": dict.fromkeys(get_platform().ray_noset_envvars(), "1")},
                 max_concurrency=self.max_concurrency,
@@ -49,7 +49,7 @@ class TransformersReplica(RolloutReplica):
         address = await server.ready.remote()
         self.servers = [server]
         self._server_handle = server
-        # The load balancer tells servers apart by their address; ours have no port.
+        # The load balancer identifies servers by address; ours have no port.
         self._server_address = f"{address}:{self.replica_rank}"
 
     def _role(self) -> str:
@@ -57,6 +57,6 @@ class TransformersReplica(RolloutReplica):
 
 
 def _place(_worker: Any) -> tuple[str, str]:
-    """Runs inside the worker: its node and its device, as Ray knows them."""
+    """Return the node and the device of the worker that this runs in."""
     context = ray.get_runtime_context()
     return context.get_node_id(), context.get_accelerator_ids()[get_resource_name()][0]

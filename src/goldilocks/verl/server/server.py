@@ -1,7 +1,7 @@
 """The rollout server: verl's token-in-token-out interface in front of one generation engine.
 
-An asynchronous Ray actor. Its event loop only waits; the engine runs in the thread of ``EngineLoop``. Requests that
-arrive while generation is paused wait at the gate, or come back aborted where verl asked for that.
+It is an asynchronous Ray actor. The engine runs in the thread of ``EngineLoop``. Requests that arrive while generation
+is paused wait, or come back aborted if verl asked for that.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RolloutServer:
         self._global_steps: int | None = None
 
     async def ready(self) -> str:
-        """The address of the node, once the engine is built."""
+        """Return the address of the node once the engine is built."""
         return str(ray.util.get_node_ip_address()).strip("[]")
 
     async def generate(
@@ -84,7 +84,7 @@ class RolloutServer:
         mm_processor_kwargs: Any = None,
         priority: int = 0,
     ) -> TokenOutput:
-        """Tokens for tokens. ``extra_fields["top_log_probs"]`` has the largest log-prob at each position."""
+        """Generate an answer. ``extra_fields["top_log_probs"]`` has the largest log-prob at each position."""
         if image_data or video_data or audio_data:
             raise ValueError("rollout.name=transformers generates from text only; use rollout.name=vllm")
         prompt = [int(token) for token in prompt_ids]
@@ -129,26 +129,26 @@ class RolloutServer:
             await asyncio.sleep(0.001)
 
     async def sleep(self) -> None:
-        """Give the cache's memory back, after the requests in flight have ended."""
+        """Release the cache's memory after the requests in flight have ended."""
         await self.wait_for_requests_to_drain()
         if self._config.free_cache_engine:
             await self._on_engine(Engine.sleep)
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Take the cache's memory again. The weights were never given back."""
+        """Allocate the cache again. The weights were not released."""
         if tags is None or "kv_cache" in tags:
             await self._on_engine(Engine.wake)
 
     async def release_kv_cache(self) -> None:
-        """What ``sleep`` does: the cache is all there is to release."""
+        """Do as ``sleep``: there is only the cache to release."""
         await self.sleep()
 
     async def resume_kv_cache(self) -> None:
-        """What ``wake_up`` does for the cache."""
+        """Do as ``wake_up``."""
         await self.wake_up(["kv_cache"])
 
     async def clear_kv_cache(self) -> None:
-        """Nothing to do: loading weights is what makes cached prompts stale, and it forgets them itself."""
+        """Do nothing: ``load_weights`` already forgets cached prompts, which only new weights make stale."""
 
     async def load_weights(self, bucket: transfer.Bucket) -> None:
         """Overwrite the weights in ``bucket``."""
@@ -163,11 +163,11 @@ class RolloutServer:
         await asyncio.to_thread(transfer.receive_by_ipc, handle, self._device, load)
 
     async def set_global_steps(self, global_steps: int) -> None:
-        """Which policy update the weights are of."""
+        """Set the policy update that the weights belong to."""
         self._global_steps = global_steps
 
     async def start_profile(self, **_ignored: Any) -> None:
-        """verl profiles its servers by their own tools; this one has none."""
+        """Do nothing: this server has no profiler."""
 
     async def stop_profile(self) -> None:
         """See ``start_profile``."""
@@ -210,7 +210,7 @@ class RolloutServer:
 
 
 def _model(config: RolloutConfig, model: HFModelConfig, device: torch.device) -> Any:
-    """The model in the rollout's precision; ``load_format=dummy`` leaves its weights to the first update."""
+    """Return the model in the rollout's precision; with ``load_format=dummy`` the first update brings its weights."""
     auto: Any = AutoModelForCausalLM
     precision: Any = PrecisionType
     options = {"dtype": precision.to_dtype(config.dtype), "trust_remote_code": model.trust_remote_code}
@@ -221,17 +221,17 @@ def _model(config: RolloutConfig, model: HFModelConfig, device: torch.device) ->
 
 
 def _eos_ids(model: HFModelConfig) -> set[int]:
-    """What ends an answer: the tokenizer's end of sequence and those of the generation config."""
+    """Return the ids that end an answer: those of the tokenizer and of the generation config."""
     named = getattr(model.generation_config, "eos_token_id", None)
     ids: Iterable[int | None] = named if isinstance(named, list) else [named]
     return {token for token in [model.tokenizer.eos_token_id, *ids] if token is not None}
 
 
 def _pad_id(model: HFModelConfig) -> int:
-    """Any id the model knows: padding is never attended to."""
+    """Return a valid id; padding is never attended to."""
     return model.tokenizer.pad_token_id if model.tokenizer.pad_token_id is not None else 0
 
 
 def _seed(base: int, request_id: str) -> int:
-    """The same for the same request in every run, another for every other request."""
+    """Return a seed that depends on the request alone."""
     return int.from_bytes(hashlib.sha256(f"{base}/{request_id}".encode()).digest()[:8], "big")

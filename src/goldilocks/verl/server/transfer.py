@@ -1,8 +1,8 @@
-"""How new weights get from a training worker into the rollout server beside it.
+"""Transfer of new weights from a training worker to the rollout server beside it.
 
-On a GPU they never leave it: verl's own bucketed sender and receiver over CUDA IPC, with a time limit, so that a peer
-that died is an error and not a wait. Without a GPU they go through Ray's object store in buckets of bounded size, each
-read by the server without a copy.
+On a GPU they stay on the device: verl's bucketed sender and receiver over CUDA IPC, with a time limit, so that a dead
+peer is an error and not an endless wait. Without a GPU they go through Ray's object store in buckets of bounded size,
+each read by the server without a copy.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch import Tensor
 
 Named = tuple[str, Tensor]
 
-# Longer than any bucket takes to fill, shorter than a night.
+# Longer than any bucket takes to fill.
 PEER_TIMEOUT_S = 600.0
 
 
 class Bucket:
-    """Named tensors as one array of bytes: what Ray stores once and hands out in place."""
+    """Named tensors as one array of bytes, which Ray stores once and shares without a copy."""
 
     def __init__(self, named: list[Named]) -> None:
         self._meta = [(name, tensor.shape, tensor.dtype, tensor.nbytes) for name, tensor in named]
@@ -33,7 +33,7 @@ class Bucket:
         self._bytes: np.ndarray = torch.cat(flat).numpy()
 
     def tensors(self) -> Iterable[Named]:
-        """The tensors again, one at a time and each in memory of its own: the bytes may be the store's, unaligned."""
+        """Yield the tensors, each in memory of its own: the bytes may belong to Ray's store and be unaligned."""
         start = 0
         for name, shape, dtype, size in self._meta:
             tensor = torch.empty(shape, dtype=dtype)

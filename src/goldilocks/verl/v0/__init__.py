@@ -1,1 +1,1 @@
-"""What stands between verl's V0 training loop and the collector."""
+"""The collector in verl's V0 trainer."""

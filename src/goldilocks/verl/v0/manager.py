@@ -1,7 +1,7 @@
 """The collector's loop where verl's V0 generates: rounds of requests until a batch can be taken.
 
-Decisions are the collector's. What is done here is what it cannot do: prompts become verl's generation batches, and
-verl's answers become rollouts.
+The collector decides; this module turns its requests into verl's generation batches, and verl's answers into
+rollouts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from goldilocks.verl.v0.rows import Row, RowStore, rows_of
 TRAINED = "__trained__"  # of each row, whether it is trained: baselines come from all
 STALE = "__stale__"  # of each row, whether an older policy wrote it
 
-# A last look at what was taken, rows and all: the groups that are not to be trained after all.
+# Judges a taken batch by its rows; returns the groups that are not to be trained.
 Review = Callable[[DataProto], Sequence[str]]
 
 Timing = dict[str, float]
@@ -45,14 +45,14 @@ class Answer:
     truncated: bool
 
     def event(self, uid: str, index: int, version: int) -> Rollout | Failure:
-        """What the collector is told."""
+        """Return the event for the collector."""
         if not self.tokens:
             return Failure(uid, index, "empty_response")
         return Rollout(uid, index, self.reward, self.tokens, self.metrics, self.truncated, version)
 
 
 class CollectingManager:
-    """verl's rollout manager; a ``Pending`` batch is collected, anything else goes through as it is."""
+    """verl's rollout manager, which collects a ``Pending`` batch and passes any other on."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class CollectingManager:
         return getattr(self._manager, name)
 
     def generate_sequences(self, batch: DataProto) -> DataProto:
-        """verl's own, or the batch that the collector takes."""
+        """Return the batch that the collector takes, or what verl generates."""
         if not isinstance(batch, Pending):
             return self._manager.generate_sequences(batch)
         calls: list[tuple[int, Timing]] = []
@@ -92,7 +92,7 @@ class CollectingManager:
         return batch.fill(rows)
 
     def _judge(self, groups: Sequence[Group]) -> None:
-        """Take back the groups that a last look refuses."""
+        """Reject the groups that the last judgement refuses."""
         judged = [group for group in groups if group.uid not in self._collector.backfilled]
         if self._review is not None and judged:
             self._collector.reject(self._review(self._batch(judged)), REASON, flat=True)
@@ -106,7 +106,7 @@ class CollectingManager:
     # -- a round -------------------------------------------------------------------------------------------------------
 
     def _round(self, requests: Sequence[Request], meta: dict[str, Any]) -> list[tuple[int, Timing]]:
-        """Generate all that is requested, and tell the collector of each rollout in the order of the requests."""
+        """Generate everything requested, and tell the collector of each rollout in the order of the requests."""
         prompts = self._prompts([request.prompt.index for request in requests])
         prompts.non_tensor_batch["uid"] = _objects(request.uid for request in requests)
         generation = self._generation_batch(prompts)
@@ -127,9 +127,9 @@ class CollectingManager:
         return calls
 
     def _generate(self, batch: DataProto) -> tuple[list[DataProto], list[tuple[int, Timing]]]:
-        """One wave over all of verl's agent-loop workers, each with as many rows; what is left over goes beside it.
+        """Generate with all agent-loop workers, each with the same number of rows; the remainder is a second call.
 
-        verl splits a batch evenly or not at all, and filling it up would generate rollouts that nobody asked for.
+        verl only splits a batch evenly, and padding it would generate rollouts that were not requested.
         """
         workers = len(getattr(self._manager, "agent_loop_workers", (None,)))
         rest = len(batch) % workers
@@ -144,7 +144,7 @@ class CollectingManager:
         return outputs, calls
 
     def _answers(self, output: DataProto) -> Iterator[Answer]:
-        """Each row of what verl generated."""
+        """Yield each row that verl generated."""
         if "rm_scores" not in output.batch:
             raise ValueError("verl returned rollouts without rewards, and groups are judged by their rewards")
         keys = output.meta_info.get("reward_extra_keys", [])
@@ -160,7 +160,7 @@ class CollectingManager:
     # -- the batch -----------------------------------------------------------------------------------------------------
 
     def _batch(self, groups: Sequence[Group]) -> DataProto:
-        """Every row of the groups; those beyond what is trained are marked, and count for the baseline only."""
+        """Return every row of the groups. Rows that are not trained are marked and count for the baseline only."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         trained = {(rollout.uid, rollout.index) for group in groups for rollout in group.trained}
         places = [(rollout.uid, rollout.index) for rollout in rollouts]

@@ -1,8 +1,8 @@
-"""A batch that verl's training loop holds before it is known which prompts are in it, and how many rollouts each has.
+"""A batch that verl's training loop holds before its prompts and their numbers of rollouts are known.
 
 ``fit`` draws a batch of prompts, asks for ``rollout.n`` rollouts of each, and joins the two. Here the loader hands out
-a placeholder, ``_get_gen_batch`` turns it into a ``Pending``, and generation fills it: so everything that is generated
-is generated, and timed, where ``fit`` generates. To ``fit`` each rollout is a prompt of its own with ``rollout.n=1``.
+a placeholder, ``_get_gen_batch`` turns it into a ``Pending``, and generation fills it. So everything is
+generated, and timed, where ``fit`` generates. To ``fit`` each rollout is a prompt of its own with ``rollout.n=1``.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ MARK = "__pending__"
 
 
 class Pending(DataProto):
-    """Stands for as many rows as will come."""
+    """A placeholder for rows that are not generated yet."""
 
     def __init__(self, placeholder: DataProto) -> None:
         super().__init__()
         self.placeholder = placeholder
 
     def __len__(self) -> int:
-        """``fit`` cuts what comes to this many rows."""
+        """Return a number that no batch exceeds: ``fit`` truncates the generated batch to it."""
         return sys.maxsize
 
     def repeat(self, repeat_times: int = 1, interleave: bool = True) -> Pending:
-        """How many rollouts a prompt has is decided where they are generated."""
+        """Return the placeholder unchanged: the number of rollouts is decided during generation."""
         return self
 
     def fill(self, rows: DataProto) -> DataProto:
-        """Make the batch that ``fit`` holds one of these rows; returns what it joins to it."""
+        """Put these rows into the batch that ``fit`` holds; return what ``fit`` joins to it."""
         self.placeholder.batch = TensorDict({"dummy_tensor": torch.zeros(len(rows), 1, dtype=torch.uint8)}, len(rows))
         self.placeholder.non_tensor_batch = {"uid": rows.non_tensor_batch["uid"]}
         return rows
 
 
 def placeholder() -> dict[str, Any]:
-    """A batch as a data loader yields it, with nothing in it."""
+    """Return an empty batch as a data loader yields it."""
     return {"dummy_tensor": torch.zeros(1, 1, dtype=torch.uint8), MARK: np.array([True], dtype=object)}
 
 
 def is_placeholder(batch: DataProto) -> bool:
-    """Whether the batch is one of ours, and not a batch of validation prompts."""
+    """Return whether the batch is a placeholder and not a batch of validation prompts."""
     return MARK in batch.non_tensor_batch

@@ -1,4 +1,4 @@
-"""A reward function handed over as an object, where verl's workers look for one by its path.
+"""A reward function given as an object, for verl's workers, which load one by its path.
 
 verl's reward workers load ``reward.custom_reward_function`` in processes of their own. The function travels in its
 arguments, pickled by value if it cannot be imported there, so that closures and functions of a script work too.
@@ -24,7 +24,7 @@ VALIDATION = "__validation__"  # in the extra_info of a validation prompt, until
 
 
 def route(config: DictConfig, reward_fn: RewardFunction | None, val_reward_fn: RewardFunction | None) -> bool:
-    """Make the config name these functions; returns whether there are any.
+    """Make the config name these functions; return whether there are any.
 
     Of a reward manager it is the function that it scores with: verl's workers build the manager itself from the config.
     """
@@ -45,7 +45,7 @@ def route(config: DictConfig, reward_fn: RewardFunction | None, val_reward_fn: R
 
 
 def mark_validation(batch: DataProto) -> None:
-    """Let the reward workers know these prompts, which verl does not tell them are for validation."""
+    """Mark validation prompts for the reward workers, since verl does not."""
     infos = batch.non_tensor_batch.get("extra_info", [{}] * len(batch))
     marked = np.empty(len(batch), dtype=object)
     marked[:] = [{**(info or {}), VALIDATION: True} for info in infos]
@@ -53,12 +53,12 @@ def mark_validation(batch: DataProto) -> None:
 
 
 def call(packed: str, **arguments: Any) -> Any:
-    """What verl's workers call."""
+    """Call the function; verl's workers call this."""
     return _choose(packed, arguments)(**arguments)
 
 
 async def call_async(packed: str, **arguments: Any) -> Any:
-    """What verl's workers call where the function is a coroutine function."""
+    """Call the function, if it is a coroutine function; verl's workers call this."""
     return await _choose(packed, arguments)(**arguments)
 
 

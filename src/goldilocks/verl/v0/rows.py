@@ -1,4 +1,4 @@
-"""Finished rollouts, kept on the driver until they are trained or let go, and the batches made of them.
+"""Finished rollouts, kept on the driver until they are trained or dropped, and the batches made of them.
 
 A row is everything verl's batch holds of one rollout. Rows are copied out of the generation batch they came with, so
 that a dropped group's memory is free at once.
@@ -29,7 +29,7 @@ class Row:
     values: Mapping[str, Any]
 
     def with_fields_of(self, other: Row) -> Row:
-        """Both rows' fields; the other's where both have one."""
+        """Return a row with the fields of both; the other row wins."""
         return Row({**self.tensors, **other.tensors}, {**self.values, **other.values})
 
 
@@ -47,7 +47,7 @@ class RowStore:
         self._groups.setdefault(uid, {})[index] = row
 
     def retain(self, uids: Collection[str]) -> None:
-        """Let go of every other group."""
+        """Delete the rows of every other group."""
         self._groups = {uid: rows for uid, rows in self._groups.items() if uid in uids}
 
     def batch(self, places: Iterable[tuple[str, int]]) -> DataProto:
@@ -81,14 +81,14 @@ def rows_of(batch: DataProto) -> Iterator[Row]:
 
 
 def pad_to(batch: DataProto, divisor: int) -> DataProto:
-    """Fill the batch up at its end, with rows that count for nothing, to what the workers can divide.
+    """Pad the batch at its end, with rows of zero mask, to a size that the workers can divide.
 
-    The batch that ``fit`` holds is never padded: it is filled up on its way to the workers, and what comes back is cut.
+    The batch that ``fit`` holds is never padded: padding is added on the way to the workers and cut from their answer.
     """
     if len(batch) % divisor == 0:
         return batch
     columns = batch.non_tensor_batch
-    rows = list(range(len(batch)))  # a name for each row: rows stay where they are, whatever group they are of
+    rows = list(range(len(batch)))  # a uid per row, so that no row is moved to its group
     padded = pad_batch({**batch.batch, **columns}, rows, None, divisor)
     values = {name: padded.batch[name] for name in columns}
     values["uid"] = _objects([*columns["uid"], *padded.uids[len(batch) :]])
@@ -97,7 +97,7 @@ def pad_to(batch: DataProto, divisor: int) -> DataProto:
 
 
 def _column(values: list[Any]) -> np.ndarray:
-    """Numbers as numbers, as verl has them; anything else as objects."""
+    """Return numbers as a numeric array and anything else as objects, as verl has them."""
     if all(isinstance(value, (bool, int, float, np.generic)) for value in values):
         return np.array(values)
     return _objects(values)

@@ -11,7 +11,7 @@ from goldilocks.verl.patches.table import V0_TRAINER
 
 
 class SamplingTaskRunner(main_ppo_v0.TaskRunner.__ray_metadata__.modified_class):  # type: ignore[name-defined]
-    """Runs in a process of its own, where verl's name for the trainer's class stands for ours."""
+    """Runs in a process of its own, in which verl's name of the trainer class is bound to ours."""
 
     def run(self, config: Any) -> None:
         """Train."""

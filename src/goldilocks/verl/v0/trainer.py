@@ -71,7 +71,7 @@ class RayPPOTrainerWithSampling(SavesCollector, RayPPOTrainer):
         super().__init__(config, tokenizer, role_worker_mapping, resource_pool_manager, *args, **kwargs)
 
     def _create_dataloader(self, train_dataset: Any, val_dataset: Any, collate_fn: Any, train_sampler: Any) -> None:
-        """verl's, for validation and for the number of updates that the epochs make; prompts are the collector's."""
+        """Create verl's data loaders, for validation and the number of updates; the collector chooses prompts."""
         with self._set(self.config.data, gen_batch_size=None):
             super()._create_dataloader(train_dataset, val_dataset, collate_fn, train_sampler)
         self._collate = collate_fn or verl_collate_fn
@@ -87,7 +87,7 @@ class RayPPOTrainerWithSampling(SavesCollector, RayPPOTrainer):
         self.train_dataloader = _Placeholders(self)
 
     def init_workers(self) -> None:
-        """verl's; its rollout manager is given the collector's loop."""
+        """Start verl's workers, and wrap their rollout manager in the collector's loop."""
         super().init_workers()
         self.async_rollout_manager = CollectingManager(
             self.async_rollout_manager,
@@ -116,10 +116,10 @@ class RayPPOTrainerWithSampling(SavesCollector, RayPPOTrainer):
             trainer.balance_batch, trainer.total_epochs, rollout.n = kept
 
     def _begin_training(self) -> None:
-        """What ``fit`` reads from here on; its loggers have been told of the config as the user wrote it."""
+        """Change what ``fit`` reads from here on; its loggers already have the user's config."""
         trainer = self.config.trainer
         self._balances = trainer.balance_batch
-        trainer.balance_batch = True  # the one place where fit hands out its metrics
+        trainer.balance_batch = True  # called once a step with the metrics of fit
         trainer.total_epochs = sys.maxsize  # epochs end with the prompts issued
         self.config.actor_rollout_ref.rollout.n = 1  # each rollout is a row of its own
         self.train_dataloader = _Placeholders(self)
@@ -203,7 +203,7 @@ class RayPPOTrainerWithSampling(SavesCollector, RayPPOTrainer):
 
     @contextmanager
     def _set(self, section: DictConfig, **values: Any) -> Iterator[None]:
-        """Keys of the config, for a while."""
+        """Set keys of the config within the block."""
         before = {key: section.get(key) for key in values}
         with open_dict(section):
             section.update(values)
@@ -250,11 +250,11 @@ class _Placeholders:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There is nothing in it."""
+        """Do nothing: the state is empty."""
 
 
 def check(config: DictConfig, settings: Settings) -> None:
-    """What this trainer cannot do, said before anything is started."""
+    """Raise ``ValueError`` for a config that this trainer does not support."""
     reward = config.reward.reward_model
     require(
         not reward.enable or reward.enable_resource_pool,
@@ -275,14 +275,14 @@ def check(config: DictConfig, settings: Settings) -> None:
 
 
 def _no_validation(config: DictConfig, train_dataset: Any) -> Any:
-    """verl must have validation data, even where there is none: one training prompt, and it is never asked for."""
+    """Return one training prompt as validation data, which verl requires; it is never used."""
     require(train_dataset is not None, "data.val_files", None, "files, or val_dataset, or train_dataset without either")
     config.trainer.val_before_train, config.trainer.test_freq = False, -1
     return Subset(train_dataset, [0])
 
 
 def _start_ray(config: DictConfig) -> None:
-    """As verl's ``run_ppo`` does, with our patches."""
+    """Start Ray as verl's ``run_ppo`` does, with our patches."""
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     given = config.ray_kwargs.get("ray_init", {})
