@@ -18,7 +18,7 @@ from goldilocks.runs.directory import cache_folder
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-VERSION = "1"  # raised when what is made here changes, so that nobody trains on what an older version made
+VERSION = "2"  # raised when what is made here changes, so that nobody trains on what an older version made
 VARIABLE = "GOLDILOCKS_ARITHMETIC"
 SIZES = {"arithmetic": (2048, 256), "sums": (4096, 256)}  # problems for training and for validation
 GYM, GENERATORS = "reasoning_gym", {"leg_counting": {}}

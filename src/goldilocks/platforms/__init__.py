@@ -22,7 +22,13 @@ _SHARED = {
 
 _PLATFORM = {
     # A run is a dozen processes. Those that compute take their share of the cores themselves: threads_per_rank.
-    "cpu": {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"},
+    # vLLM would bind threads to cores that others use, and take memory for caches that no tiny model fills (GiB).
+    "cpu": {
+        "VERL_PLATFORM": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+    },
     "cuda": {"VERL_PLATFORM": "nvidia"},
 }
 

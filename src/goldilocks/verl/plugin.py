@@ -70,7 +70,7 @@ def additions() -> list[str]:
     For a look at a process, as ``goldilocks doctor`` takes one in a Ray worker.
     """
     register()
-    patches = [patch for patch in PATCHES if patch.kind is not Kind.TRAINER and selected(patch)]
+    patches = [patch for patch in PATCHES if patch.kind is not Kind.TRAINER and patch.possible and selected(patch)]
     for module in [*(addition.after for addition in ADDITIONS), *(patch.module for patch in patches)]:
         importlib.import_module(module)
     return [addition.what for addition in ADDITIONS] + [patch.name for patch in patches if patch.apply()]

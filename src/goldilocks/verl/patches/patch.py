@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ class Patch:
     """``replace(original)`` takes the place of ``module.attribute``.
 
     ``attribute`` may be that of a class, ``Class.method``. ``source_digest`` is that of ``module.written_for``, a
-    function, or of the attribute itself where ``written_for`` is empty.
+    function, or of the attribute itself where ``written_for`` is empty. ``needs`` is a package without which the module
+    cannot be imported.
     """
 
     name: str
@@ -53,11 +55,17 @@ class Patch:
     reason: str
     changes: str
     written_for: str = ""
+    needs: str = ""
 
     @property
     def target(self) -> str:
         """What is replaced, as one dotted name."""
         return f"{self.module}.{self.attribute}"
+
+    @property
+    def possible(self) -> bool:
+        """Whether the package that the module needs is installed."""
+        return not self.needs or importlib.util.find_spec(self.needs) is not None
 
     @functools.cache  # noqa: B019  # a process has few patches, each for ever
     def apply(self) -> bool:

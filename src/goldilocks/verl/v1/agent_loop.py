@@ -67,6 +67,10 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         left: int = await self.llm_client.drained(within)
         return left
 
+    async def aborts(self) -> tuple[int, int]:
+        """How many requests servers were asked to end, and how many of them did."""
+        return self.llm_client.aborts.asked, self.llm_client.aborts.ended
+
     async def generate_sequences(self, batch: Any) -> None:
         """verl's: starts a session for each rollout and does not wait for it."""
         self.llm_client.look_again()
@@ -212,6 +216,12 @@ class StreamingManager(AgentLoopManagerTQ):
         left = sum(ray.get([worker.drained.remote(DRAIN_S) for worker in workers]))
         if left:
             logger.warning("%d requests that nobody needs are still at the rollout servers after %g s", left, DRAIN_S)
+
+    def abort_metrics(self) -> dict[str, float]:
+        """Whether aborts end answers, since the run began."""
+        workers: list[Any] = self.agent_loop_workers
+        asked, ended = map(sum, zip(*ray.get([worker.aborts.remote() for worker in workers]), strict=True))
+        return {"aborts/asked": asked, "aborts/ended": ended}
 
 
 def _tag(output: Any, global_steps: int) -> dict[str, Any]:

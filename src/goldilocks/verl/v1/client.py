@@ -13,7 +13,12 @@ import contextvars
 from dataclasses import dataclass
 from typing import Any
 
+from omegaconf import OmegaConf
 from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY
+
+from goldilocks.verl.aborts import Aborts
+from goldilocks.verl.patches.vllm import TOP
 
 Server = tuple[str, Any]  # its name and its handle
 
@@ -27,6 +32,7 @@ class Session:
     tokens: int = 0  # of the answers that servers have returned
     server: Any = None  # that works on it now
     request_id: str = ""  # by which that server knows it
+    aborted: bool = False  # whether that server was asked to end it
 
 
 current_session: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
@@ -51,6 +57,11 @@ class StreamingClient(LLMServerClient):
         self._none_at_servers.set()
         self._only: asyncio.Task[Server | None] | None = None
         self._held: set[str] = set()  # the requests that the balancer does not know of
+        self._places: dict[str, asyncio.Semaphore] = {}  # of each server
+        self.aborts = Aborts(self.config.actor_rollout_ref.rollout.name)
+        gates = OmegaConf.select(self.config, "batch_filter.enable_two_gate_filter")
+        on_vllm = self.config.actor_rollout_ref.rollout.name == "vllm"
+        self._extra = {"extra_args": {TOP: True}} if gates and on_vllm else {}  # our own server always has them
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -74,8 +85,8 @@ class StreamingClient(LLMServerClient):
             return
         self._cancelled.add(uid)
         for session in sessions & self._at_servers:
-            if session.request_id and hasattr(session.server, "abort_request"):
-                session.server.abort_request.remote(session.request_id)
+            if session.request_id and not session.aborted:
+                session.aborted = self.aborts.ask(session.server, session.request_id)
 
     def is_cancelled(self, session: Session) -> bool:
         """Whether nobody needs it any more."""
@@ -89,21 +100,23 @@ class StreamingClient(LLMServerClient):
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    async def generate(self, *args: Any, **kwargs: Any) -> Any:
+    async def generate(self, *args: Any, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
         """As verl's; a session is at a server from here to the answer. Requests of validation have none."""
         session = current_session.get()
         if session is None:
-            return await super().generate(*args, **kwargs)
+            return await super().generate(*args, sampling_params=sampling_params, **kwargs)
         if self.is_cancelled(session):
             raise Cancelled(session.uid)
         self._at_servers.add(session)
         self._none_at_servers.clear()
         try:
-            output = await super().generate(*args, **kwargs)
+            output = await super().generate(*args, sampling_params={**sampling_params, **self._extra}, **kwargs)
             session.tokens += len(output.token_ids)
+            if session.aborted:
+                self.aborts.answered(output.stop_reason)
             return output
         finally:
-            session.server, session.request_id = None, ""
+            session.server, session.request_id, session.aborted = None, "", False
             self._at_servers.discard(session)
             if not self._at_servers:
                 self._none_at_servers.set()
@@ -125,6 +138,7 @@ class StreamingClient(LLMServerClient):
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> Server:
         name, server = await self._choose_server(request_id, **extra)
+        await self._place_at(name).acquire()
         if session := current_session.get():
             session.server = server
         return name, server
@@ -145,8 +159,17 @@ class StreamingClient(LLMServerClient):
         super()._release_server(server[0], request_id=request_id)
         return server
 
+    def _place_at(self, server: str) -> asyncio.Semaphore:
+        """Requests beyond what the server's actor takes at once wait here: an abort must not queue behind them."""
+        if server not in self._places:
+            rollout = self.config.actor_rollout_ref.rollout
+            at_once = max(1000 - CONTROL_METHOD_CONCURRENCY, rollout.max_num_seqs)
+            self._places[server] = asyncio.Semaphore(max(1, at_once // rollout.agent.num_workers))
+        return self._places[server]
+
     def _release_server(self, server_id: str, request_id: str | None = None) -> None:
         """As verl's; nothing is told of a request that nothing was asked for."""
+        self._place_at(server_id).release()
         if request_id in self._held:
             self._held.discard(request_id)
         else:

@@ -54,7 +54,7 @@ class CollectorSampler(ReplayBuffer):
         self.fill(global_steps, drain=False)
         groups = self.collector.take()
         self._drain()
-        return batch_of(groups), {}
+        return batch_of(groups), self.manager.abort_metrics()
 
     def fill(self, global_steps: int, *, drain: bool = True) -> None:
         """Run the loop until a batch is there to be taken."""

@@ -76,7 +76,7 @@ def main() -> None:
     from goldilocks.platforms import PATCHES_VARIABLE
     from goldilocks.verl.patches.table import PATCHES
 
-    for module in [*MODULES, *(patch.module for patch in PATCHES)]:
+    for module in [*MODULES, *(patch.module for patch in PATCHES if patch.possible)]:
         importlib.import_module(module)
     before = dict(held())
     os.environ.pop(PATCHES_VARIABLE, None)

