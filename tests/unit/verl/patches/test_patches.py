@@ -26,7 +26,7 @@ from goldilocks.verl.patches.table import PATCHES
 
 plugin.additions()
 
-NEEDED = {"process-group", "critic-attention", "trl-value-heads", "vllm-version"}
+NEEDED = {"process-group", "critic-attention", "trl-value-heads"}
 
 
 def _in_verl(patch: Patch, path: str) -> Any:

@@ -1,0 +1,93 @@
+"""verl's vLLM server on a real engine, in this process: aborts end answers, and gate 2 gets the largest log-probs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from goldilocks.platforms import platform_env
+from goldilocks.tasks.tiny_model import make
+
+TOKENS = 40  # of an answer that is not aborted
+PROMPT = [3, 4, 5]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make(folder, steps=1)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_cpu() -> Any:
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in platform_env("cpu").items():
+            patched.setenv(name, value)
+        yield
+
+
+async def server_of(model: Path) -> Any:
+    """verl's server with an engine, without the actor and the HTTP port around it."""
+    from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    args = AsyncEngineArgs(model=str(model), enforce_eager=True, dtype="float32", max_model_len=64, max_num_seqs=8)
+    server = vLLMHttpServer.__new__(vLLMHttpServer)
+    server.engine = AsyncLLM.from_engine_args(args)
+    config = {"max_model_len": 64, "response_length": TOKENS, "prompt_length": 16, "full_determinism": False}
+    server.config = Config(config, enable_rollout_routing_replay=False)
+    server.model_config = SimpleNamespace(processor=None, lora_rank=0, lora={})
+    server.node_rank = server.replica_rank = server._admitting = server.global_steps = 0
+    server._disaggregation_role = server._pd_decode_peers = None
+    server._submission_paused = server._rejecting = False
+    server._resume_event = asyncio.Event()
+    return server
+
+
+class Config(dict):  # type: ignore[type-arg]
+    """A dict whose keys are attributes too."""
+
+    __getattr__ = dict.__getitem__
+
+
+def params(**more: Any) -> dict[str, Any]:
+    return {"temperature": 1.0, "logprobs": True, "ignore_eos": True, **more}
+
+
+def test_aborts_end_answers_and_the_largest_log_probs_are_handed_on(model: Path) -> None:
+    asyncio.run(check(model))
+
+
+async def check(model: Path) -> None:
+    from goldilocks.verl.aborts import ENDED, abort_in_vllm
+    from goldilocks.verl.patches.vllm import TOP
+
+    server = await server_of(model)
+    try:
+        whole = await server.generate(PROMPT, params(extra_args={TOP: True}), "whole")
+        assert len(whole.token_ids) == len(whole.log_probs) == len(whole.extra_fields["top_log_probs"]) == TOKENS
+        largest, sampled = torch.tensor(whole.extra_fields["top_log_probs"]), torch.tensor(whole.log_probs)
+        assert (largest >= sampled).all()
+        assert (largest > sampled).any()
+        plain = await server.generate(PROMPT, params(), "plain")
+        assert "top_log_probs" not in plain.extra_fields
+
+        names = [f"r{i}" for i in range(24)]  # 8 at a time: most wait inside the engine
+        tasks = [asyncio.create_task(server.generate(PROMPT, params(), name)) for name in names]
+        for name in names:  # some before the engine has seen the request
+            abort_in_vllm(server, name)
+        outputs = await asyncio.gather(*tasks)
+        assert [output.stop_reason in ENDED for output in outputs] == [True] * len(names)
+        assert sum(len(output.token_ids) for output in outputs) < TOKENS * len(names) / 2
+        assert not server.engine.output_processor.request_states
+    finally:
+        server.engine.shutdown()
