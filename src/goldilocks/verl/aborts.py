@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from goldilocks.verl.patches.patch import digest
+from goldilocks.digests import digest
 
 logger = logging.getLogger(__name__)
 

@@ -32,8 +32,7 @@ class Server:
     def __init__(self, *, aborts: bool = True) -> None:
         self.running: dict[str, asyncio.Future[int]] = {}
         self.generate = Method(self._generate)
-        if aborts:
-            self.abort_request = Method(lambda request_id: self.end(request_id, tokens=3))
+        self.abort_request = Method(lambda request_id: self.end(request_id, tokens=3) if aborts else None)
 
     async def _generate(self, request_id: str, **_: Any) -> TokenOutput:
         self.running[request_id] = asyncio.get_running_loop().create_future()
@@ -77,7 +76,8 @@ class Worker(StreamingWorker):
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "transformers"}}})
+        rollout = {"name": "transformers", "max_num_seqs": 8, "agent": {"num_workers": 1}}
+        self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
         self.rollout_config = SimpleNamespace(full_determinism=False, name="transformers", response_length=8)
         self._listen(LLMServerClient(self.config, Balancer(server)))
 

@@ -36,6 +36,7 @@ def on_cpu() -> Any:
 
 async def server_of(model: Path) -> Any:
     """verl's server with an engine, without the actor and the HTTP port around it."""
+    from verl.workers.config import RolloutConfig
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -43,20 +44,13 @@ async def server_of(model: Path) -> Any:
     args = AsyncEngineArgs(model=str(model), enforce_eager=True, dtype="float32", max_model_len=64, max_num_seqs=8)
     server = vLLMHttpServer.__new__(vLLMHttpServer)
     server.engine = AsyncLLM.from_engine_args(args)
-    config = {"max_model_len": 64, "response_length": TOKENS, "prompt_length": 16, "full_determinism": False}
-    server.config = Config(config, enable_rollout_routing_replay=False)
+    server.config = RolloutConfig(name="vllm", prompt_length=16, response_length=TOKENS, max_model_len=64)
     server.model_config = SimpleNamespace(processor=None, lora_rank=0, lora={})
     server.node_rank = server.replica_rank = server._admitting = server.global_steps = 0
     server._disaggregation_role = server._pd_decode_peers = None
     server._submission_paused = server._rejecting = False
     server._resume_event = asyncio.Event()
     return server
-
-
-class Config(dict):  # type: ignore[type-arg]
-    """A dict whose keys are attributes too."""
-
-    __getattr__ = dict.__getitem__
 
 
 def params(**more: Any) -> dict[str, Any]:
