@@ -34,7 +34,7 @@ class Pool:
                 part = part[self._held[part] == 0]  # some were chosen from ``free`` before their turn
             k -= len(part)
             parts.append(part)
-            if k > 0 and self._position >= self.size:
+            if k > 0 and self._position >= len(self._order):  # a pass may leave prompts out
                 if not self._repeat:
                     break
                 self.epoch, self._position = self.epoch + 1, 0
