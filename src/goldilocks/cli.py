@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("goldilocks.launch.doctor", "is everything installed, and does it work on this machine?"),
 }
 
-EXTRAS = {"train": "verl", "compare": "verl,report", "report": "report", "filter": "filter"}
+EXTRAS = {"train": "verl", "compare": "verl", "report": "report", "filter": "filter"}
 OTHERS = "verl"  # data, model and doctor do some of their work without it
 
 EPILOG = """\

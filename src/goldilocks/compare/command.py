@@ -14,18 +14,15 @@ from goldilocks.compare.checks import check_study
 from goldilocks.compare.folder import StudyFolder, write_json
 from goldilocks.compare.grid import parse_grid
 from goldilocks.compare.launch import Launcher
-from goldilocks.compare.plot import curves
 from goldilocks.compare.result import Results
 from goldilocks.compare.run import ArmFailed, run_study
 from goldilocks.compare.show import LEGEND, caption, in_markdown, notes, on_terminal
 from goldilocks.compare.study import Study
 from goldilocks.compare.table import Table, make_table
-from goldilocks.errors import require
+from goldilocks.errors import missing_extra, require
 from goldilocks.launch.machine import find_device
 from goldilocks.launch.train import interruptible
 from goldilocks.recipes import names
-from goldilocks.report.theme import RUN_COLOURS
-from goldilocks.report.write import write_png, write_report
 
 OUT = Path("runs/compare")
 FILES = ("table.md", "table.json", "curves.png", "report.html")
@@ -101,14 +98,15 @@ def _study(args: argparse.Namespace) -> Study:
 
 
 def _write(study: Study, results: Results, table: Table, folder: StudyFolder) -> None:
+    """Write the table, then the picture and the report; without the packages they need, say so and go on."""
     write_json(folder.path / "table.json", table.as_dict())
     (folder.path / "table.md").write_text(in_markdown(table))
-    write_png(curves(study, results), folder.path)
-    arms = study.reported_arms(study.choose(results.tuned))
-    shown = max(1, len(RUN_COLOURS) // len(study.recipes)) * len(
-        study.recipes
-    )  # as many whole seeds as there are colours
-    write_report([folder.run(arm) for arm in arms[:shown]], folder.path / "report.html")
+    try:
+        from goldilocks.compare.pictures import write_pictures
+    except ModuleNotFoundError as error:
+        print(f"goldilocks: no picture and no report: {missing_extra(error, 'report')}", file=sys.stderr)
+    else:
+        write_pictures(study, results, folder)
 
 
 def _show(table: Table, folder: StudyFolder) -> None:
@@ -118,5 +116,5 @@ def _show(table: Table, folder: StudyFolder) -> None:
     console.print(f"\n{LEGEND}\n", highlight=False)
     for note in notes(table):
         console.print(note, highlight=False, markup=False)
-    for file in FILES:
-        console.print(f"{folder.path / file}", highlight=False, markup=False)
+    for file in filter(Path.exists, (folder.path / name for name in FILES)):
+        console.print(str(file), highlight=False, markup=False)
