@@ -27,7 +27,7 @@ METRICS: dict[str, str] = {
     "train/groups_open": "groups whose rollouts are not all there",
     "train/informative_groups": "groups of the batch whose rewards differ",
     "train/signal": "Σ(r − r̄)² over the rollouts of the batch; the baseline r̄ is over all rollouts of a group",
-    "train/stale_rows": "rows of the batch that an older policy wrote: carried groups",
+    "train/stale_rows": "rows of the batch that an older policy wrote: of groups carried or trained again",
     "train/stale_log_prob_diff_mean": "mean over their tokens of |log π now − log π of the policy that wrote them|",
     "filter/dropped/<reason>": "groups dropped, by the filter's reason: `too_easy`, `too_hard`, `overlong`, …",
     "length/generated_mean": "mean tokens of a rollout, over the groups judged",
