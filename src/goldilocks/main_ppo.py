@@ -74,10 +74,10 @@ def train(config: Any) -> None:
         check_settings(config)
         run_ppo(config, task_runner_class=TaskRunnerV1)
         return
-    from goldilocks.verl.v0 import trainer as v0
+    from goldilocks.verl.checks import check_v0
     from goldilocks.verl.v0.task_runner import SamplingTaskRunnerActor
 
-    v0.check(config, Settings.from_config(config))
+    check_v0(config, Settings.from_config(config))
     run_ppo(config, task_runner_class=SamplingTaskRunnerActor)
 
 

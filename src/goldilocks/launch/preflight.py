@@ -49,9 +49,11 @@ def check_settings(config: DictConfig) -> None:
     """Check the settings as the trainer would."""
     from goldilocks.settings import Settings
     from goldilocks.verl.baseline import estimator_for  # imports torch
+    from goldilocks.verl.checks import check_v1
 
     if config.trainer.use_v1 and config.trainer.v1.trainer_mode == "goldilocks":
         estimator_for(Settings.from_config(config))
+        check_v1(config)
 
 
 def check_prompts(config: DictConfig) -> None:

@@ -25,6 +25,7 @@ from goldilocks.algorithms.behaviour import behaviour_log_probs
 from goldilocks.errors import require
 from goldilocks.platforms import patches_env
 from goldilocks.settings import Settings
+from goldilocks.verl.checks import check_v0
 from goldilocks.verl.collector_checkpoint import CollectorCheckpoint, SavesCollector
 from goldilocks.verl.documents import TrainerConfig
 from goldilocks.verl.epochs import Epochs, schedule_note
@@ -63,7 +64,7 @@ class RayPPOTrainerWithSampling(SavesCollector, RayPPOTrainer):
         if documented and kwargs.get("val_dataset") is None and not config.data.val_files:
             kwargs["val_dataset"] = _no_validation(config, kwargs.get("train_dataset"))
         self.settings = Settings.from_config(config)
-        check(config, self.settings)
+        check_v0(config, self.settings)
         if self.settings.trains_older_groups:
             config.actor_rollout_ref.rollout.calculate_log_probs = True
         self._routed = route(config, reward_fn, val_reward_fn)
@@ -251,27 +252,6 @@ class _Placeholders:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Do nothing: the state is empty."""
-
-
-def check(config: DictConfig, settings: Settings) -> None:
-    """Raise ``ValueError`` for a config that this trainer does not support."""
-    reward = config.reward.reward_model
-    require(
-        not reward.enable or reward.enable_resource_pool,
-        "reward.reward_model.enable_resource_pool",
-        reward.enable_resource_pool,
-        "True, since groups are judged by rewards while the rollout servers hold the GPUs",
-    )
-    estimator = config.algorithm.adv_estimator
-    require(estimator != "remax", "algorithm.adv_estimator", "remax", "an estimator without a greedy baseline")
-    costs = settings.budget().costs
-    require(not costs, "goldilocks.budget", costs, "none on verl's V0 trainer; trainer.use_v1=True has it")
-    replayed = settings.replay().groups
-    require(
-        not replayed, "goldilocks.replay.groups", replayed, "0 on verl's V0 trainer; trainer.use_v1=True has replay"
-    )
-    filtered = settings.batch_filter_config is not None
-    require(not filtered, "batch_filter.enable", filtered, "False on verl's V0 trainer; trainer.use_v1=True has it")
 
 
 def _no_validation(config: DictConfig, train_dataset: Any) -> Any:

@@ -18,12 +18,12 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
 from goldilocks.algorithms import untrained_rollouts
-from goldilocks.errors import require
 from goldilocks.filtering.batch_filter import combined_metrics
 from goldilocks.runs.budget import Meter
 from goldilocks.settings import Settings
 from goldilocks.types import Group
 from goldilocks.verl.baseline import estimator_for
+from goldilocks.verl.checks import MANAGER, check_v1
 from goldilocks.verl.collector_checkpoint import CollectorCheckpoint, SavesCollector
 from goldilocks.verl.epochs import Epochs, schedule_note
 from goldilocks.verl.final_reward import KLPenalty
@@ -45,7 +45,6 @@ from goldilocks.verl.v1.rows import (
 )
 from goldilocks.verl.v1.sampler import CollectorSampler
 
-MANAGER = "goldilocks.verl.v1.agent_loop.StreamingManager"
 PROMPT_MEAN = "prompt-mean"
 MULTI_MODAL = ("multi_modal_inputs",)
 
@@ -59,7 +58,7 @@ class GoldilocksTrainer(SavesCollector, ReplayedRows, PPOTrainerSync):
 
     def __init__(self, config: DictConfig) -> None:
         self.settings = Settings.from_config(config)
-        check(config)
+        check_v1(config)
         with open_dict(config):
             config.actor_rollout_ref.rollout.agent.agent_loop_manager_class = MANAGER
         config.algorithm.adv_estimator = estimator_for(self.settings)
@@ -282,25 +281,3 @@ class GoldilocksTrainer(SavesCollector, ReplayedRows, PPOTrainerSync):
                 yield
             finally:
                 rollout.n, section.ppo_mini_batch_size = n, prompts
-
-
-def check(config: DictConfig) -> None:
-    """Refuse what this trainer cannot do, before anything is started; the settings were checked by themselves."""
-    with_us = "with trainer.v1.trainer_mode=goldilocks"
-    key = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
-    manager = config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class", None)
-    require(manager in (None, MANAGER), key, manager, f"none {with_us}, or {MANAGER}")
-    sampler = config.trainer.v1.sampler.get("custom_sampler", None) or {}
-    require(
-        not sampler.get("path"),
-        "trainer.v1.sampler.custom_sampler.path",
-        sampler.get("path"),
-        f"none {with_us}, which samples by goldilocks.selector, goldilocks.allocator and goldilocks.filter",
-    )
-    reward = config.reward.reward_model
-    require(
-        not reward.enable or reward.enable_resource_pool,
-        "reward.reward_model.enable_resource_pool",
-        reward.enable_resource_pool,
-        f"True {with_us}, since a group is judged when its rollouts arrive and needs their rewards then",
-    )

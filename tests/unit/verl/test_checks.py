@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from goldilocks import TrainerConfig
-from goldilocks.verl.v1.trainer import check
+from goldilocks.verl.checks import check_v1
 
 
 def config(**keys: Any) -> Any:
@@ -29,5 +29,5 @@ def config(**keys: Any) -> Any:
 def test_what_would_be_ignored_is_refused_by_its_key(monkeypatch: pytest.MonkeyPatch, key: str, value: Any) -> None:
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     with pytest.raises(ValueError, match=rf"{key}.* is not accepted: .* with trainer\.v1\.trainer_mode=goldilocks"):
-        check(config(**{key: value}))
-    check(config())
+        check_v1(config(**{key: value}))
+    check_v1(config())

@@ -1,0 +1,56 @@
+"""What our trainers cannot do, said by its key before anything is started. Nothing here imports verl."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from goldilocks.errors import require
+from goldilocks.settings import Settings
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+MANAGER = "goldilocks.verl.v1.agent_loop.StreamingManager"
+
+
+def check_v1(config: DictConfig) -> None:
+    """Raise ``ValueError`` for a config that the V1 trainer does not support, or would ignore."""
+    with_us = "with trainer.v1.trainer_mode=goldilocks"
+    key = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+    manager = config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class", None)
+    require(manager in (None, MANAGER), key, manager, f"none {with_us}, or {MANAGER}")
+    sampler = config.trainer.v1.sampler.get("custom_sampler", None) or {}
+    require(
+        not sampler.get("path"),
+        "trainer.v1.sampler.custom_sampler.path",
+        sampler.get("path"),
+        f"none {with_us}, which samples by goldilocks.selector, goldilocks.allocator and goldilocks.filter",
+    )
+    reward = config.reward.reward_model
+    require(
+        not reward.enable or reward.enable_resource_pool,
+        "reward.reward_model.enable_resource_pool",
+        reward.enable_resource_pool,
+        f"True {with_us}, since a group is judged when its rollouts arrive and needs their rewards then",
+    )
+
+
+def check_v0(config: DictConfig, settings: Settings) -> None:
+    """Raise ``ValueError`` for a config that the V0 trainer does not support."""
+    reward = config.reward.reward_model
+    require(
+        not reward.enable or reward.enable_resource_pool,
+        "reward.reward_model.enable_resource_pool",
+        reward.enable_resource_pool,
+        "True, since groups are judged by rewards while the rollout servers hold the GPUs",
+    )
+    estimator = config.algorithm.adv_estimator
+    require(estimator != "remax", "algorithm.adv_estimator", "remax", "an estimator without a greedy baseline")
+    costs = settings.budget().costs
+    require(not costs, "goldilocks.budget", costs, "none on verl's V0 trainer; trainer.use_v1=True has it")
+    replayed = settings.replay().groups
+    require(
+        not replayed, "goldilocks.replay.groups", replayed, "0 on verl's V0 trainer; trainer.use_v1=True has replay"
+    )
+    filtered = settings.batch_filter_config is not None
+    require(not filtered, "batch_filter.enable", filtered, "False on verl's V0 trainer; trainer.use_v1=True has it")
