@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from goldilocks.launch.machine import find_device
+from goldilocks.launch.prefork import serve_in_background
 from goldilocks.platforms import PATCHES_VARIABLE, patches_env, platform_env
 
 # Sections that verl does not have: `+` where a recipe has set them already would be an error.
@@ -48,6 +49,8 @@ def main(*defaults: str, module: str = "goldilocks.main_ppo") -> None:
         os.environ.update(platform_env("cpu"))
         if "verl" in sys.modules:  # verl chose its platform while it was imported: begin again
             os.execv(sys.executable, [sys.executable, "-m", module, *words])
+    if cpu and "ray_kwargs.ray_init.address" not in {_key(word) for word in words}:  # before Ray and verl are imported
+        serve_in_background()
     sys.argv[1:] = overrides(words, *defaults, cpu=cpu)
     import hydra
 

@@ -76,6 +76,14 @@ class Run:
 
 Launch = Callable[..., Run]
 
+# verl's own `main_ppo` in a process that forks its workers, which is most of what a launch would cost.
+PREFORKED = """
+import runpy
+from goldilocks.launch.prefork import serve_in_background
+serve_in_background()
+runpy.run_module("verl.trainer.main_ppo", run_name="__main__", alter_sys=True)
+"""
+
 
 @pytest.fixture(scope="session")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
@@ -99,7 +107,7 @@ def launch(task: Task, tmp_path: Path) -> Iterator[Launch]:
 
     def run(
         *overrides: str,
-        program: Sequence[str] = ("-m", "verl.trainer.main_ppo"),
+        program: Sequence[str] = ("-c", PREFORKED),
         within: float = PATIENCE_S,
         during: Callable[[Path], None] | None = None,
     ) -> Run:

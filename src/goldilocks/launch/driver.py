@@ -14,7 +14,9 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from goldilocks.launch.cluster import is_private
 from goldilocks.launch.preflight import check_prompts, check_settings
+from goldilocks.launch.prefork import serve_in_background
 from goldilocks.runs.directory import RunDir
 
 _PR_SET_PDEATHSIG = 1
@@ -27,6 +29,8 @@ def main(folder: str) -> int:
     config = OmegaConf.load(run.config)
     assert isinstance(config, DictConfig)
     try:
+        if is_private(config):  # before Ray and verl are imported
+            serve_in_background(config.ray_kwargs.ray_init._temp_dir)
         check_settings(config)
         check_prompts(config)
         train(config)

@@ -1,0 +1,91 @@
+"""Workers that are forked: each is the process that its command would have been, and none outlives the other side."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from goldilocks.launch import prefork
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="forks by pidfd, which is Linux's")
+
+DRIVER = """
+import os, shlex, subprocess, sys
+from goldilocks.launch import prefork
+prefork.PRELOADED = ("numpy",)
+os.environ["VERL_PLATFORM"] = "cpu"
+assert prefork.serve_in_background()
+python = shlex.split(prefork.runtime_env_hook({"env_vars": {"A": "1"}})["py_executable"])
+"""
+
+
+def driver(body: str) -> subprocess.Popen[str]:
+    """A process that has a server and does ``body`` with ``python``, the command that starts a worker."""
+    program = [sys.executable, "-c", DRIVER + textwrap.dedent(body)]
+    return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "worker.py"
+
+
+def test_a_worker_has_the_arguments_variables_and_files_of_its_command_and_imports_nothing_again(script: Path) -> None:
+    script.write_text(
+        "import os, sys\n"
+        "print(sys.argv[1], os.environ['B'], os.getcwd(), 'numpy' in sys.modules, __name__, flush=True)\n"
+        "sys.exit(7)\n"
+    )
+    body = f"sys.exit(subprocess.call([*python, {str(script)!r}, 'word'], env={{**os.environ, 'B': '2'}}, cwd='/'))"
+    process = driver(body)
+    out, _ = process.communicate(timeout=60)
+    assert out.split() == ["word", "2", "/", "True", "__main__"]
+    assert process.returncode == 7
+
+
+def test_workers_do_not_draw_what_their_siblings_draw(script: Path) -> None:
+    script.write_text("import random, numpy\nprint(random.random(), numpy.random.rand())\n")
+    out, _ = driver(f"for _ in range(3): subprocess.run([*python, {str(script)!r}])").communicate(timeout=60)
+    drawn = out.split()
+    assert len(set(drawn)) == len(drawn) == 6
+
+
+SLEEPER = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n"
+
+
+@pytest.mark.parametrize("killed", ["worker", "client", "driver"])
+def test_a_worker_ends_with_its_client_its_driver_and_the_other_way_round(script: Path, killed: str) -> None:
+    script.write_text(SLEEPER)
+    process = driver(
+        f"client = subprocess.Popen([*python, {str(script)!r}]); print(client.pid, flush=True)\nclient.wait()"
+    )
+    assert process.stdout is not None
+    pids = {int(process.stdout.readline()), int(process.stdout.readline())}
+    client, worker = sorted((psutil.Process(pid) for pid in pids), key=lambda found: found.ppid() != process.pid)
+    assert client.ppid() == process.pid
+    {"worker": worker, "client": client, "driver": psutil.Process(process.pid)}[killed].send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    _, alive = psutil.wait_procs([client, worker], timeout=30)
+    assert alive == []
+
+
+def test_without_a_server_a_client_is_the_ordinary_python(script: Path) -> None:
+    script.write_text("import sys\nprint(sys.argv[1])\n")
+    environment = {key: value for key, value in os.environ.items() if key != prefork.SOCKET}
+    for extra in ({}, {prefork.SOCKET: "/nowhere"}):
+        command = [*prefork.py_executable().split(), str(script), "word"]
+        done = subprocess.run(command, env=environment | extra, capture_output=True, text=True, check=True)
+        assert done.stdout == "word\n"
+
+
+def test_a_python_that_the_user_chose_for_workers_stays() -> None:
+    assert prefork.runtime_env_hook({"py_executable": "mine"}) == {"py_executable": "mine"}
+    for nothing_chosen in (None, {}, {"py_executable": None}):
+        assert prefork.runtime_env_hook(nothing_chosen) == {"py_executable": prefork.py_executable()}
