@@ -11,6 +11,7 @@ set -euo pipefail
 OUT=${1:?usage: offline_bundle.sh OUT}
 PYVER=${PYVER:-3.12}
 PYTHON=${PYTHON:-python3}
+[[ $PYTHON != */* ]] || PYTHON=$(cd "$(dirname "$PYTHON")" && pwd)/$(basename "$PYTHON")
 LIMIT_MIB=55
 REPOSITORY=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$OUT"; OUT=$(cd "$OUT" && pwd)
@@ -32,6 +33,8 @@ PACKAGES=(
   fastapi==0.162.4 starlette==1.10.0 uvicorn==0.54.0 annotated-doc==0.0.6 opentelemetry-api==1.45.2
   rich==15.0.0 markdown-it-py==4.3.0 mdurl==0.1.2 pygments==2.21.0
   math-verify==0.9.0 latex2sympy2_extended==1.11.0
+  gguf==0.19.0 platformdirs==4.14.5                # SmolLM2 from its GGUF file
+  pytest==9.2.0 pytest-timeout==2.4.0 iniconfig==2.3.1 pluggy==1.7.0 hypothesis==6.170.15 sortedcontainers==2.4.0
 )
 SOURCE_ONLY=(antlr4-python3-runtime==4.9.3)        # hydra needs it; pure Python, published as source only
 

@@ -26,6 +26,7 @@ METRICS: dict[str, str] = {
     "train/groups_carried": "kept groups beyond the batch, waiting for the next update",
     "train/groups_open": "groups whose rollouts are not all there",
     "train/informative_groups": "groups of the batch whose rewards differ",
+    "train/rows_computed": "rows the update computed: those with an advantage, others add nothing (patch `one-pass`)",
     "train/signal": "Σ(r − r̄)² over the rollouts of the batch; the baseline r̄ is over all rollouts of a group",
     "train/stale_rows": "rows of the batch that an older policy wrote: of groups carried or trained again",
     "train/stale_log_prob_diff_mean": "mean over their tokens of |log π now − log π of the policy that wrote them|",

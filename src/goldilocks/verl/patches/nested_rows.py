@@ -80,6 +80,29 @@ def padded_at_once(original: Function) -> Function:
     return response_to_nested
 
 
+def responses_padded_at_once(original: Function) -> Function:
+    """All rows are gathered at once, where verl cuts and pads each of them, and its gradient, by itself."""
+
+    @functools.wraps(original)
+    def no_padding_2_padding(tensor: Any, data: Any) -> Any:
+        import torch
+        from verl.utils import tensordict_utils as tu
+
+        if not data["prompts"].is_nested or (tensor.values() if tensor.is_nested else tensor).dim() != 1:
+            return original(tensor, data)
+        values = tensor.values() if tensor.is_nested else tensor
+        lengths = data["responses"].offsets().diff()
+        ends = (data["prompts"].offsets().diff() + lengths).cumsum(0)
+        width = tu.get_non_tensor_data(data, "max_response_len", -1)
+        columns = torch.arange(width if width >= 0 else int(lengths.max()), device=values.device)
+        # what the model says of a token it says at the token before
+        places = (ends - lengths - 1).unsqueeze(1) + columns
+        inside = columns < lengths.unsqueeze(1)
+        return torch.where(inside, values[places.where(inside, 0)], 0)
+
+    return no_padding_2_padding
+
+
 def one_partition_is_all(original: Function) -> Function:
     """Return all rows if there is one worker or one micro-batch: balancing them has no effect."""
 

@@ -26,6 +26,11 @@ def apply_selected(patch: Patch) -> None:
         patch.apply()
 
 
+def in_force(patch: Patch) -> bool:
+    """Whether ``patch`` is asked for and stands, here and in every process with this environment."""
+    return selected(patch) and patch.apply()
+
+
 def ask_for(kind: Kind) -> None:
     """Apply the patches of ``kind`` in this process for an object of ours, unless the environment chooses others."""
     for patch in PATCHES:

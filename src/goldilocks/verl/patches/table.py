@@ -6,7 +6,20 @@ torch and verl are imported only inside the replacements, so that this module co
 from __future__ import annotations
 
 from goldilocks.verl import failures
-from goldilocks.verl.patches import checks, cpu, gspo, log_probs, nested_rows, packed_rows, trainers, vllm
+from goldilocks.verl.patches import (
+    checks,
+    cpu,
+    gspo,
+    log_probs,
+    micro_batches,
+    nested_rows,
+    one_pass,
+    packed_rows,
+    response_logits,
+    rewards,
+    trainers,
+    vllm,
+)
 from goldilocks.verl.patches.patch import Kind, Patch
 
 SAME = "nothing: the same values"
@@ -51,7 +64,75 @@ V0_TRAINER = Patch(
     written_for="TaskRunner.__ray_metadata__.modified_class.run",
 )
 
+# Our V1 trainer leaves a pass and rows out only where this stands.
+ONE_PASS = Patch(
+    "one-pass",
+    Kind.SPEED,
+    "verl.workers.engine_workers",
+    "ppo_loss",
+    "d7c0f8772b444f55",
+    one_pass.own_log_probs,
+    "with one optimizer step per batch its own pass gives old_log_probs, and rows without signal need no pass",
+    "loss and gradients are verl's; no actor/entropy, no rollout_corr/*; its metrics are of the rows computed",
+)
+
+# Each micro-batch is computed as wide as its longest row, where there is no flash-attn to leave the padding out.
+UPDATE = (
+    ONE_PASS,
+    Patch(
+        "rows-by-length",
+        Kind.SPEED,
+        "verl.workers.engine.utils",
+        "rearrange_micro_batches",
+        "2e384e734df9f191",
+        micro_batches.rows_by_length,
+        "verl puts long rows beside short ones; rows of like length are padded less",
+        "the order in which gradients are summed; the token limit of a micro-batch counts its padding",
+    ),
+    Patch(
+        "loss-padding",
+        Kind.SPEED,
+        "verl.workers.utils.losses",
+        "no_padding_2_padding",
+        "0868d5c4731b66ac",
+        nested_rows.responses_padded_at_once,
+        "verl cuts and pads each row, and each row's gradient, by itself",
+        SAME,
+    ),
+    Patch(
+        "response-logits-inputs",
+        Kind.SPEED,
+        "verl.workers.engine.fsdp.transformer_impl",
+        "FSDPEngineWithLMHead.prepare_model_inputs",
+        "e7a30a3b61b58c8b",
+        response_logits.ask_for_a_window,
+        "no loss reads the logits of a prompt, and they are most of the memory",
+        "log-probs of prompts, which nothing reads, are 0",
+    ),
+    Patch(
+        "response-logits-outputs",
+        Kind.SPEED,
+        "verl.workers.engine.fsdp.transformer_impl",
+        "FSDPEngineWithLMHead.prepare_model_outputs",
+        "5239f536e8f617e3",
+        response_logits.read_a_window,
+        "the other half of response-logits-inputs, which does nothing without it",
+        "log-probs of prompts, which nothing reads, are 0",
+    ),
+)
+
 PATCHES: tuple[Patch, ...] = (
+    *UPDATE,
+    Patch(
+        "rewards-here",
+        Kind.SPEED,
+        "verl.experimental.agent_loop.agent_loop",
+        "AgentLoopWorker._compute_score",
+        "cf4b57719ad3c1b2",
+        rewards.graded_here,
+        "verl sends every rollout to a reward worker in a batch of its own; the default manager's rules run here",
+        SAME,
+    ),
     Patch(
         "process-group",
         Kind.CPU,

@@ -109,6 +109,15 @@ def zero_log_probs(keys: list[str], *, ref: bool) -> None:
     tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields)
 
 
+def leave_log_probs_open(keys: list[str]) -> None:
+    """NaN says that the update's own pass gives the log-probs of these rows."""
+    if not keys:
+        return
+    mask = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["response_mask"])["response_mask"]
+    fields = TensorDict({"old_log_probs": torch.full_like(mask, torch.nan, dtype=torch.float32)}, batch_size=len(keys))
+    tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields)
+
+
 def weigh_advantages(batch: KVBatchMeta, loss_agg_mode: str) -> None:
     """Each prompt weighs the same, however many rollouts it has."""
     fields = ["advantages", "response_mask", "uid"]

@@ -33,10 +33,12 @@ from goldilocks.verl.rehearsal import rehearse
 from goldilocks.verl.source import DatasetSource, loader_order
 from goldilocks.verl.v1.behaviour import store_log_probs, use_behaviour_log_probs
 from goldilocks.verl.v1.gates import Gate, build_gate
+from goldilocks.verl.v1.one_pass import OnePass
 from goldilocks.verl.v1.replayed_rows import ReplayedRows
 from goldilocks.verl.v1.rows import (
     batch_of,
     clear,
+    leave_log_probs_open,
     padding_keys,
     tensor_fields,
     untrained_of,
@@ -99,6 +101,8 @@ class GoldilocksTrainer(SavesCollector, ReplayedRows, PPOTrainerSync):
         self.collector_checkpoint = CollectorCheckpoint(
             self.config.trainer, self.collector, self.replay_buffer.rows, **parts
         )
+        mini_batches = self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        self.one_pass = OnePass.of(self.config, mini_batches=mini_batches, gate=self.gate is not None)
 
     def _kl_penalty(self) -> KLPenalty:
         return KLPenalty(self.config.algorithm.kl_penalty, self.kl_ctrl_in_reward.value)
@@ -158,6 +162,13 @@ class GoldilocksTrainer(SavesCollector, ReplayedRows, PPOTrainerSync):
     # -- rejection inside the refill loop ------------------------------------------------------------------------------
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Of every row where something needs them before the update, else of rows that an older policy wrote."""
+        if self.one_pass.own_log_probs:
+            older = self.one_pass.older_rows(batch, self._policy, self._ranks)
+            if older is not None:
+                self._log_probs(older, {})
+                leave_log_probs_open([key for key in batch.keys if key not in set(older.keys)])
+            return batch
         batch = self._log_probs(batch, metrics)
         return self._refill(batch, metrics) if self.gate is not None else batch
 
@@ -240,7 +251,8 @@ class GoldilocksTrainer(SavesCollector, ReplayedRows, PPOTrainerSync):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Baselines are over all rollouts a group has had, whether or not all of them are trained."""
-        with untrained_rollouts(untrained_of(self.collector.in_hand)):
+        untrained = untrained_of(self.collector.in_hand)
+        with untrained_rollouts(untrained), self.one_pass.without_correction(self.config):
             batch = super()._compute_advantage(batch, metrics)
         if self.settings.policies.loss_agg == PROMPT_MEAN:
             weigh_advantages(batch, self.config.actor_rollout_ref.actor.loss_agg_mode)
@@ -261,10 +273,19 @@ class GoldilocksTrainer(SavesCollector, ReplayedRows, PPOTrainerSync):
         return multiple
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Rows that add nothing to the gradient are counted and not computed."""
         correction = self.config.algorithm.get("rollout_correction", None)
         metrics.update(use_behaviour_log_probs(batch, self._policy, correction))
-        with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(batch)), self._tensors_only(batch):
-            return super()._update_actor(batch, metrics)
+        part = self.one_pass.rows(batch, self._ranks)
+        with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(part)), self._tensors_only(part):
+            super()._update_actor(part, metrics)
+        metrics.update(self.one_pass.metrics(part, metrics))
+        return batch
+
+    @property
+    def _ranks(self) -> int:
+        """The data-parallel ranks of the actor, among which a batch is divided evenly."""
+        return max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         with self._rows_per_mini_batch(self.config.critic, len(batch)), self._tensors_only(batch):

@@ -1,0 +1,61 @@
+"""The update's own forward pass gives the log-probs that the ratio is divided by; rows without signal stay out of it.
+
+The trainer decides (``goldilocks.verl.v1.one_pass``) and sends two numbers with the rows: how many rows and how many
+response tokens the whole batch has. The loss is normalised by them, so that it is that of the whole batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from goldilocks.verl.patches.patch import Function
+
+DISTANCE = "rollout_probs_diff"
+WHOLE_ROWS, WHOLE_TOKENS = "goldilocks_whole_rows", "goldilocks_whole_tokens"
+
+
+def own_log_probs(original: Function) -> Function:
+    """``old_log_probs`` that are absent, or NaN in a row, are the log-probs of this pass, without their gradient."""
+
+    @functools.wraps(original)
+    def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
+        from verl.utils import tensordict_utils as tu
+
+        rows = tu.get_non_tensor_data(data, WHOLE_ROWS, None)
+        if rows is None:
+            return original(config, model_output, data, dp_group)
+        data = data.copy()
+        data["old_log_probs"] = _denominator(model_output["log_probs"].detach(), data)
+        tokens = tu.get_non_tensor_data(data, WHOLE_TOKENS, None)
+        tu.assign_non_tensor(data, global_batch_size=rows, batch_num_tokens=tokens)
+        loss, metrics = original(config, model_output, data, dp_group)
+        return loss, {**metrics, **_distance_to_rollouts(model_output["log_probs"].detach(), data)}
+
+    return ppo_loss
+
+
+def _distance_to_rollouts(log_probs: Any, data: Any) -> dict[str, float]:
+    """How far the trainer's probabilities are from the rollout engine's: verl reads that off the pass left out here."""
+    from verl.workers.utils import padding
+
+    mask = data["response_mask"].values().bool()
+    if "rollout_log_probs" not in data or not mask.any():
+        return {}
+    own = padding.response_from_nested(log_probs, data["response_mask"]).values()[mask]
+    apart = (own.exp() - data["rollout_log_probs"].values()[mask].exp()).abs()
+    return {f"{DISTANCE}_mean": apart.mean().item(), f"{DISTANCE}_max": apart.max().item()}
+
+
+def _denominator(log_probs: Any, data: Any) -> Any:
+    import torch
+    from verl.workers.utils import padding
+
+    own = padding.response_from_nested(log_probs, data["response_mask"])
+    given = data.get("old_log_probs", None)
+    if given is None:
+        return own
+    values = torch.where(given.values().isnan(), own.values().to(given.dtype), given.values())
+    lengths = own.offsets().diff()
+    shortest, longest = torch.stack([lengths.min(), lengths.max()]).tolist()
+    return torch.nested.nested_tensor_from_jagged(values, own.offsets(), min_seqlen=shortest, max_seqlen=longest)
