@@ -1,0 +1,95 @@
+"""Which rows an update computes, and when it needs no other pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transfer_queue as tq
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
+
+from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.verl.patches.one_pass import WHOLE_ROWS, WHOLE_TOKENS
+from goldilocks.verl.v1.one_pass import OnePass, balanced, chosen
+
+
+@pytest.fixture(scope="module")
+def config():
+    return compose_config(choose(["grpo", "task=gsm8k"], "cpu"))
+
+
+def of(config, mini_batches=1, gate=False, **changes):
+    config = config.copy()
+    for key, value in changes.items():
+        section, _, name = key.rpartition("__")
+        node = {"actor": config.actor_rollout_ref.actor, "algorithm": config.algorithm}[section.split("__")[0]]
+        for part in section.split("__")[1:]:
+            node = node[part]
+        node[name] = value
+    return OnePass.of(config, mini_batches=mini_batches, gate=gate)
+
+
+def test_plain_grpo_needs_one_pass_over_the_rows_with_signal(config):
+    assert of(config) == OnePass(own_log_probs=True, rows_with_signal=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "own", "skipped"),
+    [
+        ({"mini_batches": 2}, False, False),
+        ({"actor__ppo_epochs": 2}, False, False),
+        ({"gate": True}, False, True),
+        ({"algorithm__use_kl_in_reward": True}, False, True),
+        ({"algorithm__rollout_correction__rollout_is": "token"}, False, False),
+        ({"algorithm__rollout_correction__bypass_mode": True}, False, False),
+        ({"actor__use_kl_loss": True}, True, False),
+        ({"actor__entropy_coeff": 0.01}, True, False),
+        ({"actor__policy_loss__loss_mode": "kl_cov"}, True, False),
+        ({"actor__loss_agg_mode": "seq-mean-token-sum-norm"}, True, False),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_what_needs_more_gets_it(config, changes, own, skipped):
+    assert of(config, **changes) == OnePass(own, skipped)
+
+
+def test_verls_update_is_left_alone_where_the_patch_is_not_chosen(config, monkeypatch):
+    monkeypatch.setenv("GOLDILOCKS_PATCHES", "none")
+    assert of(config) == OnePass(False, False)
+
+
+@given(st.lists(st.booleans(), min_size=8, max_size=40), st.integers(1, 8))
+def test_rows_with_signal_are_all_there_and_ranks_can_share_them(signal, ranks):
+    places = chosen([*signal, *[False] * ranks], ranks)
+    assert {place for place, has in enumerate(signal) if has} <= set(places)
+    assert len(places) % ranks == 0
+    assert ranks <= len(places) < sum(signal) + 2 * ranks
+
+
+def test_ranks_get_equally_many_rows_and_about_the_same_work():
+    keys = [f"a_{i}_0" for i in range(8)]
+    batch = KVBatchMeta(partition_id="train", keys=keys, tags=[{"seq_len": 10 + 90 * (i < 4)} for i in range(8)])
+    order = balanced(keys, batch, 2)
+    assert sorted(order) == sorted(keys)
+    assert sum(int(key.split("_")[1]) < 4 for key in order[:4]) == 2
+
+
+def test_the_update_is_told_of_the_whole_batch(monkeypatch):
+    def nested(rows):
+        return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
+
+    fields = {
+        "advantages": nested([[0.5, 0.5], [0.0, 0.0, 0.0], [0.0], [0.7, -0.7]]),
+        "response_mask": nested([[1, 1], [1, 1, 1], [0], [0, 1]]),
+    }
+    monkeypatch.setattr(tq, "kv_batch_get", lambda **wanted: TensorDict(fields, batch_size=4))
+    keys = [f"a_{i}_0" for i in range(4)]
+    batch = KVBatchMeta(partition_id="train", keys=keys, tags=[{"seq_len": 5}] * 4, extra_info={"temperature": 1.0})
+    part = OnePass(True, True).rows(batch, 1)
+    assert part.keys == ["a_0_0", "a_3_0"]
+    assert part.extra_info == {"temperature": 1.0, WHOLE_ROWS: 4, WHOLE_TOKENS: 6}
+    assert batch.extra_info == {"temperature": 1.0}
+    assert OnePass(True, False).rows(batch, 1).keys == keys
+    assert OnePass(False, False).rows(batch, 1) is batch
