@@ -44,7 +44,7 @@ def _distance_to_rollouts(log_probs: Any, data: Any) -> dict[str, float]:
         return {}
     own = padding.response_from_nested(log_probs, data["response_mask"]).values()[mask]
     apart = (own.exp() - data["rollout_log_probs"].values()[mask].exp()).abs()
-    return {f"{DISTANCE}_mean": apart.mean().item(), f"{DISTANCE}_max": apart.max().item()}
+    return {f"{DISTANCE}_valid": 1, f"{DISTANCE}_mean": apart.mean().item(), f"{DISTANCE}_max": apart.max().item()}
 
 
 def _denominator(log_probs: Any, data: Any) -> Any:

@@ -27,7 +27,7 @@ from goldilocks.verl.v1.behaviour import stale_rows
 
 # Losses that are a sum over rows, each proportional to its advantages.
 BY_ROW = ("vanilla", "gspo")
-DISTANCES = (f"{DISTANCE}_mean", f"{DISTANCE}_max")
+DISTANCES = tuple(f"{DISTANCE}_{part}" for part in ("valid", "mean", "max"))
 
 
 @dataclass(frozen=True)
