@@ -51,7 +51,7 @@ def _denominator(log_probs: Any, data: Any) -> Any:
     import torch
     from verl.workers.utils import padding
 
-    own = padding.response_from_nested(log_probs, data["response_mask"])
+    own: Any = padding.response_from_nested(log_probs, data["response_mask"])
     given = data.get("old_log_probs", None)
     if given is None:
         return own
