@@ -11,7 +11,7 @@ import pytest
 
 from goldilocks.tasks.smollm2 import fetch_once
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 PROMPTS = 2
 
