@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -86,7 +85,8 @@ class OnePass:
         if self.rows_with_signal:
             advantages = stored["advantages"]
             active = stored["response_mask"].values().bool() & (advantages.values() != 0)
-            found = np.add.reduceat(active.numpy(), advantages.offsets()[:-1].numpy(), dtype=np.int64) > 0
+            before = torch.cat([torch.zeros(1, dtype=torch.long), active.cumsum(0)])[advantages.offsets()]
+            found = before.diff() > 0
             keys = balanced([batch.keys[place] for place in chosen(found.tolist(), multiple)], batch, multiple)
         part = batch.select_keys(keys)
         part.extra_info[WHOLE_ROWS] = len(batch)
