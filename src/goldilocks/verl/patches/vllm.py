@@ -61,7 +61,9 @@ def note_receiving(original: Function) -> Function:
 def sender_that_looks(original: Any) -> Any:
     """verl's sender, which waits for an answer only while the engine still receives: verl's waits for ever."""
 
-    class Sender(original):  # type: ignore[misc]
+    class Sender(original):
+        socket: Any
+
         def _init_socket(self) -> None:
             super()._init_socket()
             self.socket = _Socket(self.socket, _receiving.get())

@@ -73,7 +73,7 @@ def _with_time_limit(peer: Any) -> Any:
     """verl's sender or receiver, whose socket waits no longer than ``PEER_TIMEOUT_S``."""
     import zmq
 
-    class Limited(peer):  # type: ignore[misc]
+    class Limited(peer):
         def _init_socket(self) -> None:
             super()._init_socket()
             self.socket.setsockopt(zmq.RCVTIMEO, int(PEER_TIMEOUT_S * 1000))
