@@ -25,8 +25,9 @@ def assert_same_training(out: Path, sections: dict[str, Any], **chosen: Any) -> 
     theirs.train()  # making a trainer seeds everything: the other one is made afterwards
     ours = world.trainer(out / "ours", sections=sections, **chosen)
     ours.train()
-    for column in ("prompt", "completion", "advantages"):
+    for column in ("prompt", "completion"):
         assert list(ours._logs[column]) == list(theirs._logs[column])
+    assert list(ours._logs["advantages"]) == pytest.approx(list(theirs._logs["advantages"]), abs=1e-5)
     assert world.losses(ours) == world.losses(theirs)
     assert torch.equal(world.weights(ours), world.weights(theirs))
     assert any(world.losses(ours))
@@ -194,3 +195,57 @@ def test_a_run_becomes_a_report(tmp_path: Path) -> None:
     page = (run / "report.html").read_text()
     assert "informative groups" in page
     assert "Prompts and beliefs" in page
+
+
+def test_the_table_of_completions_has_the_advantage_of_what_was_trained(tmp_path: Path) -> None:
+    trainer = world.trainer(tmp_path, sections={"filter_groups": {"enable": True}}, log_completions=True, max_steps=1)
+    trainer.train()
+    logged = [value for value in trainer._logs["advantages"] if value == value]
+    trained = [row["advantage"] for row in batches(tmp_path)[0]]
+    assert logged
+    assert set(logged) <= set(trained)
+
+
+def test_a_recipe_runs_on_trl(tmp_path: Path) -> None:
+    from goldilocks.launch import on_trl
+    from goldilocks.launch.recipe import choose, compose_config
+    from goldilocks.tasks.arithmetic import Arithmetic
+    from goldilocks.tasks.base import write_split
+    from goldilocks.tasks.tiny_model import make
+
+    task = Arithmetic()
+    make(tmp_path / "model", steps=1)
+    files = {
+        key: write_split(tmp_path, task.data_source, split, task.problems(split, size, seed=0))
+        for key, split, size in (("train_files", "train", 32), ("val_files", "val", 4))
+    }
+    words = [
+        "contrast",
+        "trainer=trl",
+        f"actor_rollout_ref.model.path={tmp_path / 'model'}",
+        f"trainer.default_local_dir={tmp_path / 'run' / 'checkpoints'}",
+        *(f"data.{key}={file}" for key, file in files.items()),
+        *("data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "adaptive_rollout.max_n=8"),
+        *("trainer.total_training_steps=2", "trainer.test_freq=2", "trainer.val_before_train=false"),
+    ]
+    on_trl.train(compose_config(choose(words, "cpu")), tmp_path / "run")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if "critic/score/mean" in line["data"]]
+    assert steps == [1, 2, 3, 4]  # each batch of four prompts serves two updates
+    assert "val-core/eval/reward/mean@1" in lines[-1]["data"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trainer=trll"], r"trainer='trll' is not one of verl, trl \(did you mean 'trl'\?\)"),
+        (["trainer=trl", "algorithm.adv_estimator=gae"], r"algorithm\.adv_estimator='gae' is not accepted: grpo"),
+        (["trainer=trl", "trainer.nnodes=2"], r"trainer\.nnodes=2 is not accepted: 1 with trainer=trl"),
+    ],
+)
+def test_what_trl_cannot_do_is_an_error_that_names_the_key(words: list[str], message: str) -> None:
+    from goldilocks.launch import on_trl
+    from goldilocks.launch.recipe import choose, compose_config
+
+    with pytest.raises(ValueError, match=message):
+        on_trl.arguments(compose_config(choose(words, "cpu")))

@@ -14,9 +14,11 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from goldilocks.launch import on_trl
 from goldilocks.launch.cluster import is_private
 from goldilocks.launch.preflight import check_prompts, check_settings
 from goldilocks.launch.prefork import serve_in_background
+from goldilocks.launch.recipe import TRAINER
 from goldilocks.runs.directory import RunDir
 
 _PR_SET_PDEATHSIG = 1
@@ -28,12 +30,16 @@ def main(folder: str) -> int:
     run = RunDir(Path(folder))
     config = OmegaConf.load(run.config)
     assert isinstance(config, DictConfig)
+    by_trl = config.trainer.get(TRAINER) == "trl"
     try:
-        if is_private(config):  # before Ray and verl are imported
+        if is_private(config) and not by_trl:  # before Ray and verl are imported
             serve_in_background(config.ray_kwargs.ray_init._temp_dir)
         check_settings(config)
         check_prompts(config)
-        train(config)
+        if by_trl:
+            on_trl.train(config, run.path)
+        else:
+            train(config)
     except KeyboardInterrupt:
         return 130
     except BaseException as error:

@@ -24,6 +24,8 @@ from goldilocks.recipes import CONFIG, DEFAULT, FILE, find, name_of, names
 
 DEFAULT_TASK = "arithmetic"
 GROUPS = ("device", "task")
+TRAINER = "backend"  # the key under ``trainer`` that says who trains; verl where there is none
+TRAINERS = ("verl", "trl")
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ def choose(words: Sequence[str], device: str) -> Choice:
         key, _, value = word.lstrip("+").partition("=")
         if key in GROUPS:
             chosen[key] = value
+        elif key == "trainer":
+            overrides += _trainer(value)
         elif word not in recipes:
             overrides.append(word)
     recipe = recipes[0] if recipes else DEFAULT
@@ -60,6 +64,13 @@ def choose(words: Sequence[str], device: str) -> Choice:
         _require_known(group, chosen[group])
     known = recipe if recipe.endswith(FILE) else name_of(recipe)
     return Choice(known, chosen["task"], chosen["device"], tuple(overrides))
+
+
+def _trainer(name: str) -> list[str]:
+    """``trainer=trl``, as an override of verl's config."""
+    if name not in TRAINERS:
+        raise ValueError(f"trainer={name!r} is not one of {', '.join(TRAINERS)}{nearest(name, TRAINERS)}")
+    return [] if name == "verl" else [f"+trainer.{TRAINER}={name}"]
 
 
 def compose_config(choice: Choice, extra: Sequence[str] = ()) -> DictConfig:

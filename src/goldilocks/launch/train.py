@@ -26,7 +26,7 @@ from goldilocks.launch.cluster import PRIVATE, is_private, join
 from goldilocks.launch.live_line import LiveLine
 from goldilocks.launch.machine import find_device, rollout_engine
 from goldilocks.launch.preflight import budget_of, check_budget, check_paths
-from goldilocks.launch.recipe import DEFAULT_TASK, Choice, choose, compose_config, quoted
+from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, compose_config, quoted
 from goldilocks.launch.supervisor import SignOfLife, Supervisor
 from goldilocks.platforms import platform_env
 from goldilocks.recipes import DEFAULT as DEFAULT_RECIPE
@@ -76,8 +76,9 @@ def run(args: argparse.Namespace) -> int:
         print(_yaml(config), end="")
         return 0
     with prepared(choice, args.runs, name, args.reward_timeout) as launch:
+        trainer = launch.config.trainer.get(TRAINER)
         engine, path = launch.config.actor_rollout_ref.rollout.name, _relative(launch.run_dir)
-        console.print(f"{choice.name} on {choice.device}, rollouts by {engine}, {path}")
+        console.print(f"{choice.name} on {choice.device}, rollouts by {trainer or engine}, {path}")
         with interruptible(), LiveLine(console) as line:
             outcome = supervise(launch, line, args.stall_timeout)
     if outcome.failure is not None:

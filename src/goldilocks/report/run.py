@@ -4,7 +4,8 @@
 ``config.yaml``                       the configuration, resolved
 ``metrics.jsonl``                     a line per step, by verl's file logger; ``metrics.1.jsonl``, … of earlier starts
 ``rollouts/<step>.jsonl``             answers, where ``trainer.rollout_data_dir`` points here
-``checkpoints/global_step_N/…``       ``goldilocks.npz``, the collector with its beliefs about the prompts
+``checkpoints/global_step_N/…``       ``goldilocks.npz``, the collector with its beliefs about the prompts; TRL's are
+                                      ``checkpoint-N/…``, there or in the run's own folder
 ====================================  ====================================================================
 """
 
@@ -51,7 +52,7 @@ def read_run(path: Path, name: str) -> Run:
     config = _config(path / "config.yaml", missing)
     history = _history(path / METRICS, missing)
     dumps = _dumps(path / "rollouts", missing)
-    beliefs = _beliefs(path / "checkpoints", missing)
+    beliefs = _beliefs(path, missing)
     keys = [row.key for row in beliefs[-1].rows] if beliefs else []
     texts = prompt_texts(keys, config, dumps)
     if len(texts) < len(keys):
@@ -120,9 +121,9 @@ def _dumps(directory: Path, missing: list[str]) -> list[Dump]:
     return [dump for dump in dumps if dump.groups]
 
 
-def _beliefs(directory: Path, missing: list[str]) -> list[Beliefs]:
+def _beliefs(path: Path, missing: list[str]) -> list[Beliefs]:
     read: list[Beliefs] = []
-    for step, file in evenly(checkpoints(directory), BELIEFS_OVER_TIME):
+    for step, file in evenly([*checkpoints(path), *checkpoints(path / "checkpoints")], BELIEFS_OVER_TIME):
         try:
             read.append(read_beliefs(step, file))
         except (ValueError, OSError):

@@ -15,7 +15,7 @@ from pathlib import Path
 from goldilocks.runs.checkpoint import load_state
 
 FILE = "goldilocks.npz"
-_FOLDER = re.compile(r"(global|interrupted)_step_(?P<step>\d+)")
+_FOLDER = re.compile(r"((global|interrupted)_step_|checkpoint-)(?P<step>\d+)")  # verl's and TRL's
 COLUMNS = ("keys", "positives", "negatives", "visits", "streak", "tokens", "last_step")
 
 
@@ -41,8 +41,8 @@ class Beliefs:
 
 
 def checkpoints(directory: Path) -> list[tuple[int, Path]]:
-    """Return the saved collectors by step: those of verl's checkpoints and those of interrupted steps."""
-    folders = {folder: _FOLDER.fullmatch(folder.name) for folder in directory.glob("*_step_*")}
+    """Return the saved collectors by step: of verl's and TRL's checkpoints, and of interrupted steps."""
+    folders = {folder: _FOLDER.fullmatch(folder.name) for folder in directory.glob("*[_-]*")}
     found = [(int(match["step"]), folder / FILE) for folder, match in folders.items() if match]
     return sorted((step, file) for step, file in found if file.is_file())
 

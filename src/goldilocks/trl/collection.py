@@ -76,12 +76,17 @@ class Collection:
         self._carries = carries
         self.batch: Batch | None = None
         self.trained: dict[Place, float] = {}  # the advantage of each rollout of the batch
-        self.padding_rollouts = 0  # of this batch: generated so that every process has as many rows, and not used
+        self.generated: list[Place | None] = []  # for this batch, in TRL's order; None: so that processes have as many
+
+    @property
+    def padding_rollouts(self) -> int:
+        """How many rollouts of this batch were generated only so that every process has as many."""
+        return self.generated.count(None)
 
     def collect(self, generate: Generate, log_probs: LogProbs, rewards: Rewards) -> dict[str, Any]:
         """Return what TRL trains on next, this process's part of it."""
         rounds: list[tuple[Round, Generated]] = []
-        self.padding_rollouts = 0
+        self.generated = []
         while not isinstance(decision := self._processes.decided(self._decide), Batch):
             rounds.append((decision, self._generate(decision, generate, rewards)))
         self.batch = decision
@@ -100,7 +105,8 @@ class Collection:
         """Have TRL generate a round, spread over the processes, and tell the collector of it."""
         indices = [request.prompt.index for request, _, _ in places(requests)]
         even = self._processes.even(indices)
-        self.padding_rollouts += len(even) - len(indices)
+        self.generated += [(request.uid, number) for request, number, _ in places(requests)]
+        self.generated += [None] * (len(even) - len(indices))
         share = self._prompts.rows(self._processes.share(even))
         generated = generate(share, self._sizes.n if self._whole(requests) else 1)
         rows = self._processes.gathered(generated.rows)[: len(indices)]

@@ -181,12 +181,21 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         del metrics["frac_reward_zero_std"][logged:]
         flat = [len(set(group.rewards)) == 1 for group in collection.batch.groups]
         metrics["frac_reward_zero_std"].append(sum(flat) / max(1, len(flat)))
+        self._log_advantages(collection)
         own = {**collection.batch.metrics, "train/padding_rollouts": collection.padding_rollouts}
         for name, value in (own | self._budget.metrics()).items():
             kept = [] if name.startswith(TOTALS) else metrics[name]
             metrics[name] = [*kept, float(value)]
         if collection.decisions is not None:
             self._record.batch(self.state.global_step + 1, collection)
+
+    def _log_advantages(self, collection: Collection) -> None:
+        """Correct TRL's table of completions: the advantage of every rollout that is trained, NaN of the others."""
+        found = [collection.trained.get(place, math.nan) if place else math.nan for place in collection.generated]
+        logged = self._logs["advantages"]
+        before = list(logged)[: max(0, len(logged) - len(found))]
+        logged.clear()
+        logged.extend([*before, *found])
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
