@@ -129,7 +129,7 @@ def prompts(files: Any) -> Any:
 def rewarded(config: DictConfig, value: str) -> Callable[..., list[float]]:
     """Return verl's reward function as one of TRL's, for one of the values it returns."""
     section = config.reward.custom_reward_function
-    inner = section.reward_kwargs.get("guarded_function", section)  # the guard is for verl's reward workers
+    inner = (section.get("reward_kwargs") or {}).get("guarded_function", section)  # a guard for verl's reward workers
     score = _load(inner.path, inner.name)
     extra = dict(inner.get("reward_kwargs") or {})
 
