@@ -220,12 +220,12 @@ def test_a_recipe_runs_on_trl(tmp_path: Path) -> None:
         for key, split, size in (("train_files", "train", 32), ("val_files", "val", 4))
     }
     words = [
-        "contrast",
+        "grpo",
         "trainer=trl",
         f"actor_rollout_ref.model.path={tmp_path / 'model'}",
         f"trainer.default_local_dir={tmp_path / 'run' / 'checkpoints'}",
         *(f"data.{key}={file}" for key, file in files.items()),
-        *("data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "adaptive_rollout.max_n=8"),
+        *("data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=4"),
         *("trainer.total_training_steps=2", "trainer.test_freq=2", "trainer.val_before_train=false"),
     ]
     on_trl.train(compose_config(choose(words, "cpu")), tmp_path / "run")

@@ -39,7 +39,7 @@ BELOW: dict[str, set[str]] = {
     "forecast": SETTINGS | {"report", "simulate"},
     "trl": SETTINGS | {"algorithms"},
     "verl": SETTINGS | {"algorithms", "engine", "platforms"},
-    "launch": SETTINGS | {"algorithms", "platforms", "tasks", "verl"},
+    "launch": SETTINGS | {"algorithms", "platforms", "tasks", "trl", "verl"},
     "compare": SETTINGS | {"launch", "report"},
     "main_ppo": SETTINGS | {"launch", "platforms", "verl"},
     "main_ppo_adaptive": {"main_ppo"},
