@@ -111,7 +111,9 @@ def test_a_command_that_lacks_an_extra_says_which(bare: Path, tmp_path: Path, wo
 def test_the_doctor_names_what_is_missing(bare: Path) -> None:
     done = run(bare, "-I", "-m", "goldilocks.cli", "doctor")
     assert done.returncode == 1
+    assert done.stderr == ""
     assert "FAILS torch" in done.stdout
+    assert "models and data" in done.stdout
     assert "pip install 'goldilocks-rl[verl]'" in done.stdout
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from goldilocks.launch import defaults
 from goldilocks.launch.machine import find_device, rollout_engines
 from goldilocks.platforms import platform_env
+from goldilocks.runs.directory import cache_folder
 
 GIB = 1 << 30
 SHARED_MEMORY = GIB // 4  # Ray's object store on the CPU; below it Ray falls back to the disk
@@ -111,7 +111,7 @@ def shared_memory() -> Iterator[Finding]:
 
 def places(runs: Path) -> Iterator[Finding]:
     """Check that the folders a run writes to are writable."""
-    for what, path in (("runs", runs), ("models and data", defaults.cache()), ("Ray", Path("/tmp"))):
+    for what, path in (("runs", runs), ("models and data", cache_folder()), ("Ray", Path("/tmp"))):
         yield _writable(what, path)
 
 
