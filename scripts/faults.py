@@ -186,7 +186,7 @@ def kept(run: Path, step: int) -> set[str]:
 def show(number: int, life: Life) -> None:
     steps = f"{life.first}-{life.last}"
     print(
-        f"{number:>4}  {life.victim:<12} {life.moment:>5.1f} s  {steps:<9} {life.seconds:>4.0f} s  {life.reason}",
+        f"{number:>4}  {life.victim:<12} {life.moment:>5.1f} s  {steps:<9} {life.seconds:>4.0f} s  {life.reason[:110]}",
         flush=True,
     )
 

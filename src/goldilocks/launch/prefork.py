@@ -11,6 +11,7 @@ The client is why nothing but light modules of the standard library is imported 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -134,6 +135,7 @@ class Server:
         import selectors
 
         self._listener = listener
+        self._alive: set[int] = set()
         self._ready = selectors.DefaultSelector()
         self._ready.register(listener, selectors.EVENT_READ, self._accept)
 
@@ -160,17 +162,20 @@ class Server:
         import selectors
 
         ended = os.pidfd_open(pid)
+        self._alive.add(pid)
 
         def worker_ended() -> None:
             _, status = os.waitpid(pid, 0)
+            self._alive.discard(pid)
             self._ready.unregister(ended)
-            os.close(ended)
             self._ready.unregister(client)
-            with client:
+            os.close(ended)
+            with client, contextlib.suppress(OSError):  # the client may have ended too
                 client.send(_LENGTH.pack(os.waitstatus_to_exitcode(status)))
 
         def client_ended() -> None:
-            signal.pidfd_send_signal(ended, signal.SIGKILL)
+            if pid in self._alive:  # and not ended in the same moment: its number may be another's by now
+                os.kill(pid, signal.SIGKILL)
 
         self._ready.register(ended, selectors.EVENT_READ, worker_ended)
         self._ready.register(client, selectors.EVENT_READ, client_ended)

@@ -76,6 +76,23 @@ def test_a_worker_ends_with_its_client_its_driver_and_the_other_way_round(script
     assert alive == []
 
 
+def test_a_worker_that_dies_with_its_client_takes_no_other_worker_along(script: Path) -> None:
+    script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    body = (
+        f"clients = [subprocess.Popen([*python, {str(script)!r}], stdout=subprocess.PIPE, text=True) for _ in range(9)]"
+    )
+    body += textwrap.dedent("""
+    workers = [int(client.stdout.readline()) for client in clients]
+    for client, worker in list(zip(clients, workers))[:8]:
+        os.kill(client.pid, 9), os.kill(worker, 9)
+    for client in clients[:8]: client.wait()
+    import time; time.sleep(0.5)
+    print(clients[8].poll(), os.path.exists(f"/proc/{workers[8]}"))
+    """)
+    out, _ = driver(body).communicate(timeout=120)
+    assert out.split() == ["None", "True"]
+
+
 def test_without_a_server_a_client_is_the_ordinary_python(script: Path) -> None:
     script.write_text("import sys\nprint(sys.argv[1])\n")
     environment = {key: value for key, value in os.environ.items() if key != prefork.SOCKET}
