@@ -94,7 +94,7 @@ print(len(collector.take()), importlib.util.find_spec("torch"), "torch" in sys.m
     [
         (["train"], "verl"),
         (["train", "--help"], "verl"),
-        (["compare", "grpo", "dapo", "--budget", "rollouts=9", "--seeds", "1"], "verl,report"),
+        (["compare", "grpo", "dapo", "--budget", "rollouts=9", "--seeds", "1"], "verl"),
         (["report", "runs/none"], "report"),
         (["filter", "rollouts.jsonl"], "filter"),
         (["model", "make", "--out", "model"], "verl"),
