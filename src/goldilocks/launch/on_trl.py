@@ -28,13 +28,13 @@ def train(config: DictConfig, run_dir: Path) -> None:
     from goldilocks.trl import GoldilocksGRPOTrainer
 
     sections: dict[str, Any] = {name: OmegaConf.to_container(config[name]) for name in SECTIONS if name in config}
+    sections["filter_groups"] = OmegaConf.to_container(config.algorithm.filter_groups)
     trainer = GoldilocksGRPOTrainer(
         model=str(Path(config.actor_rollout_ref.model.path).expanduser()),
         args=GRPOConfig(**arguments(config)),
         reward_funcs=[rewarded(config, name) for name in ("score", "acc")],
         train_dataset=prompts(config.data.train_files),
         eval_dataset=prompts(config.data.val_files),
-        filter_groups=OmegaConf.to_container(config.algorithm.filter_groups),
         gen_batch_size=config.data.get("gen_batch_size"),
         run_dir=run_dir,
         **sections,
