@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 VERSION = "2"  # raised when what is made here changes, so that nobody trains on what an older version made
 VARIABLE = "GOLDILOCKS_ARITHMETIC"
 SIZES = {"arithmetic": (2048, 256), "sums": (4096, 256)}  # problems for training and for validation
-GYM, GENERATORS = "reasoning_gym", {"leg_counting": {}}
+GYM = "reasoning_gym"
+GENERATORS: dict[str, dict[str, Any]] = {"leg_counting": {}}
 SMOLLM2 = "smollm2"  # what actor_rollout_ref.model.path takes for SmolLM2-135M-Instruct
 
 
@@ -50,7 +52,7 @@ def provide(config: DictConfig) -> None:
     locate(config)
     for task, (train, val) in SIZES.items():
         if _names(config, folder(task) / "data"):
-            make_folder(folder(task) / "data", lambda out, at=(task, train, val): _make_data(out, *at))
+            make_folder(folder(task) / "data", partial(_make_data, name=task, train=train, val=val))
     if GYM in config and _names(config, folder(GYM) / "data"):
         make_folder(folder(GYM) / "data", lambda out: _make_gym(out, config[GYM]))
     if config.actor_rollout_ref.model.path == str(folder() / "model"):

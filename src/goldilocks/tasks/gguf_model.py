@@ -89,8 +89,8 @@ def tokenizer_of(file: GgufFile) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = [pre_tokenizers.Digits(individual_digits=True)] if found.get("tokenizer.ggml.pre") in DIGITS_APART else []
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*digits, by_bytes])  # type: ignore[assignment, list-item]
-    backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*digits, by_bytes])
+    backend.decoder = decoders.ByteLevel()
     kinds = found["tokenizer.ggml.token_type"]
     special = [AddedToken(token, special=True) for token, kind in zip(tokens, kinds, strict=True) if kind != _NORMAL]
     backend.add_special_tokens(special)
@@ -116,7 +116,7 @@ def tokenizer_of(file: GgufFile) -> PreTrainedTokenizerFast:
 
 def weights(file: GgufFile, config: LlamaConfig) -> Iterator[tuple[str, np.ndarray]]:
     """Every tensor under the name transformers gives it, in fp32."""
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads or config.num_attention_heads}
     for stored in file.tensors:
         values = file.tensor(stored)
         if stored in _OUTER:

@@ -76,7 +76,9 @@ def _from_hub(out: Path, told: Told) -> bool:
     try:
         HfApi().model_info(HUB, timeout=HUB_TIMEOUT_S)
         snapshot_download(HUB, local_dir=out, allow_patterns=list(HUB_FILES))
-    except (OSError, HfHubHTTPError, OfflineModeIsEnabled, *_network_errors()):
+    except (OSError, HfHubHTTPError, OfflineModeIsEnabled):
+        return False
+    except _network_errors():
         return False
     shutil.rmtree(out / ".cache", ignore_errors=True)
     return True

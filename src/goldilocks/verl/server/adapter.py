@@ -60,8 +60,7 @@ class TransformersAdapter(BaseRollout):
             await self._server.load_weights.remote(bucket)
 
     async def _send_by_ipc(self, weights: Any) -> None:
-        job = ray.get_runtime_context().get_job_id()
-        handle = f"ipc:///tmp/goldilocks-weights-{job}-{self.replica_rank}.sock"
+        handle = transfer.new_handle()
         received: Any = self._server.load_weights_by_ipc.remote(handle)
         megabytes = self.config.checkpoint_engine.update_weights_bucket_megabytes
         await transfer.send_by_ipc(handle, megabytes, weights)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -55,6 +56,15 @@ async def buckets(weights: AsyncIterator[Named], limit: int) -> AsyncIterator[Bu
         size += tensor.nbytes
     if held:
         yield Bucket(held)
+
+
+def new_handle() -> str:
+    """Return a socket that no other transfer on this machine has.
+
+    Ids of Ray's will not do: every Ray that a run starts for itself counts its jobs and actors from one, so two runs on
+    one machine would take each other's weights.
+    """
+    return f"ipc:///tmp/goldilocks-weights-{uuid.uuid4().hex}.sock"
 
 
 async def send_by_ipc(handle: str, bucket_megabytes: int, weights: Any) -> None:

@@ -69,3 +69,8 @@ def test_a_receiver_whose_sender_never_comes_gives_up(tmp_path: Path, monkeypatc
     monkeypatch.setattr("verl.plugin.platform.platform_manager._current_platform", PlatformCPU())
     with pytest.raises(zmq.Again):
         transfer.receive_by_ipc(f"ipc://{tmp_path}/nobody.sock", torch.device("cpu"), lambda named: None)
+
+
+def test_no_two_transfers_on_a_machine_share_a_socket() -> None:
+    """Two runs, each with a Ray of its own, have the same job id and the same replica ranks."""
+    assert len({transfer.new_handle() for _ in range(100)}) == 100
