@@ -152,6 +152,7 @@ class Server:
             order = json.loads(stream.read(_LENGTH.unpack(head)[0]))
         pid = os.fork()
         if pid == 0:
+            os.setsid()  # a group of its own: Ray ends the process group of a worker that died
             _end_with_parent()
             _work(order, files)
         for file in files:

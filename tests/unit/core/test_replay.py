@@ -98,7 +98,7 @@ def test_it_changes_neither_what_is_generated_nor_the_accounts(case):
     assert not any(name.startswith("replay/") for name in without.metrics())
 
 
-@properties
+@settings(max_examples=12)  # each saves and loads at every turn of the steps it is cut in
 @given(cases, st.data())
 def test_cut_anywhere_saved_and_loaded_it_goes_on_the_same(tmp_path_factory, case, data):
     _, whole = collect(case)

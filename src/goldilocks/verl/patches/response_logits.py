@@ -76,7 +76,9 @@ def _only_responses_count(engine: Any, micro_batch: Any) -> bool:
         return False
     if any(tu.get_non_tensor_data(micro_batch, key, False) for key in wanted_whole):
         return False
-    if "responses" not in micro_batch or engine.engine_config.entropy_checkpointing:
+    if "responses" not in micro_batch or not micro_batch["responses"].is_nested:
+        return False  # verl's V0 trainer sends responses padded
+    if engine.engine_config.entropy_checkpointing:
         return False
     return "logits_to_keep" in inspect.signature(engine.module.forward).parameters
 

@@ -8,6 +8,7 @@ user has set it.
 from __future__ import annotations
 
 import os
+import sys
 
 from goldilocks.errors import require
 from goldilocks.platforms import PATCHES_VARIABLE
@@ -32,9 +33,13 @@ def in_force(patch: Patch) -> bool:
 
 
 def ask_for(kind: Kind) -> None:
-    """Apply the patches of ``kind`` in this process for an object of ours, unless the environment chooses others."""
+    """Apply the patches of ``kind`` in this process for an object of ours, unless the environment chooses others.
+
+    A module that needs another package, such as vLLM's server, is not imported for the sake of its patches.
+    """
     for patch in PATCHES:
-        if patch.kind is kind and (selected(patch) or PATCHES_VARIABLE not in os.environ):
+        chosen = selected(patch) or PATCHES_VARIABLE not in os.environ
+        if patch.kind is kind and chosen and (not patch.needs or patch.module in sys.modules):
             patch.apply()
 
 

@@ -21,7 +21,7 @@ from goldilocks.platforms import DEVICES, PATCHES_VARIABLE, platform_env
 from goldilocks.verl import plugin
 from goldilocks.verl.patches import cpu, log_probs
 from goldilocks.verl.patches.patch import Kind, Patch, digest
-from goldilocks.verl.patches.switch import selected
+from goldilocks.verl.patches.switch import ask_for, selected
 from goldilocks.verl.patches.table import PATCHES
 
 plugin.additions()
@@ -163,3 +163,11 @@ def test_a_critic_gets_the_attention_its_config_names(tmp_path: Path) -> None:
     assert critic.config._attn_implementation == "sdpa"
     assert critic(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 1)
     assert torch.equal(critic.model.embed_tokens.weight, language_model.model.embed_tokens.weight)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_an_object_of_ours_asks_for_patches_without_importing_an_engine_that_is_not_there(kind: Kind) -> None:
+    before = set(sys.modules)
+    ask_for(kind)
+    engines = {patch.module for patch in PATCHES if patch.needs}
+    assert not engines & (set(sys.modules) - before)
