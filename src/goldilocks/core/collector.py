@@ -413,9 +413,8 @@ class Collector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was written. Prompts are found by key: the data may be in another order."""
-        found, issued = state.get("layout", 1), self.prompts_issued
+        found = state.get("layout", 1)
         require(found == STATE_LAYOUT, "layout", found, f"a state saved in layout {STATE_LAYOUT}; start the run anew")
-        require(not issued, "prompts_issued", issued, "0, a collector not used yet")
         for name in _PARTS:
             getattr(self, name).load_state_dict(state[name.removeprefix("_")])
         find = partial(find_prompt, self.source, KeyedPositions(self.ledger.keys))

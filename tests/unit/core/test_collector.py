@@ -178,12 +178,17 @@ def test_a_saved_state_of_another_layout_is_refused() -> None:
         collector().load_state_dict(state)
 
 
-def test_state_is_loaded_into_a_new_collector_only() -> None:
-    subject = collector()
+def test_loading_a_state_forgets_what_happened_since() -> None:
+    """A trainer that is told to fit again loads its last checkpoint into the collector it has."""
+    subject = collector(gen_batch_size=4)
+    requests = subject.requests()
     state = subject.state_dict()
-    subject.requests()
-    with pytest.raises(ValueError, match="prompts_issued=2 is not accepted: 0, a collector not used yet"):
-        subject.load_state_dict(state)
+    answer(subject, requests)
+    subject.take()
+    subject.load_state_dict(state)
+    assert str(subject.state_dict()) == str(state)
+    answer(subject, requests)
+    assert [group.uid for group in subject.take()] == ["g0", "g1"]
 
 
 def test_limits_reached_is_an_error_in_the_documented_words_and_loses_nothing() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
 from goldilocks.core import Collector
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync as Base
 else:
     Base = object
+
+NOTHING = "nothing"  # a key without fields
 
 
 class ReplayedRows(Base):
@@ -44,6 +47,9 @@ class ReplayedRows(Base):
     def _spare(self, batch: KVBatchMeta) -> None:
         """Take rows that may be trained again out of the batch: verl clears what is left in it next."""
         rest = without(batch, trained_keys(self.collector.reusable))
+        if not rest.keys:  # the TransferQueue refuses to clear nothing
+            tq.kv_put(key=NOTHING, partition_id=batch.partition_id, tag={})
+            rest.keys, rest.tags = [NOTHING], [{}]
         batch.keys, batch.tags = rest.keys, rest.tags
 
 
