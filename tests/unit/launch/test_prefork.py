@@ -84,7 +84,7 @@ def test_a_worker_that_dies_with_its_client_takes_no_other_worker_along(script: 
     body += textwrap.dedent("""
     workers = [int(client.stdout.readline()) for client in clients]
     for client, worker in list(zip(clients, workers))[:8]:
-        os.kill(client.pid, 9), os.kill(worker, 9)
+        os.kill(worker, 9), os.kill(client.pid, 9)  # a client stays a child of this process until it is waited for
     for client in clients[:8]: client.wait()
     import time; time.sleep(0.5)
     print(clients[8].poll(), os.path.exists(f"/proc/{workers[8]}"))
