@@ -17,6 +17,7 @@ from goldilocks.errors import require
 
 LOSSES = {"token-mean": "dapo", "seq-mean-token-mean": "grpo", "seq-mean-token-sum-norm": "dr_grpo"}
 LEVELS = {"vanilla": "token", "gspo": "sequence"}
+ENGINE = "transformers"  # rollout.name; any other name leaves generation to TRL
 SECTIONS = ("adaptive_rollout", "goldilocks", "batch_filter")
 
 
@@ -36,13 +37,22 @@ def train(config: DictConfig, run_dir: Path) -> None:
         train_dataset=prompts(config.data.train_files),
         eval_dataset=prompts(config.data.val_files),
         gen_batch_size=config.data.get("gen_batch_size"),
+        engine_slots=slots(config),
+        only_signal=True,
         run_dir=run_dir,
         **sections,
     )
     folder = Path(config.trainer.default_local_dir)
     resumes = config.trainer.resume_mode != "disable" and folder.is_dir()
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if resumes else None)
-    trainer.save_model(str(folder / "model"))
+    if config.trainer.save_freq > 0:
+        trainer.save_model(str(folder / "model"))
+
+
+def slots(config: DictConfig) -> int | None:
+    """How many rollouts Goldilocks' engine decodes at a time, where it is the one that generates."""
+    rollout = config.actor_rollout_ref.rollout
+    return min(rollout.max_num_seqs, config.data.train_batch_size * rollout.n) if rollout.name == ENGINE else None
 
 
 def arguments(config: DictConfig) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from goldilocks.trl.advantages import advantages
 from goldilocks.trl.decisions import Batch, Decisions, Round
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts
-from goldilocks.trl.rows import LOG_PROBS, Place, Row, RowStore, join_rows
+from goldilocks.trl.rows import LOG_PROBS, SAMPLED, Place, Row, RowStore, join_rows
+from goldilocks.types import Request
 
 SCALE = "goldilocks_loss_scale"  # a column of the batch: how much the rows that fill it up would thin the loss out
 
@@ -51,7 +52,7 @@ class Rewards:
     aggregation: str
 
 
-Generate = Callable[[list[dict[str, Any]], int], Generated]
+Generate = Callable[[list[dict[str, Any]], int, list[int]], Generated]
 LogProbs = Callable[[list[Row]], list[Tensor]]
 
 
@@ -66,14 +67,14 @@ class Collection:
         processes: Processes,
         sizes: Sizes,
         *,
-        carries: bool,
+        keeps: bool,
     ) -> None:
         self.decisions = decisions
         self.rows = rows
         self._prompts = prompts
         self._processes = processes
         self._sizes = sizes
-        self._carries = carries
+        self._keeps = keeps
         self.batch: Batch | None = None
         self.trained: dict[Place, float] = {}  # the advantage of each rollout of the batch
         self.generated: list[Place | None] = []  # for this batch, in TRL's order; None: so that processes have as many
@@ -90,8 +91,8 @@ class Collection:
         while not isinstance(decision := self._processes.decided(self._decide), Batch):
             rounds.append((decision, self._generate(decision, generate, rewards)))
         self.batch = decision
+        output = self._output(decision, rounds, rewards)
         self._remember_log_probs(decision, log_probs)
-        output = self._output(decision, rounds, log_probs, rewards)
         self.rows.retain(decision.alive)
         return output
 
@@ -101,14 +102,16 @@ class Collection:
 
     # -- a round -------------------------------------------------------------------------------------------------------
 
-    def _generate(self, requests: Round, generate: Generate, rewards: Rewards) -> Generated:
+    def _generate(self, decided: Round, generate: Generate, rewards: Rewards) -> Generated:
         """Have TRL generate a round, spread over the processes, and tell the collector of it."""
+        requests = decided.requests
         indices = [request.prompt.index for request, _, _ in places(requests)]
-        even = self._processes.even(indices)
+        even = self._processes.even(list(zip(indices, decided.seeds, strict=True)))
         self.generated += [(request.uid, number) for request, number, _ in places(requests)]
         self.generated += [None] * (len(even) - len(indices))
-        share = self._prompts.rows(self._processes.share(even))
-        generated = generate(share, self._sizes.n if self._whole(requests) else 1)
+        own = self._processes.share(even)
+        inputs = self._prompts.rows([index for index, _ in own])
+        generated = generate(inputs, self._sizes.n if self._whole(requests) else 1, [seed for _, seed in own])
         rows = self._processes.gathered(generated.rows)[: len(indices)]
         for (request, number, _), row in zip(places(requests), rows, strict=True):
             self.rows.put((request.uid, number), row)
@@ -116,7 +119,7 @@ class Collection:
             self.decisions.observe(requests, rows, rewards.weights.tolist(), rewards.names)
         return generated
 
-    def _whole(self, requests: Round) -> bool:
+    def _whole(self, requests: Sequence[Request]) -> bool:
         """Whether every group is complete in this round, so that TRL's own view of groups holds."""
         n, count = self._sizes.n, self._processes.count
         whole = all(request.first == 0 and request.n == n for request in requests)
@@ -124,16 +127,14 @@ class Collection:
 
     # -- the batch -----------------------------------------------------------------------------------------------------
 
-    def _output(
-        self, batch: Batch, rounds: Sequence[tuple[Round, Generated]], log_probs: LogProbs, rewards: Rewards
-    ) -> dict[str, Any]:
+    def _output(self, batch: Batch, rounds: Sequence[tuple[Round, Generated]], rewards: Rewards) -> dict[str, Any]:
         shares = self._advantages(batch, rewards)
         self.trained = shares
-        if len(rounds) == 1 and self._is_round(batch, rounds[0][0]):
+        if len(rounds) == 1 and self._is_round(batch, rounds[0][0].requests):
             return rounds[0][1].output
-        return self._joined(list(shares), list(shares.values()), log_probs)
+        return self._joined(list(shares), list(shares.values()))
 
-    def _is_round(self, batch: Batch, requests: Round) -> bool:
+    def _is_round(self, batch: Batch, requests: Sequence[Request]) -> bool:
         """Whether the batch is this round: the same rollouts in the same order, all of them trained."""
         asked = [(request.uid, number) for request, number, _ in places(requests)]
         taken = [(rollout.uid, rollout.index) for group in batch.groups for rollout in group.trained]
@@ -154,10 +155,10 @@ class Collection:
         trained = [(rollout.uid, rollout.index) for group in batch.groups for rollout in group.trained]
         return {place: of[place] for place in trained}
 
-    def _joined(self, order: list[Place], values: list[float], log_probs: LogProbs) -> dict[str, Any]:
+    def _joined(self, order: list[Place], values: list[float]) -> dict[str, Any]:
         rows = [self.rows[place] for place in order]
         if any(LOG_PROBS in row.tensors for row in rows):
-            rows = self._with_log_probs(rows, log_probs)
+            rows = [row if LOG_PROBS in row.tensors else row.with_own_log_probs() for row in rows]
         tokens = torch.stack([row.loss_mask.sum() for row in rows]).sum()
         silent = -len(rows) % (self._processes.count * self._sizes.parts)
         filled = [*rows, *[rows[-1].silent()] * silent]
@@ -170,21 +171,21 @@ class Collection:
     # -- log-probs of the policy that wrote a rollout ------------------------------------------------------------------
 
     def _remember_log_probs(self, batch: Batch, log_probs: LogProbs) -> None:
-        """Rollouts that wait for a later batch are trained against this policy's log-probs, so they are taken now."""
-        if not self._carries or not batch.waiting:
-            return
-        rows = self._with_log_probs([self.rows[place] for place in batch.waiting], log_probs)
-        for place, row in zip(batch.waiting, rows, strict=True):
-            self.rows.put(place, row)
+        """Rollouts that wait for a later batch are trained against this policy's log-probs, so they are taken now.
 
-    def _with_log_probs(self, rows: list[Row], log_probs: LogProbs) -> list[Row]:
-        """Return the rows with log-probs; those without were generated by the policy of now."""
-        lacking = [place for place, row in enumerate(rows) if LOG_PROBS not in row.tensors]
-        if not lacking:
-            return rows
-        even = self._processes.even([rows[place] for place in lacking])
+        The engine returned them with the rollout; TRL's ``generate`` did not, so they are computed.
+        """
+        if not self._keeps:
+            return
+        waiting = {place: self.rows[place] for place in batch.waiting}
+        lacking = {place: row for place, row in waiting.items() if LOG_PROBS not in row.tensors}
+        sampled = {place: row for place, row in lacking.items() if SAMPLED in row.tensors}
+        for place, row in sampled.items():
+            self.rows.put(place, row.with_log_probs(row.tensors[SAMPLED]))
+        rest = [place for place in lacking if place not in sampled]
+        if not rest:
+            return
+        even = self._processes.even([lacking[place] for place in rest])
         found = self._processes.gathered(log_probs(self._processes.share(even)))
-        completed = list(rows)
-        for place, values in zip(lacking, found, strict=False):
-            completed[place] = rows[place].with_log_probs(values)
-        return completed
+        for place, values in zip(rest, found, strict=False):
+            self.rows.put(place, lacking[place].with_log_probs(values))

@@ -12,13 +12,25 @@ from typing import Any
 
 from goldilocks.core import Collector
 from goldilocks.rounds import WholeRounds, places
+from goldilocks.seeds import hashed
 from goldilocks.trl.gate import BatchFilterGate
 from goldilocks.trl.rows import Place, Row, RowStore
 from goldilocks.types import Failure, Group, Request, Rollout
 
-Round = tuple[Request, ...]
-
 MAX_REFILLS = 32  # of one batch: a gate that rejects this often rejects everything
+
+
+@dataclass(frozen=True)
+class Round:
+    """Requests that are generated together, and the seed of each one's visit to its prompt."""
+
+    requests: tuple[Request, ...]
+    visit_seeds: tuple[int, ...]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seed of every rollout: a function of the run's seed, the prompt, the visit and the rollout's number."""
+        return [hashed(self.visit_seeds[place], number) for _, number, place in places(self.requests)]
 
 
 @dataclass(frozen=True)
@@ -34,12 +46,15 @@ class Batch:
 class Decisions:
     """Asks the collector, and tells it what came of each round."""
 
-    def __init__(self, collector: Collector, rows: RowStore, gate: BatchFilterGate | None, room: int) -> None:
+    def __init__(
+        self, collector: Collector, rows: RowStore, gate: BatchFilterGate | None, *, room: int, seed: int
+    ) -> None:
         """``room`` is how many rollouts a round has at most: as many as TRL generates at a time."""
         self.collector = collector
         self._rows = rows
         self._gate = gate
         self._room = room
+        self._seed = seed
         self._rounds = WholeRounds(collector.allocator)
         collector.allocator = self._rounds
 
@@ -48,13 +63,15 @@ class Decisions:
         judged: dict[str, float] = {}
         for _ in range(MAX_REFILLS):
             if requests := self._missing():
-                return requests
+                return Round(requests, tuple(map(self._visit_seed, requests)))
             lost = self._judged(self.collector.take(), judged)
             if not lost:
                 return self._batch(judged)
         raise ValueError(f"after {MAX_REFILLS} refills groups are missing: batch_filter rejects too much")
 
-    def observe(self, requests: Round, rows: Sequence[Row], weights: Sequence[float], names: Sequence[str]) -> None:
+    def observe(
+        self, requests: tuple[Request, ...], rows: Sequence[Row], weights: Sequence[float], names: Sequence[str]
+    ) -> None:
         """Tell the collector of each rollout of a round, in the order of the requests."""
         self._rounds.begin(requests)
         for (request, number, _), row in zip(places(requests), rows, strict=True):
@@ -75,12 +92,16 @@ class Decisions:
         """Return the rollouts whose rows a later batch may need."""
         return tuple((rollout.uid, rollout.index) for rollout in self.collector.waiting_rollouts)
 
-    def _missing(self) -> Round:
+    def _missing(self) -> tuple[Request, ...]:
         """Return the next round, or nothing when the batch can be taken."""
         while not self.collector.ready:
             if requests := self.collector.requests(self._room):
                 return tuple(requests)
         return ()
+
+    def _visit_seed(self, request: Request) -> int:
+        prompt = request.prompt
+        return hashed(self._seed, prompt.key, prompt.index, int(self.collector.ledger.visits[prompt.index]))
 
     def _judged(self, groups: Sequence[Group], metrics: dict[str, float]) -> bool:
         """Show new groups to the batch filter; whether any was lost, so that others must take their place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,8 @@ class DatasetPrompts:
 
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return a row of the data set for each index; equal indices have rows of their own, since TRL writes there."""
-        return [dict(self._dataset[index]) for index in indices]
+        fetched = {index: self._dataset[index] for index in set(indices)}  # reading a row is dear, copying it is not
+        return [copy.deepcopy(fetched[index]) for index in indices]
 
 
 class SamplerOrder:

@@ -22,6 +22,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from goldilocks.runs.directory import RunDir, set_aside
 from goldilocks.runs.progress import SCORE, SECONDS
 from goldilocks.trl.collection import Collection
+from goldilocks.trl.decisions import Batch
+from goldilocks.types import Group
 
 LENGTH = "response_length/mean"
 
@@ -49,7 +51,7 @@ class RunRecord(TrainerCallback):
         """Write the rollouts of a new batch, and keep its metrics for the step's line."""
         batch = collection.batch
         assert batch is not None
-        trained = [rollout for group in batch.groups for rollout in group.trained]
+        trained = [rollout for group in _fresh(batch) for rollout in group.trained]
         mean = math.fsum(rollout.reward for rollout in trained) / max(1, len(trained))
         lengths = [rollout.tokens for rollout in trained]
         self._batch = {
@@ -93,9 +95,9 @@ class RunRecord(TrainerCallback):
 
 
 def _answers(step: int, collection: Collection) -> Iterator[dict[str, Any]]:
-    """Yield a line for each rollout of the batch, in the form of verl's dumps."""
+    """Yield a line for each rollout that is trained for the first time, in the form of verl's dumps."""
     assert collection.batch is not None
-    for group in collection.batch.groups:
+    for group in _fresh(collection.batch):
         for rollout in group.trained:
             row = collection.rows[rollout.uid, rollout.index]
             yield {
@@ -107,6 +109,10 @@ def _answers(step: int, collection: Collection) -> Iterator[dict[str, Any]]:
                 "uid": f"{rollout.uid}_{rollout.index}_0",
                 "advantage": collection.trained[rollout.uid, rollout.index],
             }
+
+
+def _fresh(batch: Batch) -> list[Group]:
+    return [group for group in batch.groups if not group.replays]
 
 
 def _text(turns: Any) -> str:

@@ -6,7 +6,7 @@ Every process holds the rows of all processes, so that each can cut its own part
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 PROMPT = ("prompt_ids", "prompt_mask")  # padded on the left; everything else on the right
 LOG_PROBS = "old_per_token_logps"
+SAMPLED = "sampling_per_token_logps"  # of the engine that generated
 OWN = ("advantages", "num_items_in_batch")  # computed for each batch
 Place = tuple[str, int]  # a group and a rollout's number in it
 
@@ -53,6 +54,10 @@ class Row:
     def with_log_probs(self, log_probs: Tensor) -> Row:
         return replace(self, tensors={**self.tensors, LOG_PROBS: log_probs})
 
+    def with_own_log_probs(self) -> Row:
+        """Return a row whose log-probs are those of the pass that trains it: NaN until then."""
+        return self.with_log_probs(torch.full(self.tensors["completion_ids"].shape, math.nan))
+
 
 class RowStore:
     """Rows by group and by their number in it."""
@@ -71,9 +76,10 @@ class RowStore:
         """Let go of every other group."""
         self._groups = {uid: rows for uid, rows in self._groups.items() if uid in uids}
 
-    def state_dict(self, places: Iterable[Place]) -> list[dict[str, Any]]:
-        """Return these rows as JSON values and numpy arrays."""
-        return [_packed(place, self[place]) for place in places]
+    def state_dict(self, uids: Collection[str]) -> list[dict[str, Any]]:
+        """Return the rows of these groups as JSON values and numpy arrays."""
+        groups = {uid: rows for uid, rows in self._groups.items() if uid in uids}
+        return [_packed((uid, index), row) for uid, rows in groups.items() for index, row in rows.items()]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
         self._groups = {}

@@ -37,7 +37,7 @@ class Saved:
         save_file(_flat(buffered or ()), folder / self._batch_file)
         decisions = self._collection.decisions
         if decisions is not None:
-            rows = self._collection.rows.state_dict(decisions.waiting())
+            rows = self._collection.rows.state_dict({uid for uid, _ in decisions.waiting()})
             state = {**decisions.state_dict(), "rows": rows, "step": step, "meter": self._budget.state_dict()}
             save_state(state, folder / FILE)
 

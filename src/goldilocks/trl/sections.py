@@ -50,7 +50,5 @@ class Sections:
         """Read and check; every error names the key, the value and what is accepted."""
         settings = Settings.from_config(self.config(args))
         aggregation = settings.policies.loss_agg
-        again = settings.replay().groups
-        require(not again, "goldilocks.replay.groups", again, "0 on TRL; verl's V1 trainer has replay")
         require(aggregation is None, "goldilocks.loss_agg", aggregation, "none on TRL; GRPOConfig.loss_type decides it")
         return settings

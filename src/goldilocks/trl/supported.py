@@ -67,6 +67,12 @@ def changed(trainer: type[Any]) -> list[str]:
     return [name for name, known in KNOWN.items() if digest(getattr(trainer, name)) not in known]
 
 
+def check_engine(trainer: type[Any]) -> None:
+    """The one more function that the engine takes the place of."""
+    if not hasattr(trainer, "_generate_single_turn"):
+        raise ImportError("engine_slots: this TRL has no GRPOTrainer._generate_single_turn to put the engine into")
+
+
 def check_trl(trainer: type[Any]) -> None:
     """Warn where TRL has changed under our feet; say plainly what is missing."""
     missing = [name for name in KNOWN if not hasattr(trainer, name)]

@@ -18,18 +18,22 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from goldilocks.core import Exhausted
+from goldilocks.errors import require
+from goldilocks.seeds import hashed
 from goldilocks.settings import Settings
+from goldilocks.trl import signal_rows
 from goldilocks.trl.budget import BudgetCallback
 from goldilocks.trl.collection import SCALE, Collection, Generated, Rewards, Sizes
 from goldilocks.trl.decisions import Decisions
+from goldilocks.trl.engine_rollouts import EngineRollouts
 from goldilocks.trl.gate import BatchFilterGate
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts, SamplerOrder
 from goldilocks.trl.record import RunRecord
-from goldilocks.trl.rows import Row, RowStore, join_rows, split_rows
+from goldilocks.trl.rows import LOG_PROBS, Row, RowStore, join_rows, split_rows
 from goldilocks.trl.saved import Saved
 from goldilocks.trl.sections import Section, Sections
-from goldilocks.trl.supported import check_trl
+from goldilocks.trl.supported import check_engine, check_trl
 
 TOTALS = ("accounts/", "data/", "budget/")  # running totals: of several steps, the last counts, not the mean
 MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by the number of rows
@@ -50,8 +54,10 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
 
     ``filter_groups``, ``adaptive_rollout``, ``goldilocks`` and ``batch_filter`` are sections with the keys and defaults
     of docs/reference.md; ``gen_batch_size`` is how many prompts are chosen at a time (default: a batch of them).
-    Without any of them this is TRL's trainer. ``run_dir`` is where ``goldilocks report`` finds the run (default:
-    ``output_dir``).
+    Without any of them this is TRL's trainer. ``engine_slots`` generates with Goldilocks' engine, so many rollouts at a
+    time, in the place of ``model.generate``; ``only_signal`` computes no row whose advantage is zero, where the loss
+    allows it and there is one process: the gradient is the same. ``run_dir`` is where ``goldilocks report`` finds the
+    run (default: ``output_dir``).
     """
 
     def __init__(
@@ -62,13 +68,19 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         goldilocks: Section | None = None,
         batch_filter: Section | None = None,
         gen_batch_size: int | None = None,
+        engine_slots: int | None = None,
+        only_signal: bool = False,
         run_dir: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
         self.num_generations: int
         self.collection: Collection | None = None
         self._scored: Scored | None = None
+        self._seeds: Sequence[int] = ()  # of the round that is being generated
+        self._old: Tensor | None = None  # the log-probs that the loss being computed is against
         super().__init__(*args, **kwargs)
+        self._engine = None if engine_slots is None else self._rollouts(engine_slots)
+        self._only_signal = only_signal and signal_rows.allowed(self.args) and self.accelerator.num_processes == 1
         sections = Sections(filter_groups, adaptive_rollout, goldilocks, batch_filter, gen_batch_size)
         if sections.given:
             check_trl(GRPOTrainer)
@@ -83,8 +95,8 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         decisions = self._decisions(settings, prompts, rows) if processes.first else None
         parts, n = self.args.steps_per_generation, self.num_generations
         sizes = Sizes(n, parts, self.processing_class.pad_token_id, getattr(self, "pad_to_multiple_of", None))
-        carries = settings.surplus().max_carry_steps > 0
-        self.collection = Collection(prompts, decisions, rows, processes, sizes, carries=carries)
+        keeps = settings.surplus().max_carry_steps > 0 or settings.replay().groups > 0
+        self.collection = Collection(prompts, decisions, rows, processes, sizes, keeps=keeps)
         accounts = None if decisions is None else decisions.collector.accounts
         self._budget = BudgetCallback(settings.budget(), accounts, processes)
         self._saved = Saved(self.collection, self._budget, processes)
@@ -99,7 +111,8 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         )
         config = settings.gate_config
         gate = None if config is None else BatchFilterGate(config, settings.seed)
-        return Decisions(settings.collector(prompts, order), rows, gate, self.args.generation_batch_size)
+        collector = settings.collector(prompts, order)
+        return Decisions(collector, rows, gate, room=self.args.generation_batch_size, seed=self.args.seed)
 
     # -- a batch -------------------------------------------------------------------------------------------------------
 
@@ -116,9 +129,9 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         self._log_batch(logged)
         return {name: value.to(self.accelerator.device) for name, value in output.items()}
 
-    def _generate_round(self, inputs: list[dict[str, Any]], group_size: int) -> Generated:
+    def _generate_round(self, inputs: list[dict[str, Any]], group_size: int, seeds: list[int]) -> Generated:
         """TRL's own generation and scoring of these rows, which are groups of this size to it."""
-        with self._groups_of(group_size):
+        with self._groups_of(group_size, seeds):
             output = super()._generate_and_score_completions(inputs)
         scored, self._scored = self._scored, None
         assert scored is not None, "TRL scored no completion"
@@ -141,13 +154,13 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         return rewards
 
     @contextmanager
-    def _groups_of(self, size: int) -> Iterator[None]:
+    def _groups_of(self, size: int, seeds: Sequence[int]) -> Iterator[None]:
         before: int = self.num_generations
-        self.num_generations = size
+        self.num_generations, self._seeds = size, seeds
         try:
             yield
         finally:
-            self.num_generations = before
+            self.num_generations, self._seeds = before, ()
 
     def _rewards(self) -> Rewards:
         return Rewards(
@@ -166,10 +179,43 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         found = self._get_per_token_logps_and_entropies(self.model, ids, mask, width, batch_size=size)[0].cpu()
         return [one[: len(row.tensors["completion_ids"])].clone() for one, row in zip(found, rows, strict=True)]
 
+    # -- a loss --------------------------------------------------------------------------------------------------------
+
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """TRL's loss; rows that only fill the batch up do not make it smaller."""
+        """TRL's loss; rows that only fill the batch up do not make it smaller, nor those left out larger."""
+        scale = inputs.get(SCALE, 1.0)
+        if self._only_signal:
+            inputs, share = signal_rows.with_signal(inputs)
+            scale = scale * share
+        self._old = inputs.get(LOG_PROBS)
         loss = super().compute_loss(model, inputs, *args, **kwargs)
-        return loss * inputs[SCALE] if SCALE in inputs and self.loss_type in MEAN_OF_ROWS else loss
+        return loss * scale if self.loss_type in MEAN_OF_ROWS else loss
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's; in a loss, rows that this very policy wrote get their old log-probs from here."""
+        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        old, self._old = self._old, None
+        if old is not None:
+            old.copy_(torch.where(old.isnan(), found[0].detach(), old))
+        return found
+
+    # -- the engine ----------------------------------------------------------------------------------------------------
+
+    def _rollouts(self, slots: int) -> EngineRollouts:
+        check_engine(GRPOTrainer)
+        for what, there in (("tools", getattr(self, "tools", None)), ("PEFT", hasattr(self.model, "peft_config"))):
+            require(not there, "engine_slots", slots, f"none with {what}")
+        pad = self.processing_class.pad_token_id
+        device = self.accelerator.device
+        return EngineRollouts(self.args, slots=slots, eos_ids=self.eos_token_ids, pad_id=pad, device=device)
+
+    def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._engine is None:
+            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
+        seeds = self._seeds or [hashed(self.args.seed, number, *ids) for number, ids in enumerate(prompt_ids)]
+        model = self.accelerator.unwrap_model(self.model_wrapped)
+        found = self._engine.generate(model, self.state.global_step, prompt_ids, seeds)
+        return [one.token_ids for one in found], [one.log_probs for one in found]
 
     # -- logs ----------------------------------------------------------------------------------------------------------
 
@@ -179,7 +225,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         assert collection is not None
         assert collection.batch is not None
         del metrics["frac_reward_zero_std"][logged:]
-        flat = [len(set(group.rewards)) == 1 for group in collection.batch.groups]
+        flat = [len(set(group.rewards)) == 1 for group in collection.batch.groups if not group.replays]
         metrics["frac_reward_zero_std"].append(sum(flat) / max(1, len(flat)))
         self._log_advantages(collection)
         own = {**collection.batch.metrics, "train/padding_rollouts": collection.padding_rollouts}

@@ -6,9 +6,10 @@ requests arrive, and at which server. Validation has one visit that never counts
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
+
+from goldilocks.seeds import hashed
 
 VALIDATION = -1  # the visit of every validation
 
@@ -23,7 +24,7 @@ def visit_seed(config: Any, key: int, place: object, visit: int) -> int:
 
     ``place`` is where the prompt stands in the data: a prompt that is there twice does not get the same answers twice.
     """
-    return _hash(config.data.get("seed"), config.actor_rollout_ref.rollout.seed, key, place, visit)
+    return hashed(config.data.get("seed"), config.actor_rollout_ref.rollout.seed, key, place, visit)
 
 
 def seeded(sampling_params: Mapping[str, Any], rollout_config: Any, visit: int, index: int) -> dict[str, Any]:
@@ -31,15 +32,9 @@ def seeded(sampling_params: Mapping[str, Any], rollout_config: Any, visit: int, 
     name = _PARAMETER.get(rollout_config.name)
     if name is None or not (rollout_config.name in _ALWAYS or rollout_config.full_determinism):
         return dict(sampling_params)
-    return {**sampling_params, name: _hash(visit, index)}
+    return {**sampling_params, name: hashed(visit, index)}
 
 
 def request_number(row: Mapping[str, Any]) -> int:
     """A rollout's own number, where verl would name every request alike: with ``full_determinism`` by its priority."""
-    return _hash(row["uid"], row["session_id"])
-
-
-def _hash(*parts: object) -> int:
-    """63 bits: a seed that every engine accepts."""
-    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+    return hashed(row["uid"], row["session_id"])

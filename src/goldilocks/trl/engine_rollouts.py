@@ -1,0 +1,98 @@
+"""Rollouts by Goldilocks' own engine in the place of ``model.generate``.
+
+The engine has a copy of the model, in the precision of the training's forward pass, and takes the weights over before
+the first round after an update. A slot that is freed goes to the next request, prompts are prefilled once for all their
+rollouts, and the log-probs of what was sampled come back with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from goldilocks.engine import Engine, SamplingParams
+from goldilocks.engine.request import Generation
+from goldilocks.errors import require
+
+ROOM = 64  # the cache's length is a multiple of this, so that a prompt a little longer needs no new one
+
+
+class EngineRollouts:
+    """Generates for one process. ``slots`` is how many rollouts it decodes at a time."""
+
+    def __init__(self, args: Any, *, slots: int, eos_ids: Sequence[int], pad_id: int, device: torch.device) -> None:
+        require(slots >= 1, "engine_slots", slots, "1 or more rollouts at a time")
+        check(args)
+        self._args = args
+        self._slots = slots
+        self._eos_ids, self._pad_id = eos_ids, pad_id
+        self._device = device
+        self._dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
+        self._engine: Engine | None = None
+        self._length = 0
+        self._version: int | None = None
+
+    def generate(
+        self, model: Any, version: int, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
+    ) -> list[Generation]:
+        """Return the generation of each prompt. ``version`` says which weights ``model`` has now, in updates."""
+        longest: int = self._args.max_completion_length
+        engine = self._ready(model, version, max(map(len, prompts)) + longest)
+        for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
+            engine.submit(str(number), prompt, self._sampling(seed))
+        found: dict[str, Generation] = {}
+        while engine.busy:
+            found |= {one.request_id: one for one in engine.step()}
+        return [found[str(number)] for number in range(len(prompts))]
+
+    def _sampling(self, seed: int) -> SamplingParams:
+        args = self._args
+        return SamplingParams(
+            max_tokens=args.max_completion_length,
+            temperature=args.temperature,
+            top_p=args.top_p,
+            top_k=args.top_k or -1,
+            seed=seed,
+        )
+
+    def _ready(self, model: Any, version: int, length: int) -> Engine:
+        """Return an engine whose cache is long enough, with the weights of this version."""
+        if self._engine is None or length > self._length:
+            self._length = -(-length // ROOM) * ROOM
+            self._engine = self._made(model, self._length)
+            self._version = None
+        if version != self._version:
+            self._engine.load_weights(model.state_dict().items())
+            self._version = version
+        return self._engine
+
+    def _made(self, model: Any, length: int) -> Engine:
+        self._engine = None  # before another cache is allocated
+        auto: Any = AutoModelForCausalLM
+        with self._device:
+            own = auto.from_config(model.config, dtype=self._dtype)
+        known = getattr(own.config, "max_position_embeddings", None)
+        return Engine(
+            own.eval(),
+            slots=self._slots,
+            max_length=min(length, known or length),
+            eos_ids=self._eos_ids,
+            pad_id=self._pad_id,
+            device=self._device,
+        )
+
+
+def check(args: Any) -> None:
+    """What the engine cannot do, by the key of ``GRPOConfig`` that asks for it."""
+    for key, accepted in (
+        ("use_vllm", False),
+        ("min_p", None),
+        ("repetition_penalty", 1.0),
+        ("generation_kwargs", None),
+    ):
+        value = getattr(args, key, accepted)
+        require(value in (accepted, {}), key, value, f"{accepted} with engine_slots")
+    require(args.max_completion_length is not None, "max_completion_length", None, "a length, with engine_slots")

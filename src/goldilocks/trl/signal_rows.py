@@ -1,0 +1,56 @@
+"""The rows of a micro-batch that the loss needs.
+
+A row whose advantage is zero adds nothing to the gradient where the loss has no KL term: it is counted in the loss's
+denominator and not computed. What is left is cut to its longest prompt and its longest completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from goldilocks.trl.rows import PROMPT
+
+BY_ROW = ("grpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")  # each row's term is proportional to its advantage
+
+
+def allowed(args: Any) -> bool:
+    """Whether a row without advantage has no part in the loss of this configuration, nor in its denominator."""
+    off = {"beta": 0.0, "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None, "entropy_coef": 0.0}
+    adaptive = getattr(args, "use_adaptive_entropy", False)
+    return (
+        args.loss_type in BY_ROW
+        and not adaptive
+        and all(getattr(args, key, value) == value for key, value in off.items())
+    )
+
+
+def with_signal(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
+    """Return the rows to compute, at least one, and the share of all rows that they are."""
+    advantages: Tensor = inputs["advantages"]
+    has = advantages != 0
+    if not has.any():
+        has[0] = True
+    rows = len(advantages)
+    kept = {name: value[has] if _per_row(value, rows) else value for name, value in inputs.items()}
+    return _cut(kept), float(has.sum()) / rows
+
+
+def _per_row(value: Any, rows: int) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0 and len(value) == rows
+
+
+def _cut(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Prompts are padded on the left, completions on the right."""
+    prompt, completion = (max(1, int(inputs[f"{part}_mask"].sum(1).max())) for part in ("prompt", "completion"))
+    longest = inputs["completion_mask"].shape[1]
+
+    def cut(name: str, value: Any) -> Any:
+        if name in PROMPT:
+            return value[:, -prompt:]
+        by_token = isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == longest
+        return value[:, :completion] if by_token else value
+
+    return {name: cut(name, value) for name, value in inputs.items()}

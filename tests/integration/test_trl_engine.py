@@ -1,0 +1,122 @@
+"""The engine, the rows with signal and replay in TRL: the tiny model on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("trl")
+
+import trl_world as world
+
+from goldilocks.trl.rows import LOG_PROBS, SAMPLED
+
+FILTERED = {"filter_groups": {"enable": True}}
+REPLAY = {"goldilocks": {"replay": {"groups": 4, "max_age": 2, "max_uses": 1}}}
+
+
+def trained(out: Path, sections: dict[str, Any], **chosen: Any) -> Any:
+    trainer = world.trainer(out, sections=sections, **chosen)
+    trainer.train()
+    return trainer
+
+
+def test_the_engine_samples_from_the_policy_that_is_trained(tmp_path: Path) -> None:
+    """After two updates: the log-probs that the engine returned are the model's own, so it has the new weights."""
+    trainer = world.trainer(tmp_path, sections={**FILTERED, "engine_slots": 8}, max_steps=3)
+    found: list[float] = []
+    before = trainer._generate_round
+
+    def generated(*args: Any) -> Any:
+        result = before(*args)
+        own = trainer._log_probs(result.rows)
+        found.extend(float((a - row.tensors[SAMPLED]).abs().max()) for a, row in zip(own, result.rows, strict=True))
+        return result
+
+    trainer._generate_round = generated
+    trainer.train()
+    assert max(found) < 1e-4
+    assert len(found) >= 3 * 16
+
+
+def test_two_runs_with_one_seed_sample_the_same_answers(tmp_path: Path) -> None:
+    one, other = (trained(tmp_path / name, {"goldilocks": {}, "engine_slots": 5}, max_steps=2) for name in "ab")
+    assert list(one._logs["completion"]) == list(other._logs["completion"])
+    assert torch.equal(world.weights(one), world.weights(other))
+    third = trained(tmp_path / "c", {"goldilocks": {}, "engine_slots": 5}, max_steps=2, seed=4)
+    assert list(one._logs["completion"]) != list(third._logs["completion"])
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo"])
+def test_leaving_out_rows_without_signal_changes_no_weight(loss: str, tmp_path: Path) -> None:
+    chosen = {"loss_type": loss, "per_device_train_batch_size": 8, "steps_per_generation": 2, "max_steps": 3}
+    whole = trained(tmp_path / "whole", {"goldilocks": {}}, **chosen)
+    part = trained(tmp_path / "part", {"goldilocks": {}, "only_signal": True}, **chosen)
+    assert part._only_signal
+    flat = [one["frac_reward_zero_std"] for one in part.state.log_history if "frac_reward_zero_std" in one]
+    assert any(0 < one < 1 for one in flat)
+    assert world.losses(part) == pytest.approx(world.losses(whole), abs=1e-5)
+    assert torch.allclose(world.weights(part), world.weights(whole), atol=2e-4)
+
+
+def test_rows_without_signal_are_computed_where_the_loss_has_a_kl_term(tmp_path: Path) -> None:
+    assert not world.trainer(tmp_path, sections={"only_signal": True}, beta=0.1)._only_signal
+
+
+@pytest.mark.parametrize("slots", [None, 8])
+def test_informative_groups_are_trained_again_against_the_policy_that_wrote_them(
+    slots: int | None, tmp_path: Path
+) -> None:
+    trainer = world.trainer(tmp_path, sections={**REPLAY, "engine_slots": slots}, max_steps=3)
+    seen: list[tuple[Any, float]] = []
+    before = trainer.collection._output
+
+    def output(batch: Any, *args: Any) -> Any:
+        result = before(batch, *args)
+        again = [(r.uid, r.index) for g in batch.groups if g.replays for r in g.trained]
+        rows = [trainer.collection.rows[place] for place in again]
+        if rows:
+            now = trainer._log_probs(rows)
+            moved = [float((a - row.tensors[LOG_PROBS]).abs().max()) for a, row in zip(now, rows, strict=True)]
+            seen.append((sum(bool(g.replays) for g in batch.groups), max(moved)))
+            fresh = result[LOG_PROBS][: sum(len(g.trained) for g in batch.groups if not g.replays)]
+            assert fresh.isnan().any(1).all(), "a fresh row has the log-probs of the pass that trains it"
+        return result
+
+    trainer.collection._output = output
+    trainer.train()
+    assert seen
+    assert all(0 < groups <= 4 for groups, _ in seen)
+    assert all(moved > 1e-3 for _, moved in seen), "the stored log-probs are not those of the policy of now"
+    logged = [record for record in trainer.state.log_history if "loss" in record]
+    assert logged[-1]["replay/total_rollouts"] == sum(groups for groups, _ in seen) * 4
+    assert logged[-1]["accounts/generated_rollouts"] == 3 * 16, "what is trained again was generated once"
+    assert all(loss == loss for loss in world.losses(trainer))
+
+
+def test_a_resumed_run_replays_what_the_whole_run_replays(tmp_path: Path) -> None:
+    sections, chosen = {**REPLAY, "engine_slots": 8}, {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+    whole = trained(tmp_path / "whole", sections, max_steps=4, **chosen)
+    first = world.trainer(tmp_path / "cut", sections=sections, max_steps=2, **chosen)
+    first.train()
+    second = world.trainer(tmp_path / "cut", sections=sections, max_steps=4, **chosen)
+    second.train(resume_from_checkpoint=True)
+    assert world.losses(second) == world.losses(whole)
+    assert torch.equal(world.weights(second), world.weights(whole))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"repetition_penalty": 1.1}, r"repetition_penalty=1\.1 is not accepted: 1\.0 with engine_slots"),
+        ({"min_p": 0.1}, r"min_p=0\.1 is not accepted: None with engine_slots"),
+    ],
+)
+def test_what_the_engine_cannot_do_is_an_error_that_names_the_key(
+    chosen: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        world.trainer(tmp_path, sections={"engine_slots": 8}, **chosen)
