@@ -72,7 +72,7 @@ class EngineRollouts:
     def _made(self, model: Any, length: int) -> Engine:
         self._engine = None  # before another cache is allocated
         auto: Any = AutoModelForCausalLM
-        with self._device:
+        with torch.random.fork_rng(), self._device:  # weights that are overwritten at once cost the run no noise
             own = auto.from_config(model.config, dtype=self._dtype)
         known = getattr(own.config, "max_position_embeddings", None)
         return Engine(
