@@ -1,12 +1,15 @@
 """A run is killed again and again, goes on each time by the same command, and is checked at its end.
 
     python scripts/faults.py --kills 50 --seed 1
+    python scripts/faults.py --kills 10 --seed 2 --out campaigns/2      # several side by side, each in its own folder
+    python scripts/faults.py --sum campaigns/*                          # and one table of all
 
 Each life of the run ends with SIGKILL to one process, the driver, the task runner, a training worker, the rollout
-server or an agent loop worker, at a random moment after that process has appeared. After every life nothing of the run
-may be left running and the reason must be named. At the end, over all lives together: no group was trained twice, no
-kept group was lost, the accounts go on where they were, and every step is there. The exit status is 1 if one of these
-does not hold.
+server or an agent loop worker: either at a random moment after that process has appeared, or at a random moment after
+the first step of this life. After every life nothing of the run may be left running and the reason must be named. At
+the end, over all lives together: no group was trained twice, no kept group was lost, the accounts go on where they
+were, and every step is there. The exit status is 1 if one of these does not hold. A campaign that was interrupted goes
+on if it is started with the same ``--out``.
 """
 
 from __future__ import annotations
@@ -20,14 +23,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
 from goldilocks.launch.supervisor import MARK
+from goldilocks.runs.atomic import write_text
 from goldilocks.runs.checkpoint import load_state
+from goldilocks.runs.jsonl import read_objects
 from goldilocks.runs.records import group_uids, read_records
 from goldilocks.types import Account
 
@@ -55,43 +61,75 @@ SETTINGS = [
 CLASSES = [account.value for account in Account]
 
 
+PATIENCE_S = 300.0  # for a run to end after a kill
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which process a life will lose, and when."""
+
+    victim: str
+    training: bool  # whether the moment counts from the first step of the life, or from the process's first sight
+    moment: float  # seconds
+
+
 @dataclass(frozen=True)
 class Life:
     """From one start to the next kill."""
 
     victim: str
-    moment: float  # seconds after the victim appeared
+    training: bool
+    moment: float
     first: int  # the step it went on from
     last: int  # the last step it has logged
-    reason: str
+    reason: str  # empty if it named none, or did not end
     left_running: int
     seconds: float
 
 
 def main() -> int:
     args = _arguments()
-    draw = random.Random(args.seed)
+    if args.sum:
+        return summary(args.sum)
     with tempfile.TemporaryDirectory(prefix="faults") as folder:
-        run = (args.out or Path(folder)) / "faults"
-        lives: list[Life] = []
-        print(f"{'life':>4}  {'killed':<12} {'after':>7}  {'steps':<9} {'time':>6}  reason", flush=True)
-        while len(lives) < args.kills:
-            lives.append(live(run, draw.choice(list(VICTIMS)), draw.uniform(0, args.within)))
-            show(len(lives), lives[-1])
-        total = checkpointed(run) + 2
-        done = subprocess.run(command(run, total), capture_output=True, text=True, check=False)
-        print(f"then to its end: {total} steps, status {done.returncode}", flush=True)
-        return report(run, lives, done, total)
+        return campaign(args.out or Path(folder), args)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--within", type=float, default=30.0, help="seconds after a process appears in which it is "
-        "killed (default %(default)s)")  # fmt: skip
+    parser.add_argument("--within", type=float, default=20.0, help="seconds in which a process is killed, after it "
+        "appears or after the first step (default %(default)s)")  # fmt: skip
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no life after so long (default: no limit)")
     parser.add_argument("--out", type=Path, help="where the run's directory goes and stays (default: a temporary one)")
+    parser.add_argument("--sum", type=Path, nargs="+", metavar="OUT", help="print the table of these campaigns instead")
     return parser.parse_args()
+
+
+def campaign(out: Path, args: argparse.Namespace) -> int:
+    """Kill as often as was asked for, let the run come to its end, check it. 1 if a check fails."""
+    run, deadline = out / "faults", time.monotonic() + 60 * args.minutes
+    out.mkdir(parents=True, exist_ok=True)
+    lives = told(out)
+    print(f"{'life':>4}  {'killed':<12} {'after':>7} {'of':<8}  {'steps':<9} {'time':>6}  reason", flush=True)
+    while len(lives) < args.kills and time.monotonic() < deadline:
+        lives.append(live(run, plan(args.seed, len(lives), args.within)))
+        with (out / "lives.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(lives[-1])) + "\n")
+        show(len(lives), lives[-1])
+    total = checkpointed(run) + 2
+    done = subprocess.run(command(run, total), capture_output=True, text=True, check=False)
+    print(f"then to its end: {total} steps, status {done.returncode}", flush=True)
+    checks = {"steps": total, "faults": faults(run, lives, done, total)}
+    write_text(out / "checks.json", json.dumps(checks))
+    return summary([out])
+
+
+def plan(seed: int, number: int, within: float) -> Plan:
+    """The same for each life of a seed, however often a campaign is interrupted."""
+    draw = random.Random(f"{seed}, life {number}")
+    return Plan(draw.choice(list(VICTIMS)), draw.random() < 0.5, draw.uniform(0, within))
 
 
 def command(run: Path, steps: int = 1_000_000) -> list[str]:
@@ -103,26 +141,46 @@ def command(run: Path, steps: int = 1_000_000) -> list[str]:
 # -- a life ------------------------------------------------------------------------------------------------------------
 
 
-def live(run: Path, victim: str, moment: float) -> Life:
+def live(run: Path, plan: Plan) -> Life:
     """Start, kill, wait for the end."""
     started, first = time.monotonic(), checkpointed(run)
     process = subprocess.Popen(command(run), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    target = wait_for(run, victim, process)
-    time.sleep(moment)
-    target.kill()
-    _, error = process.communicate(timeout=300)
-    reason = error.strip().splitlines()[0] if error.strip() else ""
-    return Life(victim, moment, first, last_logged(run, first), reason, len(processes(run)), time.monotonic() - started)
+    if plan.training:
+        wait_for(lambda: checkpointed(run) > first, process, "a step")
+    wait_for(lambda: victim(run, plan.victim), process, f"a {plan.victim}")
+    time.sleep(plan.moment)
+    if (target := victim(run, plan.victim)) is not None:
+        target.kill()
+    reason, left = end(run, process)
+    last = last_logged(run, first)
+    return Life(plan.victim, plan.training, plan.moment, first, last, reason, left, time.monotonic() - started)
 
 
-def wait_for(run: Path, victim: str, process: subprocess.Popen[str]) -> psutil.Process:
-    """The victim, as soon as it is there."""
-    while process.poll() is None:
-        for found in processes(run):
-            if is_one(found, VICTIMS[victim]):
-                return found
+def wait_for(there: Callable[[], object], process: subprocess.Popen[str], what: str) -> None:
+    """Until it is there."""
+    while not there():
+        if process.poll() is not None:
+            raise SystemExit(f"the run ended before there was {what}: {process.communicate()[1]}")
         time.sleep(0.1)
-    raise SystemExit(f"the run ended before there was a {victim}: {process.communicate()[1]}")
+
+
+def victim(run: Path, name: str) -> psutil.Process | None:
+    """The process of that name, if it is there."""
+    return next((found for found in processes(run) if is_one(found, VICTIMS[name])), None)
+
+
+def end(run: Path, process: subprocess.Popen[str]) -> tuple[str, int]:
+    """The reason that a life has named, and how many of its processes are left; they are ended."""
+    try:
+        _, error = process.communicate(timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _, error = process.communicate()
+    left = processes(run)
+    for found in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.kill()
+    return (error.strip().splitlines() or [""])[0], len(left)
 
 
 def is_one(process: psutil.Process, part: str) -> bool:
@@ -180,28 +238,58 @@ def kept(run: Path, step: int) -> set[str]:
     return {group["uid"] for group in state["collector"]["shelf"]["kept"]}
 
 
-# -- the checks --------------------------------------------------------------------------------------------------------
+# -- the tables --------------------------------------------------------------------------------------------------------
+
+
+def told(out: Path) -> list[Life]:
+    """The lives that a campaign has had."""
+    file = out / "lives.jsonl"
+    return [Life(**life) for life in read_objects(file)] if file.exists() else []
 
 
 def show(number: int, life: Life) -> None:
-    steps = f"{life.first}-{life.last}"
+    since, steps = "training" if life.training else "its life", f"{life.first}-{life.last}"
     print(
-        f"{number:>4}  {life.victim:<12} {life.moment:>5.1f} s  {steps:<9} {life.seconds:>4.0f} s  {life.reason[:110]}",
+        f"{number:>4}  {life.victim:<12} {life.moment:>5.1f} s {since:<8}  {steps:<9} {life.seconds:>4.0f} s  "
+        f"{life.reason[:100]}",
         flush=True,
     )
 
 
-def report(run: Path, lives: list[Life], done: subprocess.CompletedProcess[str], total: int) -> int:
-    """Print every check; 1 if one fails."""
-    faults = {
-        "lives without a reason": [life.victim for life in lives if "failed: " not in life.reason],
-        "processes left running": [life.victim for life in lives if life.left_running],
+def summary(folders: list[Path]) -> int:
+    """Print the kills of some campaigns by process, and their faults; 1 if there is one."""
+    lives = [life for out in folders for life in told(out)]
+    print(f"\n{'killed':<12} {'lives':>6} {'in training':>12} {'steps made':>11} {'mean time':>10}")
+    for name in [*VICTIMS, "all"]:
+        of = [life for life in lives if name in (life.victim, "all")]
+        steps, seconds = sum(max(0, life.last - life.first) for life in of), sum(life.seconds for life in of)
+        mean = f"{seconds / len(of):.0f} s" if of else "-"
+        print(f"{name:<12} {len(of):>6} {sum(life.training for life in of):>12} {steps:>11} {mean:>10}")
+    ended = [json.loads((out / "checks.json").read_text()) for out in folders if (out / "checks.json").exists()]
+    found: Counter[str] = Counter({"campaigns not ended": len(folders) - len(ended)})
+    for checks in ended:
+        found.update({name: len(lines) for name, lines in checks["faults"].items()})
+    print(f"\n{len(folders)} campaigns, {sum(checks['steps'] for checks in ended)} steps in all")
+    for name, count in found.items():
+        print(f"{name:<28} {count}")
+    for line in [line for checks in ended for lines in checks["faults"].values() for line in lines][:20]:
+        print(f"  {line[:300]}")
+    return int(found.total() > 0)
+
+
+# -- the checks --------------------------------------------------------------------------------------------------------
+
+
+def faults(run: Path, lives: list[Life], done: subprocess.CompletedProcess[str], total: int) -> dict[str, list[str]]:
+    """Everything that does not hold, by check."""
+    return {
+        "lives without a reason": [
+            f"{life.victim}: {life.reason!r}" for life in lives if "failed: " not in life.reason
+        ],
+        "processes left running": [f"{life.victim}: {life.left_running}" for life in lives if life.left_running],
         "the last life failed": [done.stderr.strip()] if done.returncode else [],
         **(history_faults(run, total) if not done.returncode else {}),
     }
-    for name, found in faults.items():
-        print(f"{name:<28} {len(found)}" + (f": {found[:3]}" if found else ""))
-    return int(any(faults.values()))
 
 
 def history_faults(run: Path, total: int) -> dict[str, list[str]]:

@@ -91,3 +91,50 @@ def test_accounts_that_begin_anew_or_do_not_sum_are_found(
 ) -> None:
     history.accounts[2] |= change
     assert set(found(faults, history.write())) == {"accounts that do not go on"}
+
+
+def life(faults: ModuleType, victim: str, **changes: Any) -> Any:
+    known = {"training": True, "moment": 1.0, "first": 0, "last": 2, "reason": "the run failed: ", "left_running": 0}
+    return faults.Life(victim=victim, seconds=60.0, **{**known, **changes})
+
+
+def campaign(faults: ModuleType, out: Path, lives: list[Any], found: dict[str, list[str]] | None) -> Path:
+    out.mkdir()
+    (out / "lives.jsonl").write_text("".join(json.dumps(vars(one)) + "\n" for one in lives))
+    if found is not None:
+        (out / "checks.json").write_text(json.dumps({"steps": 4, "faults": found}))
+    return out
+
+
+def test_the_tables_of_several_campaigns_are_summed(
+    faults: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lives = [life(faults, "driver"), life(faults, "server", training=False)]
+    whole = {"groups trained twice": [], "kept groups lost": []}
+    folders = [campaign(faults, tmp_path / name, lives, whole) for name in "ab"]
+    assert faults.summary(folders) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["driver", "2", "2", "4", "60", "s"] in lines
+    assert ["server", "2", "0", "4", "60", "s"] in lines
+    assert ["all", "4", "2", "8", "60", "s"] in lines
+    assert ["kept", "groups", "lost", "0"] in lines
+
+
+def test_one_fault_or_a_campaign_that_did_not_end_is_enough_to_fail(
+    faults: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = campaign(faults, tmp_path / "a", [life(faults, "worker")], {"kept groups lost": []})
+    bad = campaign(faults, tmp_path / "b", [life(faults, "worker")], {"kept groups lost": ["g7 of step 3"]})
+    cut = campaign(faults, tmp_path / "c", [life(faults, "worker")], None)
+    assert faults.summary([good, bad]) == 1
+    assert "g7 of step 3" in capsys.readouterr().out
+    assert faults.summary([good, cut]) == 1
+
+
+def test_a_campaign_that_is_interrupted_goes_on_with_the_lives_of_its_seed(faults: ModuleType, tmp_path: Path) -> None:
+    lives = [life(faults, "driver"), life(faults, "server")]
+    assert faults.told(tmp_path) == []
+    assert faults.told(campaign(faults, tmp_path / "a", lives, None)) == lives
+    assert faults.plan(1, 2, 20.0) == faults.plan(1, 2, 20.0)
+    assert len({faults.plan(1, number, 20.0) for number in range(20)}) == 20
+    assert {faults.plan(seed, 0, 20.0).victim for seed in range(50)} == set(faults.VICTIMS)

@@ -1,0 +1,121 @@
+"""What carrying surplus groups saves, and how long a step takes with and without prompts to spare.
+
+    python benchmarks/refill.py
+
+Both sides of each table are measured in one run, with the collector of the trainers and no model. The first table:
+``batch_filter.prompt_oversampling_factor=2``, 64 groups of 8 rollouts, 20 updates. Groups beyond the batch are carried;
+or each judgement keeps half of the groups it is shown and rejects the others, which applies the factor twice. The
+second table: a batch of 512 of 1,536 prompts, where 35 % of the prompts are informative, on a simulated engine with a
+slot for every rollout. A refill asks for what is missing over the keep rate; or for two standard deviations more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+
+from goldilocks.core import Collector, ListSource, collector
+from goldilocks.core.allocators import Fixed
+from goldilocks.core.filters import Variance
+from goldilocks.core.selectors import Uniform
+from goldilocks.filtering import PPOFilterConfig
+from goldilocks.runs.records import row_key
+from goldilocks.settings import Settings
+from goldilocks.simulate import EngineConfig, PassRates, SimulatedEngine, batches
+from goldilocks.types import Group, Rollout
+from goldilocks.verl.refill import replacements
+from goldilocks.verl.v1.gates import BatchFilterGate
+
+UPDATES, GROUPS, N, TOKENS, FACTOR = 20, 64, 8, 5, 2.0
+LONGEST, MEAN, PROMPTS, ROLLOUTS = 1_000, 200.0, 20_000, 200_000
+
+
+# -- rollouts per row trained ------------------------------------------------------------------------------------------
+
+
+def oversampled(informative: int, carries: bool) -> float:
+    """Rollouts generated per row trained, where ``informative`` of every five prompts have right and wrong answers."""
+    chosen = settings()
+    own = chosen.collector(ListSource(list(range(10_000))))
+    assert chosen.gate_config is not None
+    trained = sum(
+        len(group.trained) for _ in range(UPDATES) for group in update(own, chosen.gate_config, informative, carries)
+    )
+    return own.metrics()["accounts/generated_rollouts"] / trained
+
+
+def settings() -> Settings:
+    return Settings.from_config(
+        OmegaConf.create(
+            {
+                "data": {"train_batch_size": GROUPS, "max_response_length": TOKENS, "seed": None},
+                "actor_rollout_ref": {"rollout": {"n": N}},
+                "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False, "filter_groups": {"enable": True}},
+                "batch_filter": {"prompt_oversampling_factor": FACTOR},
+            }
+        )
+    )
+
+
+def update(own: Collector, config: PPOFilterConfig, informative: int, carries: bool) -> tuple[Group, ...]:
+    """A batch, filled up after each judgement of the filter, as the V1 trainer makes one."""
+
+    def fill() -> None:
+        while not own.ready:
+            for request in own.requests():
+                mixed = int(request.uid[1:]) % 5 < informative
+                for index in range(request.first, request.first + request.n):
+                    own.observe(Rollout(request.uid, index, float(mixed and index % 2), TOKENS))
+
+    def judge(groups: Sequence[Group]) -> None:
+        half = None if carries else math.ceil(len(groups) / FACTOR)
+        rows = [(group.uid, rollout) for group in groups for rollout in group.trained]
+        keys = [row_key(uid, rollout.index, 0) for uid, rollout in rows]
+        rewards, mask = torch.tensor([rollout.reward for _, rollout in rows]), torch.ones(len(rows), TOKENS).long()
+        gate = BatchFilterGate(replace(config, target_num_groups=half), seed=1)
+        refused, cut, _ = gate.select(keys, {"rewards": rewards, "response_mask": mask})
+        own.reject(refused, gate.reason)
+        own.trim(cut)
+
+    fill()
+    judge(own.take())
+    for groups in replacements(own, fill):
+        judge(groups)
+    return own.in_hand
+
+
+# -- the time of a step ------------------------------------------------------------------------------------------------
+
+
+def step_time(deviations: float) -> tuple[float, float]:
+    """The mean time of a step in units of the longest answer, and rollouts generated per rollout trained."""
+    collector.SLACK = deviations
+    draw = np.random.default_rng(0)
+    rates = np.where(draw.random(PROMPTS) < 0.35, 0.5, 0.0)
+    data = PassRates(tuple(range(PROMPTS)), rates, np.full(PROMPTS, MEAN))
+    own = Collector(ListSource(data.contents), Uniform(), Fixed(N), Variance(), target_groups=512, gen_batch_size=1_536)
+    engine = SimulatedEngine(data, EngineConfig(slots=10**6, spread=0.5, wait=0.0, max_tokens=LONGEST), seed=3)
+    ends = [engine.clock for _ in batches(own, engine, rollouts=ROLLOUTS)]
+    rollouts = own.accounts.rollouts
+    return ends[-1] / len(ends) / LONGEST, sum(rollouts.values()) / rollouts["trained"]
+
+
+def main() -> None:
+    """Print both tables."""
+    print(f"{'rollouts per row trained':<34}{'rejected':>10}{'carried':>10}")
+    for informative in (5, 3):
+        figures = [oversampled(informative, carries) for carries in (False, True)]
+        print(f"  {20 * informative:>3} % informative{'':<15}" + "".join(f"{figure:>10.2f}" for figure in figures))
+    print(f"\n{'refill':<34}{'no slack':>10}{'2 sd':>10}")
+    without, with_slack = step_time(0.0), step_time(2.0)
+    for row, name in enumerate(("step time / longest answer", "rollouts per rollout trained")):
+        print(f"  {name:<32}{without[row]:>10.2f}{with_slack[row]:>10.2f}")
+
+
+if __name__ == "__main__":
+    main()
