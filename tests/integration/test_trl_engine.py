@@ -98,7 +98,10 @@ def test_informative_groups_are_trained_again_against_the_policy_that_wrote_them
 
 
 def test_a_resumed_run_replays_what_the_whole_run_replays(tmp_path: Path) -> None:
-    sections, chosen = {**REPLAY, "engine_slots": 8}, {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
+    sections, chosen = (
+        {**REPLAY, "engine_slots": 8},
+        {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"},
+    )
     whole = trained(tmp_path / "whole", sections, max_steps=4, **chosen)
     first = world.trainer(tmp_path / "cut", sections=sections, max_steps=2, **chosen)
     first.train()

@@ -13,13 +13,14 @@ import goldilocks
 ROOT = Path(goldilocks.__file__).parent
 
 # Every part (a folder, or a module at the top) and what it may import. A part stands below those that import it.
-BASE = {"errors", "nested", "types", "digests"}
+BASE = {"errors", "nested", "types", "digests", "seeds"}
 CORE = BASE | {"core", "rounds", "runs"}
 SETTINGS = CORE | {"features", "filtering", "settings", "recipes"}
 BELOW: dict[str, set[str]] = {
     "errors": set(),
     "nested": set(),
     "digests": set(),
+    "seeds": set(),
     "types": {"errors"},
     "core": {"errors", "types"},
     "rounds": {"core", "types"},
@@ -37,7 +38,7 @@ BELOW: dict[str, set[str]] = {
     "tasks": {"errors", "runs"},
     "report": CORE,
     "forecast": SETTINGS | {"report", "simulate"},
-    "trl": SETTINGS | {"algorithms"},
+    "trl": SETTINGS | {"algorithms", "engine"},
     "verl": SETTINGS | {"algorithms", "engine", "platforms"},
     "launch": SETTINGS | {"algorithms", "platforms", "tasks", "trl", "verl"},
     "compare": SETTINGS | {"launch", "report"},

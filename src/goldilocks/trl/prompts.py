@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from trl.trainer.utils import RepeatSampler
 
 from goldilocks.errors import require
+from goldilocks.features.data import conversation_text, numbers
 from goldilocks.types import Prompt, content_key
 
 IMAGES = ("image", "images")
@@ -26,8 +27,7 @@ class DatasetPrompts:
         images = [column for column in columns if column in IMAGES]
         require(not images, "train_dataset", images, "no images, unless every section is left out")
         self._dataset = dataset
-        prompts = dataset["prompt"] if hasattr(dataset, "column_names") else (row["prompt"] for row in dataset)
-        self._keys = np.fromiter(map(content_key, prompts), dtype=np.uint64, count=len(dataset))
+        self._keys = np.fromiter(map(content_key, self._prompts()), dtype=np.uint64, count=len(dataset))
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -37,6 +37,18 @@ class DatasetPrompts:
 
     def keys(self) -> np.ndarray:
         return self._keys
+
+    def texts(self) -> list[str]:
+        """What the messages of each prompt say, for features of them."""
+        return list(map(conversation_text, self._prompts()))
+
+    def column(self, name: str) -> list[Any]:
+        """A column of the data set, or of its ``extra_info``."""
+        return numbers(self._dataset, name)
+
+    def _prompts(self) -> Iterable[Any]:
+        named = hasattr(self._dataset, "column_names")
+        return self._dataset["prompt"] if named else (row["prompt"] for row in self._dataset)
 
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return a row of the data set for each index; equal indices have rows of their own, since TRL writes there."""

@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from goldilocks.features.data import conversation_text
 from goldilocks.runs.directory import RunDir, set_aside
 from goldilocks.runs.progress import SCORE, SECONDS
 from goldilocks.trl.collection import Collection
@@ -101,8 +102,8 @@ def _answers(step: int, collection: Collection) -> Iterator[dict[str, Any]]:
         for rollout in group.trained:
             row = collection.rows[rollout.uid, rollout.index]
             yield {
-                "input": _text(row.prompt),
-                "output": _text(row.completion),
+                "input": conversation_text(row.prompt),
+                "output": conversation_text(row.completion),
                 "gts": None,
                 "score": rollout.reward,
                 "step": step,
@@ -113,10 +114,3 @@ def _answers(step: int, collection: Collection) -> Iterator[dict[str, Any]]:
 
 def _fresh(batch: Batch) -> list[Group]:
     return [group for group in batch.groups if not group.replays]
-
-
-def _text(turns: Any) -> str:
-    """Return a conversation as its messages, one after the other."""
-    if isinstance(turns, str):
-        return turns
-    return "\n".join(str(turn.get("content")) for turn in turns)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import SequentialSampler
 
+from goldilocks.features.data import conversation_text, numbers
 from goldilocks.types import Prompt, content_key
 
 
@@ -34,19 +35,11 @@ class DatasetSource:
 
     def texts(self) -> list[str]:
         """What the messages of each prompt say, for features of them."""
-        return [_text(messages) for messages in self.messages()]
+        return [conversation_text(messages) for messages in self.messages()]
 
     def column(self, name: str) -> list[Any]:
         """A column of the data set, or of its ``extra_info``."""
-        frame = getattr(self.dataset, "dataframe", None)
-        columns = list(getattr(frame, "column_names", ()))
-        if frame is not None and name in columns:
-            return list(frame[name])
-        infos = frame["extra_info"] if frame is not None and "extra_info" in columns else []
-        if any(name in (info or {}) for info in infos):
-            return [(info or {}).get(name) for info in infos]
-        there = sorted({*columns, *(key for info in infos for key in info or {})})
-        raise ValueError(f"goldilocks.features.columns: the data have no column {name!r}; there are {', '.join(there)}")
+        return numbers(getattr(self.dataset, "dataframe", None), name)
 
 
 def _messages(dataset: Any) -> Any:
@@ -55,12 +48,6 @@ def _messages(dataset: Any) -> Any:
     if frame is not None and key is not None:
         return frame[key]
     return (dataset[index]["raw_prompt"] for index in range(len(dataset)))
-
-
-def _text(messages: Any) -> str:
-    if isinstance(messages, str):
-        return messages
-    return "\n".join(str(message["content"]) for message in messages)
 
 
 def loader_order(sampler: Any) -> Callable[[int], np.ndarray]:

@@ -1,0 +1,24 @@
+"""What features are made of, read from a table of prompts: verl's data frame or TRL's data set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def conversation_text(messages: Any) -> str:
+    """Return what the messages of a conversation say, one after the other."""
+    if isinstance(messages, str):
+        return messages
+    return "\n".join(str(message.get("content")) for message in messages)
+
+
+def numbers(table: Any, name: str) -> list[Any]:
+    """Return a column of the table, or of its ``extra_info``."""
+    columns = list(getattr(table, "column_names", ()))
+    if name in columns:
+        return list(table[name])
+    infos = table["extra_info"] if "extra_info" in columns else []
+    if any(name in (info or {}) for info in infos):
+        return [(info or {}).get(name) for info in infos]
+    there = sorted({*columns, *(key for info in infos for key in info or {})})
+    raise ValueError(f"goldilocks.features.columns: the data have no column {name!r}; there are {', '.join(there)}")
