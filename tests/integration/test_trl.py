@@ -182,6 +182,8 @@ def test_a_budget_ends_training(tmp_path: Path) -> None:
     trainer = world.trainer(tmp_path, sections={"goldilocks": {"budget": {"rollouts": 40}}}, max_steps=20)
     trainer.train()
     assert trainer.state.global_step == 3  # of 16 rollouts each
+    lines = [json.loads(line)["data"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["budget/spent"] for line in lines if "budget/spent" in line] == [0.4, 0.8, 1.2]
 
 
 def test_a_run_becomes_a_report(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,18 @@ NAMES = {
 
 
 class RunRecord(TrainerCallback):
-    """Writes on the first process only. ``samples`` is how many answers an evaluation has of each prompt."""
+    """Writes on the first process only.
 
-    def __init__(self, path: Path, config: Mapping[str, Any], samples: int) -> None:
+    ``samples`` is how many answers an evaluation has of each prompt, ``spent`` what is known after an update alone.
+    """
+
+    def __init__(
+        self, path: Path, config: Mapping[str, Any], samples: int, spent: Callable[[], Mapping[str, float]]
+    ) -> None:
         self._run = RunDir(path)
         self._config = config
         self._accuracy = f"val-core/eval/reward/mean@{samples}"
+        self._spent = spent
         self._batch: dict[str, float] = {}
         self._began = time.monotonic()
 
@@ -78,7 +84,7 @@ class RunRecord(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Write the update's line. Several updates on one batch share its score; only the first counts its groups."""
-        self._write(state.global_step, {**self._batch, SECONDS: time.monotonic() - self._began})
+        self._write(state.global_step, {**self._batch, **self._spent(), SECONDS: time.monotonic() - self._began})
         kept = ("critic/", "accounts/", "data/", "budget/")
         self._batch = {name: value for name, value in self._batch.items() if name.startswith(kept)}
 

@@ -102,7 +102,8 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         self._saved = Saved(self.collection, self._budget, processes)
         self.add_callback(self._budget)
         if processes.first:
-            self._record = RunRecord(run_dir, sections.config(self.args), self.num_generations_eval)
+            config, samples = sections.config(self.args), self.num_generations_eval
+            self._record = RunRecord(run_dir, config, samples, self._budget.metrics)
             self.add_callback(self._record)
 
     def _decisions(self, settings: Settings, prompts: DatasetPrompts, rows: RowStore) -> Decisions:
