@@ -8,8 +8,9 @@ asked; the prefix cache stays as it is. Imported inside servers: nothing of verl
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from goldilocks.digests import digest
@@ -21,6 +22,7 @@ BROKEN_ON_VLLM = "cc93c245b4f855bf"
 TRIES, PAUSE_S = 20, 0.05  # a request may be asked to end before the engine has seen it
 SURE_AFTER = 16  # aborts without effect: it is not chance any more
 ENDED = ("aborted", "abort")  # what servers call it
+IDLE_TO_SLEEP = ("sglang",)  # engines that assert that they have no request when memory is released
 
 
 def ask_ours(server: Any, request_id: str) -> None:
@@ -44,28 +46,34 @@ ASK: dict[str, Callable[[Any, str], None]] = {"transformers": ask_ours, "vllm": 
 
 def abort_in_vllm(server: Any, request_id: str) -> None:
     """Runs inside the server: end the request on the engine's own event loop."""
-    own = type(server).abort_request
+    own, engine = type(server).abort_request, server.engine
+    if engine.output_handler is None:  # no request was ever made
+        return
     if digest(own) != BROKEN_ON_VLLM:
         ending = own(server, request_id, reset_prefix_cache=False)
     else:
-        ending = _end_when_known(server.engine, request_id)
-    handler = server.engine.output_handler
-    if handler is not None:  # else no request was ever made
-        asyncio.run_coroutine_threadsafe(ending, handler.get_loop())
-
-
-async def _end_when_known(engine: Any, request_id: str) -> None:
-    known = getattr(engine.output_processor, "external_req_ids", engine.output_processor.request_states)
-    for _ in range(TRIES):
-        if request_id in known:
-            await engine.abort(request_id)
-            return
-        await asyncio.sleep(PAUSE_S)
+        requests = engine.output_processor
+        known = getattr(requests, "external_req_ids", requests.request_states)
+        ending = _end_when_known(known, request_id, engine.abort)
+    asyncio.run_coroutine_threadsafe(ending, engine.output_handler.get_loop())
 
 
 def abort_in_sglang(server: Any, request_id: str) -> None:
-    """Runs inside the server. SGLang ignores ids that it does not know."""
-    server.tokenizer_manager.abort_request(rid=request_id)
+    """Runs inside the server: the same for SGLang, which forgets an abort of a request that it does not know yet."""
+    manager = server.tokenizer_manager
+    if manager.event_loop is not None:  # else no request was ever made
+        ending = _end_when_known(manager.rid_to_state, request_id, manager.abort_request)
+        asyncio.run_coroutine_threadsafe(ending, manager.event_loop)
+
+
+async def _end_when_known(known: Container[str], request_id: str, end: Callable[[str], Any]) -> None:
+    for _ in range(TRIES):
+        if request_id in known:
+            ending = end(request_id)
+            if inspect.isawaitable(ending):
+                await ending
+            return
+        await asyncio.sleep(PAUSE_S)
 
 
 class Aborts:

@@ -21,6 +21,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from goldilocks.runs.records import row_key
 from goldilocks.types import Failure, Rollout, content_key
+from goldilocks.verl.aborts import IDLE_TO_SLEEP
 from goldilocks.verl.failures import publish
 from goldilocks.verl.patches.patch import Kind
 from goldilocks.verl.patches.switch import ask_for
@@ -211,11 +212,15 @@ class StreamingManager(AgentLoopManagerTQ):
             ray.get([worker.cancel.remote(uids) for worker in workers])
 
     def drain(self) -> None:
-        """Return when no session is at a server, cancelled ones included; those that do not end are said to run on."""
+        """Return when no session is at a server, cancelled ones included; those that do not end are said to run on.
+
+        An engine that must be idle to be put to sleep is waited for until it is: every answer has an end.
+        """
         workers: list[Any] = self.agent_loop_workers
-        left = sum(ray.get([worker.drained.remote(DRAIN_S) for worker in workers]))
-        if left:
+        while left := sum(ray.get([worker.drained.remote(DRAIN_S) for worker in workers])):
             logger.warning("%d requests that nobody needs are still at the rollout servers after %g s", left, DRAIN_S)
+            if self.rollout_config.name not in IDLE_TO_SLEEP:
+                return
 
     def abort_metrics(self) -> dict[str, float]:
         """Whether aborts end answers, since the run began."""
