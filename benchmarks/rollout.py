@@ -1,11 +1,13 @@
-"""Tokens per second of the rollout engine against ``model.generate``, and against what the machine could do at all.
+"""Tokens per second of the rollout engine against ``model.generate`` or vLLM, and against what the machine can do.
 
     python benchmarks/rollout.py                  # CPU: answers of ragged lengths
     python benchmarks/rollout.py --device cuda    # one GPU: 512 sequences of 32 + 128 tokens, bf16, 30M and 0.5B shapes
+    python benchmarks/rollout.py --peer vllm --model FOLDER      # beside vLLM, on the weights in a folder
 
-Both sides run in the same process, on the same weights and prompts, drawing at temperature 1. Weights are random: no
+Both sides have the same weights and prompts and draw at temperature 1. Without a folder the weights are random: no
 speed here depends on their values, and every answer has the length the workload says it has. ``generate`` draws tokens
-only; the engine also returns two log-probs for each. After a warm-up each figure is the best of three runs; on a GPU,
+only; vLLM returns the sampled token's log-prob too, as verl asks it to; the engine returns that and the largest. Either
+engine forgets the prompts of one run before the next. After a warm-up each figure is the best of three runs; on a GPU,
 where ``generate`` takes up to a minute, it runs once. The limit is that of a decode step which reads every weight and
 every cached key and value once at the copy bandwidth, or multiplies at the matrix rate, whichever takes longer; both
 rates are measured here.
@@ -14,9 +16,12 @@ rates are measured here.
 from __future__ import annotations
 
 import argparse
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -112,6 +117,42 @@ def run_generate(model: PreTrainedModel, work: Workload) -> None:
         assert out.shape[1] == width + int(lengths.max())
 
 
+def time_generate(model: PreTrainedModel, work: Workload) -> float:
+    run_generate(model, Workload("warm-up", work.prompts[: work.batch], np.full(work.batch, 4), work.batch))
+    return seconds(lambda: run_generate(model, work), model.device, 1 if model.device.type == "cuda" else 3)
+
+
+def time_vllm(model: PreTrainedModel, work: Workload) -> float:
+    """vLLM in its default set-up on a GPU, with the same rows at a time and memory for every one of them."""
+    os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"} | os.environ
+    from vllm import LLM, SamplingParams
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        llm = LLM(
+            folder, skip_tokenizer_init=True, dtype=str(model.dtype).removeprefix("torch."), max_num_seqs=work.batch,
+            max_model_len=work.longest, gpu_memory_utilization=0.5, enforce_eager=model.device.type == "cpu",
+        )  # fmt: skip
+    prompts = [{"prompt_token_ids": prompt} for prompt in work.prompts.tolist()]
+    params = [
+        SamplingParams(temperature=1.0, max_tokens=length, ignore_eos=True, logprobs=0, detokenize=False)
+        for length in work.lengths.tolist()
+    ]
+
+    def cold() -> None:
+        llm.reset_prefix_cache()
+        answers = llm.generate(prompts, params, use_tqdm=False)
+        assert sum(len(answer.outputs[0].logprobs) for answer in answers) == work.tokens
+
+    cold()
+    took = seconds(cold, model.device, 3)
+    llm.llm_engine.engine_core.shutdown()
+    return took
+
+
+PEERS = {"generate": time_generate, "vllm": time_vllm}
+
+
 def run_engine(engine: Engine, work: Workload) -> None:
     for i, (prompt, length) in enumerate(zip(work.prompts.tolist(), work.lengths.tolist(), strict=True)):
         engine.submit(str(i), prompt, SamplingParams(max_tokens=length, seed=i))
@@ -168,17 +209,24 @@ class Machine:
         return max(moved / self.bytes_per_s, computed / self.flops_per_s)
 
 
+def load(name: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of a folder, or one of a shape with random weights."""
+    torch.manual_seed(0)
+    if name in SHAPES:
+        return AutoModelForCausalLM.from_config(SHAPES[name], dtype=dtype)
+    return AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+
+
 def workloads(device: torch.device) -> list[Workload]:
     if device.type == "cuda":
         return [uniform(512, 32, 128), ragged(128, 8, 32, 256, 512)]
     return [ragged(12, 8, 16, 128, 32)]
 
 
-def measure(name: str, work: Workload, model: PreTrainedModel, machine: Machine) -> tuple[str, ...]:
-    """One row of the table. ``generate`` goes first: the engine then takes the model over."""
+def measure(work: Workload, model: PreTrainedModel, machine: Machine, peer: str) -> tuple[str, ...]:
+    """A row of the table, but for the model's name. The peer goes first: the engine then takes the model over."""
     device = model.device
-    run_generate(model, Workload("warm-up", work.prompts[: work.batch], np.full(work.batch, 4), work.batch))
-    slow = seconds(lambda: run_generate(model, work), device, 1 if device.type == "cuda" else 3)
+    slow = PEERS[peer](model, work)
     engine = Engine(model, slots=work.batch, max_length=work.longest, eos_ids=(), pad_id=0, device=device)
     run_engine(engine, work)
 
@@ -189,13 +237,15 @@ def measure(name: str, work: Workload, model: PreTrainedModel, machine: Machine)
     fast = seconds(cold, device, 3)
     least = machine.seconds(model, work)
     speeds = [f"{work.tokens / took:,.0f}" for took in (slow, fast, least)]
-    return name, work.name, speeds[0], speeds[1], f"{slow / fast:.1f}×", speeds[2], f"{least / fast:.0%}"
+    return work.name, speeds[0], speeds[1], f"{slow / fast:.1f}×", speeds[2], f"{least / fast:.0%}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="default: 3M on a CPU, 30M and 0.5B on a GPU")
+    parser.add_argument("--model", metavar="FOLDER", nargs="+", help="models to load, in place of random shapes")
+    parser.add_argument("--peer", choices=PEERS, default="generate", help="what to measure beside (default: generate)")
     args = parser.parse_args()
     device = torch.device(args.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -203,14 +253,12 @@ def main() -> None:
     print(
         f"copy {machine.bytes_per_s / 1e9:,.0f} GB/s, matrix product {machine.flops_per_s / 1e12:,.2f} TFLOP/s, {dtype}"
     )
-    table = Table("model", "sequences", "generate tok/s", "engine tok/s", "ratio", "limit tok/s", "of limit")
+    table = Table("model", "sequences", f"{args.peer} tok/s", "engine tok/s", "ratio", "limit tok/s", "of limit")
     for column in table.columns[2:]:
         column.justify = "right"
-    for name in args.shapes or (["30M", "0.5B"] if device.type == "cuda" else ["3M"]):
+    for name in args.model or args.shapes or (["30M", "0.5B"] if device.type == "cuda" else ["3M"]):
         for work in workloads(device):
-            torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(SHAPES[name], dtype=dtype).to(device)
-            table.add_row(*measure(name, work, model, machine))
+            table.add_row(Path(name).name, *measure(work, load(name, dtype).to(device), machine, args.peer))
     Console(width=110).print(table)
 
 
