@@ -50,6 +50,10 @@ SHAPES: dict[str, PretrainedConfig] = {
         vocab_size=12288, hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8,
         num_key_value_heads=4, max_position_embeddings=4096, tie_word_embeddings=True, **_IDS,
     ),
+    "SmolLM2": LlamaConfig(
+        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True, **_IDS,
+    ),
     "0.5B": Qwen2Config(
         vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
         num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=True, **_IDS,
