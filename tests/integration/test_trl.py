@@ -179,9 +179,12 @@ def test_several_reward_functions_peft_and_evaluation_are_trls(tmp_path: Path) -
 
 
 def test_a_budget_ends_training(tmp_path: Path) -> None:
-    trainer = world.trainer(tmp_path, sections={"goldilocks": {"budget": {"rollouts": 40}}}, max_steps=20)
+    sections = {"goldilocks": {"budget": {"rollouts": 40, "validations": 2}}}
+    evaluated = {"eval_dataset": world.dataset(4), "eval_strategy": "steps", "eval_steps": 1}
+    trainer = world.trainer(tmp_path, sections=sections, max_steps=20, per_device_eval_batch_size=4, **evaluated)
     trainer.train()
     assert trainer.state.global_step == 3  # of 16 rollouts each
+    assert [one["step"] for one in trainer.state.log_history if "eval_reward" in one] == [2, 3]  # at 0.5 and 1 of it
     lines = [json.loads(line)["data"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["budget/spent"] for line in lines if "budget/spent" in line] == [0.4, 0.8, 1.2]
 

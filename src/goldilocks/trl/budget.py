@@ -25,13 +25,14 @@ class BudgetCallback(TrainerCallback):
             self._meter.begin_update()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> TrainerControl:
-        """End training at the end of the budget, and evaluate where another part of it is spent."""
+        """End training at the end of the budget; evaluate where another part of it is spent, if that is asked for."""
         if self._meter is not None:
             self._meter.end_update()
         if self._budget.costs:
             spent, due = self._processes.decided(self._spent)
             control.should_training_stop = control.should_training_stop or spent
-            control.should_evaluate = control.should_evaluate or due
+            # Spread over the cost they are in the place of ``eval_steps``, which the Trainer has judged by now.
+            control.should_evaluate = due if self._budget.validations else control.should_evaluate
         return control
 
     def _spent(self) -> tuple[bool, bool]:
