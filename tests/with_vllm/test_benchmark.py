@@ -1,4 +1,4 @@
-"""``benchmarks/rollout.py --peer vllm``: vLLM answers the workload, with a log-prob for each token, as the engine does."""
+"""``benchmarks/rollout.py --peer vllm``: vLLM answers the workload with a log-prob for each token, as we do."""
 
 from __future__ import annotations
 
