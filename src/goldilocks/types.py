@@ -56,6 +56,8 @@ class Account(Word):
     """Taken back after its group was kept; each reason is an account of its own."""
     FAILED = "failed"
     """Lost, or without a finite reward."""
+    PAUSED = "paused"
+    """Not finished: it stopped when the batch was full and goes on with the next policy (``on_full: partial``)."""
     DUPLICATE = "duplicate"
     """Delivered a second time."""
 
@@ -88,6 +90,8 @@ class OnFull(Word):
     """They finish, are judged and, if kept, carried."""
     REQUEUE = "requeue"
     """They are cancelled, and their prompts go to the head of the queue."""
+    PARTIAL = "partial"
+    """Their rollouts stop with what they have written and go on after the update."""
 
 
 class StopRule(Word):
@@ -148,6 +152,18 @@ class Failure:
     index: int
     reason: str
     tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """A rollout that has stopped and will go on, and all the tokens it has written so far."""
+
+    uid: str
+    index: int
+    tokens: int
+
+
+Event = Rollout | Failure | Paused
 
 
 @dataclass(frozen=True, slots=True)

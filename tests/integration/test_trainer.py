@@ -12,6 +12,8 @@ from pathlib import Path
 import pandas
 import pytest
 
+from goldilocks.types import Account
+
 from .conftest import Launch, Run, Task, kill
 
 pytestmark = pytest.mark.integration
@@ -81,9 +83,7 @@ def assert_trained(run: Run, *steps: int) -> None:
 
 def assert_accounts_sum(run: Run) -> None:
     for step in run.steps:
-        classes = ("open", "carried", "trained", "trimmed", "backfilled", "filtered", "expired", "cancelled")
-        tokens = sum(step[f"accounts/{name}_tokens"] for name in (*classes, "rejected", "failed", "duplicate"))
-        assert tokens == step["accounts/generated_tokens"]
+        assert sum(step[f"accounts/{account}_tokens"] for account in Account) == step["accounts/generated_tokens"]
 
 
 def test_dynamic_sampling_on_two_ranks_is_killed_and_goes_on_where_it_was(

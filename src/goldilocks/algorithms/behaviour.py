@@ -23,19 +23,26 @@ def behaviour_log_probs(rows: Mapping[str, Tensor], stale: Tensor, correction: A
     """Return the log-probs that the ratio of the loss is taken against, and metrics of the rows that are stale.
 
     ``rows`` has ``old_log_probs``, which the current policy gives, ``rollout_log_probs``, which the engine gave when it
-    wrote the rows, and ``response_mask``. Stale rows get the engine's, unless a weight of verl's corrects for them.
+    wrote the rows, and ``response_mask``. What is stale, by row or by token, gets the engine's, unless a weight of
+    verl's corrects for it.
     """
     now = rows["old_log_probs"]
+    stale = (stale if stale.dim() > 1 else stale.unsqueeze(-1)).expand_as(now)
     if not bool(stale.any()):
         return now, {"train/stale_rows": 0}
     if "rollout_log_probs" not in rows:
         raise ValueError(
-            f"rollout_log_probs is missing in {int(stale.sum())} rows older than the policy: the agent loop returned "
+            f"rollout_log_probs is missing in {_count(stale)} rows older than the policy: the agent loop returned "
             "no response_logprobs. With algorithm.filter_groups.max_carry_steps=0 no such rows are trained"
         )
-    written, mask = rows["rollout_log_probs"].to(now.dtype), rows["response_mask"] * stale.unsqueeze(-1)
-    metrics: dict[str, float] = {"train/stale_rows": int(stale.sum())}
+    written, mask = rows["rollout_log_probs"].to(now.dtype), rows["response_mask"] * stale
+    metrics: dict[str, float] = {"train/stale_rows": _count(stale), "train/stale_tokens": int(mask.sum())}
     if not is_bypassed(correction):
         moved = ((now - written).abs() * mask).sum() / mask.sum().clamp(min=1)
         metrics["train/stale_log_prob_diff_mean"] = float(moved)
-    return (now if is_weighted(correction) else torch.where(stale.unsqueeze(-1), written, now)), metrics
+    return (now if is_weighted(correction) else torch.where(stale, written, now)), metrics
+
+
+def _count(stale: Tensor) -> int:
+    """The rows in which anything is stale."""
+    return int(stale.any(-1).sum())

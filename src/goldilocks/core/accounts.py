@@ -27,6 +27,12 @@ class Accounts:
         self.generated_tokens += tokens
         self._add(account, 1, tokens)
 
+    def withdraw(self, account: Account, tokens: int) -> None:
+        """Take a ``post`` back: the rollout is about to be posted whole."""
+        self.generated_rollouts -= 1
+        self.generated_tokens -= tokens
+        self._add(account, -1, -tokens)
+
     def move(self, rollouts: Collection[Rollout], origin: Account | AccountName, target: Account | AccountName) -> None:
         """Move rollouts from one class to another."""
         if rollouts:

@@ -7,7 +7,7 @@
             collector.observe(rollout)
         for uid in collector.cancelled():
             engine.abort(uid)
-    batch = collector.take()
+    batch = collector.take()  # with ``on_full: partial``, ``observe`` is then told of each rollout that pauses
 
 A step ends with ``take``, and the next ``requests`` begins the next one. Only calls change anything:
 
@@ -49,6 +49,7 @@ from goldilocks.core.keep_rate import KeepRate
 from goldilocks.core.ledger import Ledger
 from goldilocks.core.limits import Limits, Surplus
 from goldilocks.core.open_groups import OpenGroups
+from goldilocks.core.paused import PausedRollouts
 from goldilocks.core.pool import Pool
 from goldilocks.core.prompt_queue import PromptQueue
 from goldilocks.core.replay import Replay, ReplayShelf
@@ -59,10 +60,9 @@ from goldilocks.core.step_statistics import StepStatistics
 from goldilocks.core.views import Views
 from goldilocks.core.visit import Visit, group_name, was_issued
 from goldilocks.errors import require
-from goldilocks.types import Account, Failure, Group, OnExhausted, OnFull, Request, Rollout, Verdict
+from goldilocks.types import Account, Event, Failure, Group, OnExhausted, OnFull, Paused, Request, Rollout, Verdict
 
 STATE_LAYOUT = 2  # raised when ``state_dict`` changes its meaning
-SLACK = 2.0  # standard deviations: a refill then nearly always suffices, and what it yields beyond is carried
 
 
 class Collector(Views):
@@ -117,6 +117,7 @@ class Collector(Views):
         self._owed = target_groups  # groups this step has yet to hand out; 0 while its batch is being trained
         self._exhausted = False
         self._open = OpenGroups()
+        self._paused = PausedRollouts(self.accounts)
 
     # -- what to do ----------------------------------------------------------------------------------------------------
 
@@ -124,7 +125,8 @@ class Collector(Views):
     def ready(self) -> bool:
         """Whether ``take`` has a batch to hand out."""
         settled = self._exhausted and self.limits.on_exhausted is not OnExhausted.ERROR
-        return self._owed > 0 and (settled or len(self._shelf) >= self._owed)
+        full = len(self._shelf) >= self._owed and not self._must_wait
+        return self._owed > 0 and (settled or full)
 
     def requests(self, room: int | None = None) -> list[Request]:
         """Return what to generate now, at most ``room`` rollouts (None: no bound). Begins the next step after ``take``.
@@ -170,13 +172,19 @@ class Collector(Views):
 
     # -- what happened -------------------------------------------------------------------------------------------------
 
-    def observe(self, event: Rollout | Failure) -> None:
-        """Take in a rollout that arrived, or one that never will. Late and duplicate ones are only counted."""
+    def observe(self, event: Event) -> None:
+        """Take in a rollout that arrived, one that never will, or one that stops for now.
+
+        Late and duplicate ones are only counted.
+        """
         visit = self._open.get(event.uid)
         if visit is None or event.index not in visit.in_flight:
             self._observe_unexpected(event, visit)
             return
-        self._statistics.arrive(event)
+        self._statistics.arrive(event, before=self._paused.end(event))
+        if isinstance(event, Paused):
+            self._paused.begin(event)
+            return
         if isinstance(event, Rollout) and not _finite(event):
             event = Failure(event.uid, event.index, "non_finite_reward", event.tokens)
         if isinstance(event, Failure):
@@ -214,9 +222,13 @@ class Collector(Views):
         self._owed += self._shelf.put_back()
         self._replay.put_back()
 
-    def reissue(self) -> None:
-        """Ask again for everything in flight: the engine has forgotten it (it was restarted)."""
+    def reissue(self, known: Collection[tuple[str, int]] = ()) -> None:
+        """Ask again for everything in flight: the engine was restarted.
+
+        ``known``: the paused rollouts (uid, index) that go on from what they had written. The others begin anew.
+        """
         self._statistics.rollouts_asked -= self._open.ask_again()
+        self._paused.retain([name for name in known if name[0] in self._open])
 
     # -- what there is to see ------------------------------------------------------------------------------------------
 
@@ -227,7 +239,8 @@ class Collector(Views):
             "train/keep_rate": self._keep_rate.value,
             "train/groups_carried": len(self._shelf),
             "train/groups_open": len(self._open),
-            **self._statistics.batch_metrics(self.in_hand),
+            "train/rollouts_paused": len(self._paused),
+            **self._statistics.batch_metrics(self.in_hand, self.step),
             **self._replay.metrics(self.step),
             "data/epoch": self.prompts_issued / len(self.source),
             "data/prompts_issued": self.prompts_issued,
@@ -247,18 +260,23 @@ class Collector(Views):
         self._keep_rate.forget()
         self._statistics = StepStatistics()
         self._replay.begin_step(self._shelf.in_hand, self.step)
-        self._statistics.expired = self._shelf.begin_step(oldest=self.step - self.surplus.max_carry_steps)
+        self._statistics.expired = self._shelf.begin_step(self.surplus.oldest(self.step))
 
     def _requeue_open(self) -> None:
         """The batch is full: groups that may not finish, or would be too old by then, go back to the queue's head."""
-        oldest = self.step + 1 - self.surplus.max_carry_steps
-        stopped = [v for v in self._open if v.version < oldest or self.surplus.on_full is OnFull.REQUEUE]
+        requeue = self.surplus.on_full is OnFull.REQUEUE
+        stopped = [visit for visit in self._open if requeue or visit.version < self.surplus.oldest(self.step + 1)]
         for visit in reversed(stopped):
             self._open.close(visit)
             if visit.rollouts:
                 self.selector.learn_unjudged(visit.close())
             self.accounts.move(visit.arrived, Account.OPEN, Account.CANCELLED)
             self._queue.put_back(visit.prompt.index, visit.planned)
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether an open group would be too old after the update: partial rollouts, which are long, are not lost."""
+        return self.surplus.pauses and self._open.oldest < self.surplus.oldest(self.step + 1)
 
     # -- opening groups ------------------------------------------------------------------------------------------------
 
@@ -267,8 +285,7 @@ class Collector(Views):
         missing = self._owed - len(self._shelf)
         if missing <= 0 or self._exhausted:
             return 0
-        slack = SLACK if self.surplus.max_carry_steps else 0.0  # without carrying, groups beyond the batch are lost
-        needed = self._keep_rate.prompts_for(missing, deviations=slack)
+        needed = self.surplus.prompts_for(missing, self._keep_rate)
         left = self.limits.prompts_left(self._statistics.prompts_issued, self.gen_batch_size)
         return min(min(needed, self.gen_batch_size) - len(self._open), left)
 
@@ -339,14 +356,16 @@ class Collector(Views):
         else:
             self._shelf.drop(group, Account.FILTERED.because(verdict.reason))
 
-    def _observe_unexpected(self, event: Rollout | Failure, visit: Visit | None) -> None:
-        """A group that is closed did not need it; one that is open has had it."""
+    def _observe_unexpected(self, event: Event, visit: Visit | None) -> None:
+        """A group that is closed did not need it; one that is open has had it. Of one that stops, the end will tell."""
         if not was_issued(event.uid, self.prompts_issued):
             raise ValueError(f"uid={event.uid!r} is unknown: no group of that name was ever requested")
         if visit is not None and not 0 <= event.index < visit.asked:
             asked = f"0 to {visit.asked - 1} were"
             raise ValueError(f"index={event.index} of group {event.uid} was never requested: {asked}")
-        self._statistics.arrive(event)
+        if isinstance(event, Paused):
+            return
+        self._statistics.arrive(event, before=self._paused.end(event))
         self.accounts.post(Account.CANCELLED if visit is None else Account.DUPLICATE, event.tokens)
 
     # -- state ---------------------------------------------------------------------------------------------------------
@@ -355,7 +374,7 @@ class Collector(Views):
         """Return everything, as JSON values and numpy arrays: a run cut here goes on exactly."""
         parts = (
             (name.removeprefix("_"), getattr(self, name))
-            for name in (*_PARTS, "_open", "_shelf", "_replay", "_statistics")
+            for name in (*_PARTS, "_open", "_paused", "_shelf", "_replay", "_statistics")
         )
         return {
             "layout": STATE_LAYOUT,
@@ -375,6 +394,7 @@ class Collector(Views):
         self._shelf.load_state_dict(state["shelf"], find)
         self._replay.load_state_dict(state["replay"], find)
         self._open.load_state_dict(state["open"], find)
+        self._paused.load_state_dict(state.get("paused", []))
         self._statistics = StepStatistics.from_state_dict(state["statistics"])
         self.step, self.prompts_issued = state["step"], state["prompts_issued"]
         self._owed = state["owed"]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from goldilocks.core.keep_rate import KeepRate
 from goldilocks.errors import require
 from goldilocks.types import OnExhausted, OnFull
+
+SLACK = 2.0  # standard deviations: a refill then nearly always suffices, and what it yields beyond is carried
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Surplus:
     """What happens to groups beyond the batch.
 
     Kept groups are carried while no older than ``max_carry_steps`` updates. ``on_full`` says what happens to groups
-    that are still open when the batch is full. Neither choice starves a slow prompt.
+    that are still open when the batch is full. No choice starves a slow prompt.
     """
 
     max_carry_steps: int = 1
@@ -65,3 +68,27 @@ class Surplus:
     def __post_init__(self) -> None:
         require(self.max_carry_steps >= 0, "surplus.max_carry_steps", self.max_carry_steps, "0 or more updates")
         object.__setattr__(self, "on_full", OnFull.parse("surplus.on_full", self.on_full))
+        require(
+            self.max_carry_steps > 0 or not self.pauses,
+            "surplus.max_carry_steps",
+            self.max_carry_steps,
+            "1 or more with on_full=partial: what goes on after an update is older than it",
+        )
+
+    def oldest(self, step: int) -> int:
+        """The version of the oldest group that a step may train."""
+        return step - self.max_carry_steps
+
+    def prompts_for(self, groups: int, keep_rate: KeepRate) -> float:
+        """How many prompts to have open when so many groups are missing.
+
+        What partial rollouts begin is never wasted: as many as may be. Without carrying, groups beyond the batch are.
+        """
+        if self.pauses:
+            return math.inf
+        return keep_rate.prompts_for(groups, deviations=SLACK if self.max_carry_steps else 0.0)
+
+    @property
+    def pauses(self) -> bool:
+        """Whether rollouts that are open when the batch is full stop, and go on after the update."""
+        return self.on_full is OnFull.PARTIAL

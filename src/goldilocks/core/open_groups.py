@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,6 +33,11 @@ class OpenGroups:
     def get(self, uid: str) -> Visit | None:
         """Return the open group of this name, or None."""
         return self._visits.get(uid)
+
+    @property
+    def oldest(self) -> float:
+        """The version of the group that was opened first; infinite if none is open."""
+        return next((visit.version for visit in self), math.inf)
 
     @property
     def waiting(self) -> list[Visit]:

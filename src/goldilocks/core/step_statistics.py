@@ -13,7 +13,7 @@ from typing import Any
 
 from goldilocks.core.informative import is_informative, signal
 from goldilocks.core.lengths import StartedLengths
-from goldilocks.types import Failure, Group, Rollout, Verdict
+from goldilocks.types import Event, Group, Rollout, Verdict
 
 
 @dataclass
@@ -64,10 +64,10 @@ class StepStatistics:
     rejected: int = 0
     backfilled: int = 0
 
-    def arrive(self, event: Rollout | Failure) -> None:
-        """Count the tokens of one rollout, finished or not."""
-        self.tokens_arrived += event.tokens
-        self.started.add(event.tokens, finished=isinstance(event, Rollout))
+    def arrive(self, event: Event, before: int) -> None:
+        """Count the tokens of one rollout, finished or not, less the ``before`` that were counted when it paused."""
+        self.tokens_arrived += event.tokens - before
+        self.started.add(event.tokens, finished=isinstance(event, Rollout), before=before)
 
     def judge(self, group: Group, verdict: Verdict, *, informative: bool, positive: bool, iterations: int) -> None:
         """Count one judged group."""
@@ -86,10 +86,13 @@ class StepStatistics:
         """Count one failed rollout."""
         self.failures[reason] = self.failures.get(reason, 0) + 1
 
-    def batch_metrics(self, batch: Sequence[Group]) -> dict[str, float]:
+    def batch_metrics(self, batch: Sequence[Group], step: int) -> dict[str, float]:
         """The batch in hand in metrics. ``length/trained_over_started`` is 1 where no length is favoured."""
         lengths = [rollout.tokens for group in batch for rollout in group.trained]
+        ages = [step - group.version for group in batch if not group.replays]
         return {
+            "train/age_mean": _ratio(sum(ages), len(ages)),
+            "train/age_max": max(ages, default=0),
             "train/informative_groups": sum(map(is_informative, batch)),
             "train/signal": math.fsum(map(signal, batch)),
             "length/trained_over_started": _ratio(_ratio(sum(lengths), len(lengths)), self.started.mean),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from goldilocks.core.open_groups import OpenGroups
+from goldilocks.core.paused import PausedRollouts
 from goldilocks.core.replay import ReplayShelf
 from goldilocks.core.shelf import Shelf
 from goldilocks.types import Group, Rollout
@@ -14,6 +15,7 @@ class Views:
     _open: OpenGroups
     _shelf: Shelf
     _replay: ReplayShelf
+    _paused: PausedRollouts
     _owed: int
 
     @property
@@ -62,3 +64,8 @@ class Views:
     def in_flight(self) -> int:
         """How many rollouts the engine was asked for and has not returned."""
         return self._open.in_flight
+
+    @property
+    def paused(self) -> dict[tuple[str, int], int]:
+        """The rollouts that wait to go on, by group and index, with the tokens they have written."""
+        return self._paused.tokens

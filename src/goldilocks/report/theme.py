@@ -26,6 +26,7 @@ ACCOUNT_COLOURS = {
     "cancelled": "#9aa1ab",
     "rejected": "#c45ba0",
     "failed": "#5f6773",
+    "paused": "#b3a5d6",
     "duplicate": "#c3c8cf",
     "carried": "#8fbf9f",
     "open": "#c5dccb",

@@ -6,6 +6,7 @@ same answers.
 
 An engine step writes one token in every busy slot. A rollout first waits, holding its slot (prefill, tools, grading: an
 exponential time), then writes. Lengths are log-normal around the prompt's mean. Aborting one costs what it has written.
+One that pauses keeps its slot and goes on where it was: reading its prefix again takes no step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 from goldilocks.errors import require
 from goldilocks.simulate.learner import Learner
 from goldilocks.simulate.pass_rates import PassRates
-from goldilocks.types import Failure, Group, Prompt, Request, Rollout
+from goldilocks.types import Failure, Group, Paused, Prompt, Request, Rollout
 
 _NORMAL = NormalDist()
 _FIVE_WORDS = Struct("<5Q")
@@ -107,12 +108,18 @@ class SimulatedEngine:
     def abort(self, uid: str) -> None:
         """Stop every rollout of this group; ``step`` reports each with the tokens it had written."""
         flights = self._flights.get(uid, {})
-        for index, flight in flights.items():
-            written = min(max(self.clock - flight.writes_from, 0), flight.event.tokens)
-            self._aborted.append(Failure(uid, index, "aborted", written))
+        self._aborted += [Failure(uid, index, "aborted", self._written(one)) for index, one in flights.items()]
         stopped = len(flights)
         flights.clear()
         self._leave(uid, stopped)
+
+    def pause(self) -> list[Paused]:
+        """Return what every rollout in flight has written so far."""
+        flights = ((uid, index, flight) for uid, group in self._flights.items() for index, flight in group.items())
+        return [Paused(uid, index, self._written(flight)) for uid, index, flight in flights]
+
+    def _written(self, flight: _Flight) -> int:
+        return min(max(self.clock - flight.writes_from, 0), flight.event.tokens)
 
     def train(self, batch: Iterable[Group]) -> None:
         """Train the model on a batch; rollouts that begin later are written by the new model."""

@@ -6,7 +6,7 @@ in flight when the budget ends are waited for. So every policy spends exactly th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from goldilocks.core import Collector, Exhausted
@@ -16,7 +16,7 @@ from goldilocks.settings import Settings
 from goldilocks.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.simulate.outcome import Harvest, Outcome
 from goldilocks.simulate.pass_rates import PassRates
-from goldilocks.types import Group
+from goldilocks.types import Event, Group
 
 Tell = Callable[[int], None]
 
@@ -70,13 +70,26 @@ def batches(
             arrived = engine.step()
             if not arrived and not collector.ready:
                 return
-            for event in arrived:
-                collector.observe(event)
-            _abort_cancelled(collector, engine)
+            _observe(collector, engine, arrived)
         batch = collector.take()
         _abort_cancelled(collector, engine)
+        _end_step(collector, engine)
         engine.train(batch)
         yield batch
+
+
+def _end_step(collector: Collector, engine: SimulatedEngine) -> None:
+    """Nothing is being written while the model is trained: what is in flight pauses, or is waited for."""
+    if collector.surplus.pauses:
+        _observe(collector, engine, engine.pause())
+    while collector.in_flight and not collector.surplus.pauses:
+        _observe(collector, engine, engine.step())
+
+
+def _observe(collector: Collector, engine: SimulatedEngine, events: Iterable[Event]) -> None:
+    for event in events:
+        collector.observe(event)
+    _abort_cancelled(collector, engine)
 
 
 def _abort_cancelled(collector: Collector, engine: SimulatedEngine) -> None:

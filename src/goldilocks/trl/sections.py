@@ -11,6 +11,7 @@ from typing import Any
 
 from goldilocks.errors import require
 from goldilocks.settings import Settings
+from goldilocks.types import OnFull
 
 Section = Mapping[str, Any]
 
@@ -50,5 +51,8 @@ class Sections:
         """Read and check; every error names the key, the value and what is accepted."""
         settings = Settings.from_config(self.config(args))
         aggregation = settings.policies.loss_agg
+        on_full = settings.surplus().on_full
+        accepted = "finish or requeue on TRL; verl's V1 trainer has partial"
+        require(on_full is not OnFull.PARTIAL, "filter_groups.on_full", on_full, accepted)
         require(aggregation is None, "goldilocks.loss_agg", aggregation, "none on TRL; GRPOConfig.loss_type decides it")
         return settings

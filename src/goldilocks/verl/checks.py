@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from goldilocks.errors import require
 from goldilocks.settings import Settings
+from goldilocks.types import OnFull
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+CAN_PAUSE = ("transformers", "vllm")
 MANAGER = "goldilocks.verl.v1.agent_loop.StreamingManager"
 
 
@@ -26,12 +28,25 @@ def check_v1(config: DictConfig) -> None:
         sampler.get("path"),
         f"none {with_us}, which samples by goldilocks.selector, goldilocks.allocator and goldilocks.filter",
     )
+    _check_pausing(config)
     reward = config.reward.reward_model
     require(
         not reward.enable or reward.enable_resource_pool,
         "reward.reward_model.enable_resource_pool",
         reward.enable_resource_pool,
         f"True {with_us}, since a group is judged when its rollouts arrive and needs their rewards then",
+    )
+
+
+def _check_pausing(config: DictConfig) -> None:
+    """Rollouts pause where a server ends a request on demand and returns what it has written."""
+    on_full = (config.algorithm.get("filter_groups", None) or {}).get("on_full", None)
+    engine = config.actor_rollout_ref.rollout.get("name", None)
+    require(
+        on_full != OnFull.PARTIAL or engine in CAN_PAUSE,
+        "algorithm.filter_groups.on_full",
+        on_full,
+        f"finish or requeue with rollout.name={engine}; partial needs {' or '.join(CAN_PAUSE)}",
     )
 
 
@@ -46,6 +61,9 @@ def check_v0(config: DictConfig, settings: Settings) -> None:
     )
     estimator = config.algorithm.adv_estimator
     require(estimator != "remax", "algorithm.adv_estimator", "remax", "an estimator without a greedy baseline")
+    on_full = settings.surplus().on_full
+    accepted = "finish or requeue on verl's V0 trainer; trainer.use_v1=True has partial"
+    require(on_full is not OnFull.PARTIAL, "algorithm.filter_groups.on_full", on_full, accepted)
     costs = settings.budget().costs
     require(not costs, "goldilocks.budget", costs, "none on verl's V0 trainer; trainer.use_v1=True has it")
     replayed = settings.replay().groups

@@ -8,7 +8,7 @@ newest checkpoint is always the newest consistent state, whatever ``trainer.save
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,11 +30,11 @@ class Stateful(Protocol):
 
 
 class RowStore(Protocol):
-    """Where the trainer keeps the tensors of rollouts that wait."""
+    """Where the trainer keeps the tensors of rollouts that wait; ``load`` returns unfinished ones that can go on."""
 
     def save(self, rollouts: Iterable[Rollout], folder: Path) -> None: ...
 
-    def load(self, folder: Path) -> None: ...
+    def load(self, folder: Path) -> Collection[tuple[str, int]]: ...
 
 
 class CollectorCheckpoint:
@@ -87,8 +87,7 @@ class CollectorCheckpoint:
     def _load(self, folder: Path) -> None:
         state = load_state(folder / STATE)
         self._collector.load_state_dict(state["collector"])
-        self._collector.reissue()
-        self._rows.load(folder / state.get("rows", ROWS))
+        self._collector.reissue(known=self._rows.load(folder / state.get("rows", ROWS)))
         for name, part in self._parts.items():
             if state.get(name):
                 part.load_state_dict(state[name])
@@ -97,8 +96,12 @@ class CollectorCheckpoint:
         collector = self._collector
         return (
             f"{collector.prompts_issued} prompts issued, {len(collector.kept)} groups wait to be trained, "
-            f"{len(collector.waiting_rollouts)} rollouts are kept"
+            f"{len(collector.waiting_rollouts)} rollouts are kept{self._paused()}"
         )
+
+    def _paused(self) -> str:
+        rollouts = len(self._collector.paused)
+        return f", {rollouts} rollouts go on from what they had written" if rollouts else ""
 
     def _say_what_is_left_out(self) -> None:
         for folder in sorted(Path(self._trainer.default_local_dir).glob(OF_OLD)):

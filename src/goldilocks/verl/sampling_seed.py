@@ -35,6 +35,23 @@ def seeded(sampling_params: Mapping[str, Any], rollout_config: Any, visit: int, 
     return {**sampling_params, name: hashed(visit, index)}
 
 
+def continued(sampling_params: Mapping[str, Any], rollout_config: Any, written: int) -> dict[str, Any]:
+    """The sampling parameters of the rest of an answer of which ``written`` tokens are there.
+
+    Our engine draws by the seed and the position in the whole text, so that the rest is what it would have been. The
+    others draw by the seed and the position in the request: with the same seed the noise would repeat itself.
+    """
+    params = dict(sampling_params)
+    if not written:
+        return params
+    limit = params.pop("max_new_tokens", rollout_config.response_length)
+    params["max_tokens"] = params.get("max_tokens", limit) - written
+    name = _PARAMETER.get(rollout_config.name)
+    if name in params and rollout_config.name not in _ALWAYS:
+        params[name] = _hash(params[name], written)
+    return params
+
+
 def request_number(row: Mapping[str, Any]) -> int:
     """A rollout's own number, where verl would name every request alike: with ``full_determinism`` by its priority."""
     return hashed(row["uid"], row["session_id"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from goldilocks.core import Collector
-from goldilocks.types import Failure, Rollout
+from goldilocks.types import Failure, Paused, Rollout
 
 MAX_TOKENS = 40
 MOST_TURNS = 3_000
@@ -25,6 +25,7 @@ class FaultyEngine:
     tick: int = 0
     pending: list[list[Any]] = field(default_factory=list)
     delivered: list[list[Any]] = field(default_factory=list)
+    written: dict[str, int] = field(default_factory=dict)  # by paused rollouts
 
     @property
     def free(self) -> int:
@@ -49,6 +50,16 @@ class FaultyEngine:
         """Most of what is aborted never comes; some was on its way already."""
         rng = random.Random(f"{self.seed} {uid}")
         self.pending = [item for item in self.pending if item[0] != uid or rng.random() < self.late_rate]
+
+    def pause(self) -> list[Paused]:
+        """Everything stops, having written some more."""
+        rng = random.Random(f"{self.seed} {self.tick} pause")
+        events = []
+        for uid, index, prompt in sorted(self.pending):
+            before, most = self.written.get(f"{uid}/{index}", 0), self.outcome(uid, index, prompt).tokens
+            self.written[f"{uid}/{index}"] = tokens = rng.randint(before, most)
+            events.append(Paused(uid, index, tokens))
+        return events
 
     def outcome(self, uid: str, index: int, prompt: int) -> Rollout | Failure:
         rng = random.Random(f"{self.seed} {uid} {index}")
@@ -91,6 +102,10 @@ def take(collector: Collector, engine: FaultyEngine, log: Log) -> Any:
     log.decisions.append(["take", *(group.uid for group in batch)])
     log.batches.append(batch)
     drop_cancelled(collector, engine, log)
+    if collector.surplus.pauses:
+        for event in engine.pause():
+            collector.observe(event)
+            collector.accounts.check()
     return batch
 
 

@@ -481,7 +481,7 @@ def test_bounds_that_cannot_be_met_are_refused(bounds: dict[str, Any], message: 
         (lambda: Limits(max_rollouts_per_step=0), "limits.max_rollouts_per_step=0 is not accepted"),
         (lambda: Limits(max_retries=-1), "limits.max_retries=-1 is not accepted"),
         (lambda: Surplus(max_carry_steps=-1), "surplus.max_carry_steps=-1 is not accepted"),
-        (lambda: Surplus(on_full="wait"), "surplus.on_full='wait' is not accepted: one of finish, requeue"),
+        (lambda: Surplus(on_full="wait"), "surplus.on_full='wait' is not accepted: one of finish, requeue, partial"),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(make, message: str) -> None:

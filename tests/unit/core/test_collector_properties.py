@@ -33,7 +33,10 @@ limits = st.builds(
     max_retries=st.integers(0, 3),
     on_exhausted=st.sampled_from(["shrink", "backfill"]),
 )
-surplus = st.builds(Surplus, max_carry_steps=st.integers(0, 2), on_full=st.sampled_from(["finish", "requeue"]))
+surplus = st.one_of(
+    st.builds(Surplus, max_carry_steps=st.integers(0, 2), on_full=st.sampled_from(["finish", "requeue"])),
+    st.builds(Surplus, max_carry_steps=st.integers(1, 4), on_full=st.just("partial")),
+)
 cases = st.fixed_dictionaries(
     {
         "policy": st.sampled_from(sorted(SETTINGS)),

@@ -48,3 +48,15 @@ def test_state_is_kept() -> None:
     subject, copy = lengths([3, 3, 9], [5]), StartedLengths()
     copy.load_state_dict(subject.state_dict())
     assert copy.mean == subject.mean
+
+
+def test_rollouts_that_pause_and_go_on_leave_the_mean_where_it_is() -> None:
+    """One step of a run in which everything is cut every 100 tokens: what goes on began in an earlier one."""
+    rng = random.Random(1)
+    true = [round(rng.lognormvariate(5, 0.6)) for _ in range(20_000)]
+    subject = StartedLengths()
+    for length in true:
+        cuts = [*range(rng.randint(1, 100), length, 100)]
+        for before, tokens in zip([0, *cuts], [*cuts, length], strict=True):
+            subject.add(tokens, finished=tokens == length, before=before)
+    assert subject.mean == pytest.approx(statistics.fmean(true), rel=0.01)

@@ -287,3 +287,26 @@ def _greedy(number: int) -> list[int]:
     if number not in _answers:
         _answers[number] = generate(make(slots=1), random_prompts(5)[number], temperature=0).token_ids
     return _answers[number]
+
+
+@settings(max_examples=15)
+@given(st.lists(st.integers(1, 9), max_size=4), st.integers(0, 2**32))
+def test_an_answer_that_is_stopped_and_gone_on_with_is_what_it_would_have_been(stops: list[int], seed: int) -> None:
+    """Noise is a function of seed and position in the whole text: a prefix behind the prompt changes no position."""
+    prompt, params = [3, 9, 4], {"temperature": 1.0, "seed": seed}
+    whole = generate(make(), prompt, max_tokens=30, **params)
+    engine, written, log_probs, reason = make(), [], [], "aborted"
+    for steps in (*stops, 10**6):
+        if reason != "aborted":
+            break
+        engine.submit("one", [*prompt, *written], SamplingParams(max_tokens=30 - len(written), **params))
+        for _ in range(steps):
+            if done := engine.step():
+                break
+        if not done:
+            engine.abort_all()
+            done = engine.step()
+        written, log_probs = written + done[0].token_ids, log_probs + done[0].log_probs
+        reason = done[0].stop_reason
+    assert (written, reason) == (whole.token_ids, whole.stop_reason)
+    np.testing.assert_allclose(log_probs, whole.log_probs, atol=1e-5)

@@ -31,3 +31,11 @@ def test_what_would_be_ignored_is_refused_by_its_key(monkeypatch: pytest.MonkeyP
     with pytest.raises(ValueError, match=rf"{key}.* is not accepted: .* with trainer\.v1\.trainer_mode=goldilocks"):
         check_v1(config(**{key: value}))
     check_v1(config())
+
+
+def test_partial_rollouts_are_refused_where_an_engine_cannot_stop_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    partial = {"algorithm.filter_groups.on_full": "partial"}
+    with pytest.raises(ValueError, match=r"filter_groups\.on_full='partial' is not accepted: .*rollout.name=sglang"):
+        check_v1(config(**partial, **{"actor_rollout_ref.rollout.name": "sglang"}))
+    check_v1(config(**partial, **{"actor_rollout_ref.rollout.name": "transformers"}))

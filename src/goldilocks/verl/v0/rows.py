@@ -66,10 +66,11 @@ class RowStore:
         rows = [self._groups[uid][index] for uid, index in places]
         save_rows([[*place, row.tensors, row.values] for place, row in zip(places, rows, strict=True)], folder)
 
-    def load(self, folder: Path) -> None:
-        """Take back what ``save`` wrote."""
+    def load(self, folder: Path) -> tuple[()]:
+        """Take back what ``save`` wrote; nothing that was unfinished can go on."""
         for uid, index, tensors, values in load_rows(folder):
             self.put(uid, index, Row(tensors, values))
+        return ()
 
 
 def rows_of(batch: DataProto) -> Iterator[Row]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import hydra
@@ -20,15 +20,18 @@ from verl.utils.rollout_trace import rollout_trace_attr
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from goldilocks.runs.records import row_key
-from goldilocks.types import Failure, Rollout, content_key
+from goldilocks.types import Failure, Paused, Rollout, content_key
 from goldilocks.verl.aborts import IDLE_TO_SLEEP
 from goldilocks.verl.failures import publish
 from goldilocks.verl.patches.patch import Kind
 from goldilocks.verl.patches.switch import ask_for
 from goldilocks.verl.patches.table import GATHERED_PUTS
 from goldilocks.verl.sampling_seed import VALIDATION, request_number, seeded, visit_seed
+from goldilocks.verl.v1.answer import Answer, Versions
+from goldilocks.verl.v1.behaviour import VERSIONS
 from goldilocks.verl.v1.client import Cancelled, Session, StreamingClient, current_session
-from goldilocks.verl.v1.rows import FIRST, ROLLOUTS, VISIT_SEED
+from goldilocks.verl.v1.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED
+from goldilocks.verl.v1.unfinished import Saved
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +66,20 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         for uid in uids:
             self.llm_client.cancel(uid)
 
+    async def pause(self, within: float) -> list[Paused]:
+        """Stop every session with what it has written, as far as servers do so within so many seconds."""
+        await self.llm_client.pause(within)
+        return [Paused(one.uid, one.index, one.tokens) for one in self.llm_client.unfinished]
+
+    async def resume(self) -> None:
+        """Let every session go on."""
+        self.llm_client.resume()
+
+    async def answers(self) -> list[Saved]:
+        """What every session has been answered so far."""
+        sessions = self.llm_client.unfinished
+        return [[one.uid, one.index, [answer.state_dict() for answer in one.answers]] for one in sessions]
+
     async def drained(self, within: float) -> int:
         """Wait until no session is at a server, at most so many seconds; return how many still are."""
         left: int = await self.llm_client.drained(within)
@@ -82,10 +99,15 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             await super()._run_prompt(prompt, sampling_params, trajectory, trace)
             return
         count, first, seed = (int(prompt.pop(field)) for field in (ROLLOUTS, FIRST, VISIT_SEED))
-        sessions = [self.llm_client.begin(prompt["uid"], first + i) for i in range(count)]
+        answers = prompt.pop(ANSWERS, None) or {}
+        sessions = [self._begin(prompt["uid"], first + i, answers) for i in range(count)]
         params = [seeded(sampling_params, self.rollout_config, seed, session.index) for session in sessions]
         runs = zip(sessions, params, strict=True)
         await asyncio.gather(*(self._run_session(session, prompt, own, trajectory, trace) for session, own in runs))
+
+    def _begin(self, uid: str, index: int, saved: Mapping[int, Any]) -> Session:
+        session: Session = self.llm_client.begin(uid, index, map(Answer.from_state_dict, saved.get(index, ())))
+        return session
 
     async def _run_session(self, session: Session, prompt: dict, params: dict, trajectory: dict, trace: bool) -> None:
         current_session.set(session)
@@ -162,7 +184,10 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     def _rollout(self, outputs: list[Any], session: Session, global_steps: int) -> Rollout:
         final, uid, index = outputs[-1], session.uid, session.index
         info = final.extra_fields.get("reward_extra_info") or {}
-        version = final.extra_fields.get("min_global_steps")
+        tags = [_tag(one, global_steps, session.versions) for one in outputs]
+        if len(outputs) == 1 and tags[0]["min_global_steps"] != tags[0]["max_global_steps"]:
+            tags[0][VERSIONS] = session.versions
+        version = tags[-1]["min_global_steps"]
         return Rollout(
             uid,
             index,
@@ -171,7 +196,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             metrics={name: float(value) for name, value in info.items() if _is_number(value)},
             truncated=len(final.response_ids) >= self.rollout_config.response_length,
             version=None if version is None else int(version),
-            payload=[[row_key(uid, index, part), _tag(one, global_steps)] for part, one in enumerate(outputs)],
+            payload=[[row_key(uid, index, part), tag] for part, tag in enumerate(tags)],
         )
 
     def _tell(self, event: Rollout | Failure) -> None:
@@ -205,6 +230,21 @@ class StreamingManager(AgentLoopManagerTQ):
             events += ray.get(reference)
         return events
 
+    def pause(self) -> list[Paused]:
+        """Stop all generation; return what every unfinished rollout has written."""
+        workers: list[Any] = self.agent_loop_workers
+        return [event for paused in ray.get([worker.pause.remote(DRAIN_S) for worker in workers]) for event in paused]
+
+    def resume(self) -> None:
+        """Go on with what was paused."""
+        workers: list[Any] = self.agent_loop_workers
+        ray.get([worker.resume.remote() for worker in workers])
+
+    def answers(self) -> list[Saved]:
+        """What every unfinished rollout has been answered so far."""
+        workers: list[Any] = self.agent_loop_workers
+        return [saved for answers in ray.get([worker.answers.remote() for worker in workers]) for saved in answers]
+
     def cancel(self, uids: list[str]) -> None:
         """Abort what these groups have in flight. Every worker is told: a group may be at several."""
         workers: list[Any] = self.agent_loop_workers
@@ -218,7 +258,7 @@ class StreamingManager(AgentLoopManagerTQ):
         """
         workers: list[Any] = self.agent_loop_workers
         while left := sum(ray.get([worker.drained.remote(DRAIN_S) for worker in workers])):
-            logger.warning("%d requests that nobody needs are still at the rollout servers after %g s", left, DRAIN_S)
+            logger.warning("%d requests were to end and are at the rollout servers after %g s", left, DRAIN_S)
             if self.rollout_config.name not in IDLE_TO_SLEEP:
                 return
 
@@ -229,17 +269,18 @@ class StreamingManager(AgentLoopManagerTQ):
         return {"aborts/asked": asked, "aborts/ended": ended}
 
 
-def _tag(output: Any, global_steps: int) -> dict[str, Any]:
-    """The tag that verl's worker gives a trajectory."""
+def _tag(output: Any, global_steps: int, versions: Versions) -> dict[str, Any]:
+    """The tag that verl's worker gives a trajectory, with the policies that wrote it."""
     prompt_len, response_len = len(output.prompt_ids), len(output.response_ids)
+    said = [version for version, _ in versions if version is not None]
     return {
         "status": "success",
         "prompt_len": prompt_len,
         "response_len": response_len,
         "seq_len": prompt_len + response_len,
         "global_steps": global_steps,
-        "min_global_steps": output.extra_fields.get("min_global_steps"),
-        "max_global_steps": output.extra_fields.get("max_global_steps"),
+        "min_global_steps": min(said, default=None),
+        "max_global_steps": max(said, default=None),
     }
 
 

@@ -11,7 +11,8 @@ the row when it was written (``rollout_log_probs``); right before the update the
   wrote the row, and the recomputed log-probs have to stay;
 - ``rollout_rs``: verl has rejected by then, judging by the recomputed log-probs.
 
-The version of a row is in its tag, so whatever brings an old row into a batch needs nothing more from here.
+The version of a row is in its tag, so whatever brings an old row into a batch needs nothing more from here. A rollout
+that paused was written by several policies: each of its tokens is stale or not by the policy that wrote that token.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from goldilocks.algorithms.behaviour import behaviour_log_probs
 
+VERSIONS = "versions"  # in the tag of a row by several policies: [version, how many tokens it wrote], in order
 FIELDS = ["old_log_probs", "rollout_log_probs", "response_mask"]
 
 
@@ -50,18 +52,32 @@ def stale_rows(batch: KVBatchMeta, policy: int) -> list[bool]:
     return [not tag.get("is_padding", False) and version_of(tag) < policy for tag in batch.tags]
 
 
+def stale_tokens(tags: list[dict[str, Any]], policy: int, response_mask: torch.Tensor) -> torch.Tensor:
+    """Whether each token [rows, tokens] was written by an older policy. Tokens that no policy wrote are not counted."""
+    stale = torch.tensor([version_of(tag) < policy for tag in tags]).unsqueeze(-1) & response_mask.bool()
+    for row, tag in enumerate(tags):
+        if spans := tag.get(VERSIONS):
+            ages = [version < policy for version, count in spans for _ in range(count)]
+            written = response_mask[row].nonzero().squeeze(-1)[: len(ages)]
+            stale[row, written] = torch.tensor(ages[: len(written)])
+    return stale
+
+
 def use_behaviour_log_probs(batch: KVBatchMeta, policy: int, correction: Any) -> dict[str, float]:
     """Write the stored log-probs of stale rows over the recomputed ones; return the metrics of what was stale.
 
     ``policy`` is the version that is being trained, in updates; ``correction`` is ``algorithm.rollout_correction``.
     """
-    keys = [key for key, stale in zip(batch.keys, stale_rows(batch, policy), strict=True) if stale]
-    if not keys:
+    found = zip(batch.keys, batch.tags, stale_rows(batch, policy), strict=True)
+    pairs = [(key, tag) for key, tag, stale in found if stale]
+    if not pairs:
         return {"train/stale_rows": 0}
+    keys = [key for key, _ in pairs]
     stored = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=FIELDS)
     nested_mask = stored["response_mask"]
     rows = dict(stored.to_padded_tensor().items())
-    log_probs, metrics = behaviour_log_probs(rows, torch.ones(len(keys), dtype=torch.bool), correction)
+    stale = stale_tokens([tag for _, tag in pairs], policy, rows["response_mask"])
+    log_probs, metrics = behaviour_log_probs(rows, stale, correction)
     fields = TensorDict({"old_log_probs": response_to_nested(log_probs, nested_mask)}, batch_size=len(keys))
     tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
     return metrics

@@ -1,8 +1,9 @@
 """verl's client of the rollout servers, as our workers use it.
 
 It knows the sessions of its worker and which request each has at which server, so that they can be aborted there and
-waited for. And it asks verl's load balancer for a server only where there are several to choose from: verl's client
-sends it two messages a rollout.
+waited for. A session that is paused waits here with what it has written, and asks for the rest when it goes on: its
+agent loop sees one answer. And verl's load balancer is asked for a server only where there are several to choose from:
+verl's client sends it two messages a rollout.
 """
 
 from __future__ import annotations
@@ -10,16 +11,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import OmegaConf
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY
 
-from goldilocks.verl.aborts import Aborts
+from goldilocks.verl.aborts import ENDED, Aborts
 from goldilocks.verl.patches.vllm import TOP
+from goldilocks.verl.sampling_seed import continued
+from goldilocks.verl.v1.answer import Answer, Versions, name_of
 
+ASK_AGAIN_S = 1.0  # an abort that came before its request is made once more
 Server = tuple[str, Any]  # its name and its handle
 
 
@@ -29,10 +35,26 @@ class Session:
 
     uid: str
     index: int
-    tokens: int = 0  # of the answers that servers have returned
+    tokens: int = 0  # that servers have returned
     server: Any = None  # that works on it now
     request_id: str = ""  # by which that server knows it
     aborted: bool = False  # whether that server was asked to end it
+    answers: list[Answer] = field(default_factory=list)  # to its requests, in order
+    asked: int = 0  # requests that its agent loop has made
+
+    @property
+    def versions(self) -> Versions:
+        """Which policy wrote how many of its tokens, in order."""
+        return [span for answer in self.answers for span in answer.versions]
+
+    def next_answer(self, prompt_ids: Sequence[int]) -> Answer:
+        """The answer to the next request of the agent loop: a new one, or the one that was saved for it."""
+        name, place = name_of(prompt_ids), self.asked
+        self.asked += 1
+        if place < len(self.answers) and self.answers[place].prompt == name:
+            return self.answers[place]
+        self.answers[place:] = [Answer(name)]  # what comes after another question is not the answer to this one
+        return self.answers[place]
 
 
 current_session: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
@@ -40,6 +62,10 @@ current_session: contextvars.ContextVar[Session | None] = contextvars.ContextVar
 
 class Cancelled(Exception):
     """The group of this session is no longer needed."""
+
+
+class NotNow(Exception):
+    """Generation is paused: the request was not sent."""
 
 
 class StreamingClient(LLMServerClient):
@@ -55,6 +81,8 @@ class StreamingClient(LLMServerClient):
         self._at_servers: set[Session] = set()
         self._none_at_servers = asyncio.Event()
         self._none_at_servers.set()
+        self._going = asyncio.Event()  # unless generation is paused
+        self._going.set()
         self._only: asyncio.Task[Server | None] | None = None
         self._held: set[str] = set()  # the requests that the balancer does not know of
         self._places: dict[str, asyncio.Semaphore] = {}  # of each server
@@ -65,9 +93,10 @@ class StreamingClient(LLMServerClient):
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
-    def begin(self, uid: str, index: int) -> Session:
-        """A rollout of the group is about to be made."""
-        session = Session(uid, index)
+    def begin(self, uid: str, index: int, answers: Iterable[Answer] = ()) -> Session:
+        """A rollout of the group is about to be made; ``answers`` were saved when it was paused."""
+        session = Session(uid, index, answers=list(answers))
+        session.tokens = sum(count for _, count in session.versions)
         self._sessions.setdefault(uid, set()).add(session)
         return session
 
@@ -84,13 +113,34 @@ class StreamingClient(LLMServerClient):
         if not sessions:
             return
         self._cancelled.add(uid)
-        for session in sessions & self._at_servers:
-            if session.request_id and not session.aborted:
-                session.aborted = self.aborts.ask(session.server, session.request_id)
+        self._abort(session for session in sessions & self._at_servers if not session.aborted)
 
     def is_cancelled(self, session: Session) -> bool:
         """Whether nobody needs it any more."""
         return session.uid in self._cancelled
+
+    async def pause(self, within: float) -> int:
+        """Stop every session with what it has written; return how many are still at a server after so many seconds."""
+        self._going.clear()
+        deadline = time.monotonic() + within
+        while self._at_servers and (left := deadline - time.monotonic()) > 0:
+            self._abort(self._at_servers)
+            await self.drained(min(left, ASK_AGAIN_S))
+        return len(self._at_servers)
+
+    def resume(self) -> None:
+        """Let every session go on."""
+        self._going.set()
+
+    @property
+    def unfinished(self) -> Iterator[Session]:
+        """The sessions that somebody needs."""
+        return (one for uid, group in self._sessions.items() if uid not in self._cancelled for one in group)
+
+    def _abort(self, sessions: Iterable[Session]) -> None:
+        for session in sessions:
+            if session.request_id:
+                session.aborted = self.aborts.ask(session.server, session.request_id)
 
     async def drained(self, within: float) -> int:
         """Wait until no session is at a server, at most so many seconds; return how many still are."""
@@ -100,21 +150,39 @@ class StreamingClient(LLMServerClient):
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    async def generate(self, *args: Any, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
-        """As verl's; a session is at a server from here to the answer. Requests of validation have none."""
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        """As verl's; returns when the answer is whole, however often it pauses. Validation has no sessions."""
         session = current_session.get()
         if session is None:
-            return await super().generate(*args, sampling_params=sampling_params, **kwargs)
-        if self.is_cancelled(session):
-            raise Cancelled(session.uid)
+            return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
+        answer = session.next_answer(prompt_ids)
+        while not answer.done:
+            await self._going.wait()
+            if self.is_cancelled(session):
+                raise Cancelled(session.uid)
+            params = continued(sampling_params, self.config.actor_rollout_ref.rollout, len(answer.token_ids))
+            if params.get("max_tokens", 1) < 1:
+                break  # stopped when it was as long as it may be
+            with contextlib.suppress(NotNow):
+                ids = [*prompt_ids, *answer.token_ids]
+                await self._add_to(answer, session, request_id, prompt_ids=ids, sampling_params=params, **kwargs)
+        return answer.output()
+
+    async def _add_to(self, answer: Answer, session: Session, request_id: str, **request: Any) -> None:
+        """Ask for an answer, or the rest of it. The session is at a server from here to the reply."""
+        request["sampling_params"] |= self._extra
         self._at_servers.add(session)
         self._none_at_servers.clear()
         try:
-            output = await super().generate(*args, sampling_params={**sampling_params, **self._extra}, **kwargs)
+            output = await super().generate(request_id, **request)
+            answer.parts.append(output)
             session.tokens += len(output.token_ids)
             if session.aborted:
                 self.aborts.answered(output.stop_reason)
-            return output
+            stopped = session.aborted and output.stop_reason in ENDED
+            answer.done = not stopped or self.is_cancelled(session)
         finally:
             session.server, session.request_id, session.aborted = None, "", False
             self._at_servers.discard(session)
@@ -127,6 +195,8 @@ class StreamingClient(LLMServerClient):
         if session := current_session.get():
             if self.is_cancelled(session):
                 raise Cancelled(session.uid)
+            if not self._going.is_set():
+                raise NotNow
             session.request_id = name
         return name
 

@@ -20,7 +20,7 @@ from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
 from goldilocks.runs.records import split_row_key
 from goldilocks.settings import Settings
 from goldilocks.verl.final_reward import REASON, KLPenalty, groups_without_signal
-from goldilocks.verl.v1.behaviour import stale_rows
+from goldilocks.verl.v1.behaviour import stale_tokens
 
 Rollouts = dict[str, list[int]]  # of each group, by their indices
 
@@ -88,8 +88,8 @@ class BatchFilterGate(Gate):
         data = dict(stored.to_padded_tensor().items())
         data["rewards"] = data.pop("rm_scores").sum(-1)
         if "rollout_log_probs" in data and "old_log_probs" in data:
-            # A stale row is trained against the engine's log-probs: trainer and engine cannot differ in them.
-            stale = torch.tensor(stale_rows(batch, policy)).unsqueeze(-1)
+            # A stale token is trained against the engine's log-prob: trainer and engine cannot differ in it.
+            stale = stale_tokens(batch.tags, policy, data["response_mask"])
             data["old_log_probs"] = torch.where(stale, data["rollout_log_probs"], data["old_log_probs"])
         if extra and all("top_log_probs" in one for one in extra):
             data["top_log_probs"] = _pad([one["top_log_probs"] for one in extra], data["response_mask"])

@@ -18,19 +18,26 @@ from goldilocks.algorithms import Untrained, weigh_prompts_equally
 from goldilocks.runs.records import split_row_key
 from goldilocks.types import Group, Rollout
 from goldilocks.verl.stored_rows import load_rows, save_rows
+from goldilocks.verl.v1.unfinished import Unfinished
 
+UNFINISHED = "unfinished"  # the folder of rollouts that were in flight
 PARTITION = "train"  # where rollouts are stored in the TransferQueue
 
 # What a prompt's row carries from the sampler to the agent loops.
 ROLLOUTS = "__rollout_n__"  # how many sessions to run: verl's own name
 FIRST = "__rollout_first__"  # the number of the first of them
 VISIT_SEED = "__visit_seed__"  # what the noise of all of them comes from
+ANSWERS = "__answers__"  # by index, what rollouts that were saved unfinished have been answered
 
 
 class QueueRows:
-    """The rows that are in the queue, by group. The payload of a rollout is the keys and tags of its rows."""
+    """The rows that are in the queue, by group. The payload of a rollout is the keys and tags of its rows.
 
-    def __init__(self) -> None:
+    Rollouts that are not in the queue yet are ``unfinished``.
+    """
+
+    def __init__(self, unfinished: Unfinished) -> None:
+        self.unfinished = unfinished
         self._keys: dict[str, list[str]] = {}
 
     def note(self, uid: str, keys: Iterable[str]) -> None:
@@ -48,12 +55,15 @@ class QueueRows:
         stored = tq.kv_batch_get(keys=[key for key, _ in pairs], partition_id=PARTITION) if pairs else []
         fields = [{name: _plain(value) for name, value in stored[place].items()} for place in range(len(pairs))]
         save_rows([[key, tag, row] for (key, tag), row in zip(pairs, fields, strict=True)], folder)
+        self.unfinished.save(folder / UNFINISHED)
 
-    def load(self, folder: Path) -> None:
-        """Put what ``save`` wrote back into the queue, under the same keys."""
-        rows = load_rows(folder)
-        if not rows:
-            return
+    def load(self, folder: Path) -> Collection[tuple[str, int]]:
+        """Put what ``save`` wrote back into the queue, under the same keys; return the rollouts that can go on."""
+        if rows := load_rows(folder):
+            self._put(rows)
+        return self.unfinished.load(folder / UNFINISHED)
+
+    def _put(self, rows: list[Any]) -> None:
         keys, tags, fields = map(list, zip(*rows, strict=True))
         tq.kv_batch_put(keys=keys, tags=tags, fields=list_of_dict_to_tensordict(fields), partition_id=PARTITION)
         for key in keys:

@@ -20,7 +20,8 @@ from goldilocks.types import Request, Rollout
 from goldilocks.verl.failures import published_error
 from goldilocks.verl.sampling_seed import visit_seed
 from goldilocks.verl.source import DatasetSource
-from goldilocks.verl.v1.rows import FIRST, PARTITION, ROLLOUTS, VISIT_SEED, QueueRows, batch_of
+from goldilocks.verl.v1.rows import ANSWERS, FIRST, PARTITION, ROLLOUTS, VISIT_SEED, QueueRows, batch_of
+from goldilocks.verl.v1.unfinished import Unfinished
 
 if TYPE_CHECKING:
     from goldilocks.verl.v1.agent_loop import StreamingManager
@@ -45,7 +46,7 @@ class CollectorSampler(ReplayBuffer):
         self._config = config
         self.collector: Collector
         self.manager: StreamingManager
-        self.rows = QueueRows()
+        self.rows = QueueRows(Unfinished(lambda: self.manager.answers()))
         self._failures = 0
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
@@ -57,7 +58,9 @@ class CollectorSampler(ReplayBuffer):
         return batch_of(groups), self.manager.abort_metrics()
 
     def fill(self, global_steps: int, *, drain: bool = True) -> None:
-        """Run the loop until a batch is there to be taken."""
+        """Run the loop until a batch is there to be taken. What was paused goes on."""
+        if self.collector.surplus.pauses:
+            self.manager.resume()
         while not self.collector.ready:
             self._submit(self.collector.requests(), global_steps)
             if not self.collector.ready:
@@ -68,8 +71,12 @@ class CollectorSampler(ReplayBuffer):
     def _drain(self) -> None:
         """Nothing is at the rollout servers afterwards: they are about to be put to sleep."""
         self._cancel()
-        while self.collector.in_flight:
-            self._observe()
+        if self.collector.surplus.pauses:
+            for paused in self.manager.pause():
+                self.collector.observe(paused)
+        else:
+            while self.collector.in_flight:
+                self._observe()
         self.manager.drain()
         self._observe(within=0.0)  # what the cancelled ones have cost
         self.rows.retain(self.collector.alive)
@@ -84,6 +91,7 @@ class CollectorSampler(ReplayBuffer):
         rows[ROLLOUTS] = np.array([request.n for request in requests], dtype=object)
         rows[FIRST] = np.array([request.first for request in requests], dtype=object)
         rows[VISIT_SEED] = np.array([self._visit_seed(request) for request in requests], dtype=object)
+        rows[ANSWERS] = np.array([self.rows.unfinished.give(request) for request in requests], dtype=object)
         batch = tu.get_tensordict(rows)
         tu.assign_non_tensor_data(batch, "global_steps", global_steps)
         self.manager.generate_sequences(batch)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,3 +185,101 @@ def test_a_sleeping_server_generates_again_once_awake(model_path: Path) -> None:
 def test_pictures_are_refused(server: Any) -> None:
     with pytest.raises(ValueError, match=r"text only; use rollout\.name=vllm"):
         asyncio.run(server.generate(PROMPT, {}, "r", image_data=["picture"]))
+
+
+class _Actor:
+    """A server in this process, called as a Ray actor is."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._server, name)
+        return SimpleNamespace(remote=lambda *args, **kwargs: asyncio.ensure_future(method(*args, **kwargs)))
+
+
+class _Balancer:
+    def __init__(self, server: Any) -> None:
+        self._servers = {"a": _Actor(server)}
+
+    async def _of(self, value: Any) -> Any:
+        return value
+
+    def __getattr__(self, name: str) -> Any:
+        handle = ("a", self._servers["a"])
+        values = {"get_all_servers": self._servers, "acquire_server": handle}
+        return SimpleNamespace(remote=lambda *_, **__: asyncio.ensure_future(self._of(values.get(name, []))))
+
+
+def _client(server: Any) -> Any:
+    from omegaconf import OmegaConf
+    from verl.workers.rollout.llm_server import LLMServerClient
+
+    from goldilocks.verl.v1.client import StreamingClient
+
+    rollout = {"name": "transformers", "max_num_seqs": 4, "response_length": 56, "agent": {"num_workers": 1}}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
+    return StreamingClient(LLMServerClient(config=config, load_balancer_handle=_Balancer(server)))
+
+
+def test_paused_and_resumed_an_answer_is_what_it_would_have_been(model_path: Path) -> None:
+    """The real client over the real engine, with the same weights; some answers are as long as they may be."""
+    from goldilocks.verl.v1.client import current_session
+
+    server = _server(model_path, response_length=56)
+
+    async def answers(pauses: bool) -> tuple[list[Any], int]:
+        client = _client(server)
+
+        async def one(index: int) -> Any:
+            current_session.set(client.begin("g0", index))
+            params = {"temperature": 1.0, "logprobs": True, "seed": index}
+            return await client.generate(f"r{index}", prompt_ids=PROMPT, sampling_params=params)
+
+        tasks = [asyncio.ensure_future(one(index)) for index in range(6)]  # two wait for a slot
+        await asyncio.sleep(0.002)
+        while pauses and not all(task.done() for task in tasks):
+            assert await client.pause(within=20) == 0
+            client.resume()
+            await asyncio.sleep(0.004)
+        outputs = await asyncio.gather(*tasks)
+        return outputs, max(len(session.answers[0].parts) for session in client.unfinished)
+
+    (whole, once), (paused, parts) = (asyncio.run(asyncio.wait_for(answers(pauses), 60)) for pauses in (False, True))
+    assert once == 1 < parts
+    for one, other in zip(whole, paused, strict=True):
+        assert one.token_ids == other.token_ids
+        assert other.stop_reason == "completed"
+        torch.testing.assert_close(torch.tensor(one.log_probs), torch.tensor(other.log_probs), atol=1e-5, rtol=0)
+        assert len(other.extra_fields["top_log_probs"]) == len(other.token_ids)
+
+
+def test_tokens_written_before_and_after_an_update_say_so(model_path: Path) -> None:
+    from goldilocks.verl.v1.client import current_session
+
+    server = _server(model_path, response_length=56, ignore_eos=True)
+
+    async def scenario() -> tuple[Any, ...]:
+        client = _client(server)
+        session = client.begin("g0", 0)
+
+        async def answer() -> Any:
+            current_session.set(session)
+            return await client.generate("r", prompt_ids=PROMPT, sampling_params={"logprobs": True, "seed": 1})
+
+        await server.set_global_steps(4)
+        task = asyncio.ensure_future(answer())
+        while not session.tokens:  # until the pause has found something written
+            await asyncio.sleep(0.002)
+            await client.pause(within=20)
+            client.resume()
+        await client.pause(within=20)
+        before = session.tokens
+        await server.set_global_steps(5)
+        client.resume()
+        return await task, session.versions, before
+
+    output, versions, before = asyncio.run(asyncio.wait_for(scenario(), 60))
+    assert len(output.token_ids) == 56
+    assert sum(count for version, count in versions if version == 4) == before
+    assert sum(count for version, count in versions if version == 5) == 56 - before

@@ -48,7 +48,10 @@ def test_where_verl_recomputes_nothing_there_is_no_difference_to_tell(queue: Que
     for row in queue.rows.values():
         row["old_log_probs"] = row["rollout_log_probs"]
     before = trained_against(queue)
-    assert use_behaviour_log_probs(queue.batch(), 3, {**DECOUPLED, "bypass_mode": True}) == {"train/stale_rows": 2}
+    assert use_behaviour_log_probs(queue.batch(), 3, {**DECOUPLED, "bypass_mode": True}) == {
+        "train/stale_rows": 2,
+        "train/stale_tokens": 4,
+    }
     assert trained_against(queue) == before
 
 
@@ -68,3 +71,12 @@ def test_stale_rows_without_stored_log_probs_are_an_error_that_says_what_to_set(
         del row["rollout_log_probs"]
     with pytest.raises(ValueError, match=r"missing in 2 rows older than the policy.*max_carry_steps=0"):
         use_behaviour_log_probs(queue.batch(), 3, None)
+
+
+def test_of_a_row_by_several_policies_only_the_tokens_of_older_ones_get_the_stored_log_probs(queue: Queue) -> None:
+    queue.add("g3_0_0", 1, 6, old_log_probs=NOW, rollout_log_probs=WRITTEN)
+    queue.tags["g3_0_0"]["versions"] = [[1, 2], [2, 1], [3, 2]]  # the row has one token that no policy wrote
+    queue.rows["g3_0_0"]["response_mask"][1] = 0
+    metrics = use_behaviour_log_probs(queue.batch(), 3, None)
+    assert trained_against(queue)[-1] == [WRITTEN, NOW, WRITTEN, WRITTEN, NOW, NOW]
+    assert (metrics["train/stale_rows"], metrics["train/stale_tokens"]) == (3, 3 + 1 + 3)

@@ -109,12 +109,16 @@ class SlowServer:
     def __init__(self, aborts: bool = True) -> None:
         self.requests: dict[str, asyncio.Future[TokenOutput]] = {}
         self.params: list[dict[str, Any]] = []
+        self.prompts: list[list[int]] = []
         self.most = 0
         self.generate = SimpleNamespace(remote=self._generate)
         self.abort_request = SimpleNamespace(remote=self._abort if aborts else lambda request_id: None)
 
-    def _generate(self, request_id: str, sampling_params: dict[str, Any], **_rest: Any) -> asyncio.Future[TokenOutput]:
+    def _generate(
+        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_rest: Any
+    ) -> asyncio.Future[TokenOutput]:
         self.params.append(sampling_params)
+        self.prompts.append(prompt_ids)
         self.requests[request_id] = asyncio.get_running_loop().create_future()
         self.most = max(self.most, len(self.requests))
         return self.requests[request_id]
@@ -227,3 +231,81 @@ def test_gate_2_asks_vllm_for_the_largest_log_prob(name: str, asked: dict[str, b
         return server.params
 
     assert [params.get("extra_args") for params in asyncio.run(main())] == [asked]
+
+
+def test_a_paused_session_goes_on_from_what_it_has_and_its_agent_loop_sees_one_answer() -> None:
+    async def main() -> tuple[Any, SlowServer, StreamingClient]:
+        server = SlowServer()
+        client = one_server(server)
+        client.config.actor_rollout_ref.rollout.response_length = 10
+        task = start(client, "x", 0)
+        await settle()
+        assert await client.pause(within=10) == 0
+        assert [(one.uid, one.index, one.tokens) for one in client.unfinished] == [("x", 0, 1)]
+        await settle()
+        assert not server.requests  # nothing is asked for before it goes on
+        client.resume()
+        await settle()
+        server.answer_all()
+        return await task, server, client
+
+    output, server, client = asyncio.run(main())
+    assert output.token_ids == [7, 1, 2, 3]
+    assert output.stop_reason == "completed"
+    assert [params.get("max_tokens") for params in server.params] == [None, 9]
+    assert server.prompts == [[1], [1, 7]]
+    assert (client.aborts.asked, client.aborts.ended) == (1, 1)
+
+
+def test_requests_that_wait_for_a_place_when_generation_pauses_are_sent_when_it_goes_on() -> None:
+    async def main() -> list[int]:
+        server = SlowServer()
+        client = one_server(server, max_num_seqs=8, workers=164)  # 984 places over 164 workers
+        client.config.actor_rollout_ref.rollout.response_length = 10
+        tasks = [start(client, "x", index) for index in range(10)]
+        await settle()
+        assert await client.pause(within=10) == 0
+        assert sorted(one.tokens for one in client.unfinished) == [0] * 4 + [1] * 6
+        client.resume()
+        while not all(task.done() for task in tasks):
+            server.answer_all()
+            await settle()
+        return sorted(len(task.result().token_ids) for task in tasks)
+
+    assert asyncio.run(main()) == [3] * 4 + [4] * 6
+
+
+def test_a_paused_session_whose_group_is_cancelled_makes_no_further_request() -> None:
+    async def main() -> None:
+        server = SlowServer()
+        client = one_server(server)
+        task = start(client, "x", 0)
+        await settle()
+        await client.pause(within=10)
+        client.cancel("x")
+        assert not list(client.unfinished)
+        client.resume()
+        with pytest.raises(Cancelled):
+            await task
+        assert not server.requests
+
+    asyncio.run(main())
+
+
+def test_a_server_that_does_not_abort_is_asked_again_and_said_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("goldilocks.verl.v1.client.ASK_AGAIN_S", 0.01)
+
+    async def main() -> None:
+        server = SlowServer(aborts=False)
+        asked: list[str] = []
+        server.abort_request = SimpleNamespace(remote=asked.append)
+        client = one_server(server)
+        task = start(client, "x", 0)
+        await settle()
+        assert await client.pause(within=0.1) == 1
+        assert len(asked) > 1
+        client.resume()
+        server.answer_all()
+        assert len((await task).token_ids) == 3
+
+    asyncio.run(main())

@@ -10,6 +10,7 @@ from unit.verl.v1.queue_world import Queue
 
 from goldilocks.types import Rollout
 from goldilocks.verl.v1.rows import QueueRows
+from goldilocks.verl.v1.unfinished import Unfinished
 
 
 def rollout(queue: Queue, uid: str, index: int) -> Rollout:
@@ -28,11 +29,11 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
 
 def test_rows_come_back_into_the_queue_as_they_were(queue: Queue, tmp_path: Path) -> None:
     before, tags = {key: dict(row) for key, row in queue.rows.items()}, dict(queue.tags)
-    QueueRows().save([rollout(queue, "g0", 0), rollout(queue, "g1", 0)], tmp_path)
+    QueueRows(Unfinished(list)).save([rollout(queue, "g0", 0), rollout(queue, "g1", 0)], tmp_path)
     queue.rows.clear()
     queue.tags.clear()
 
-    rows = QueueRows()
+    rows = QueueRows(Unfinished(list))
     rows.load(tmp_path)
     assert queue.tags == tags
     for key, fields in before.items():
@@ -45,7 +46,7 @@ def test_rows_come_back_into_the_queue_as_they_were(queue: Queue, tmp_path: Path
 
 
 def test_nothing_that_waits_is_saved_as_nothing(queue: Queue, tmp_path: Path) -> None:
-    QueueRows().save([], tmp_path)
+    QueueRows(Unfinished(list)).save([], tmp_path)
     before = dict(queue.rows)
-    QueueRows().load(tmp_path)
+    QueueRows(Unfinished(list)).load(tmp_path)
     assert queue.rows == before

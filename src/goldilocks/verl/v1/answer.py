@@ -1,0 +1,105 @@
+"""The answer to one request, as far as it is written: by one policy, or by several if its rollout paused.
+
+A rollout that pauses is asked for again with what it has written behind its prompt. Every token keeps the log-prob and
+the version of the policy that wrote it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from verl.workers.rollout.replica import TokenOutput
+
+PER_TOKEN = ("top_log_probs",)  # extra fields that have a value for each token
+
+Versions = list[list[Any]]  # [version, how many tokens it wrote], in the order of the tokens; None: not said
+
+
+@dataclass
+class Answer:
+    """The parts that servers have returned, in order."""
+
+    prompt: str  # names what was asked
+    parts: list[TokenOutput] = field(default_factory=list)
+    done: bool = False
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for part in self.parts for token in part.token_ids]
+
+    @property
+    def versions(self) -> Versions:
+        return [[part.extra_fields.get("global_steps"), len(part.token_ids)] for part in self.parts if part.token_ids]
+
+    def output(self) -> TokenOutput:
+        """All parts as one output; what a server says once is taken from the last part."""
+        if len(self.parts) == 1:
+            return self.parts[0]
+        last = self.parts[-1]
+        said = [version for version, _ in self.versions if version is not None]
+        return last.model_copy(
+            update={
+                "token_ids": self.token_ids,
+                "log_probs": _joined(part.log_probs for part in self.parts),
+                "routed_experts": self._routed_experts(),
+                "num_preempted": sum(part.num_preempted or 0 for part in self.parts),
+                "extra_fields": {
+                    **last.extra_fields,
+                    **{name: _joined(part.extra_fields.get(name) for part in self.parts) for name in PER_TOKEN},
+                    "min_global_steps": min(said, default=None),
+                    "max_global_steps": max(said, default=None),
+                },
+            }
+        )
+
+    def _routed_experts(self) -> Any:
+        """A server returns those of the whole sequence; of a later part, the tokens before it are another policy's."""
+        rows = None
+        for part in self.parts:
+            if part.routed_experts is not None and part.token_ids:
+                own = part.routed_experts if rows is None else part.routed_experts[-len(part.token_ids) :]
+                rows = own if rows is None else np.concatenate([rows, own])
+        return rows
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"prompt": self.prompt, "done": self.done, "parts": [_packed(part) for part in self.parts]}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Answer:
+        return cls(state["prompt"], [_unpacked(part) for part in state["parts"]], state["done"])
+
+
+def name_of(prompt_ids: Sequence[int]) -> str:
+    """A name for a prompt: an answer that was saved is only gone on with if the same is asked again."""
+    return hashlib.blake2b(np.asarray(prompt_ids, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
+
+
+def _joined(columns: Iterable[list[Any] | None]) -> list[Any] | None:
+    """The values of all tokens; None if a part with tokens has none."""
+    there = [column for column in columns if column is not None]
+    return [value for column in there for value in column] if there else None
+
+
+def _packed(part: TokenOutput) -> dict[str, Any]:
+    """The fields, with numbers of each token as arrays."""
+    fields = {**part.model_dump(), "token_ids": np.array(part.token_ids, dtype=np.int64)}
+    extra = {name: _array(value) if name in PER_TOKEN else value for name, value in part.extra_fields.items()}
+    return {**fields, "log_probs": _array(part.log_probs), "extra_fields": extra}
+
+
+def _array(values: list[float] | None) -> np.ndarray | None:
+    return None if values is None else np.array(values, dtype=np.float32)
+
+
+def _unpacked(fields: Mapping[str, Any]) -> TokenOutput:
+    extra = {name: _list(value) if name in PER_TOKEN else value for name, value in fields["extra_fields"].items()}
+    columns = {name: _list(fields[name]) for name in ("token_ids", "log_probs")}
+    return TokenOutput(**{**fields, **columns, "extra_fields": extra})
+
+
+def _list(values: np.ndarray | None) -> list[Any] | None:
+    return None if values is None else values.tolist()

@@ -1,0 +1,107 @@
+"""An answer in parts is one answer: its tokens, log-probs and versions are in order, and it can be saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from verl.workers.rollout.replica import TokenOutput
+
+from goldilocks.types import Prompt, Request
+from goldilocks.verl.sampling_seed import continued
+from goldilocks.verl.stored_rows import load_rows, save_rows
+from goldilocks.verl.v1.answer import Answer, name_of
+from goldilocks.verl.v1.client import Session
+from goldilocks.verl.v1.unfinished import Unfinished
+
+
+def part(tokens: list[int], version: int, stop_reason: str = "aborted") -> TokenOutput:
+    probs = [-0.5 * token for token in tokens]
+    extra = {"global_steps": version, "top_log_probs": [-0.25 * token for token in tokens]}
+    return TokenOutput(token_ids=tokens, log_probs=probs, stop_reason=stop_reason, num_preempted=1, extra_fields=extra)
+
+
+parts = st.lists(st.lists(st.integers(0, 99), max_size=4), min_size=2, max_size=5)
+
+
+def written(tokens: list[list[int]]) -> Answer:
+    return Answer("p", [part(one, version) for version, one in enumerate(tokens)])
+
+
+@given(parts)
+def test_every_token_keeps_its_log_prob_and_its_version(tokens: list[list[int]]) -> None:
+    answer = written(tokens)
+    output = answer.output()
+    whole = [token for one in tokens for token in one]
+    assert output.token_ids == whole
+    assert output.log_probs == [-0.5 * token for token in whole]
+    assert output.extra_fields["top_log_probs"] == [-0.25 * token for token in whole]
+    versions = [version for version, one in enumerate(tokens) for _ in one]
+    assert [version for version, count in answer.versions for _ in range(count)] == versions
+    assert output.extra_fields["min_global_steps"] == min(versions, default=None)
+    assert output.extra_fields["max_global_steps"] == max(versions, default=None)
+    assert output.num_preempted == len(tokens)
+
+
+def test_an_answer_in_one_part_is_what_the_server_returned() -> None:
+    only = part([1, 2], 3, "completed")
+    assert Answer("p", [only]).output() is only
+
+
+def test_experts_of_later_parts_are_those_of_their_own_tokens() -> None:
+    first, second = part([1, 2], 0), part([3], 1)
+    first.routed_experts, second.routed_experts = np.zeros((5, 1)), np.ones((6, 1))  # of prompt and answer
+    assert Answer("p", [first, second]).output().routed_experts[:, 0].tolist() == [0] * 5 + [1]
+
+
+def test_what_was_saved_comes_back_and_is_given_once(tmp_path: Path) -> None:
+    answer = written([[1, 2], [], [3]])
+    Unfinished(lambda: [["g7", 2, [answer.state_dict()]]]).save(tmp_path / "unfinished")
+    loaded = Unfinished(list)
+    assert set(loaded.load(tmp_path / "unfinished")) == {("g7", 2)}
+    again = tmp_path / "again"
+    loaded.save(again)  # a run that is cut before it goes on still has it
+    assert load_rows(again)[0][:2] == ["g7", 2]
+    given_back = loaded.give(Request("g7", Prompt(0, 0), n=3, first=1))
+    assert Answer.from_state_dict(given_back[2][0]) == answer
+    assert not loaded.give(Request("g7", Prompt(0, 0), n=3, first=1))
+
+
+def test_a_checkpoint_without_unfinished_rollouts_has_none(tmp_path: Path) -> None:
+    assert not Unfinished(list).load(tmp_path / "unfinished")
+
+
+def test_a_saved_conversation_is_gone_on_with_only_while_the_same_is_asked() -> None:
+    saved = [Answer(name_of([1, 2]), [part([3], 0)], done=True), Answer(name_of([1, 2, 3, 4]), [part([5], 1)])]
+    same, other = (Session("g0", 0, answers=list(saved)) for _ in range(2))
+    assert same.next_answer([1, 2]) is saved[0]
+    assert same.next_answer([1, 2, 3, 4]) is saved[1]
+    assert other.next_answer([1, 2]) is saved[0]
+    assert other.next_answer([1, 2, 3, 9]).parts == []  # the tool answered something else
+    assert [answer.prompt for answer in other.answers] == [name_of([1, 2]), name_of([1, 2, 3, 9])]
+
+
+class Rollout:
+    """A part of verl's section."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.response_length = name, 20
+
+
+@pytest.mark.parametrize(("engine", "same"), [("transformers", True), ("vllm", False)])
+def test_the_rest_of_an_answer_draws_noise_of_its_own(engine: str, same: bool) -> None:
+    given: dict[str, Any] = {"seed": 11, "temperature": 0.7}
+    assert continued(given, Rollout(engine), 0) == given
+    rest = continued(given, Rollout(engine), 6)
+    assert (rest["max_tokens"], rest["temperature"]) == (14, 0.7)
+    assert (rest["seed"] == 11) is same
+    assert continued({"max_new_tokens": 9}, Rollout(engine), 6) == {"max_tokens": 3}
+
+
+def test_arrays_of_an_answer_are_stored_as_tensors(tmp_path: Path) -> None:
+    save_rows([written([[1], [2]]).state_dict()], tmp_path)
+    assert "[1" not in (tmp_path / "values.json").read_text()
