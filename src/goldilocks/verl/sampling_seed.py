@@ -48,7 +48,7 @@ def continued(sampling_params: Mapping[str, Any], rollout_config: Any, written: 
     params["max_tokens"] = params.get("max_tokens", limit) - written
     name = _PARAMETER.get(rollout_config.name)
     if name in params and rollout_config.name not in _ALWAYS:
-        params[name] = _hash(params[name], written)
+        params[name] = hashed(params[name], written)
     return params
 
 
