@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from goldilocks.core import Collector, ListSource, collector
+from goldilocks.core import Collector, ListSource, limits
 from goldilocks.core.allocators import Fixed
 from goldilocks.core.filters import Variance
 from goldilocks.core.selectors import Uniform
@@ -94,7 +94,7 @@ def update(own: Collector, config: PPOFilterConfig, informative: int, carries: b
 
 def step_time(deviations: float) -> tuple[float, float]:
     """The mean time of a step in units of the longest answer, and rollouts generated per rollout trained."""
-    collector.SLACK = deviations
+    limits.SLACK = deviations
     draw = np.random.default_rng(0)
     rates = np.where(draw.random(PROMPTS) < 0.35, 0.5, 0.0)
     data = PassRates(tuple(range(PROMPTS)), rates, np.full(PROMPTS, MEAN))
