@@ -80,7 +80,7 @@ METRICS: dict[str, str] = {
     "accounts/failed_rollouts": "lost, or without a finite reward",
     "accounts/paused_rollouts": "not finished: they go on with the next policy (`on_full: partial`)",
     "accounts/duplicate_rollouts": "sent twice",
-    "aborts/asked": "requests that rollout servers were asked to end, since the run was started: nobody needs them",
+    "aborts/asked": "requests that rollout servers were asked to end, since the run was started: not needed, or paused",
     "aborts/ended": "those that ended before their answer was complete; 0 of many: the server does not abort",
     "budget/spent": "share of `goldilocks.budget` that is spent: the largest of its costs; at 1 the run ends",
     # Policies.
