@@ -8,5 +8,8 @@ from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("GOLDILOCKS_PATCHES", "all")
 signal.signal(signal.SIGINT, signal.default_int_handler)
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+for profile, examples in (("any machine", 50), ("thorough", 500)):  # pytest --hypothesis-profile=thorough
+    settings.register_profile(
+        profile, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
 settings.load_profile("any machine")

@@ -23,7 +23,10 @@ CONFIG = Path(__file__).parent / "launch" / "config"
 OLD_NAMES = {"uniform": "grpo", "thompson+contrast": "thompson_contrast"}
 
 
-class _Loader(yaml.SafeLoader):
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML was built with it
+
+
+class _Loader(_SafeLoader):
     """YAML as Hydra reads it: ``1e-3`` is a number, which YAML 1.1 takes for a word."""
 
 

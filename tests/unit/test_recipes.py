@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
 
 from goldilocks import recipes
 from goldilocks.launch.recipe import choose, compose_config
@@ -21,6 +23,12 @@ def described(part: object) -> tuple[type, str]:
     return type(part), repr(vars(part))
 
 
+@functools.cache
+def composed(recipe: str) -> DictConfig:
+    """What ``goldilocks train`` makes of a recipe; not to be written to, since it is made once."""
+    return compose_config(choose([recipe], "cpu"))
+
+
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     return tmp_path / "own.yaml"
@@ -29,7 +37,8 @@ def own(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", [*names(), *OLD_NAMES])
 def test_train_and_simulate_build_the_same_policies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOLDILOCKS_ARITHMETIC", "/nowhere")
-    config = compose_config(choose([name], "cpu"))
+    config = composed(choose([name], "cpu").recipe)
+    assert config.trainer.device == "cpu"
     trained = Settings.from_config(config)
     data = config.data
     setup = Setup(target_groups=data.train_batch_size, engine=EngineConfig(max_tokens=data.max_response_length))
@@ -47,11 +56,10 @@ def test_a_recipe_read_without_hydra_has_the_keys_that_hydra_composes(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GOLDILOCKS_ARITHMETIC", "/nowhere")
-    composed = compose_config(choose([name], "cpu"))
-    read = read_recipe(name)
+    config, read = composed(name), read_recipe(name)
     for key in dotted_keys(read):
         if not isinstance(value_at(read, key), dict):
-            assert value_at(composed, key) == value_at(read, key), key
+            assert value_at(config, key) == value_at(read, key), key
 
 
 def test_the_default_recipe_comes_first() -> None:

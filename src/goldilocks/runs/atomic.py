@@ -41,7 +41,10 @@ def make_folder(path: Path, make: Callable[[Path], None]) -> None:
     try:
         make(unfinished)
         unfinished.chmod(0o755)
-        if not path.exists():  # another process may have been quicker
+        try:
             unfinished.rename(path)
+        except OSError:  # a folder with something in it is not replaced: another process may have been quicker
+            if not path.exists():
+                raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -48,7 +48,7 @@ cases = st.fixed_dictionaries(
         "seed": st.integers(0, 2**31),
     }
 )
-properties = settings(max_examples=60)
+properties = settings(max_examples=40)
 
 
 def make(case: dict[str, Any]) -> Collector:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -98,14 +99,15 @@ def test_it_changes_neither_what_is_generated_nor_the_accounts(case):
     assert not any(name.startswith("replay/") for name in without.metrics())
 
 
-@settings(max_examples=12)  # each saves and loads at every turn of the steps it is cut in
+@settings(max_examples=25)
 @given(cases, st.data())
 def test_cut_anywhere_saved_and_loaded_it_goes_on_the_same(tmp_path_factory, case, data):
     _, whole = collect(case)
     collector, engine, log = make(case), FaultyEngine(case["seed"]), Log()
     file = tmp_path_factory.mktemp("state") / "state.npz"
-    cut_collecting = data.draw(st.sets(st.integers(0, STEPS - 1)))
-    cut_in_hand = data.draw(st.sets(st.integers(0, STEPS - 1)))
+    cut_turns = data.draw(st.sets(st.integers(0, 60), min_size=1, max_size=6))
+    cut_in_hand = data.draw(st.sets(st.integers(0, STEPS - 1), max_size=2))
+    turns = itertools.count()
 
     def reborn(collector: Collector) -> Collector:
         save_state(collector.state_dict(), file)
@@ -116,7 +118,7 @@ def test_cut_anywhere_saved_and_loaded_it_goes_on_the_same(tmp_path_factory, cas
     for step in range(STEPS):
         while not collector.ready:
             turn(collector, engine, log)
-            collector = reborn(collector) if step in cut_collecting else collector
+            collector = reborn(collector) if next(turns) in cut_turns else collector
         take(collector, engine, log)
         collector = reborn(collector) if step in cut_in_hand else collector
     assert log.decisions == whole.decisions

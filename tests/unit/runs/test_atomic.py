@@ -44,6 +44,18 @@ def test_a_folder_is_made_once(tmp_path: Path) -> None:
     assert (tmp_path / "deep" / "folder" / "a").is_file()
 
 
+def test_of_two_processes_that_make_a_folder_the_quicker_one_has_made_it(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+
+    def slow(folder: Path) -> None:
+        (folder / "slow").touch()
+        make_folder(path, lambda quicker: (quicker / "quick").touch())
+
+    make_folder(path, slow)
+    assert [file.name for file in path.iterdir()] == ["quick"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_folder_that_fails_halfway_is_not_there(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         (folder / "a").touch()

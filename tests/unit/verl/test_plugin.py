@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import subprocess
 import sys
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -56,22 +55,6 @@ def test_an_addition_that_fails_fails_the_import(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(sys, "meta_path", [plugin._AfterImport({"doomed_module": [broken.make]}), *sys.meta_path])
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         importlib.import_module("doomed_module")
-
-
-def test_the_plug_in_itself_imports_neither_verl_nor_torch() -> None:
-    code = (
-        "import sys, goldilocks.verl.plugin; print([name for name in ('verl', 'torch', 'ray') if name in sys.modules])"
-    )
-    assert _run(code) == "[]"
-
-
-def test_a_module_of_an_addition_may_be_the_first_to_import_verl() -> None:
-    code = "import goldilocks.platforms.cpu as cpu; from verl.plugin.platform import PlatformRegistry as registry"
-    assert _run(f"{code}; print(registry.get('cpu') is cpu.PlatformCPU)") == "True"
-
-
-def _run(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_a_warning_that_verl_gives_for_every_rollout_is_given_once_for_a_model_type(

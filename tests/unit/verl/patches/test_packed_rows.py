@@ -1,10 +1,6 @@
 from __future__ import annotations
 
 import inspect
-import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,25 +70,6 @@ def test_rows_that_a_storage_unit_keeps_can_be_freed_one_by_one(request_type: ZM
     assert alone == (request_type is ZMQRequestType.PUT_DATA)
     assert ZMQRequestType.PUT_DATA.value == PUT
     rows[0][0] = 7  # writable, as what the TransferQueue gives
-
-
-def test_a_process_that_was_never_told_understands_them_and_answers_in_kind(tmp_path: Path) -> None:
-    rows = [torch.arange(size) for size in range(1, 20)]
-    (tmp_path / "question").write_bytes(pickle.dumps([bytes(part) for part in message(rows).serialize()]))
-    other = f"""
-import pickle, sys
-from pathlib import Path
-from transfer_queue.utils.zmq_utils import ZMQMessage
-assert not any(name.startswith(("verl", "goldilocks")) for name in sys.modules)
-folder = Path({str(tmp_path)!r})
-question = ZMQMessage.deserialize(pickle.loads((folder / "question").read_bytes()))
-assert "verl" not in sys.modules, "a storage unit has no use for verl"
-(folder / "answer").write_bytes(pickle.dumps([bytes(part) for part in question.serialize()]))
-"""
-    subprocess.run([sys.executable, "-c", other], check=True, timeout=120)
-    parts = pickle.loads((tmp_path / "answer").read_bytes())
-    assert len(parts) == 1
-    assert all(map(torch.equal, read(parts), rows))
 
 
 def test_a_message_is_not_changed_by_being_sent() -> None:
