@@ -1,4 +1,4 @@
-"""TRL's ``GRPOTrainer`` and ours: the time of a step with everything off, and what dynamic sampling makes of rollouts.
+"""TRL's ``GRPOTrainer`` and ours: a step with everything off, one with our engine, and what dynamic sampling makes of it.
 
     python benchmarks/trl_trainer.py [STEPS] [REPEATS]
 
@@ -69,7 +69,7 @@ def informative(log: list[dict[str, Any]], rollouts: float) -> float:
 def main() -> None:
     given = [int(word) for word in sys.argv[1:]]
     steps, repeats = (*given, *(8, 3)[len(given) :])
-    seconds: dict[str, list[float]] = {"GRPOTrainer": [], "no section": [], "an empty section": []}
+    seconds: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         make(out / "model")
@@ -77,11 +77,15 @@ def main() -> None:
             "GRPOTrainer": (GRPOTrainer, {}),
             "no section": (GoldilocksGRPOTrainer, {}),
             "an empty section": (GoldilocksGRPOTrainer, {"goldilocks": {}}),
+            "engine, only signal": (
+                GoldilocksGRPOTrainer,
+                {"goldilocks": {}, "engine_slots": 32 * N, "only_signal": True},
+            ),
         }
         for seed in range(repeats):
             for name, (kind, sections) in runs.items():
                 log = train(kind, out / "model", out / f"{name}{seed}", steps, seed, **sections)
-                seconds[name] += [record["step_time"] for record in log[1:]]
+                seconds.setdefault(name, []).extend(record["step_time"] for record in log[1:])
         theirs = statistics.median(seconds["GRPOTrainer"])
         print(f"{'everything off':<24} {'ms per step':>12} {'ratio':>7}")
         for name, values in seconds.items():
