@@ -206,9 +206,9 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         check_engine(GRPOTrainer)
         for what, there in (("tools", getattr(self, "tools", None)), ("PEFT", hasattr(self.model, "peft_config"))):
             require(not there, "engine_slots", slots, f"none with {what}")
-        pad = self.processing_class.pad_token_id
-        device = self.accelerator.device
-        return EngineRollouts(self.args, slots=slots, eos_ids=self.eos_token_ids, pad_id=pad, device=device)
+        tokenizer, device = self.processing_class, self.accelerator.device
+        eos = getattr(self, "eos_token_ids", [tokenizer.eos_token_id])  # TRL 1.0 knows the tokenizer's alone
+        return EngineRollouts(self.args, slots=slots, eos_ids=eos, pad_id=tokenizer.pad_token_id, device=device)
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         if self._engine is None:
