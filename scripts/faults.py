@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,13 +30,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
+from fault_checks import checkpointed, history_faults, last_logged
 
 from goldilocks.launch.supervisor import MARK
 from goldilocks.runs.atomic import write_text
-from goldilocks.runs.checkpoint import load_state
 from goldilocks.runs.jsonl import read_objects
-from goldilocks.runs.records import group_uids, read_records
-from goldilocks.types import Account
 
 # What is killed, by a part of its command line; Ray names a worker by its actor.
 VICTIMS = {
@@ -58,7 +57,6 @@ SETTINGS = [
     "trainer.save_freq=1",
     "algorithm.filter_groups.max_carry_steps=1000000",
 ]
-CLASSES = [account.value for account in Account]
 
 
 PATIENCE_S = 300.0  # for a run to end after a kill
@@ -205,39 +203,6 @@ def _processes(mark: str) -> Iterator[psutil.Process]:
             continue
 
 
-# -- what is on disk ---------------------------------------------------------------------------------------------------
-
-
-def checkpointed(run: Path) -> int:
-    """The last step whose checkpoint counts."""
-    file = run / "checkpoints" / "latest_checkpointed_iteration.txt"
-    return int(file.read_text()) if file.exists() else 0
-
-
-def records(run: Path) -> list[tuple[int, dict[str, float]]]:
-    """(step, metrics) of every update of every life, in the order they were written."""
-    files = sorted(run.glob("metrics*.jsonl"), key=lambda file: file.stat().st_mtime_ns)
-    lines = [json.loads(line) for file in files for line in file.read_text().splitlines() if line.endswith("}")]
-    return [(line["step"], line["data"]) for line in lines if "accounts/generated_rollouts" in line["data"]]
-
-
-def last_logged(run: Path, otherwise: int) -> int:
-    steps = records(run)
-    return steps[-1][0] if steps else otherwise
-
-
-def trained(run: Path, step: int) -> list[str]:
-    """The group of every row that a step trained, as the life that came last has dumped it."""
-    rows = read_records(run / "rollouts" / f"{step}.jsonl")
-    return [uid for uid in group_uids(rows) if not uid.startswith("pad")]
-
-
-def kept(run: Path, step: int) -> set[str]:
-    """The groups that the checkpoint of a step carries on."""
-    state = load_state(run / "checkpoints" / f"global_step_{step}" / "goldilocks.npz")
-    return {group["uid"] for group in state["collector"]["shelf"]["kept"]}
-
-
 # -- the tables --------------------------------------------------------------------------------------------------------
 
 
@@ -251,9 +216,16 @@ def show(number: int, life: Life) -> None:
     since, steps = "training" if life.training else "its life", f"{life.first}-{life.last}"
     print(
         f"{number:>4}  {life.victim:<12} {life.moment:>5.1f} s {since:<8}  {steps:<9} {life.seconds:>4.0f} s  "
-        f"{life.reason[:100]}",
+        f"{brief(life.reason)}",
         flush=True,
     )
+
+
+def brief(reason: str) -> str:
+    """A reason for a line of the table: how it begins, and the actor that Ray says has died."""
+    told = reason.partition("the run failed: ")[2] or reason
+    dead = re.search(r"class_name: \w+", told)
+    return f"{told[:60]} … {dead[0]}" if dead and len(told) > 60 else told[:100]
 
 
 def summary(folders: list[Path]) -> int:
@@ -277,52 +249,17 @@ def summary(folders: list[Path]) -> int:
     return int(found.total() > 0)
 
 
-# -- the checks --------------------------------------------------------------------------------------------------------
-
-
 def faults(run: Path, lives: list[Life], done: subprocess.CompletedProcess[str], total: int) -> dict[str, list[str]]:
     """Everything that does not hold, by check."""
+    killed_after = {life.first for life in lives} | {total - 2}  # what the next life went on from
     return {
         "lives without a reason": [
             f"{life.victim}: {life.reason!r}" for life in lives if "failed: " not in life.reason
         ],
         "processes left running": [f"{life.victim}: {life.left_running}" for life in lives if life.left_running],
         "the last life failed": [done.stderr.strip()] if done.returncode else [],
-        **(history_faults(run, total) if not done.returncode else {}),
+        **(history_faults(run, total, killed_after) if not done.returncode else {}),
     }
-
-
-def history_faults(run: Path, total: int) -> dict[str, list[str]]:
-    """What does not hold over all lives together."""
-    steps = {step: trained(run, step) for step in range(1, total + 1)}
-    where: dict[str, int] = {}
-    twice = []
-    for step, uids in steps.items():
-        twice += [f"{uid} in steps {where[uid]} and {step}" for uid in set(uids) if where.setdefault(uid, step) != step]
-    saved = [step for step in steps if (run / "checkpoints" / f"global_step_{step}" / "goldilocks.npz").exists()]
-    waiting = kept(run, total)
-    lost = [f"{uid} of step {step}" for step in saved for uid in kept(run, step) - waiting if where.get(uid, 0) <= step]
-    return {
-        "groups trained twice": twice,
-        "kept groups lost": lost,
-        "accounts that do not go on": account_faults(run, {step: len(uids) for step, uids in steps.items()}),
-    }
-
-
-def account_faults(run: Path, rows: dict[int, int]) -> list[str]:
-    """At every step the classes sum to what was generated, and as much was trained as all steps so far have dumped."""
-    faults, so_far = [], 0
-    metrics = dict(records(run))  # of a step that was made twice, the later one counts
-    for step in sorted(rows):
-        so_far += rows[step]
-        if step not in metrics:  # its life was killed after the checkpoint, before the line was written
-            continue
-        account = {name: metrics[step][f"accounts/{name}_rollouts"] for name in (*CLASSES, "generated")}
-        if sum(account[name] for name in CLASSES) != account["generated"]:
-            faults.append(f"step {step}: the classes do not sum to what was generated")
-        if account["trained"] != so_far:
-            faults.append(f"step {step}: trained_rollouts is {account['trained']:.0f}, the dumps have {so_far}")
-    return faults
 
 
 if __name__ == "__main__":

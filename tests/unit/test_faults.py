@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 
 from goldilocks.runs.checkpoint import save_state
+from goldilocks.types import Account
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "faults.py"
+CLASSES = [account.value for account in Account]
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture(scope="module")
-def faults() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("faults", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["faults"] = module  # where its dataclass looks for it
-    spec.loader.exec_module(module)
-    return module
+def faults() -> Iterator[ModuleType]:
+    """The script, which finds its checks beside it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))
+        yield importlib.import_module("faults")
 
 
 class History:
@@ -51,7 +50,8 @@ class History:
             folder = self.run / "checkpoints" / f"global_step_{step}"
             folder.mkdir(parents=True)
             shelf = {"kept": [{"uid": uid} for uid in self.kept[step]]}
-            save_state({"collector": {"shelf": shelf}}, folder / "goldilocks.npz")
+            accounts = {"rollouts": {"trained": 2 * step}}
+            save_state({"collector": {"shelf": shelf, "accounts": accounts}}, folder / "goldilocks.npz")
         return self.run
 
     def _metrics(self, step: int) -> dict[str, int]:
@@ -63,11 +63,11 @@ class History:
 
 @pytest.fixture
 def history(faults: ModuleType, tmp_path: Path) -> History:
-    return History(tmp_path / "run", faults.CLASSES)
+    return History(tmp_path / "run", CLASSES)
 
 
-def found(faults: ModuleType, run: Path) -> dict[str, int]:
-    return {name: len(lines) for name, lines in faults.history_faults(run, 2).items() if lines}
+def found(faults: ModuleType, run: Path, killed_after: tuple[int, ...] = ()) -> dict[str, int]:
+    return {name: len(lines) for name, lines in faults.history_faults(run, 2, killed_after).items() if lines}
 
 
 def test_a_whole_run_has_no_faults(faults: ModuleType, history: History) -> None:
@@ -83,6 +83,17 @@ def test_a_group_in_two_steps_was_trained_twice(faults: ModuleType, history: His
 def test_a_kept_group_that_is_neither_trained_nor_kept_is_lost(faults: ModuleType, history: History) -> None:
     history.trained[2] = ["g2"]
     assert found(faults, history.write()) == {"kept groups lost": 1}
+
+
+@pytest.mark.parametrize("left", [None, "", '{"input": "1+1='])
+def test_a_life_that_was_killed_before_its_dump_has_trained_what_its_checkpoint_no_longer_carries(
+    faults: ModuleType, history: History, left: str | None
+) -> None:
+    run = history.write()
+    dump = run / "rollouts" / "2.jsonl"
+    dump.unlink() if left is None else dump.write_text(left)
+    assert found(faults, run, killed_after=(2,)) == {}
+    assert found(faults, run, killed_after=(1,)) == {"kept groups lost": 1, "accounts that do not go on": 1}
 
 
 @pytest.mark.parametrize("change", [{"trained": 2}, {"generated": 5}])

@@ -1,0 +1,111 @@
+"""What ``scripts/faults.py`` checks of a run's directory: nothing trained twice, nothing lost, the accounts go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+from goldilocks.runs.checkpoint import load_state
+from goldilocks.runs.records import group_uids, read_records
+from goldilocks.types import Account
+
+CLASSES = [account.value for account in Account]
+
+
+# -- what is on disk ---------------------------------------------------------------------------------------------------
+
+
+def checkpointed(run: Path) -> int:
+    """The last step whose checkpoint counts."""
+    file = run / "checkpoints" / "latest_checkpointed_iteration.txt"
+    return int(file.read_text() or 0) if file.exists() else 0
+
+
+def logged(run: Path) -> list[tuple[int, dict[str, float]]]:
+    """(step, metrics) of every update of every life, in the order they were written."""
+    files = sorted(run.glob("metrics*.jsonl"), key=lambda file: file.stat().st_mtime_ns)
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines() if line.endswith("}")]
+    return [(line["step"], line["data"]) for line in lines if "accounts/generated_rollouts" in line["data"]]
+
+
+def last_logged(run: Path, otherwise: int) -> int:
+    """The last step that was logged."""
+    steps = logged(run)
+    return steps[-1][0] if steps else otherwise
+
+
+def dumped(run: Path, step: int) -> list[str]:
+    """The group of every row that a step trained, as the life that came last has dumped it; none without a dump."""
+    try:
+        rows = read_records(run / "rollouts" / f"{step}.jsonl")
+    except (OSError, ValueError):
+        return []
+    return [uid for uid in group_uids(rows) if not uid.startswith("pad")]
+
+
+class Step:
+    """What a step has trained, and what its checkpoint carries on.
+
+    verl dumps the rows of a step after it has saved the checkpoint. A life that is killed in between leaves no dump, or
+    half of one; of such a step the checkpoint tells how many rows it trained, and which carried groups.
+    """
+
+    def __init__(self, run: Path, number: int, before: Step | None, killed_after: bool) -> None:
+        state = load_state(run / "checkpoints" / f"global_step_{number}" / "goldilocks.npz")["collector"]
+        self.kept = {group["uid"] for group in state["shelf"]["kept"]}
+        self.trained_so_far = state["accounts"]["rollouts"][Account.TRAINED.value]
+        uids = dumped(run, number)
+        self.uids, self.rows = set(uids), len(uids)
+        rows = self.trained_so_far - (before.trained_so_far if before else 0)
+        if killed_after and self.rows != rows:
+            self.uids, self.rows = (before.kept if before else set()) - self.kept, rows
+
+
+def read_steps(run: Path, total: int, killed_after: Collection[int]) -> dict[int, Step]:
+    """Every step, by its number."""
+    steps: dict[int, Step] = {}
+    for number in range(1, total + 1):
+        steps[number] = Step(run, number, steps.get(number - 1), number in killed_after)
+    return steps
+
+
+# -- what does not hold ------------------------------------------------------------------------------------------------
+
+
+def history_faults(run: Path, total: int, killed_after: Collection[int] = ()) -> dict[str, list[str]]:
+    """Every fault over all lives together, by check; ``killed_after`` has the steps from which a life went on."""
+    steps = read_steps(run, total, killed_after)
+    trained_in: dict[str, int] = {}
+    twice = [
+        f"{uid} in steps {trained_in[uid]} and {number}"
+        for number, step in steps.items()
+        for uid in sorted(step.uids)
+        if trained_in.setdefault(uid, number) != number
+    ]
+    lost = [
+        f"{uid} of step {number}"
+        for number, step in steps.items()
+        for uid in sorted(step.kept - steps[total].kept)
+        if trained_in.get(uid, 0) <= number
+    ]
+    return {
+        "groups trained twice": twice,
+        "kept groups lost": lost,
+        "accounts that do not go on": account_faults(dict(logged(run)), steps),
+    }
+
+
+def account_faults(metrics: dict[int, dict[str, float]], steps: dict[int, Step]) -> list[str]:
+    """At every step the classes sum to what was generated, and as much was trained as all steps so far have dumped."""
+    faults, so_far = [], 0
+    for number, step in steps.items():
+        so_far += step.rows
+        if number not in metrics:  # its life was killed after the checkpoint, before the line was written
+            continue
+        account = {name: metrics[number][f"accounts/{name}_rollouts"] for name in (*CLASSES, "generated")}
+        if sum(account[name] for name in CLASSES) != account["generated"]:
+            faults.append(f"step {number}: the classes do not sum to what was generated")
+        if account["trained"] != so_far:
+            faults.append(f"step {number}: trained_rollouts is {account['trained']:.0f}, the dumps have {so_far}")
+    return faults
