@@ -82,6 +82,7 @@ METRICS: dict[str, str] = {
     "accounts/duplicate_rollouts": "sent twice",
     "aborts/asked": "requests that rollout servers were asked to end, since the run was started: not needed, or paused",
     "aborts/ended": "those that ended before their answer was complete; 0 of many: the server does not abort",
+    "aborts/left": "requests still at the rollout servers when they were put to sleep; above 0 only where aborts fail",
     "budget/spent": "share of `goldilocks.budget` that is spent: the largest of its costs; at 1 the run ends",
     # Policies.
     "selector/greso_p": "`greso`: probability that a prompt with a streak of one visit without variance is tried",

@@ -212,6 +212,7 @@ class StreamingManager(AgentLoopManagerTQ):
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(StreamingWorker)
         self._waiting: dict[Any, Any] = {}
+        self._left = 0  # requests that were at the servers when they were last drained
 
     def events(self, within: float | None = None) -> list[Rollout | Failure]:
         """What has happened since this was last asked; waits until something has. A worker that died raises.
@@ -260,13 +261,14 @@ class StreamingManager(AgentLoopManagerTQ):
         while left := sum(ray.get([worker.drained.remote(DRAIN_S) for worker in workers])):
             logger.warning("%d requests were to end and are at the rollout servers after %g s", left, DRAIN_S)
             if self.rollout_config.name not in IDLE_TO_SLEEP:
-                return
+                break
+        self._left = left
 
     def abort_metrics(self) -> dict[str, float]:
         """Whether aborts end answers, since the run began."""
         workers: list[Any] = self.agent_loop_workers
         asked, ended = map(sum, zip(*ray.get([worker.aborts.remote() for worker in workers]), strict=True))
-        return {"aborts/asked": asked, "aborts/ended": ended}
+        return {"aborts/asked": asked, "aborts/ended": ended, "aborts/left": self._left}
 
 
 def _tag(output: Any, global_steps: int, versions: Versions) -> dict[str, Any]:
