@@ -60,11 +60,10 @@ def run(engine: str, steps: int) -> list[dict[str, float]]:
 
 def rows(steps: list[dict[str, float]]) -> list[tuple[str, str]]:
     last = steps[-1]
-    cancelled = last["accounts/cancelled_rollouts"]
-    mean = last["accounts/cancelled_tokens"] / cancelled if cancelled else float("nan")
+    mean = last["aborts/tokens"] / last["aborts/ended"] if last["aborts/ended"] else float("nan")
     return [
         ("aborts that took effect", f"{last['aborts/ended']:.0f} of {last['aborts/asked']:.0f}"),
-        ("tokens of a cancelled rollout", f"{mean:.1f} of {TOKENS}"),
+        ("tokens of an aborted rollout", f"{mean:.1f} of {TOKENS}"),
         ("requests left at the servers when put to sleep", f"{max(step['aborts/left'] for step in steps):.0f}"),
         ("largest difference of a probability", f"{max(step[DIFFERENCE] for step in steps):.1e}"),
     ]

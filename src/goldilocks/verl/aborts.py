@@ -82,7 +82,7 @@ class Aborts:
     def __init__(self, engine: str) -> None:
         self._engine = engine
         self._ask = ASK.get(engine)
-        self.asked = self.ended = 0
+        self.asked = self.ended = self.tokens = 0
         self._said = False
 
     def ask(self, server: Any, request_id: str) -> bool:
@@ -92,10 +92,12 @@ class Aborts:
         self._ask(server, request_id)
         return True
 
-    def answered(self, stop_reason: str | None) -> None:
-        """A request that was to be ended has been answered."""
+    def answered(self, stop_reason: str | None, tokens: int) -> None:
+        """A request that was to be ended has been answered, with so many tokens."""
         self.asked += 1
-        self.ended += stop_reason in ENDED
+        if stop_reason in ENDED:
+            self.ended += 1
+            self.tokens += tokens
         if self.asked >= SURE_AFTER and not self.ended and not self._said:
             self._said = True
             logger.warning(

@@ -85,9 +85,10 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         left: int = await self.llm_client.drained(within)
         return left
 
-    async def aborts(self) -> tuple[int, int]:
+    async def aborts(self) -> tuple[int, int, int]:
         """How many requests servers were asked to end, and how many of them did."""
-        return self.llm_client.aborts.asked, self.llm_client.aborts.ended
+        aborts = self.llm_client.aborts
+        return aborts.asked, aborts.ended, aborts.tokens
 
     async def generate_sequences(self, batch: Any) -> None:
         """verl's: starts a session for each rollout and does not wait for it."""
@@ -267,8 +268,8 @@ class StreamingManager(AgentLoopManagerTQ):
     def abort_metrics(self) -> dict[str, float]:
         """Whether aborts end answers, since the run began."""
         workers: list[Any] = self.agent_loop_workers
-        asked, ended = map(sum, zip(*ray.get([worker.aborts.remote() for worker in workers]), strict=True))
-        return {"aborts/asked": asked, "aborts/ended": ended, "aborts/left": self._left}
+        asked, ended, tokens = map(sum, zip(*ray.get([worker.aborts.remote() for worker in workers]), strict=True))
+        return {"aborts/asked": asked, "aborts/ended": ended, "aborts/tokens": tokens, "aborts/left": self._left}
 
 
 def _tag(output: Any, global_steps: int, versions: Versions) -> dict[str, Any]:

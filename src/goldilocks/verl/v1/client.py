@@ -180,7 +180,7 @@ class StreamingClient(LLMServerClient):
             answer.parts.append(output)
             session.tokens += len(output.token_ids)
             if session.aborted:
-                self.aborts.answered(output.stop_reason)
+                self.aborts.answered(output.stop_reason, len(output.token_ids))
             stopped = session.aborted and output.stop_reason in ENDED
             answer.done = not stopped or self.is_cancelled(session)
         finally:

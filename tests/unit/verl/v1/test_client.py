@@ -163,7 +163,7 @@ def test_a_cancelled_group_is_aborted_at_its_server_and_the_effect_is_counted() 
         await settle()
         client.cancel("x")
         assert [len((await task).token_ids) for task in tasks[:2]] == [1, 1]
-        assert (client.aborts.asked, client.aborts.ended) == (2, 2)
+        assert (client.aborts.asked, client.aborts.ended, client.aborts.tokens) == (2, 2, 2)
         assert await client.drained(0.01) == 1
         server.answer_all()
         await tasks[2]
