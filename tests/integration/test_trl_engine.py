@@ -62,6 +62,24 @@ def test_leaving_out_rows_without_signal_changes_no_weight(loss: str, tmp_path: 
     assert torch.allclose(world.weights(part), world.weights(whole), atol=2e-4)
 
 
+def test_a_batch_without_any_signal_lets_the_momentum_move_on(tmp_path: Path) -> None:
+    def reward_once() -> Any:
+        calls = []
+
+        def reward(completions: list[Any], right: list[int], **columns: Any) -> list[float]:
+            calls.append(completions)
+            return world.reward(completions, right, **columns) if len(calls) == 1 else [0.0 for _ in completions]
+
+        return reward
+
+    whole = trained(tmp_path / "whole", {"goldilocks": {}}, max_steps=2, reward_funcs=reward_once())
+    part = trained(tmp_path / "part", {"goldilocks": {}, "only_signal": True}, max_steps=2, reward_funcs=reward_once())
+    assert world.losses(part)[1] == world.losses(whole)[1] == 0
+    assert torch.allclose(world.weights(part), world.weights(whole), atol=2e-4)
+    once = trained(tmp_path / "once", {"goldilocks": {}}, max_steps=1, reward_funcs=reward_once())
+    assert not torch.allclose(world.weights(part), world.weights(once), atol=2e-3)
+
+
 def test_rows_without_signal_are_computed_where_the_loss_has_a_kl_term(tmp_path: Path) -> None:
     assert not world.trainer(tmp_path, sections={"only_signal": True}, beta=0.1)._only_signal
 

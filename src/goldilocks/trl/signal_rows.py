@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from goldilocks.trl.rows import PROMPT
 
@@ -28,14 +29,23 @@ def allowed(args: Any) -> bool:
 
 
 def with_signal(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
-    """Return the rows to compute, at least one, and the share of all rows that they are."""
+    """Return the rows to compute and the share of all rows that they are; 0 where there is nothing to compute."""
     advantages: Tensor = inputs["advantages"]
     has = advantages != 0
-    if not has.any():
-        has[0] = True
     rows = len(advantages)
+    if not has.any():
+        return {}, 0.0
     kept = {name: value[has] if _per_row(value, rows) else value for name, value in inputs.items()}
     return _cut(kept), float(has.sum()) / rows
+
+
+def no_loss(model: nn.Module) -> Tensor:
+    """Return a loss of zero whose gradient is zero for every parameter, as that of rows without signal is.
+
+    No gradient at all would be another thing: the optimizer would not move, where its momentum moves it on.
+    """
+    firsts = [one.view(-1)[:1] for one in model.parameters() if one.requires_grad and one.numel()]
+    return 0.0 * torch.cat([one.float() for one in firsts]).sum()
 
 
 def _per_row(value: Any, rows: int) -> bool:

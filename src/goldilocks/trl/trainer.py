@@ -188,6 +188,8 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         if self._only_signal:
             inputs, share = signal_rows.with_signal(inputs)
             scale = scale * share
+            if not share:
+                return signal_rows.no_loss(model)
         self._old = inputs.get(LOG_PROBS)
         loss = super().compute_loss(model, inputs, *args, **kwargs)
         return loss * scale if self.loss_type in MEAN_OF_ROWS else loss

@@ -39,3 +39,12 @@ def test_tied_weights_that_differ_are_an_error() -> None:
     load(model, [("lm_head.weight", new), ("model.embed_tokens.weight", new)])
     with pytest.raises(ValueError, match="are tied"):
         load(model, [("lm_head.weight", new), ("model.embed_tokens.weight", new + 1)])
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "lm_head.weight"])
+def test_weights_that_are_not_finite_are_an_error_that_says_why(name: str) -> None:
+    model = fresh("qwen2")
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    weights[name].view(-1)[0] = torch.nan
+    with pytest.raises(ValueError, match=rf"'{name}' and \d+ more are not finite: the training has diverged"):
+        load(model, weights.items())
