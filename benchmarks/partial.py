@@ -1,12 +1,14 @@
 """What ``on_full: partial`` saves, and what it does to the answers that are trained.
 
     python benchmarks/partial.py                # the simulated engine: seconds
-    python benchmarks/partial.py --real         # a tiny model on this machine, through verl: minutes
+    python benchmarks/partial.py --engine       # a tiny model on our engine, without verl: a minute or two
+    python benchmarks/partial.py --real         # the same model trained through verl: minutes
 
 Every row trains the same number of groups. Lengths vary tenfold, and the longest answer is five times the mean, so that
-a step that waits for it is mostly waiting. In the real runs a model that was taught nothing ends its answer with the
-same small probability at each token, and the reward is a hash of the answer: no length is worth more than another, so
-that lengths differ only if the choice of what is trained favours some.
+a step that waits for it is mostly waiting. The tiny model was taught nothing: it ends its answer with the same small
+probability at each token, and the reward is a hash of the answer. No length is worth more than another, so that lengths
+differ only if the choice of what is trained favours some. With ``--engine`` nothing is trained, and the choices take
+turns step by step, so that a busy machine is as slow for one as for the other.
 
 Columns: the time of a step over that of ``finish``; mean length of what is trained over the mean length of what was
 started; mean and largest age, in updates, of the oldest token of a trained group; share of the generated tokens that
@@ -20,6 +22,9 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +34,10 @@ from goldilocks.core import Collector, ListSource, Surplus
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed
 from goldilocks.core.filters import Variance
 from goldilocks.core.selectors import Uniform
+from goldilocks.engine import Generation, SamplingParams
+from goldilocks.seeds import hashed
 from goldilocks.simulate import EngineConfig, PassRates, SimulatedEngine, batches
-from goldilocks.types import OnFull, StopRule
+from goldilocks.types import Failure, Group, OnFull, Paused, Request, Rollout, StopRule
 
 STEPS, PROMPTS, TARGET, MEAN, LONGEST, SPREAD = 20, 20_000, 64, 200, 1_000, 0.7
 ALLOCATORS: dict[str, Allocator] = {"n=8": Fixed(8), "contrast": Adaptive(max_n=32, stop=StopRule.CONTRAST)}
@@ -76,16 +83,15 @@ def simulated(name: str, allocator: Allocator, surplus: Surplus) -> Row:
     for _, batch in zip(range(STEPS), batches(collector, engine, rollouts=10**9), strict=False):
         lengths += [rollout.tokens for group in batch for rollout in group.trained]
         ages += [collector.step - group.version for group in batch]
+    length = float(np.mean(lengths)) / mean_length()
+    return Row(name, engine.clock / STEPS, length, float(np.mean(ages)), max(ages), wasted(collector))
+
+
+def wasted(collector: Collector) -> float:
+    """The share of the generated tokens that were thrown away."""
     accounts = collector.accounts
     lost = sum(accounts.by_class(accounts.tokens)[name] for name in ("cancelled", "expired"))
-    return Row(
-        name,
-        engine.clock / STEPS,
-        float(np.mean(lengths)) / mean_length(),
-        float(np.mean(ages)),
-        max(ages),
-        lost / accounts.generated_tokens,
-    )
+    return lost / accounts.generated_tokens
 
 
 def mean_length() -> float:
@@ -107,6 +113,133 @@ def print_simulated() -> None:
         print(*(row.text(rows[0]) for row in rows), sep="\n", flush=True)
 
 
+# -- our engine --------------------------------------------------------------------------------------------------------
+
+
+class LiveEngine:
+    """A model on our engine, driven as the simulated one is. What pauses is submitted again with its prefix."""
+
+    def __init__(self, folder: Path, slots: int, longest: int) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from goldilocks.engine import Engine
+
+        torch.set_num_threads(2)
+        self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+        self._engine = Engine(model, slots=slots, max_length=longest + 16, eos_ids=[1], pad_id=0, device="cpu")
+        self._longest = longest
+        self._written: dict[tuple[str, int], list[int]] = {}
+        self._prompts: dict[str, list[int]] = {}
+        self.lengths: list[int] = []  # of the answers that ended
+        self.submitted = 0
+
+    @property
+    def free(self) -> int:
+        """Slots that nothing occupies."""
+        return self._engine.free
+
+    def submit(self, request: Request) -> None:
+        """Begin ``request.n`` rollouts."""
+        self.submitted += request.n
+        self._prompts[request.uid] = self._tokenizer.encode(request.prompt.payload)
+        for index in range(request.first, request.first + request.n):
+            self._ask((request.uid, index), [])
+
+    def _ask(self, name: tuple[str, int], written: list[int]) -> None:
+        self._written[name] = written
+        params = SamplingParams(max_tokens=self._longest - len(written), seed=hashed(*name))
+        self._engine.submit("/".join(map(str, name)), [*self._prompts[name[0]], *written], params)
+
+    def step(self) -> list[Rollout | Failure]:
+        """Return the rollouts that end next; empty: nothing in flight."""
+        ended: list[Rollout | Failure] = []
+        while self._engine.busy and not ended:
+            ended = [self._ended(generation) for generation in self._engine.step()]
+        return ended
+
+    def _ended(self, generation: Generation) -> Rollout | Failure:
+        name = _name(generation)
+        tokens = [*self._written.pop(name), *generation.token_ids]
+        if generation.stop_reason == "aborted":
+            return Failure(*name, "aborted", len(tokens))
+        self.lengths.append(len(tokens))
+        reward = float(zlib.crc32(bytes(str(tokens), "ascii")) & 1)
+        return Rollout(*name, reward, len(tokens), {"acc": reward})
+
+    def abort(self, uid: str) -> None:
+        """Stop every rollout of this group."""
+        for name in [name for name in self._written if name[0] == uid]:
+            self._engine.abort("/".join(map(str, name)))
+
+    def pause(self) -> list[Paused]:
+        """Stop everything; return what it has written."""
+        self._engine.abort_all()
+        stopped = self._engine.step()
+        for generation in stopped:
+            self._written[_name(generation)] += generation.token_ids
+        return [Paused(*name, len(tokens)) for name, tokens in self._written.items()]
+
+    def train(self, batch: object) -> None:
+        """Train nothing; what paused goes on."""
+        if not self._engine.busy:
+            for name, written in list(self._written.items()):
+                self._ask(name, written)
+
+
+def _name(generation: Generation) -> tuple[str, int]:
+    uid, index = generation.request_id.split("/")
+    return uid, int(index)
+
+
+def print_live(args: argparse.Namespace) -> None:
+    """Print the table of our engine. The choices take turns."""
+    longest, choices = 5 * args.mean, [Surplus(4, one) for one in OnFull]
+    runs = []
+    with tempfile.TemporaryDirectory() as folder:
+        make_task(Path(folder), args.mean, longest)
+        for surplus in choices:
+            engine = LiveEngine(Path(folder, "model"), 16 * args.groups, longest)
+            source = ListSource([f"<user> w{index % 20} w{index // 20} <assistant>" for index in range(400)])
+            own = Collector(source, Uniform(), Fixed(8), Variance(), target_groups=args.groups, surplus=surplus)
+            runs.append((own, engine, batches(own, engine, rollouts=10**9), Tally()))  # type: ignore[arg-type]
+    for step in range(STEPS + WARM_UP):
+        for own, _, batch, tally in runs:
+            started = time.perf_counter()
+            groups = next(batch)
+            tally.add(groups, own.step, time.perf_counter() - started if step >= WARM_UP else None)
+    mean = float(np.mean(runs[0][1].lengths))  # with ``finish`` every answer ends
+    rows = [tally.row(label(own.surplus), own, mean) for own, _, _, tally in runs]
+    print(
+        f"our engine on the CPU: {STEPS} steps of {args.groups} groups after {WARM_UP}, mean length {mean:.0f}, ",
+        end="",
+    )
+    print(f"longest {max(runs[0][1].lengths)}\n{HEADER}{'step s':>9}")
+    print(*(row.text(rows[0]) for row in rows), sep="\n")
+
+
+class Tally:
+    """Sums over the batches of a run."""
+
+    def __init__(self) -> None:
+        self._lengths: list[int] = []
+        self._ages: list[int] = []
+        self._seconds: list[float] = []
+
+    def add(self, batch: Sequence[Group], step: int, seconds: float | None) -> None:
+        """Count a batch; the first ones are not timed."""
+        self._lengths += [rollout.tokens for group in batch for rollout in group.trained]
+        self._ages += [step - group.version for group in batch]
+        self._seconds += [] if seconds is None else [seconds]
+
+    def row(self, name: str, own: Collector, mean: float) -> Row:
+        """The line; ``mean`` is the length of what is started."""
+        seconds = float(np.mean(self._seconds))
+        length, ages = float(np.mean(self._lengths)) / mean, self._ages
+        return Row(name, seconds, length, float(np.mean(ages)), max(ages), wasted(own), f"{seconds:>9.2f}")
+
+
 # -- real runs ---------------------------------------------------------------------------------------------------------
 
 REWARD = """
@@ -123,6 +256,7 @@ WARM_UP = 2
 def make_task(folder: Path, mean: int, longest: int) -> list[str]:
     """Write a model whose answers have this mean length, prompts and a reward; return the settings that use them."""
     import pandas
+    import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -139,6 +273,7 @@ def make_task(folder: Path, mean: int, longest: int) -> list[str]:
         num_key_value_heads=2, max_position_embeddings=longest + 32, tie_word_embeddings=False, bos_token_id=None,
         eos_token_id=1, pad_token_id=0,
     )  # fmt: skip
+    torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     rows = [
@@ -164,25 +299,21 @@ def make_task(folder: Path, mean: int, longest: int) -> list[str]:
 
 
 def real_steps(folder: Path, name: str, settings: list[str]) -> list[dict[str, float]]:
-    """Run ``goldilocks train`` and return the metrics of its steps."""
-    command = [
-        sys.executable,
-        "-m",
-        "goldilocks.cli",
-        "train",
-        "dapo",
-        *settings,
-        "--runs",
-        str(folder),
-        "--name",
-        name,
-    ]
+    """Run ``goldilocks train``, unless the folder has that run, and return the metrics of its steps."""
+    if not (folder / name).exists():
+        train(folder, name, settings)
+    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
+    return [step for step in (json.loads(line)["data"] for line in lines) if "timing_s/step" in step]
+
+
+def train(folder: Path, name: str, settings: list[str]) -> None:
+    """Run ``goldilocks train``; if it fails, end with what it said."""
+    place = ["--runs", str(folder), "--name", name]
+    command = [sys.executable, "-m", "goldilocks.cli", "train", "dapo", *settings, *place]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         log = folder / name / "log.txt"
         sys.exit(done.stdout[-4000:] + done.stderr[-4000:] + (log.read_text()[-4000:] if log.exists() else ""))
-    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
-    return [step for step in (json.loads(line)["data"] for line in lines) if "timing_s/step" in step]
 
 
 def real(name: str, steps: list[dict[str, float]], mean: float) -> Row:
@@ -201,27 +332,27 @@ def real(name: str, steps: list[dict[str, float]], mean: float) -> Row:
     )
 
 
-def print_real(args: argparse.Namespace) -> None:
+def print_real(args: argparse.Namespace, folder: Path) -> None:
     """Print the table of the real runs. With ``finish`` every answer ends, so its mean is that of what is started."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        common = [
-            *make_task(folder, args.mean, 5 * args.mean),
-            f"device={args.device}",
-            f"data.train_batch_size={args.groups}",
-            f"data.gen_batch_size={args.groups}",
-            f"actor_rollout_ref.actor.ppo_mini_batch_size={args.groups}",
-            "actor_rollout_ref.rollout.n=8",
-            f"actor_rollout_ref.rollout.max_num_seqs={16 * args.groups}",
-            "algorithm.filter_groups.metric=acc",
-            "algorithm.filter_groups.max_carry_steps=4",
-            f"trainer.total_training_steps={STEPS + WARM_UP}",
-            "trainer.val_before_train=False",
-            "trainer.test_freq=-1",
-            "trainer.save_freq=-1",
-            *args.words,
-        ]
-        runs = {one: real_steps(folder, one, [*common, f"algorithm.filter_groups.on_full={one}"]) for one in REAL}
+    common = [
+        *make_task(folder, args.mean, 5 * args.mean),
+        f"device={args.device}",
+        f"data.train_batch_size={args.groups}",
+        f"data.gen_batch_size={args.groups}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={args.groups}",
+        "actor_rollout_ref.rollout.n=8",
+        f"actor_rollout_ref.rollout.max_num_seqs={16 * args.groups}",
+        "algorithm.filter_groups.metric=acc",
+        "algorithm.filter_groups.max_carry_steps=4",
+        f"trainer.total_training_steps={STEPS + WARM_UP}",
+        "trainer.val_before_train=False",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        *args.words,
+    ]
+    runs = {one: real_steps(folder, one, [*common, f"algorithm.filter_groups.on_full={one}"]) for one in args.on_full}
+    if "finish" not in runs:
+        return
     end = runs["finish"][-1]
     mean = end["accounts/generated_tokens"] / end["accounts/generated_rollouts"]
     rows = [real(f"{one}, max_carry_steps=4", steps, mean) for one, steps in runs.items()]
@@ -233,13 +364,27 @@ def print_real(args: argparse.Namespace) -> None:
 def main() -> None:
     """Print the table asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", action="store_true", help="generate with a tiny model on our engine")
     parser.add_argument("--real", action="store_true", help="train a tiny model through verl")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--mean", type=int, default=64, help="mean length of an answer of the real runs")
     parser.add_argument("--groups", type=int, default=16, help="groups per batch of the real runs")
+    parser.add_argument("--on-full", nargs="+", choices=REAL, default=REAL, help="which real runs")
+    parser.add_argument(
+        "--runs", type=Path, help="a folder to keep the real runs in; those that are there are only read"
+    )
     parser.add_argument("words", nargs="*", help="settings for the real runs, key=value")
     args = parser.parse_args()
-    print_real(args) if args.real else print_simulated()
+    if args.engine:
+        print_live(args)
+    elif not args.real:
+        print_simulated()
+    elif args.runs:
+        args.runs.mkdir(parents=True, exist_ok=True)
+        print_real(args, args.runs.resolve())
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            print_real(args, Path(folder))
 
 
 if __name__ == "__main__":

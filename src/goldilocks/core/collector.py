@@ -81,12 +81,14 @@ class Collector(Views):
         surplus: Surplus | None = None,
         replay: Replay | None = None,
         ledger: Ledger | None = None,
+        ahead: int = 0,
         repeat: bool = True,
         order: Callable[[int], np.ndarray] | None = None,
         seed: int = 1,
     ) -> None:
         """``gen_batch_size`` prompts are chosen at a time (default: ``target_groups``), and no more are open at once.
 
+        ``ahead``: prompts are issued until so many groups are kept beyond the batch, for an engine that never stops.
         ``repeat=False``: no prompt is visited twice. ``order`` gives each epoch's pass, where someone else shuffles.
         """
         size = len(source)
@@ -102,6 +104,7 @@ class Collector(Views):
         self.gen_batch_size = gen_batch_size or target_groups
         self.limits = limits or Limits()
         self.surplus = surplus or Surplus()
+        self.ahead = ahead
         self.ledger = ledger or Ledger(source.keys())
         self.accounts = Accounts()
         self.step = 0
@@ -282,7 +285,7 @@ class Collector(Views):
 
     def _shortfall(self) -> float:
         """How many more prompts to issue: what is missing over the keep rate, within what may be open and issued."""
-        missing = self._owed - len(self._shelf)
+        missing = self._owed + self.ahead - len(self._shelf)
         if missing <= 0 or self._exhausted:
             return 0
         needed = self.surplus.prompts_for(missing, self._keep_rate)

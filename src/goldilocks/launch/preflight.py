@@ -11,6 +11,7 @@ from omegaconf import DictConfig, ListConfig
 
 from goldilocks.runs.budget import Budget
 
+OURS = ("goldilocks", "goldilocks_async")  # trainer.v1.trainer_mode
 _HUB_NAME = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
 
 
@@ -40,7 +41,7 @@ def check_budget(config: DictConfig) -> None:
     """Check the budget, and that the chosen trainer supports one."""
     budget = budget_of(config)
     mode = config.trainer.v1.trainer_mode if config.trainer.use_v1 else "V0"
-    if budget.costs and mode != "goldilocks":
+    if budget.costs and mode not in OURS:
         costs = ", ".join(f"goldilocks.budget.{cost}={amount}" for cost, amount in budget.costs.items())
         raise ValueError(f"{costs} needs trainer.use_v1=True and trainer.v1.trainer_mode=goldilocks, not {mode}")
 
@@ -51,7 +52,7 @@ def check_settings(config: DictConfig) -> None:
     from goldilocks.verl.baseline import estimator_for  # imports torch
     from goldilocks.verl.checks import check_v1
 
-    if config.trainer.use_v1 and config.trainer.v1.trainer_mode == "goldilocks":
+    if config.trainer.use_v1 and config.trainer.v1.trainer_mode in OURS:
         estimator_for(Settings.from_config(config))
         check_v1(config)
 

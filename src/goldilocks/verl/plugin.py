@@ -46,6 +46,7 @@ ADDITIONS: tuple[Addition, ...] = (
     Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.verl.server.registration"),
     Addition("estimators over all rollouts", "verl.trainer.ppo.core_algos", "goldilocks.verl.estimators"),
     Addition("trainer goldilocks", "verl.trainer.ppo.v1", "goldilocks.verl.v1.trainer"),
+    Addition("trainer goldilocks_async", "verl.trainer.ppo.v1", "goldilocks.verl.v1.async_trainer"),
     Addition("names of the guides", "verl.trainer", "goldilocks.verl.names"),
 )
 

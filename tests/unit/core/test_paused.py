@@ -167,3 +167,16 @@ def test_a_paused_rollout_that_fails_costs_what_it_has_written_in_all() -> None:
 def test_partial_rollouts_need_groups_that_may_be_older_than_the_policy() -> None:
     with pytest.raises(ValueError, match=r"surplus.max_carry_steps=0 is not accepted: 1 or more with on_full=partial"):
         Surplus(0, "partial")
+
+
+def test_for_an_engine_that_never_stops_groups_are_begun_while_a_batch_is_full() -> None:
+    subject = collector(ahead=2)
+    first = subject.requests()
+    for request in first[:2]:
+        finish(subject, request)
+    assert subject.ready
+    assert len(subject.requests()) == 2  # two of four are open, and the batch ahead has none
+    finish(subject, first[2])
+    finish(subject, first[3])
+    assert not subject.requests()  # a batch and another are kept
+    assert [group.uid for group in subject.take()] == ["g0", "g1"]

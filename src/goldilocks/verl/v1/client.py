@@ -181,8 +181,7 @@ class StreamingClient(LLMServerClient):
             session.tokens += len(output.token_ids)
             if session.aborted:
                 self.aborts.answered(output.stop_reason, len(output.token_ids))
-            stopped = session.aborted and output.stop_reason in ENDED
-            answer.done = not stopped or self.is_cancelled(session)
+            answer.done = output.stop_reason not in ENDED or self.is_cancelled(session)
         finally:
             session.server, session.request_id, session.aborted = None, "", False
             self._at_servers.discard(session)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from goldilocks.verl.v1.agent_loop import StreamingManager
 
 MAX_FAILURES = 64  # in a row: it is not bad luck any more
+SETTLED_S = 0.2  # without news: there is none
 POLL_INTERVAL = 0.05  # seconds; validation waits on verl's own replay buffer
 
 
@@ -71,6 +72,11 @@ class CollectorSampler(ReplayBuffer):
     def _drain(self) -> None:
         """Nothing is at the rollout servers afterwards: they are about to be put to sleep."""
         self._cancel()
+        self._stop()
+        self._observe(within=0.0)  # what the cancelled ones have cost
+        self.rows.retain(self.collector.alive)
+
+    def _stop(self) -> None:
         if self.collector.surplus.pauses:
             for paused in self.manager.pause():
                 self.collector.observe(paused)
@@ -78,8 +84,6 @@ class CollectorSampler(ReplayBuffer):
             while self.collector.in_flight:
                 self._observe()
         self.manager.drain()
-        self._observe(within=0.0)  # what the cancelled ones have cost
-        self.rows.retain(self.collector.alive)
 
     def _submit(self, requests: list[Request], global_steps: int) -> None:
         if not requests:
@@ -101,8 +105,10 @@ class CollectorSampler(ReplayBuffer):
         prompt = request.prompt
         return visit_seed(self._config, prompt.key, prompt.index, int(self.collector.ledger.visits[prompt.index]))
 
-    def _observe(self, within: float | None = None) -> None:
-        for event in self.manager.events(within):
+    def _observe(self, within: float | None = None) -> int:
+        """Take in what has happened; return how much that was."""
+        events = self.manager.events(within)
+        for event in events:
             self._failures = 0 if isinstance(event, Rollout) else self._failures + (event.reason != "cancelled")
             if self._failures >= MAX_FAILURES:
                 raise RuntimeError(f"{self._failures} rollouts failed in a row; the first said: {published_error()}")
@@ -110,6 +116,19 @@ class CollectorSampler(ReplayBuffer):
                 self.rows.note(event.uid, [key for key, _ in event.payload])
             self.collector.observe(event)
         self._cancel()
+        return len(events)
 
     def _cancel(self) -> None:
         self.manager.cancel(self.collector.cancelled())
+
+
+class NeverPausing(CollectorSampler):
+    """For servers with devices of their own, which generate while the trainer trains."""
+
+    def _stop(self) -> None:
+        """Nothing stops: verl stops what is being written when it has new weights, and lets it go on."""
+
+    def observe_all(self) -> None:
+        """Take in everything that has happened so far, before it is saved."""
+        while self._observe(within=SETTLED_S):
+            pass

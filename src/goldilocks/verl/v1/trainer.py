@@ -1,4 +1,4 @@
-"""verl's synchronous V1 trainer with the collector in the place of its replay buffer: ``trainer_mode: goldilocks``.
+"""verl's V1 trainers with the collector in the place of their replay buffer; the synchronous one is ``goldilocks``.
 
 With everything off it trains what verl's ``sync`` trains, prompt for prompt. Only the seams that verl has are used; the
 training loop is verl's.
@@ -51,9 +51,9 @@ PROMPT_MEAN = "prompt-mean"
 MULTI_MODAL = ("multi_modal_inputs",)
 
 
-@register_trainer("goldilocks")
-class GoldilocksTrainer(SavesCollector, ReplayedRows, PPOTrainerSync):
-    """Decides with a ``Collector`` which prompts are rolled out, how often, and which groups are trained."""
+class CollectorTrainer(SavesCollector, ReplayedRows):
+    """Mixed into one of verl's trainers: a ``Collector`` decides which prompts are rolled out, how often, and which
+    groups are trained."""
 
     replay_buffer: CollectorSampler
     gate: Gate | None
@@ -212,9 +212,12 @@ class GoldilocksTrainer(SavesCollector, ReplayedRows, PPOTrainerSync):
     def _generate_replacements(self) -> None:
         """More groups by the same policy; its replicas were asleep."""
         with marked_timer("gen", self.timing_raw):
-            self.checkpoint_manager.update_weights(self.global_steps - 1)
-            self.replay_buffer.fill(self.global_steps)
-            self.on_sample_end()
+            self._more_rollouts()
+
+    def _more_rollouts(self) -> None:
+        self.checkpoint_manager.update_weights(self.global_steps - 1)
+        self.replay_buffer.fill(self.global_steps)
+        self.on_sample_end()
 
     def _balanced(self, groups: Iterable[Group], metrics: dict) -> KVBatchMeta:
         batch = self._balance_batch(batch_of(groups), metrics)
@@ -302,3 +305,8 @@ class GoldilocksTrainer(SavesCollector, ReplayedRows, PPOTrainerSync):
                 yield
             finally:
                 rollout.n, section.ppo_mini_batch_size = n, prompts
+
+
+@register_trainer("goldilocks")
+class GoldilocksTrainer(CollectorTrainer, PPOTrainerSync):
+    """Servers and trainer take turns on the same devices."""
