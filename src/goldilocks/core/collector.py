@@ -35,8 +35,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -53,19 +51,17 @@ from goldilocks.core.paused import PausedRollouts
 from goldilocks.core.pool import Pool
 from goldilocks.core.prompt_queue import PromptQueue
 from goldilocks.core.replay import Replay, ReplayShelf
+from goldilocks.core.saved import Saved
 from goldilocks.core.selectors import Selector
 from goldilocks.core.shelf import Shelf
-from goldilocks.core.source import KeyedPositions, Source, find_prompt
+from goldilocks.core.source import Source
 from goldilocks.core.step_statistics import StepStatistics
-from goldilocks.core.views import Views
 from goldilocks.core.visit import Visit, group_name, was_issued
 from goldilocks.errors import require
 from goldilocks.types import Account, Event, Failure, Group, OnExhausted, OnFull, Paused, Request, Rollout, Verdict
 
-STATE_LAYOUT = 2  # raised when ``state_dict`` changes its meaning
 
-
-class Collector(Views):
+class Collector(Saved):
     """Collects ``target_groups`` groups a step. The module's docstring has the loop that drives it."""
 
     def __init__(
@@ -370,44 +366,6 @@ class Collector(Views):
             return
         self._statistics.arrive(event, before=self._paused.end(event))
         self.accounts.post(Account.CANCELLED if visit is None else Account.DUPLICATE, event.tokens)
-
-    # -- state ---------------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything, as JSON values and numpy arrays: a run cut here goes on exactly."""
-        parts = (
-            (name.removeprefix("_"), getattr(self, name))
-            for name in (*_PARTS, "_open", "_paused", "_shelf", "_replay", "_statistics")
-        )
-        return {
-            "layout": STATE_LAYOUT,
-            "step": self.step,
-            "prompts_issued": self.prompts_issued,
-            "owed": self._owed,
-            **{name: part.state_dict() for name, part in parts},
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where ``state_dict`` was written. Prompts are found by key: the data may be in another order."""
-        found = state.get("layout", 1)
-        require(found == STATE_LAYOUT, "layout", found, f"a state saved in layout {STATE_LAYOUT}; start the run anew")
-        for name in _PARTS:
-            getattr(self, name).load_state_dict(state[name.removeprefix("_")])
-        find = partial(find_prompt, self.source, KeyedPositions(self.ledger.keys))
-        self._shelf.load_state_dict(state["shelf"], find)
-        self._replay.load_state_dict(state["replay"], find)
-        self._open.load_state_dict(state["open"], find)
-        self._paused.load_state_dict(state.get("paused", []))
-        self._statistics = StepStatistics.from_state_dict(state["statistics"])
-        self.step, self.prompts_issued = state["step"], state["prompts_issued"]
-        self._owed = state["owed"]
-        self._exhausted = False  # found out again, under the limits of today
-        self._pool.claim(self._queue.indices)
-        self._pool.claim(visit.prompt.index for visit in self._open)
-        self._pool.claim(group.prompt.index for group in self._shelf.kept)
-
-
-_PARTS = ("ledger", "accounts", "selector", "allocator", "filter", "_pool", "_queue", "_keep_rate")
 
 
 def _finite(rollout: Rollout) -> bool:
