@@ -1,4 +1,4 @@
-"""TRL's ``GRPOTrainer`` and ours: a step with everything off, one with our engine, and what dynamic sampling makes of it.
+"""TRL's ``GRPOTrainer`` and ours: a step with everything off, one with our engine, and what dynamic sampling makes.
 
     python benchmarks/trl_trainer.py [STEPS] [REPEATS]
 
