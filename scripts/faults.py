@@ -241,7 +241,7 @@ def summary(folders: list[Path]) -> int:
     found: Counter[str] = Counter({"campaigns not ended": len(folders) - len(ended)})
     for checks in ended:
         found.update({name: len(lines) for name, lines in checks["faults"].items()})
-    print(f"\n{len(folders)} campaigns, {sum(checks['steps'] for checks in ended)} steps in all")
+    print(f"\ncampaigns: {len(folders)}, steps: {sum(checks['steps'] for checks in ended)}")
     for name, count in found.items():
         print(f"{name:<28} {count}")
     for line in [line for checks in ended for lines in checks["faults"].values() for line in lines][:20]:
