@@ -191,3 +191,16 @@ def test_a_config_that_makes_no_sense_is_refused(config: dict[str, Any], message
 def test_a_model_that_unlearns_is_refused() -> None:
     with pytest.raises(ValueError, match=r"improvement=-0\.1"):
         engine(prompts(0.5), improvement=-0.1)
+
+
+def test_what_pauses_says_what_it_has_written_and_ends_as_it_would_have() -> None:
+    data = prompts(0.5)
+    paused, whole = engine(data, wait=0.0), engine(data, wait=0.0)
+    for machine in (paused, whole):
+        machine.submit(request(data, "g0", n=8))
+    events = paused.step()
+    written = {event.index: event.tokens for event in paused.pause()}
+    assert set(written) == set(range(8)) - {event.index for event in events}
+    assert set(written.values()) == {paused.clock}  # without a wait, a token a step
+    assert paused.free == whole.free + len(events)  # who pauses keeps its slot
+    assert [*events, *drained(paused)] == drained(whole)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goldilocks.core import Collector, ListSource
-from goldilocks.core.allocators import Adaptive
+from goldilocks.core import Collector, ListSource, Surplus
+from goldilocks.core.allocators import Adaptive, Fixed
 from goldilocks.core.filters import Everything
 from goldilocks.core.informative import signal
 from goldilocks.core.selectors import Uniform
@@ -27,7 +27,7 @@ from goldilocks.simulate import (
     recipe_settings,
     simulate,
 )
-from goldilocks.types import Group, Prompt, Rollout
+from goldilocks.types import Group, OnFull, Prompt, Rollout
 
 
 def constant(rate: float, prompts: int = 200) -> PassRates:
@@ -208,3 +208,22 @@ def test_what_is_trained_is_as_long_as_what_was_started(stop: str) -> None:
         ratios.append(collector.metrics()["length/trained_over_started"])
     assert np.mean(trained) / 200 == pytest.approx(1, abs=0.02)
     assert np.mean(ratios) == pytest.approx(1, abs=0.03)
+
+
+def test_partial_rollouts_shorten_steps_and_favour_no_length() -> None:
+    """The longest answer is five times the mean; with ``finish`` a step waits for it."""
+
+    def run(surplus: Surplus) -> tuple[float, float]:
+        prompts = 2_000
+        data = PassRates(tuple(range(prompts)), np.full(prompts, 0.3), np.full(prompts, 200.0))
+        source = ListSource(data.contents)
+        own = Collector(source, Uniform(), Fixed(8), Everything(), target_groups=32, surplus=surplus)
+        machine = SimulatedEngine(data, EngineConfig(slots=512, spread=0.7, wait=0.0, max_tokens=1_000), seed=1)
+        trained = [batch for _, batch in zip(range(20), batches(own, machine, rollouts=10**6), strict=False)]
+        lengths = [rollout.tokens for batch in trained for group in batch for rollout in group.trained]
+        own.accounts.check()
+        return machine.clock, float(np.mean(lengths))
+
+    (finish, mean), (partial, length) = run(Surplus()), run(Surplus(4, OnFull.PARTIAL))
+    assert partial < 0.6 * finish
+    assert length == pytest.approx(mean, rel=0.04)
