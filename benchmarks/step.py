@@ -33,6 +33,7 @@ from goldilocks.launch import defaults
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.tasks.registry import compute_score
 from goldilocks.verl.patches.micro_batches import cut_by_length
+from goldilocks.verl.v1.stopwatch import PREFIX, TIMED
 
 WARM_UP = 2
 TASKS = {"smollm2": "sums", "tiny": "arithmetic"}
@@ -201,6 +202,8 @@ def main() -> None:
     print(f"{'seconds':>16} {'trainer':>9} {'floor':>9}")
     for part in PARTS:
         print(f"{part:>16} {median(steps, f'timing_s/{part}'):>9.3f} {median(bare, part):>9.3f}")
+        for inside, who in TIMED.items() if part == "gen" else ():
+            print(f"{'· ' + inside.removeprefix(PREFIX):>16} {median(steps, inside):>9.3f}            {who}")
     known = sum(median(steps, f"timing_s/{part}") for part in PARTS)
     print(f"{'rest':>16} {whole - known:>9.3f} {0:>9.3f}")
     print(f"{'step':>16} {whole:>9.3f} {median(bare, 'step'):>9.3f}   ratio {whole / median(bare, 'step'):.2f}")

@@ -90,11 +90,39 @@ running, hand the variable on: `++ray_kwargs.ray_init.runtime_env.env_vars.GOLDI
 | `trainer` | part of a trainer of ours, which applies it in its own processes whatever the variable says |
 """
 
+PATCHES_NOTES = """\
+## Metrics without the log-prob pass
+
+With one optimizer step per batch the patch `one-pass` leaves out verl's pass for `old_log_probs`. What verl read off
+that pass goes with it:
+
+| Metric of verl's | with `one-pass` |
+|---|---|
+| `timing_s/old_log_prob` | about 0 |
+| `actor/entropy` | absent |
+| `rollout_corr/*` | absent |
+| `training/rollout_probs_diff_std` | absent |
+| `training/rollout_actor_probs_pearson_corr` | absent |
+| `training/rollout_probs_diff_valid`, `_mean`, `_max` | of the rows that the update computed, mean over micro-batches |
+| other `actor/*` of the loss (`pg_loss`, `pg_clipfrac`, `ppo_kl`, …) | of the rows that the update computed |
+
+`GOLDILOCKS_PATCHES` without `one-pass`, a gate, several mini-batches or epochs, `algorithm.use_kl_in_reward` and a
+`rollout_correction` that does something each bring the pass and these metrics back.
+
+## What is followed and not replaced
+
+Single-turn rollouts on our rollout server are not made by verl's agent loop: our workers render a prompt once, send a
+wave of rollouts in one message, and grade and store together what ends together. The rows are the same, which a test
+checks field by field. It is done only where the functions of verl that it follows have the sources it was written for
+(`goldilocks.verl.v1.single_turn.FOLLOWED`, `goldilocks.verl.v1.outbox.READERS`) and the patch `rewards-here` stands;
+otherwise verl's loop is run.
+"""
+
 
 def render_patches() -> str:
     """The page of patches."""
     head = ("Name", "Kind", "Replaced", "Why", "What it changes", "Written for")
-    return PATCHES_INTRODUCTION + "\n" + table(head, patch_rows())
+    return PATCHES_INTRODUCTION + "\n" + table(head, patch_rows()) + "\n" + PATCHES_NOTES
 
 
 def patch_rows() -> Iterator[tuple[str, ...]]:

@@ -8,21 +8,53 @@ answers every call. Nothing waits on a thread that is gone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
 from goldilocks.engine.engine import Engine
-from goldilocks.engine.request import Generation, SamplingParams
+from goldilocks.engine.request import Ask, Generation, SamplingParams
 
 Result = TypeVar("Result")
 Command = Callable[[], None]
+Outcome = tuple[str, Generation | Exception]  # of the request with this id
 
 
 class EngineFailed(RuntimeError):
     """The engine raised while it was generating; its state is unknown and it is not used again."""
+
+
+class Outcomes:
+    """Outcomes on their way from the engine's thread to a coroutine, which is woken once for those it has not seen."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._lock = threading.Lock()
+        self._unseen: list[Outcome] = []
+        self.awaited = True
+
+    def put(self, outcomes: list[Outcome]) -> None:
+        """Called by the engine's thread."""
+        with self._lock:
+            first = not self._unseen
+            self._unseen += outcomes
+        if first:
+            with contextlib.suppress(RuntimeError):  # a loop that is closed has nobody who waits
+                self._loop.call_soon_threadsafe(self._news.set)
+
+    async def get(self) -> list[Outcome]:
+        """Everything that has come since the last time; waits until something has."""
+        await self._news.wait()
+        self._news.clear()
+        with self._lock:
+            seen, self._unseen = self._unseen, []
+        return seen
 
 
 class EngineLoop:
@@ -31,43 +63,64 @@ class EngineLoop:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
-        self._waiting: dict[str, Future[Generation]] = {}
+        self._waiting: dict[str, Outcomes] = {}
         self._failure: EngineFailed | None = None
         self._sending = threading.Lock()  # nothing is sent after the command that ends the thread
         self._closed = False
+        self.busy_s = 0.0  # seconds that the engine has spent on its steps
         self._thread = threading.Thread(target=self._run, name="rollout-engine", daemon=True)
         self._thread.start()
 
     async def generate(self, request_id: str, prompt_ids: list[int], params: SamplingParams) -> Generation:
         """The generation of one request; ``ValueError`` where the engine refuses it."""
-        future: Future[Generation] = Future()
+        async with contextlib.aclosing(self.generate_all([Ask(request_id, prompt_ids, params)])) as answers:
+            ((_, outcome),) = await anext(answers)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
-        def submit() -> None:
-            try:
-                self._engine.submit(request_id, prompt_ids, params)
-            except Exception as error:
-                future.set_exception(error)
-            else:
-                self._waiting[request_id] = future
-
-        self._send(submit, future)
+    async def generate_all(self, asks: list[Ask]) -> AsyncGenerator[list[Outcome], None]:
+        """Submit the requests between two steps; what has ended since the last time, until all have."""
+        outcomes, left = Outcomes(), {ask.request_id for ask in asks}
+        self._send(lambda: self._submit(asks, outcomes))
         try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            self.call(lambda engine: engine.abort(request_id))
-            raise
+            while left:
+                ended = await outcomes.get()
+                left.difference_update(request_id for request_id, _ in ended)
+                yield ended
+        finally:  # whoever asked may have given up, before the engine has seen the requests or after
+            outcomes.awaited = False
+            for request_id in left:
+                self.call(partial(Engine.abort, request_id=request_id))
+
+    def _submit(self, asks: list[Ask], outcomes: Outcomes) -> None:
+        refused: list[Outcome] = []
+        for ask in asks if outcomes.awaited else ():
+            try:
+                if self._failure is not None:
+                    raise self._failure
+                self._engine.submit(ask.request_id, ask.prompt_ids, ask.params)
+                self._waiting[ask.request_id] = outcomes
+            except Exception as error:
+                refused.append((ask.request_id, error))
+        if refused:
+            outcomes.put(refused)
 
     def call(self, function: Callable[[Engine], Result]) -> Future[Result]:
         """Call ``function`` with the engine, between two of its steps."""
         future: Future[Result] = Future()
 
         def command() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
+                if self._failure is not None:
+                    raise self._failure
                 future.set_result(function(self._engine))
             except Exception as error:
                 future.set_exception(error)
 
-        self._send(command, future)
+        self._send(command)
         return future
 
     def in_flight(self) -> list[str]:
@@ -81,19 +134,11 @@ class EngineLoop:
             self._commands.put(None)
         self._thread.join()
 
-    def _send(self, command: Command, future: Future[Result]) -> None:
-        def unless_failed() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            if self._failure is not None:
-                future.set_exception(self._failure)
-            else:
-                command()
-
+    def _send(self, command: Command) -> None:
         with self._sending:
             if self._closed:
                 raise EngineFailed("the rollout engine was closed")
-            self._commands.put(unless_failed)
+            self._commands.put(command)
 
     def _run(self) -> None:
         while True:
@@ -115,6 +160,7 @@ class EngineLoop:
             yield self._commands.get()
 
     def _step(self) -> None:
+        started = time.perf_counter()
         try:
             ended = self._engine.step()
         except Exception as error:
@@ -122,11 +168,17 @@ class EngineLoop:
             failure.__cause__ = error
             self._fail(failure)
             return
-        for generation in ended:
-            self._waiting.pop(generation.request_id).set_result(generation)
+        self.busy_s += time.perf_counter() - started
+        self._deliver((generation.request_id, generation) for generation in ended)
+
+    def _deliver(self, ended: Iterable[Outcome]) -> None:
+        """Hand over what a step has ended, to each of those who wait once."""
+        parts: dict[Outcomes, list[Outcome]] = {}
+        for outcome in ended:
+            parts.setdefault(self._waiting.pop(outcome[0]), []).append(outcome)
+        for outcomes, part in parts.items():
+            outcomes.put(part)
 
     def _fail(self, failure: EngineFailed) -> None:
         self._failure = failure
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            future.set_exception(failure)
+        self._deliver([(request_id, failure) for request_id in self._waiting])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,6 +40,15 @@ class SamplingParams:
     def cuts(self) -> bool:
         """Whether top-k or top-p removes anything from the distribution."""
         return self.top_p < 1 or self.top_k > 0
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request for an answer."""
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    params: SamplingParams
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,20 @@
 """A time limit for reward functions: one that hangs fails its rollout, and the run goes on.
 
 Invariant: every call ends within ``timeout_s`` of its start, with the function's result or with an error that names the
-function. A call that times out keeps its thread; threads are daemons, so they do not keep a worker alive.
+function. A thread is used again once its call has returned; a call that times out keeps its thread. Threads are
+daemons, so they do not keep a worker alive.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache, partial
+from queue import SimpleQueue
 from typing import Any
 
 TIMEOUT_S = 60.0
@@ -31,17 +35,41 @@ def guarded(reward: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str
 
 async def compute_score(*, guarded_function: Mapping[str, Any], timeout_s: float, **arguments: Any) -> Any:
     """Call the function under the time limit; this is what verl sees."""
-    path, name = guarded_function["path"], guarded_function["name"]
-    call = partial(_load(path, name), **arguments, **guarded_function["reward_kwargs"])
+    function = _known(guarded_function)
+    call = partial(function.call, **arguments)
     try:
         async with _room():
-            running = call() if inspect.iscoroutinefunction(call.func) else _in_thread(call)
+            running = call() if function.is_async else _in_thread(call)
             return await asyncio.wait_for(running, timeout_s)
     except TimeoutError:
         raise RuntimeError(
-            f"the reward function {name} of {path} did not return within {timeout_s:g} s "
+            f"the reward function {function.name} of {function.path} did not return within {timeout_s:g} s "
             f"(data_source={arguments.get('data_source')!r})"
         ) from None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A reward function with the arguments that the config gives it."""
+
+    path: str
+    name: str
+    call: Function
+    is_async: bool
+
+
+_loaded: dict[int, tuple[Mapping[str, Any], Loaded]] = {}
+
+
+def _known(config: Mapping[str, Any]) -> Loaded:
+    """Load the function once for a config: verl hands over the same object at every call, and reading it takes longer
+    than many a reward function."""
+    if id(config) not in _loaded:
+        path, name, arguments = config["path"], config["name"], config["reward_kwargs"]
+        function = _load(path, name)
+        loaded = Loaded(path, name, partial(function, **arguments), inspect.iscoroutinefunction(function))
+        _loaded[id(config)] = config, loaded  # kept with it, so that no other object gets its id
+    return _loaded[id(config)][1]
 
 
 @cache
@@ -62,17 +90,40 @@ async def _in_thread(call: Function) -> Any:
     loop = asyncio.get_running_loop()
     result: asyncio.Future[Any] = loop.create_future()
 
-    def settle(method: Callable[[Any], None], value: Any) -> None:
+    def settle(value: Any, error: BaseException | None) -> None:
         if not result.done():
-            method(value)
+            result.set_result(value) if error is None else result.set_exception(error)
 
-    def work() -> None:
-        try:
-            value = call()
-        except BaseException as error:
-            loop.call_soon_threadsafe(settle, result.set_exception, error)
-        else:
-            loop.call_soon_threadsafe(settle, result.set_result, value)
+    def done(value: Any, error: BaseException | None) -> None:
+        with contextlib.suppress(RuntimeError):  # a loop that is closed has nobody who waits
+            loop.call_soon_threadsafe(settle, value, error)
 
-    threading.Thread(target=work, name="reward", daemon=True).start()
+    (_idle.pop() if _idle else Thread()).run(call, done)
     return await result
+
+
+class Thread:
+    """Runs one call at a time and then waits, among the idle ones, for the next."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Function, Function]] = SimpleQueue()
+        threading.Thread(target=self._work, name="reward", daemon=True).start()
+
+    def run(self, call: Function, done: Function) -> None:
+        """``done`` is called with the call's value and error."""
+        self._calls.put((call, done))
+
+    def _work(self) -> None:
+        while True:
+            call, done = self._calls.get()
+            value, error = None, None
+            try:
+                value = call()
+            except BaseException as raised:
+                error = raised
+            _idle.append(self)
+            done(value, error)
+            del call, done, value, error  # nothing is kept alive until the next call
+
+
+_idle: list[Thread] = []

@@ -24,7 +24,7 @@ def graded_here(original: Function) -> Function:
     async def _compute_score(self: Any, outputs: list[Any], kwargs: dict[str, Any]) -> None:
         final = outputs[-1]
         waits = final.reward_score is None and self.reward_loop_worker_handles is not None
-        manager = _manager(self) if waits else None
+        manager = manager_of(self) if waits else None
         if manager is None:
             await original(self, outputs, kwargs)
             return
@@ -51,7 +51,7 @@ async def grade(manager: Any, output: Any, row: dict[str, Any]) -> tuple[float, 
     return (result["score"], dict(result)) if isinstance(result, dict) else (result, {"acc": result})
 
 
-def _manager(worker: Any) -> Any:
+def manager_of(worker: Any) -> Any:
     """The default manager, made once in a worker; None where rewards are another's to give."""
     if not hasattr(worker, "_goldilocks_rewards"):
         worker._goldilocks_rewards = _make_manager(worker)

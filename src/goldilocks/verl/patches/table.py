@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from goldilocks.verl import failures
 from goldilocks.verl.patches import (
+    advantages,
     checks,
     cpu,
     gspo,
@@ -51,6 +52,19 @@ GATHERED_PUTS = (
     ),
 )
 
+# Applied by our V1 trainer in its own process.
+GROUP_NUMBERS = Patch(
+    "group-numbers",
+    Kind.TRAINER,
+    "verl.trainer.ppo.v1.trainer_base",
+    "tq",
+    "2a4a2aa4a475b228",
+    trainers.numbering_queue,
+    "verl fetches and pads the uid of every row to know its group, which takes longer than the advantages",
+    SAME,
+    written_for="PPOTrainer._compute_advantage",
+)
+
 # Applied by the task runner of our V0 trainer in its own process.
 V0_TRAINER = Patch(
     "v0-trainer",
@@ -73,7 +87,7 @@ ONE_PASS = Patch(
     "d7c0f8772b444f55",
     one_pass.own_log_probs,
     "with one optimizer step per batch its own pass gives old_log_probs, and rows without signal need no pass",
-    "loss and gradients are verl's; no actor/entropy, no rollout_corr/*; its metrics are of the rows computed",
+    "loss and gradients are verl's; metrics of the pass left out are absent or of the rows computed: see below",
 )
 
 # Each micro-batch is computed as wide as its longest row, where there is no flash-attn to leave the padding out.
@@ -121,18 +135,21 @@ UPDATE = (
     ),
 )
 
+# Our V1 worker makes many rollouts at a time only where this stands.
+REWARDS_HERE = Patch(
+    "rewards-here",
+    Kind.SPEED,
+    "verl.experimental.agent_loop.agent_loop",
+    "AgentLoopWorker._compute_score",
+    "cf4b57719ad3c1b2",
+    rewards.graded_here,
+    "verl sends every rollout to a reward worker in a batch of its own; the default manager's rules run here",
+    SAME,
+)
+
 PATCHES: tuple[Patch, ...] = (
     *UPDATE,
-    Patch(
-        "rewards-here",
-        Kind.SPEED,
-        "verl.experimental.agent_loop.agent_loop",
-        "AgentLoopWorker._compute_score",
-        "cf4b57719ad3c1b2",
-        rewards.graded_here,
-        "verl sends every rollout to a reward worker in a batch of its own; the default manager's rules run here",
-        SAME,
-    ),
+    REWARDS_HERE,
     Patch(
         "process-group",
         Kind.CPU,
@@ -331,6 +348,17 @@ PATCHES: tuple[Patch, ...] = (
         written_for="vLLMHttpServer.generate",
         needs="vllm",
     ),
+    Patch(
+        "grpo-advantages",
+        Kind.SPEED,
+        "verl.trainer.ppo.core_algos",
+        "compute_grpo_outcome_advantage",
+        "1ae54c999b7df21e",
+        advantages.grpo_by_group,
+        "verl computes with a tensor of one number for every row; a group's rows are computed at once",
+        SAME,
+    ),
     *GATHERED_PUTS,
+    GROUP_NUMBERS,
     V0_TRAINER,
 )

@@ -17,6 +17,13 @@ def rows_unpacked(_pack: Any) -> Any:
     return list
 
 
+def numbering_queue(_transfer_queue: Any) -> Any:
+    """The TransferQueue as verl's trainer sees it, with groups by number while advantages are computed."""
+    from goldilocks.verl.v1.driver_queue import DriverQueue
+
+    return DriverQueue()
+
+
 def sampling_trainer(_trainer: Any) -> Any:
     """Our V0 trainer, where verl's task runner has hardcoded its own."""
     from goldilocks.verl.v0.trainer import RayPPOTrainerWithSampling

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 import ray
 import torch
@@ -22,8 +22,8 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.engine import Engine
-from goldilocks.engine.loop import EngineLoop
-from goldilocks.engine.request import Generation, SamplingParams
+from goldilocks.engine.loop import EngineLoop, Outcome
+from goldilocks.engine.request import Ask, Generation, SamplingParams
 from goldilocks.platforms import threads_per_rank
 from goldilocks.verl.server import transfer
 
@@ -40,6 +40,14 @@ _KNOWN = {
     "stop_token_ids",
     "ignore_eos",
 }
+
+
+class Answers(NamedTuple):
+    """What has ended since the last message: a generation, or why a request has none, with the request's id."""
+
+    outcomes: list[Outcome]
+    global_steps: int | None  # the policy update that the weights belong to
+    busy_s: float  # seconds that the engine has spent on its steps, since it was built
 
 
 class RolloutServer:
@@ -89,12 +97,38 @@ class RolloutServer:
             raise ValueError("rollout.name=transformers generates from text only; use rollout.name=vllm")
         prompt = [int(token) for token in prompt_ids]
         params = self._sampling_params(sampling_params, request_id, len(prompt))
-        while not self._open.is_set():
-            if self._rejecting:
-                return self._output(Generation(request_id, [], [], [], "aborted"), logprobs=False)
-            await self._open.wait()
+        if not await self._admitted():
+            return self._output(_aborted(request_id), logprobs=False)
         generation = await self._loop.generate(request_id, prompt, params)
         return self._output(generation, logprobs=bool(sampling_params.get("logprobs")))
+
+    async def generate_all(self, requests: list[tuple[str, list[int], dict[str, Any]]]) -> AsyncIterator[Answers]:
+        """Generate many answers for one message: ids, prompts and sampling parameters. A refused one fails alone."""
+        asks: list[Ask] = []
+        refused: list[Outcome] = []
+        for request_id, prompt, given in requests:
+            try:
+                asks.append(Ask(request_id, prompt, self._sampling_params(given, request_id, len(prompt))))
+            except ValueError as error:
+                refused.append((request_id, error))
+        if refused:
+            yield self._answers(refused)
+        if asks and not await self._admitted():
+            yield self._answers([(ask.request_id, _aborted(ask.request_id)) for ask in asks])
+        else:
+            async for outcomes in self._loop.generate_all(asks):
+                yield self._answers(outcomes)
+
+    def _answers(self, outcomes: list[Outcome]) -> Answers:
+        return Answers(outcomes, self._global_steps, self._loop.busy_s)
+
+    async def _admitted(self) -> bool:
+        """Wait while generation is paused; False if requests are sent back."""
+        while not self._open.is_set():
+            if self._rejecting:
+                return False
+            await self._open.wait()
+        return True
 
     async def abort_request(self, request_id: str, **_ignored: Any) -> dict[str, Any]:
         """End one request with what it has; unknown ids are not an error, the answer may have ended on its own."""
@@ -207,6 +241,10 @@ class RolloutServer:
             num_preempted=0,
             extra_fields={"global_steps": self._global_steps, "top_log_probs": generation.top_log_probs},
         )
+
+
+def _aborted(request_id: str) -> Generation:
+    return Generation(request_id, [], [], [], "aborted")
 
 
 def _model(config: RolloutConfig, model: HFModelConfig, device: torch.device) -> Any:

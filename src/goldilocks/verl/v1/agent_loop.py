@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NamedTuple
 
 import hydra
 import ray
-from verl.experimental.agent_loop import agent_loop
+from verl.experimental.agent_loop import agent_loop, get_trajectory_info
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils.rollout_trace import rollout_trace_attr
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from goldilocks.runs.records import row_key
 from goldilocks.types import Failure, Paused, Rollout, content_key
 from goldilocks.verl.aborts import IDLE_TO_SLEEP
 from goldilocks.verl.failures import publish
@@ -27,15 +27,30 @@ from goldilocks.verl.patches.patch import Kind
 from goldilocks.verl.patches.switch import ask_for
 from goldilocks.verl.patches.table import GATHERED_PUTS
 from goldilocks.verl.sampling_seed import VALIDATION, request_number, seeded, visit_seed
-from goldilocks.verl.v1.answer import Answer, Versions
-from goldilocks.verl.v1.behaviour import VERSIONS
-from goldilocks.verl.v1.client import Cancelled, Session, StreamingClient, current_session
+from goldilocks.verl.v1.answer import Answer
+from goldilocks.verl.v1.client import StreamingClient
 from goldilocks.verl.v1.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED
+from goldilocks.verl.v1.session import Cancelled, Session, current_session
+from goldilocks.verl.v1.single_turn import AGENT, SingleTurn
+from goldilocks.verl.v1.stopwatch import PREFIX, Stopwatch
+from goldilocks.verl.v1.told import rollout_of
 from goldilocks.verl.v1.unfinished import Saved
+from goldilocks.verl.v1.wave import Wave
 
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 300.0  # how long requests that nobody needs may still run: a server that cannot abort ends them itself
+
+
+class Drained(NamedTuple):
+    """How a step went at a worker."""
+
+    left: int  # sessions that are still at a server
+    asked: int  # requests that servers were asked to end, since the run began
+    ended: int  # those that did
+    tokens: int  # that those had
+    seconds: dict[str, float]  # since the last time, by what they were spent on
+    engine_s: dict[str, float]  # of each server, since it was started
 
 
 class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[name-defined]
@@ -48,11 +63,13 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             patch.apply()
         self._agent_loops: dict[str, Callable[[], Any]] = {}
         self._listen(self.llm_client)
+        self.single_turn = SingleTurn.of(self)
 
     def _listen(self, client: LLMServerClient) -> None:
         self.llm_client = StreamingClient(client)
         self._events: list[Rollout | Failure] = []
         self._news = asyncio.Event()
+        self.watch = Stopwatch()
 
     async def events(self) -> list[Rollout | Failure]:
         """What has happened since this was last asked; waits until something has."""
@@ -80,20 +97,46 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         sessions = self.llm_client.unfinished
         return [[one.uid, one.index, [answer.state_dict() for answer in one.answers]] for one in sessions]
 
-    async def drained(self, within: float) -> int:
-        """Wait until no session is at a server, at most so many seconds; return how many still are."""
-        left: int = await self.llm_client.drained(within)
-        return left
-
-    async def aborts(self) -> tuple[int, int, int]:
-        """How many requests servers were asked to end, and how many of them did."""
-        aborts = self.llm_client.aborts
-        return aborts.asked, aborts.ended, aborts.tokens
+    async def drained(self, within: float) -> Drained:
+        """Wait until no session is at a server, at most so many seconds; return how the step went."""
+        client, aborts = self.llm_client, self.llm_client.aborts
+        left = await client.drained(within)
+        return Drained(left, aborts.asked, aborts.ended, aborts.tokens, self.watch.read(), dict(client.engine_s))
 
     async def generate_sequences(self, batch: Any) -> None:
-        """verl's: starts a session for each rollout and does not wait for it."""
+        """verl's, for validation."""
         self.llm_client.look_again()
         await super().generate_sequences(batch)
+
+    async def start(self, prompts: list[dict[str, Any]]) -> None:
+        """Start the sessions of these prompts and return; ``events`` tells of each."""
+        self.llm_client.look_again()
+        params = self._sampling_params()
+        whole: list[dict[str, Any]] = []
+        others: list[dict[str, Any]] = []
+        for prompt in prompts:
+            prompt.setdefault("agent_name", self.rollout_config.agent.default_agent_loop)
+            (whole if self._in_a_wave(prompt) else others).append(prompt)
+        if whole:
+            self._in_background(Wave(self).run(whole, params))
+        about = await get_trajectory_info(None, [prompt["index"] for prompt in others], False)
+        for prompt, trajectory in zip(others, about, strict=True):
+            self._in_background(self._run_prompt(prompt, params, {**trajectory, "step": prompt["global_steps"]}))
+
+    def _in_a_wave(self, prompt: dict[str, Any]) -> bool:
+        """Rollouts that were saved unfinished go on one by one."""
+        return self.single_turn is not None and prompt["agent_name"] == AGENT and not prompt.get(ANSWERS)
+
+    def _sampling_params(self) -> dict[str, Any]:
+        """As verl's worker has them in training."""
+        rollout = self.rollout_config
+        chosen = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k}
+        return {**chosen, "repetition_penalty": 1.0, "logprobs": rollout.calculate_log_probs}
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self.background_tasks.add(task)
+        task.add_done_callback(self.background_tasks.discard)
 
     async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
         if trajectory["validate"]:
@@ -115,17 +158,13 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         try:
             await self._run_agent_loop(params, trajectory=trajectory, trace=trace, session_id=session.index, **prompt)
         except Cancelled:
-            self._fail(session, "cancelled")
+            self.tell_failed(session, "cancelled")
         except Exception as error:
             logger.exception("rollout %s of group %s failed", session.index, session.uid)
             await publish(error)
-            self._fail(session, type(error).__name__)
+            self.tell_failed(session, type(error).__name__)
         finally:
             self.llm_client.end(session)
-
-    def _fail(self, session: Session, reason: str) -> None:
-        """A rollout that will not come is charged what it has generated."""
-        self._tell(Failure(session.uid, session.index, reason, session.tokens))
 
     async def _run_agent_loop(
         self, sampling_params: dict, trajectory: dict, *, agent_name: str, trace: bool = True, **kwargs: Any
@@ -148,9 +187,11 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         if name not in self._agent_loops:
             registry = agent_loop._agent_loop_registry
             assert name in registry, f"Agent loop {name} not registered, registered agent loops: {registry.keys()}"
+            # A class alone is looked up once; from a config with more in it, Hydra makes a new object every time.
+            plain = set(registry[name]) == {"_target_"}
             make = functools.partial(
-                hydra.utils.instantiate,
-                config=registry[name],
+                hydra.utils.get_class(registry[name]["_target_"]) if plain else hydra.utils.instantiate,
+                *([] if plain else [registry[name]]),
                 trainer_config=agent_loop.DictConfigWrap(config=self.config),
                 server_manager=self.llm_client,
                 tokenizer=self.tokenizer,
@@ -160,8 +201,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
                 data_config=agent_loop.DictConfigWrap(self.config.data),
                 tools=agent_loop.ToolListWrap(self.tools),
             )
-            # Of a class and nothing else Hydra is asked once; objects in a config are each conversation's own.
-            self._agent_loops[name] = make(_partial_=True) if set(registry[name]) == {"_target_"} else make
+            self._agent_loops[name] = make
         return self._agent_loops[name]()
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
@@ -172,33 +212,24 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         session = current_session.get()
         assert session is not None
         if self.llm_client.is_cancelled(session):
-            self._fail(session, "cancelled")
+            self.tell_failed(session, "cancelled")
         elif not outputs or not all(one.response_ids for one in outputs):
-            self._fail(session, "empty_response")
+            self.tell_failed(session, "empty_response")
         else:
             await super()._agent_loop_postprocess(output, validate, **kwargs)
             if outputs[-1].reward_score is None:
-                self._fail(session, "no_reward")
+                self.tell_failed(session, "no_reward")
             else:
-                self._tell(self._rollout(outputs, session, kwargs["global_steps"]))
+                limit = self.rollout_config.response_length
+                self.tell_stored(rollout_of(session, outputs, kwargs["global_steps"], limit, session.versions))
 
-    def _rollout(self, outputs: list[Any], session: Session, global_steps: int) -> Rollout:
-        final, uid, index = outputs[-1], session.uid, session.index
-        info = final.extra_fields.get("reward_extra_info") or {}
-        tags = [_tag(one, global_steps, session.versions) for one in outputs]
-        if len(outputs) == 1 and tags[0]["min_global_steps"] != tags[0]["max_global_steps"]:
-            tags[0][VERSIONS] = session.versions
-        version = tags[-1]["min_global_steps"]
-        return Rollout(
-            uid,
-            index,
-            reward=float(final.reward_score),
-            tokens=sum(sum(one.response_mask) for one in outputs),
-            metrics={name: float(value) for name, value in info.items() if _is_number(value)},
-            truncated=len(final.response_ids) >= self.rollout_config.response_length,
-            version=None if version is None else int(version),
-            payload=[[row_key(uid, index, part), tag] for part, tag in enumerate(tags)],
-        )
+    def tell_stored(self, rollout: Rollout) -> None:
+        """A rollout is in the queue."""
+        self._tell(rollout)
+
+    def tell_failed(self, session: Session, reason: str) -> None:
+        """A rollout that will not come is charged what it has generated."""
+        self._tell(Failure(session.uid, session.index, reason, session.tokens))
 
     def _tell(self, event: Rollout | Failure) -> None:
         self._events.append(event)
@@ -213,7 +244,15 @@ class StreamingManager(AgentLoopManagerTQ):
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(StreamingWorker)
         self._waiting: dict[Any, Any] = {}
-        self._left = 0  # requests that were at the servers when they were last drained
+        self._drained: list[Drained] = []
+        self._engine_s: dict[str, float] = {}
+
+    def start(self, prompts: list[dict[str, Any]]) -> None:
+        """Start the sessions of these prompts, each worker as many prompts as the next."""
+        workers: list[Any] = self.agent_loop_workers
+        size = math.ceil(len(prompts) / len(workers))
+        parts = [prompts[place : place + size] for place in range(0, len(prompts), size)]
+        ray.get([worker.start.remote(part) for worker, part in zip(workers, parts, strict=False)])
 
     def events(self, within: float | None = None) -> list[Rollout | Failure]:
         """What has happened since this was last asked; waits until something has. A worker that died raises.
@@ -259,33 +298,28 @@ class StreamingManager(AgentLoopManagerTQ):
         An engine that must be idle to be put to sleep is waited for until it is: every answer has an end.
         """
         workers: list[Any] = self.agent_loop_workers
-        while left := sum(ray.get([worker.drained.remote(DRAIN_S) for worker in workers])):
-            logger.warning("%d requests were to end and are at the rollout servers after %g s", left, DRAIN_S)
-            if self.rollout_config.name not in IDLE_TO_SLEEP:
-                break
-        self._left = left
+        while True:
+            self._drained = ray.get([worker.drained.remote(DRAIN_S) for worker in workers])
+            left = sum(one.left for one in self._drained)
+            if left:
+                logger.warning("%d requests were to end and are at the rollout servers after %g s", left, DRAIN_S)
+            if not left or self.rollout_config.name not in IDLE_TO_SLEEP:
+                return
 
-    def abort_metrics(self) -> dict[str, float]:
-        """Whether aborts end answers, since the run began."""
-        workers: list[Any] = self.agent_loop_workers
-        asked, ended, tokens = map(sum, zip(*ray.get([worker.aborts.remote() for worker in workers]), strict=True))
-        return {"aborts/asked": asked, "aborts/ended": ended, "aborts/tokens": tokens, "aborts/left": self._left}
+    def metrics(self) -> dict[str, float]:
+        """Of the step that the last drain has ended: aborts since the run began, and seconds of the busiest worker."""
+        aborts = {
+            "aborts/asked": sum(one.asked for one in self._drained),
+            "aborts/ended": sum(one.ended for one in self._drained),
+            "aborts/tokens": sum(one.tokens for one in self._drained),
+            "aborts/left": sum(one.left for one in self._drained),
+        }
+        seconds = sorted((name, value) for one in self._drained for name, value in one.seconds.items())
+        return {**aborts, **dict(seconds), **self._engine_seconds()}
 
-
-def _tag(output: Any, global_steps: int, versions: Versions) -> dict[str, Any]:
-    """The tag that verl's worker gives a trajectory, with the policies that wrote it."""
-    prompt_len, response_len = len(output.prompt_ids), len(output.response_ids)
-    said = [version for version, _ in versions if version is not None]
-    return {
-        "status": "success",
-        "prompt_len": prompt_len,
-        "response_len": response_len,
-        "seq_len": prompt_len + response_len,
-        "global_steps": global_steps,
-        "min_global_steps": min(said, default=None),
-        "max_global_steps": max(said, default=None),
-    }
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (bool, int, float)) or (hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0)
+    def _engine_seconds(self) -> dict[str, float]:
+        """Of the busiest server, since this was last asked."""
+        now = dict(sorted((name, value) for one in self._drained for name, value in one.engine_s.items()))
+        spent = [value - self._engine_s.get(name, 0.0) for name, value in now.items()]
+        self._engine_s |= now
+        return {f"{PREFIX}engine": max(spent)} if spent else {}

@@ -2,70 +2,32 @@
 
 It knows the sessions of its worker and which request each has at which server, so that they can be aborted there and
 waited for. A session that is paused waits here with what it has written, and asks for the rest when it goes on: its
-agent loop sees one answer. And verl's load balancer is asked for a server only where there are several to choose from:
-verl's client sends it two messages a rollout.
+agent loop sees one answer. verl's load balancer is asked for a server only where there are several to choose from:
+verl's client sends it two messages a rollout. And a turn of many sessions goes to our server in one message.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from typing import Any
+from uuid import uuid4
 
 from omegaconf import OmegaConf
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY
 
+from goldilocks.engine.request import Generation
 from goldilocks.verl.aborts import ENDED, Aborts
 from goldilocks.verl.patches.vllm import TOP
 from goldilocks.verl.sampling_seed import continued
-from goldilocks.verl.v1.answer import Answer, Versions, name_of
+from goldilocks.verl.v1.answer import Answer
+from goldilocks.verl.v1.session import Cancelled, Deliver, NotNow, Reply, Session, Turn, current_session
 
 ASK_AGAIN_S = 1.0  # an abort that came before its request is made once more
 Server = tuple[str, Any]  # its name and its handle
-
-
-@dataclass(eq=False)
-class Session:
-    """One rollout in the making: what it has cost so far, and where it is."""
-
-    uid: str
-    index: int
-    tokens: int = 0  # that servers have returned
-    server: Any = None  # that works on it now
-    request_id: str = ""  # by which that server knows it
-    aborted: bool = False  # whether that server was asked to end it
-    answers: list[Answer] = field(default_factory=list)  # to its requests, in order
-    asked: int = 0  # requests that its agent loop has made
-
-    @property
-    def versions(self) -> Versions:
-        """Which policy wrote how many of its tokens, in order."""
-        return [span for answer in self.answers for span in answer.versions]
-
-    def next_answer(self, prompt_ids: Sequence[int]) -> Answer:
-        """The answer to the next request of the agent loop: a new one, or the one that was saved for it."""
-        name, place = name_of(prompt_ids), self.asked
-        self.asked += 1
-        if place < len(self.answers) and self.answers[place].prompt == name:
-            return self.answers[place]
-        self.answers[place:] = [Answer(name)]  # what comes after another question is not the answer to this one
-        return self.answers[place]
-
-
-current_session: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
-
-
-class Cancelled(Exception):
-    """The group of this session is no longer needed."""
-
-
-class NotNow(Exception):
-    """Generation is paused: the request was not sent."""
 
 
 class StreamingClient(LLMServerClient):
@@ -85,7 +47,9 @@ class StreamingClient(LLMServerClient):
         self._going.set()
         self._only: asyncio.Task[Server | None] | None = None
         self._held: set[str] = set()  # the requests that the balancer does not know of
+        self._booked: dict[str, str] = {}  # the server of each turn that the balancer knows of
         self._places: dict[str, asyncio.Semaphore] = {}  # of each server
+        self.engine_s: dict[str, float] = {}  # seconds that each server's engine has spent on its steps
         self.aborts = Aborts(self.config.actor_rollout_ref.rollout.name)
         gates = OmegaConf.select(self.config, "batch_filter.enable_two_gate_filter")
         on_vllm = self.config.actor_rollout_ref.rollout.name == "vllm"
@@ -173,20 +137,29 @@ class StreamingClient(LLMServerClient):
     async def _add_to(self, answer: Answer, session: Session, request_id: str, **request: Any) -> None:
         """Ask for an answer, or the rest of it. The session is at a server from here to the reply."""
         request["sampling_params"] |= self._extra
-        self._at_servers.add(session)
-        self._none_at_servers.clear()
+        self._sent(session)
         try:
             output = await super().generate(request_id, **request)
             answer.parts.append(output)
-            session.tokens += len(output.token_ids)
-            if session.aborted:
-                self.aborts.answered(output.stop_reason, len(output.token_ids))
+            self._charge(session, output.token_ids, output.stop_reason)
             answer.done = output.stop_reason not in ENDED or self.is_cancelled(session)
         finally:
-            session.server, session.request_id, session.aborted = None, "", False
-            self._at_servers.discard(session)
-            if not self._at_servers:
-                self._none_at_servers.set()
+            self._back(session)
+
+    def _sent(self, session: Session) -> None:
+        self._at_servers.add(session)
+        self._none_at_servers.clear()
+
+    def _charge(self, session: Session, token_ids: list[int], stop_reason: str | None) -> None:
+        session.tokens += len(token_ids)
+        if session.aborted:
+            self.aborts.answered(stop_reason, len(token_ids))
+
+    def _back(self, session: Session) -> None:
+        session.server, session.request_id, session.aborted = None, "", False
+        self._at_servers.discard(session)
+        if not self._at_servers:
+            self._none_at_servers.set()
 
     def _vllm_request_id(self, request_id: str) -> str:
         """verl's name of a request; this is the last moment before it is sent."""
@@ -198,6 +171,63 @@ class StreamingClient(LLMServerClient):
                 raise NotNow
             session.request_id = name
         return name
+
+    async def ask(self, turns: list[Turn], deliver: Deliver) -> None:
+        """Send each of our servers its turns in one message; ``deliver`` is called with replies as they come.
+
+        Returns when every turn is answered. These sessions do not pause.
+        """
+        for turn in turns:
+            self._sent(turn.session)
+        parts: dict[str, tuple[Any, list[Turn]]] = {}
+        for turn, chosen in zip(turns, await self._servers_for(turns), strict=True):
+            if isinstance(chosen, BaseException):
+                self._reply([Reply(turn, chosen)], deliver)
+            else:
+                parts.setdefault(chosen[0], (chosen[1], []))[1].append(turn)
+        await asyncio.gather(*(self._ask_server(name, *part, deliver) for name, part in parts.items()))
+
+    async def _servers_for(self, turns: list[Turn]) -> list[Server | BaseException]:
+        only = await self._find_only(uuid4().hex)
+        if only is not None:
+            return [only] * len(turns)
+        return await asyncio.gather(*map(self._book, turns), return_exceptions=True)
+
+    async def _book(self, turn: Turn) -> Server:
+        """The server that the load balancer gives the turn, which it is told of again when the reply is there."""
+        server: Server = await super()._acquire_server(turn.name, prompt_ids=turn.prompt_ids)
+        self._booked[turn.name] = server[0]
+        return server
+
+    async def _ask_server(self, name: str, server: Any, turns: list[Turn], deliver: Deliver) -> None:
+        unneeded = [turn for turn in turns if self.is_cancelled(turn.session)]
+        self._reply([Reply(turn, Cancelled(turn.session.uid)) for turn in unneeded], deliver)
+        waiting = {turn.name: turn for turn in turns if not self.is_cancelled(turn.session)}
+        if not waiting:
+            return
+        for turn in waiting.values():
+            turn.session.server, turn.session.request_id = server, turn.name
+        if not waiting:
+            return
+        try:
+            requests = [(turn.name, turn.prompt_ids, turn.params) for turn in waiting.values()]
+            async for message in server.generate_all.remote(requests):
+                answers = await message
+                self.engine_s[name] = answers.busy_s
+                ended = [Reply(waiting.pop(one), outcome, answers.global_steps) for one, outcome in answers.outcomes]
+                self._reply(ended, deliver)
+        except Exception as error:  # the server is gone
+            self._reply([Reply(turn, error) for turn in waiting.values()], deliver)
+
+    def _reply(self, replies: list[Reply], deliver: Deliver) -> None:
+        for reply in replies:
+            if isinstance(reply.outcome, Generation):
+                self._charge(reply.turn.session, reply.outcome.token_ids, reply.outcome.stop_reason)
+            self._back(reply.turn.session)
+            if booked := self._booked.pop(reply.turn.name, None):
+                super()._release_server(booked, request_id=reply.turn.name)
+        if replies:
+            deliver(replies)
 
     # -- servers -------------------------------------------------------------------------------------------------------
 
@@ -213,13 +243,17 @@ class StreamingClient(LLMServerClient):
         return name, server
 
     async def _choose_server(self, request_id: str, **extra: Any) -> Server:
-        if self._only is None:
-            self._only = asyncio.create_task(self._only_server(request_id, extra))
-        server = await self._only
+        server = await self._find_only(request_id, **extra)
         if server is None:
             return await super()._acquire_server(request_id, **extra)
         self._held.add(request_id)
         return server
+
+    async def _find_only(self, request_id: str, **extra: Any) -> Server | None:
+        """The server of this wave if there is one; None where there are several."""
+        if self._only is None:
+            self._only = asyncio.create_task(self._only_server(request_id, extra))
+        return await self._only
 
     async def _only_server(self, request_id: str, extra: dict[str, Any]) -> Server | None:
         if len(await self._load_balancer.get_all_servers.remote()) != 1:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
@@ -23,6 +22,7 @@ from goldilocks.verl.patches.one_pass import DISTANCE, WHOLE_ROWS, WHOLE_TOKENS
 from goldilocks.verl.patches.switch import in_force
 from goldilocks.verl.patches.table import ONE_PASS
 from goldilocks.verl.v1.behaviour import stale_rows
+from goldilocks.verl.v1.driver_queue import signal
 
 # Losses that are a sum over rows, each proportional to its advantages.
 BY_ROW = ("vanilla", "gspo")
@@ -79,8 +79,7 @@ class OnePass:
         """The rows that the update computes, a multiple of ``multiple``, told of the size of the whole batch."""
         if not (self.own_log_probs or self.rows_with_signal):
             return batch
-        fields = ["advantages", "response_mask"]
-        stored = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        stored = signal(batch)
         keys = batch.keys
         if self.rows_with_signal:
             advantages = stored["advantages"]

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
-from verl.utils import tensordict_utils as tu
-from verl.utils.dataset.rl_dataset import collate_fn
 
 from goldilocks.core import Collector
 from goldilocks.types import Request, Rollout
@@ -21,6 +18,7 @@ from goldilocks.verl.failures import published_error
 from goldilocks.verl.sampling_seed import visit_seed
 from goldilocks.verl.source import DatasetSource
 from goldilocks.verl.v1.rows import ANSWERS, FIRST, PARTITION, ROLLOUTS, VISIT_SEED, QueueRows, batch_of
+from goldilocks.verl.v1.stopwatch import Stopwatch
 from goldilocks.verl.v1.unfinished import Unfinished
 
 if TYPE_CHECKING:
@@ -49,6 +47,7 @@ class CollectorSampler(ReplayBuffer):
         self.manager: StreamingManager
         self.rows = QueueRows(Unfinished(lambda: self.manager.answers()))
         self._failures = 0
+        self._watch = Stopwatch()
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         if partition_id != PARTITION:
@@ -56,14 +55,15 @@ class CollectorSampler(ReplayBuffer):
         self.fill(global_steps, drain=False)
         groups = self.collector.take()
         self._drain()
-        return batch_of(groups), self.manager.abort_metrics()
+        return batch_of(groups), {**self.manager.metrics(), **self._watch.read()}
 
     def fill(self, global_steps: int, *, drain: bool = True) -> None:
         """Run the loop until a batch is there to be taken. What was paused goes on."""
         if self.collector.surplus.pauses:
             self.manager.resume()
         while not self.collector.ready:
-            self._submit(self.collector.requests(), global_steps)
+            with self._watch.timed("submit"):
+                self._submit(self.collector.requests(), global_steps)
             if not self.collector.ready:
                 self._observe()
         if drain:
@@ -83,22 +83,27 @@ class CollectorSampler(ReplayBuffer):
         else:
             while self.collector.in_flight:
                 self._observe()
-        self.manager.drain()
+        with self._watch.timed("drain"):
+            self.manager.drain()
 
     def _submit(self, requests: list[Request], global_steps: int) -> None:
         if not requests:
             return
         source = self.collector.source
         assert isinstance(source, DatasetSource)
-        rows = collate_fn([source.dataset[request.prompt.index] for request in requests])
-        rows["uid"] = np.array([request.uid for request in requests], dtype=object)
-        rows[ROLLOUTS] = np.array([request.n for request in requests], dtype=object)
-        rows[FIRST] = np.array([request.first for request in requests], dtype=object)
-        rows[VISIT_SEED] = np.array([self._visit_seed(request) for request in requests], dtype=object)
-        rows[ANSWERS] = np.array([self.rows.unfinished.give(request) for request in requests], dtype=object)
-        batch = tu.get_tensordict(rows)
-        tu.assign_non_tensor_data(batch, "global_steps", global_steps)
-        self.manager.generate_sequences(batch)
+        self.manager.start([self._prompt(request, source, global_steps) for request in requests])
+
+    def _prompt(self, request: Request, source: DatasetSource, global_steps: int) -> dict[str, Any]:
+        """The row of the dataset, with what the agent loops need to know of the request."""
+        return {
+            **source.dataset[request.prompt.index],
+            "uid": request.uid,
+            ROLLOUTS: request.n,
+            FIRST: request.first,
+            VISIT_SEED: self._visit_seed(request),
+            ANSWERS: self.rows.unfinished.give(request),
+            "global_steps": global_steps,
+        }
 
     def _visit_seed(self, request: Request) -> int:
         """The visits to a prompt that were judged are this one's number: the same whatever is generated beside it."""
@@ -107,7 +112,8 @@ class CollectorSampler(ReplayBuffer):
 
     def _observe(self, within: float | None = None) -> int:
         """Take in what has happened; return how much that was."""
-        events = self.manager.events(within)
+        with self._watch.timed("wait"):
+            events = self.manager.events(within)
         for event in events:
             self._failures = 0 if isinstance(event, Rollout) else self._failures + (event.reason != "cancelled")
             if self._failures >= MAX_FAILURES:

@@ -28,10 +28,12 @@ from goldilocks.verl.collector_checkpoint import CollectorCheckpoint, SavesColle
 from goldilocks.verl.epochs import Epochs, schedule_note
 from goldilocks.verl.final_reward import KLPenalty
 from goldilocks.verl.hidden_states import hidden_states
+from goldilocks.verl.patches.table import GROUP_NUMBERS
 from goldilocks.verl.refill import replacements
 from goldilocks.verl.rehearsal import rehearse
 from goldilocks.verl.source import DatasetSource, loader_order
 from goldilocks.verl.v1.behaviour import store_log_probs, use_behaviour_log_probs
+from goldilocks.verl.v1.driver_queue import advantages
 from goldilocks.verl.v1.gates import Gate, build_gate
 from goldilocks.verl.v1.one_pass import OnePass
 from goldilocks.verl.v1.replayed_rows import ReplayedRows
@@ -66,6 +68,7 @@ class CollectorTrainer(SavesCollector, ReplayedRows):
         config.algorithm.adv_estimator = estimator_for(self.settings)
         if self.settings.trains_older_groups:
             store_log_probs(config)
+        GROUP_NUMBERS.apply()
         super().__init__(config)
 
     @property
@@ -255,7 +258,12 @@ class CollectorTrainer(SavesCollector, ReplayedRows):
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Baselines are over all rollouts a group has had, whether or not all of them are trained."""
         untrained = untrained_of(self.collector.in_hand)
-        with untrained_rollouts(untrained), self.one_pass.without_correction(self.config):
+        unread = ("rollout_log_probs",) if self.one_pass.own_log_probs else ()  # only a correction reads them
+        with (
+            self.one_pass.without_correction(self.config),
+            advantages(batch, unread) as label,
+            untrained_rollouts({label(uid): others for uid, others in untrained.items()}),
+        ):
             batch = super()._compute_advantage(batch, metrics)
         if self.settings.policies.loss_agg == PROMPT_MEAN:
             weigh_advantages(batch, self.config.actor_rollout_ref.actor.loss_agg_mode)

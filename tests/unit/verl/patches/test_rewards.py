@@ -15,7 +15,7 @@ from verl.trainer.ppo.reward import load_reward_manager
 from goldilocks.tasks.tokenizer import character_tokenizer
 from goldilocks.verl.guarded_reward import guarded
 from goldilocks.verl.patches.patch import digest
-from goldilocks.verl.patches.rewards import RUN_SINGLE, _manager, graded_here
+from goldilocks.verl.patches.rewards import RUN_SINGLE, graded_here, manager_of
 
 VERLS_OWN = inspect.unwrap(AgentLoopWorker._compute_score)
 ROW = {
@@ -106,7 +106,7 @@ def test_other_rewards_stay_with_their_workers(changes):
     async def manager():
         one = worker()
         one.config = OmegaConf.merge(one.config, {"reward": changes})
-        return _manager(one)
+        return manager_of(one)
 
     assert asyncio.run(manager()) is None
 

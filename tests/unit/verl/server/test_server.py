@@ -92,6 +92,40 @@ def test_full_determinism_repeats_a_request_and_tells_requests_apart(model_path:
     assert answers[0] != answers[2]
 
 
+async def _all(server: Any, requests: list[Any]) -> dict[str, Any]:
+    return {
+        name: outcome async for answers in server.generate_all(requests) for name, outcome in answers.outcomes
+    }  # fmt: skip
+
+
+def test_a_message_of_many_requests_has_the_answers_of_each_by_itself(server: Any) -> None:
+    requests = [(f"r{i}", [5 + i, 6], {"seed": i, "max_tokens": 2 + i, "logprobs": True}) for i in range(6)]
+
+    async def one_by_one() -> list[Any]:
+        return [await server.generate(prompt, params, name) for name, prompt, params in requests]
+
+    together = asyncio.run(_all(server, [*requests, ("long", [3] * 40, {}), ("odd", [3], {"min_p": 0.1})]))
+    for (name, _, _), alone in zip(requests, asyncio.run(one_by_one()), strict=True):
+        assert together[name].token_ids == alone.token_ids
+        assert together[name].log_probs == pytest.approx(alone.log_probs, abs=1e-5)
+        assert together[name].top_log_probs == pytest.approx(alone.extra_fields["top_log_probs"], abs=1e-5)
+    assert "leaves no room" in str(together["long"])
+    assert "sampling parameter min_p" in str(together["odd"])
+
+
+def test_a_server_that_leaves_sends_a_whole_message_back(server: Any) -> None:
+    async def scenario() -> Any:
+        await server.abort_all_requests(reject_request=True)
+        rejected = await _all(server, [("a", PROMPT, {}), ("b", PROMPT, {})])
+        await server.resume_generation()
+        return rejected
+
+    rejected = asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert {name: (one.stop_reason, one.token_ids) for name, one in rejected.items()} == dict.fromkeys(
+        ("a", "b"), ("aborted", [])
+    )
+
+
 def test_abort_all_ends_what_runs_holds_what_comes_and_resumes(model_path: Path) -> None:
     server = _server(model_path, max_num_seqs=1, ignore_eos=True)
 

@@ -1,0 +1,47 @@
+"""Where the time of a generation goes, by what it was spent on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# What is timed, and who spends it. Drivers, workers and servers work at the same time, so these do not add up to gen.
+TIMED = {
+    "timing_s/gen_submit": "driver",
+    "timing_s/gen_wait": "driver",
+    "timing_s/gen_drain": "driver",
+    "timing_s/gen_clear": "driver",
+    "timing_s/gen_render": "worker",
+    "timing_s/gen_grade": "worker",
+    "timing_s/gen_store": "worker",
+    "timing_s/gen_engine": "server",
+}
+PREFIX = "timing_s/gen_"
+
+
+class Stopwatch:
+    """Adds up seconds by name until they are read."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Count the time inside as spent on ``name``. Coroutines that wait at the same time count each."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - started)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count these as well."""
+        metric = PREFIX + name
+        assert metric in TIMED, metric
+        self._seconds[metric] = self._seconds.get(metric, 0.0) + seconds
+
+    def read(self) -> dict[str, float]:
+        """The seconds since the last reading, by metric."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds

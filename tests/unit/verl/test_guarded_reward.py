@@ -1,0 +1,61 @@
+"""A reward function that hangs fails its call; the others go on, in threads that are used again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from goldilocks.verl.guarded_reward import compute_score, guarded
+
+FUNCTION = """
+import threading
+
+def compute_score(data_source, solution_str, ground_truth, extra_info, bonus=0):
+    if solution_str == "hang":
+        threading.Event().wait(30)
+    if solution_str == "raise":
+        raise LookupError("no such answer")
+    return {"score": len(solution_str) + bonus, "thread": threading.get_ident()}
+"""
+
+
+@pytest.fixture
+def function(tmp_path: Path) -> dict[str, Any]:
+    path = tmp_path / "reward.py"
+    path.write_text(FUNCTION)
+    config = guarded({"path": str(path), "name": "compute_score", "reward_kwargs": {"bonus": 10}}, timeout_s=0.2)
+    return dict(config["reward_kwargs"])
+
+
+async def score(function: dict[str, Any], answer: str) -> Any:
+    return await compute_score(data_source="d", solution_str=answer, ground_truth="", extra_info={}, **function)
+
+
+def test_results_and_errors_are_the_functions_own(function: dict[str, Any]) -> None:
+    async def main() -> list[Any]:
+        return await asyncio.gather(*(score(function, text) for text in ("a", "raise", "abc")), return_exceptions=True)
+
+    short, error, long = asyncio.run(main())
+    assert (short["score"], long["score"]) == (11, 13)
+    assert isinstance(error, LookupError)
+
+
+def test_calls_one_after_another_share_a_thread(function: dict[str, Any]) -> None:
+    async def main() -> set[int]:
+        return {(await score(function, "a"))["thread"] for _ in range(20)}
+
+    assert len(asyncio.run(main())) == 1
+
+
+def test_a_call_that_hangs_is_named_and_its_thread_is_not_used_again(function: dict[str, Any]) -> None:
+    async def main() -> list[Any]:
+        with pytest.raises(RuntimeError, match=r"compute_score of .*reward\.py did not return within 0\.2 s"):
+            await score(function, "hang")
+        return await asyncio.gather(*(score(function, "a" * length) for length in range(1, 60)))
+
+    assert [one["score"] for one in asyncio.run(main())] == [10 + length for length in range(1, 60)]
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "reward")

@@ -1,0 +1,58 @@
+"""The TransferQueue reads off columns what it reads off the TensorDict that verl packs of the same rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transfer_queue.metadata import extract_field_schema
+from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
+from transfer_queue.utils.serial_utils import decode, encode
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from goldilocks.digests import digest
+from goldilocks.verl.v1.outbox import READERS, Columns
+
+VALUES = st.one_of(st.none(), st.text(max_size=5), st.dictionaries(st.text(max_size=3), st.integers(-9, 9), max_size=2))
+
+
+@st.composite
+def some_rows(draw: st.DrawFn) -> list[dict[str, Any]]:
+    lengths = draw(st.lists(st.integers(1, 6), min_size=1, max_size=6))
+    return [
+        {
+            "tokens": torch.arange(length),
+            "scores": torch.full((length,), 0.5),
+            "fixed": torch.tensor([place, 1]),
+            "text": draw(VALUES),
+            "turns": [draw(st.integers(0, 3))],
+        }
+        for place, length in enumerate(lengths)
+    ]
+
+
+def stored(fields: Any, positions: list[int]) -> dict[str, list[Any]]:
+    """What a storage unit is sent of these rows, and keeps of each."""
+    select = AsyncSimpleStorageManager._select_by_positions
+    message = decode(encode({name: select(fields[name], positions) for name in fields.keys()}))  # noqa: SIM118
+    return {name: [_plain(value) for value in column] for name, column in message.items()}
+
+
+def _plain(value: Any) -> Any:
+    return (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
+
+
+@given(some_rows(), st.data())
+def test_what_is_stored_and_what_is_known_of_it_is_the_same(rows: list[dict[str, Any]], data: st.DataObject) -> None:
+    positions = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, unique=True).map(sorted))
+    ours, verls = Columns(rows), list_of_dict_to_tensordict(rows)
+    assert extract_field_schema(ours) == extract_field_schema(verls)
+    assert stored(ours, positions) == stored(verls, positions)
+
+
+@pytest.mark.parametrize(("reader", "known"), READERS, ids=lambda value: getattr(value, "__qualname__", ""))
+def test_the_readers_are_those_this_was_written_for(reader: Any, known: str) -> None:
+    assert digest(reader) == known

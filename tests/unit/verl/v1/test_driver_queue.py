@@ -1,0 +1,125 @@
+"""verl's trainer computes the same advantages when it is given numbers of groups in the place of their uids."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transfer_queue
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
+from unit.verl.v1.queue_world import Queue
+from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.v1 import trainer_base
+
+from goldilocks.algorithms import Untrained, untrained_rollouts
+from goldilocks.verl import estimators  # noqa: F401  # registers the pool estimators
+from goldilocks.verl.patches.advantages import grpo_by_group
+from goldilocks.verl.v1.driver_queue import DriverQueue, advantages, signal
+
+GROUPS = {"g0": 4, "g_1_0": 3, "g2": 1}  # a uid may look like the key of a row
+KEYS = [f"{uid}_{i}_0" for uid, n in GROUPS.items() for i in range(n)]
+
+
+@pytest.fixture
+def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    queue = Queue(monkeypatch)
+    for place, key in enumerate(KEYS):
+        uid, index, _ = key.rsplit("_", 2)
+        queue.add(f"x_{index}_0", version=0, length=2 + place % 3, rollout_log_probs=-0.5)
+        queue.rows[key] = {**queue.rows.pop(f"x_{index}_0"), "uid": uid}
+        queue.tags[key] = queue.tags.pop(f"x_{index}_0")
+    return queue
+
+
+def compute(batch: KVBatchMeta, estimator: str) -> None:
+    algorithm = {
+        "adv_estimator": estimator,
+        "use_kl_in_reward": False,
+        "rollout_correction": None,
+        "gamma": 1.0,
+        "lam": 1.0,
+    }
+    config = OmegaConf.create({"algorithm": algorithm, "actor_rollout_ref": {"rollout": {"n": 4}}})
+    trainer_base.PPOTrainer._compute_advantage(SimpleNamespace(config=config), batch, {})  # type: ignore[arg-type]
+
+
+def stored(queue: Queue) -> dict[str, dict[str, list[float]]]:
+    return {key: {name: row[name].tolist() for name in ("advantages", "returns")} for key, row in queue.rows.items()}
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "grpo_pool", "rloo", "gpg", "opo"])
+def test_advantages_are_verls(estimator: str, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {"g0": [Untrained(1.0, 3)], "g2": [Untrained(0.0, 2), Untrained(1.0, 9)]}
+    batch = queue.batch()
+    with untrained_rollouts(others):
+        compute(batch, estimator)
+    expected = stored(queue)
+
+    monkeypatch.setattr(trainer_base, "tq", DriverQueue())
+    with (
+        advantages(batch, unread=("rollout_log_probs",)) as label,
+        untrained_rollouts({label(uid): seen for uid, seen in others.items()}),
+    ):
+        compute(batch, estimator)
+    assert stored(queue) == expected
+    assert any(value for row in expected.values() for value in row["advantages"])
+
+
+def test_without_our_queue_groups_go_by_their_uids(queue: Queue) -> None:
+    with advantages(queue.batch()) as label:
+        assert label("g_1_0") == "g_1_0"
+
+
+def test_the_update_is_given_what_was_stored_once_and_for_those_rows_alone(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, fetched = queue.batch(), []
+    monkeypatch.setattr(trainer_base, "tq", DriverQueue())
+    with advantages(batch):
+        compute(batch, "grpo")
+    get = transfer_queue.kv_batch_get
+    monkeypatch.setattr(transfer_queue, "kv_batch_get", lambda **wanted: (fetched.append(wanted), get(**wanted))[1])
+    kept = signal(batch)
+    assert not fetched
+    assert [row.tolist() for row in kept["advantages"].unbind()] == [
+        row["advantages"] for row in stored(queue).values()
+    ]
+    again = signal(batch)
+    assert len(fetched) == 1
+    for name in ("advantages", "response_mask"):
+        assert torch.equal(again[name].values(), kept[name].values())
+
+    with advantages(batch):
+        compute(batch, "grpo")
+    fetched.clear()
+    assert signal(batch.select_keys(KEYS[:2]))["advantages"].size(0) == 2
+    assert len(fetched) == 1
+
+
+def test_outside_of_advantages_it_is_the_queue_itself(queue: Queue) -> None:
+    ours: Any = DriverQueue()
+    found = ours.kv_batch_get(keys=KEYS, partition_id="train", select_fields=["uid"])
+    assert found.pop("uid").tolist() == [queue.rows[key]["uid"] for key in KEYS]
+    assert ours.kv_clear is transfer_queue.kv_clear
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.floats(-3, 3, width=32), st.integers(1, 5)), min_size=1, max_size=24),
+    st.booleans(),
+)
+def test_grpo_by_group_is_verls_to_the_bit(rows: list[tuple[int, float, int]], normalise: bool) -> None:
+    mask = (torch.arange(5) < torch.tensor([[length] for _, _, length in rows])).long()
+    rewards = torch.zeros(mask.shape)
+    rewards[torch.arange(len(rows)), mask.sum(1) - 1] = torch.tensor([reward for _, reward, _ in rows])
+    index = np.array([group for group, _, _ in rows], dtype=object)
+    verls = core_algos.get_adv_estimator_fn("grpo")  # what is registered is verl's own
+    expected = verls(rewards.clone(), mask, index, norm_adv_by_std_in_grpo=normalise)
+    found = grpo_by_group(verls)(rewards.clone(), mask, index, norm_adv_by_std_in_grpo=normalise)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)

@@ -1,0 +1,67 @@
+"""Many rollouts at a time, only where verl's loop is the one that was followed and nothing else takes part in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from unit.verl.v1.wave_world import Server, Worker
+from verl.experimental.agent_loop import agent_loop
+
+from goldilocks.digests import digest
+from goldilocks.platforms import PATCHES_VARIABLE
+from goldilocks.verl.v1.single_turn import AGENT, FOLLOWED, SingleTurn
+
+
+def chosen(change: Callable[[Any], None]) -> bool:
+    async def main() -> bool:
+        worker = Worker(Server(lambda *_: None), whole=False)  # type: ignore[arg-type]  # it is not asked
+        change(worker)
+        return SingleTurn.of(worker) is not None
+
+    return asyncio.run(main())
+
+
+def unset(worker: Any) -> None:
+    worker.reward_loop_worker_handles = None
+
+
+def traced(worker: Any) -> None:
+    object.__setattr__(worker.rollout_config, "trace", {"backend": "weave"})
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda worker: None, True),
+        (lambda worker: setattr(worker, "processor", object()), False),
+        (lambda worker: setattr(worker, "distillation_enabled", True), False),
+        (lambda worker: worker.config.reward.reward_model.update(enable=True), False),
+        (unset, False),
+        (traced, False),
+    ],
+    ids=["text", "pictures", "teacher", "reward model", "rewards later", "traced"],
+)
+def test_what_takes_part_in_a_rollout_decides(
+    change: Callable[[Any], None], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PATCHES_VARIABLE, "rewards-here")
+    assert chosen(change) is expected
+
+
+def test_a_loop_that_a_user_registers_under_verls_name_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PATCHES_VARIABLE, "all")
+    monkeypatch.setitem(agent_loop._agent_loop_registry, AGENT, {"_target_": "theirs.Loop"})
+    assert not chosen(lambda worker: None)
+
+
+def test_with_patches_switched_off_verl_makes_its_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PATCHES_VARIABLE, "none")
+    assert not chosen(lambda worker: None)
+
+
+@pytest.mark.parametrize(("function", "known"), FOLLOWED, ids=lambda value: getattr(value, "__qualname__", ""))
+def test_the_functions_of_verl_are_those_that_were_followed(function: Any, known: str) -> None:
+    assert digest(function) == known

@@ -1,0 +1,195 @@
+"""Rollouts that are made many at a time are those that verl's loop makes one by one: rows, rewards, events, charges."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+import torch
+from unit.verl.v1.wave_world import LIMIT, Queue, Server, Worker, prompt, queue_in
+from verl.experimental.agent_loop import agent_loop
+
+from goldilocks.engine.request import Generation
+from goldilocks.types import Failure, Rollout
+from goldilocks.verl.v1.single_turn import AGENT
+
+TIMES = ("generate_sequences", "compute_score")  # of the metrics of a row
+
+
+def drawn(request_id: str, prompt_ids: list[int], seed: int) -> Generation:
+    """Tokens and log-probs that depend on prompt and seed; some are longer than the limit, some are empty."""
+    chance = random.Random(f"{prompt_ids}{seed}")
+    length = chance.choice([0, 1, 2, 3, LIMIT, LIMIT + 3])
+    log_probs = [-chance.random() for _ in range(length)]
+    tokens = [chance.randrange(5, 15) for _ in range(length - 1)] + [1] * (length > 0)
+    return Generation(request_id, tokens, log_probs, [log_prob / 2 for log_prob in log_probs], "stop")
+
+
+def run(prompts: list[dict[str, Any]], *servers: Server, whole: bool, **options: Any) -> list[Rollout | Failure]:
+    async def main() -> list[Rollout | Failure]:
+        worker = Worker(*servers, whole=whole, **options)
+        await worker.start([dict(one) for one in prompts])
+        return await worker.finish()
+
+    return asyncio.run(main())
+
+
+def comparable(queue: Queue) -> dict[str, dict[str, Any]]:
+    """The rows without times, their tensors as lists with their types."""
+    rows = {}
+    for key, row in queue.rows.items():
+        metrics = {name: value for name, value in row["metrics"].items() if name not in TIMES}
+        assert set(row["metrics"]) == {*metrics, *TIMES}
+        rows[key] = {name: _plain(value) for name, value in {**row, "metrics": metrics}.items()}
+    return rows
+
+
+def _plain(value: Any) -> Any:
+    return (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize("columns", [True, False])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_rows_and_events_are_those_of_verls_loop(servers: int, columns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [prompt(index, n=4, first=index % 3) for index in range(6)]
+    by_verl = queue_in(monkeypatch, columns=False)
+    expected = run(prompts, *(Server(drawn) for _ in range(servers)), whole=False)
+    ours = queue_in(monkeypatch, columns)
+    found = run(prompts, *(Server(drawn) for _ in range(servers)), whole=True)
+    assert found == expected
+    assert {type(event) for event in found} == {Rollout, Failure}  # an empty answer is no rollout
+    assert comparable(ours) == comparable(by_verl)
+    assert ours.tags == by_verl.tags
+    assert len(ours.rows) > 12
+
+
+def test_a_wave_is_one_message_to_each_server_and_what_ends_together_one_put(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = queue_in(monkeypatch)
+    servers = [Server(drawn), Server(drawn)]
+    run([prompt(index, n=8) for index in range(4)], *servers, whole=True)
+    assert [server.messages for server in servers] == [[16], [16]]
+    assert len(queue.puts) <= 2
+
+
+def test_the_load_balancer_is_told_of_every_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue_in(monkeypatch)
+
+    async def main() -> list[int]:
+        worker = Worker(Server(drawn), Server(drawn), whole=True)
+        await worker.start([prompt(0, n=6)])
+        await worker.finish()
+        return [worker.balancer.balancer.get_inflight_count(name) for name in ("s0", "s1")]
+
+    assert asyncio.run(main()) == [0, 0]
+
+
+def test_other_agent_loops_are_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue_in(monkeypatch)
+    server = Server(drawn)
+    registry = agent_loop._agent_loop_registry
+    monkeypatch.setitem(registry, "own", registry[AGENT])
+    told = run([prompt(0, n=3, agent_name="own"), prompt(1, n=2)], server, whole=True)
+    assert sorted(server.messages) == [1, 1, 1, 2]
+    assert len(told) == 5
+
+
+def test_cancelled_sessions_are_aborted_and_charged_and_the_drain_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = queue_in(monkeypatch)
+
+    def three(request_id: str, prompt_ids: list[int], seed: int) -> Generation:
+        return Generation(request_id, [7, 8, 1], [-1.0] * 3, [-0.5] * 3, "stop")
+
+    async def main() -> list[Any]:
+        server = Server(three, hold=True)
+        worker = Worker(server, whole=True)
+        await worker.start([prompt(0, n=2), prompt(1, n=1)])
+        while len(server.held) < 3:
+            await asyncio.sleep(0)
+        drained = asyncio.create_task(worker.drained(within=60))
+        await worker.cancel(["g0"])
+        await asyncio.sleep(0.01)
+        assert not drained.done()  # one is still at the server
+        server.release(next(iter(server.held)), whole=True)
+        assert (await drained)[:4] == (0, 2, 2, 2)
+        return await worker.finish()
+
+    *cancelled, kept = asyncio.run(main())
+    assert cancelled == [Failure("g0", 0, "cancelled", 1), Failure("g0", 1, "cancelled", 1)]
+    assert (kept.uid, kept.tokens) == ("g1", 3)
+    assert list(queue.rows) == ["g1_0_0"]
+
+
+def test_a_group_that_is_cancelled_before_it_is_sent_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue_in(monkeypatch)
+    server = Server(drawn)
+
+    async def main() -> list[Any]:
+        worker = Worker(server, whole=True)
+        worker.llm_client.begin("g0", 9)  # a sibling that runs: else nobody knows the group
+        await worker.start([prompt(0, n=2)])
+        await worker.cancel(["g0"])
+        return await worker.finish()
+
+    assert asyncio.run(main()) == [Failure("g0", 0, "cancelled", 0), Failure("g0", 1, "cancelled", 0)]
+    assert server.messages == []
+
+
+def test_a_refused_request_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue_in(monkeypatch)
+
+    def refused(request_id: str, prompt_ids: list[int], seed: int) -> Generation:
+        if len(prompt_ids) > 6:
+            raise ValueError("a prompt of 8 tokens leaves no room")
+        return Generation(request_id, [7, 1], [-1.0] * 2, [-0.5] * 2, "stop")
+
+    short, long = run([prompt(3, n=1), prompt(44, n=1)], Server(refused), whole=True)
+    assert isinstance(short, Rollout)
+    assert long == Failure("g44", 0, "ValueError", 0)
+
+
+def test_a_server_that_is_gone_fails_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue_in(monkeypatch)
+
+    class Gone(Server):
+        async def _generate_all(self, requests: list[Any]) -> Any:
+            async for message in super()._generate_all(requests[:1]):
+                yield message
+            raise ConnectionError("the actor died")
+
+    told = run([prompt(0, n=3)], Gone(lambda one, ids, seed: Generation(one, [7], [-1.0], [-1.0], "stop")), whole=True)
+    assert [type(event) for event in told] == [Rollout, Failure, Failure]
+    assert told[1:] == [Failure("g0", 1, "ConnectionError", 0), Failure("g0", 2, "ConnectionError", 0)]
+
+
+def test_a_rollout_whose_reward_function_raises_is_charged_and_its_siblings_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    queue = queue_in(monkeypatch)
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    if extra_info['index'] == 1:\n"
+        "        raise LookupError('the answer sheet is missing')\n"
+        "    return {'score': 1.0, 'acc': True}\n"
+    )
+
+    def two(request_id: str, prompt_ids: list[int], seed: int) -> Generation:
+        return Generation(request_id, [7, 1], [-1.0] * 2, [-0.5] * 2, "stop")
+
+    good, bad = run([prompt(0, n=1), prompt(1, n=1)], Server(two), whole=True, reward=str(reward))
+    assert (good.reward, good.metrics) == (1.0, {"score": 1.0, "acc": 1.0})
+    assert bad == Failure("g1", 0, "LookupError", 2)
+    assert list(queue.rows) == ["g0_0_0"]
+
+
+def test_a_queue_that_fails_fails_the_rollouts_it_did_not_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = queue_in(monkeypatch)
+
+    async def full(**_: Any) -> None:
+        raise OSError("storage capacity exceeded")
+
+    monkeypatch.setattr(queue, "async_kv_batch_put", full)
+    told = run([prompt(0, n=1)], Server(lambda one, ids, seed: Generation(one, [7], [-1], [-1], "stop")), whole=True)
+    assert told == [Failure("g0", 0, "OSError", 1)]
