@@ -14,7 +14,6 @@ import asyncio
 import os
 import time
 import traceback
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +48,8 @@ class Server:
         self._tokens, self._log_probs = [7] * (tokens - 1) + [1], [-1.0] * tokens
         self.generate = SimpleNamespace(remote=self._generate)
         self.generate_all = SimpleNamespace(remote=self._generate_all)
+        self.more_answers = SimpleNamespace(remote=self._more_answers)
+        self._left: list[str] = []
 
     async def _generate(self, **_: Any) -> TokenOutput:
         about = {"global_steps": 0, "top_log_probs": self._log_probs}
@@ -56,12 +57,15 @@ class Server:
             token_ids=self._tokens, log_probs=self._log_probs, stop_reason="completed", extra_fields=about
         )
 
-    async def _generate_all(self, requests: list[Any]) -> AsyncIterator[Any]:
-        for start in range(0, len(requests), TICK):
-            names = [name for name, _, _ in requests[start : start + TICK]]
-            made = [(name, Generation(name, self._tokens, self._log_probs, self._log_probs, "stop")) for name in names]
-            yield _answer(Answers(made, 0, 0.0))
-            await asyncio.sleep(0)
+    async def _generate_all(self, wave: str, requests: list[Any]) -> Answers:
+        self._left = [name for name, _, _ in requests]
+        return await self._more_answers(wave)
+
+    async def _more_answers(self, wave: str) -> Answers:
+        await asyncio.sleep(0)
+        names, self._left = self._left[:TICK], self._left[TICK:]
+        made = [(name, Generation(name, self._tokens, self._log_probs, self._log_probs, "stop")) for name in names]
+        return Answers(made, 0, 0.0)
 
 
 class Balancer:

@@ -28,6 +28,7 @@ from goldilocks.platforms import threads_per_rank
 from goldilocks.verl.server import transfer
 
 Result = TypeVar("Result")
+Requests = list[tuple[str, list[int], dict[str, Any]]]  # ids, prompts, sampling parameters
 
 # verl's own names of what a sampling dict may hold, beside those that have another name here.
 _SAME_NAME = ("temperature", "top_p", "top_k", "seed")
@@ -76,6 +77,7 @@ class RolloutServer:
         self._open.set()
         self._rejecting = False
         self._global_steps: int | None = None
+        self._waves: dict[str, tuple[int, AsyncIterator[Answers]]] = {}  # with how many answers each has left
 
     async def ready(self) -> str:
         """Return the address of the node once the engine is built."""
@@ -102,8 +104,24 @@ class RolloutServer:
         generation = await self._loop.generate(request_id, prompt, params)
         return self._output(generation, logprobs=bool(sampling_params.get("logprobs")))
 
-    async def generate_all(self, requests: list[tuple[str, list[int], dict[str, Any]]]) -> AsyncIterator[Answers]:
-        """Generate many answers for one message: ids, prompts and sampling parameters. A refused one fails alone."""
+    async def generate_all(self, wave: str, requests: Requests) -> Answers:
+        """Generate many answers for one message. Returns the first; ``more_answers`` to the same wave has the others.
+
+        A request that is refused fails alone.
+        """
+        self._waves[wave] = len(requests), self._generate_all(requests)
+        return await self.more_answers(wave)
+
+    async def more_answers(self, wave: str) -> Answers:
+        """Wait for answers of a wave that has some left, and return all that have come."""
+        left, answers = self._waves[wave]
+        found = await anext(answers)
+        self._waves[wave] = left - len(found.outcomes), answers
+        if left == len(found.outcomes):
+            del self._waves[wave]
+        return found
+
+    async def _generate_all(self, requests: Requests) -> AsyncIterator[Answers]:
         asks: list[Ask] = []
         refused: list[Outcome] = []
         for request_id, prompt, given in requests:

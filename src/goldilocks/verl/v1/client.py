@@ -211,11 +211,15 @@ class StreamingClient(LLMServerClient):
             return
         try:
             requests = [(turn.name, turn.prompt_ids, turn.params) for turn in waiting.values()]
-            async for message in server.generate_all.remote(requests):
-                answers = await message
+            wave = uuid4().hex
+            answers = await server.generate_all.remote(wave, requests)
+            while True:
                 self.engine_s[name] = answers.busy_s
                 ended = [Reply(waiting.pop(one), outcome, answers.global_steps) for one, outcome in answers.outcomes]
                 self._reply(ended, deliver)
+                if not waiting:
+                    return
+                answers = await server.more_answers.remote(wave)
         except Exception as error:  # the server is gone
             self._reply([Reply(turn, error) for turn in waiting.values()], deliver)
 

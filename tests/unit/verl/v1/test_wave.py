@@ -153,10 +153,13 @@ def test_a_server_that_is_gone_fails_what_it_had(monkeypatch: pytest.MonkeyPatch
     queue_in(monkeypatch)
 
     class Gone(Server):
-        async def _generate_all(self, requests: list[Any]) -> Any:
-            async for message in super()._generate_all(requests[:1]):
-                yield message
-            raise ConnectionError("the actor died")
+        async def _generate_all(self, wave: str, requests: list[Any]) -> Any:
+            return await super()._generate_all(wave, requests[:1])
+
+        async def _more_answers(self, wave: str) -> Any:
+            if not self._waves[wave]:
+                raise ConnectionError("the actor died")
+            return await super()._more_answers(wave)
 
     told = run([prompt(0, n=3)], Gone(lambda one, ids, seed: Generation(one, [7], [-1.0], [-1.0], "stop")), whole=True)
     assert [type(event) for event in told] == [Rollout, Failure, Failure]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +58,8 @@ class Server:
         self.held: dict[str, asyncio.Future[bool]] = {}
         self.generate = SimpleNamespace(remote=self._generate)
         self.generate_all = SimpleNamespace(remote=self._generate_all)
+        self.more_answers = SimpleNamespace(remote=self._more_answers)
+        self._waves: dict[str, dict[asyncio.Task[Generation], str]] = {}
         self.abort_request = SimpleNamespace(remote=self.release)
 
     def release(self, request_id: str, whole: bool = False) -> None:
@@ -83,15 +85,18 @@ class Server:
             token_ids=made.token_ids, log_probs=log_probs, stop_reason="completed", num_preempted=0, extra_fields=about
         )
 
-    async def _generate_all(self, requests: list[Any]) -> AsyncIterator[Awaitable[Answers]]:
+    async def _generate_all(self, wave: str, requests: list[Any]) -> Answers:
         self.messages.append(len(requests))
-        tasks = {asyncio.create_task(self._answer(one, ids, params["seed"])): one for one, ids, params in requests}
-        while tasks:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            outcomes = [(tasks.pop(task), task.exception() or task.result()) for task in done]
-            message = asyncio.get_running_loop().create_future()
-            message.set_result(Answers(outcomes, global_steps=2, busy_s=0.0))
-            yield message
+        self._waves[wave] = {
+            asyncio.create_task(self._answer(one, ids, params["seed"])): one for one, ids, params in requests
+        }
+        return await self._more_answers(wave)
+
+    async def _more_answers(self, wave: str) -> Answers:
+        tasks = self._waves[wave]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        outcomes = [(tasks.pop(task), task.exception() or task.result()) for task in done]
+        return Answers(outcomes, global_steps=2, busy_s=0.0)
 
 
 class Balancer:
