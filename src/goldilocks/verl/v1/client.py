@@ -188,7 +188,10 @@ class StreamingClient(LLMServerClient):
         await asyncio.gather(*(self._ask_server(name, *part, deliver) for name, part in parts.items()))
 
     async def _servers_for(self, turns: list[Turn]) -> list[Server | BaseException]:
-        only = await self._find_only(uuid4().hex)
+        try:
+            only = await self._find_only(uuid4().hex)
+        except Exception as error:
+            return [error] * len(turns)
         if only is not None:
             return [only] * len(turns)
         return await asyncio.gather(*map(self._book, turns), return_exceptions=True)

@@ -47,11 +47,14 @@ class Wave:
 
     async def run(self, prompts: list[Row], sampling_params: dict[str, Any]) -> None:
         """Return when all sessions were told of."""
-        with self._worker.watch.timed("render"):
-            turns = [turn for prompt in prompts for turn in await self._turns(prompt, sampling_params)]
-        await self._client.ask(turns, self._answered)
-        while self._finishing:
-            await asyncio.gather(*self._finishing)
+        try:
+            with self._worker.watch.timed("render"):
+                turns = [turn for prompt in prompts for turn in await self._turns(prompt, sampling_params)]
+            await self._client.ask(turns, self._answered)
+            while self._finishing:
+                await asyncio.gather(*self._finishing)
+        except Exception as error:  # whatever it was, nobody waits for a session that is forgotten
+            await self._lose(list(self._open), error)
 
     async def _turns(self, prompt: Row, sampling_params: dict[str, Any]) -> list[Turn]:
         sessions, seed = self._begin(prompt)

@@ -149,6 +149,20 @@ def test_a_refused_request_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert long == Failure("g44", 0, "ValueError", 0)
 
 
+def test_without_a_server_every_rollout_fails_with_the_balancers_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue_in(monkeypatch)
+    assert run([prompt(0, n=2)], whole=True) == [Failure("g0", index, "RuntimeError", 0) for index in range(2)]
+
+
+def test_a_prompt_that_cannot_be_rendered_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue_in(monkeypatch)
+    broken = prompt(1, n=2, raw_prompt=None)
+    server = Server(lambda one, ids, seed: Generation(one, [7], [-1.0], [-1.0], "stop"))
+    good, *bad = run([prompt(0, n=1), broken], server, whole=True)
+    assert isinstance(good, Rollout)
+    assert [(event.uid, event.index, event.tokens) for event in bad] == [("g1", 0, 0), ("g1", 1, 0)]
+
+
 def test_a_server_that_is_gone_fails_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
     queue_in(monkeypatch)
 
