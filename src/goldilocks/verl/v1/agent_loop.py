@@ -307,19 +307,22 @@ class StreamingManager(AgentLoopManagerTQ):
                 return
 
     def metrics(self) -> dict[str, float]:
-        """Of the step that the last drain has ended: aborts since the run began, and seconds of the busiest worker."""
+        """Of the step that has ended: aborts since the run began, and seconds of the busiest worker."""
+        workers: list[Any] = self.agent_loop_workers
+        drained, self._drained = self._drained, []
+        reports = drained or ray.get([worker.drained.remote(0.0) for worker in workers])
         aborts = {
-            "aborts/asked": sum(one.asked for one in self._drained),
-            "aborts/ended": sum(one.ended for one in self._drained),
-            "aborts/tokens": sum(one.tokens for one in self._drained),
-            "aborts/left": sum(one.left for one in self._drained),
+            "aborts/asked": sum(one.asked for one in reports),
+            "aborts/ended": sum(one.ended for one in reports),
+            "aborts/tokens": sum(one.tokens for one in reports),
+            "aborts/left": sum(one.left for one in drained),
         }
-        seconds = sorted((name, value) for one in self._drained for name, value in one.seconds.items())
-        return {**aborts, **dict(seconds), **self._engine_seconds()}
+        seconds = sorted((name, value) for one in reports for name, value in one.seconds.items())
+        return {**aborts, **dict(seconds), **self._engine_seconds(reports)}
 
-    def _engine_seconds(self) -> dict[str, float]:
+    def _engine_seconds(self, reports: list[Drained]) -> dict[str, float]:
         """Of the busiest server, since this was last asked."""
-        now = dict(sorted((name, value) for one in self._drained for name, value in one.engine_s.items()))
+        now = dict(sorted((name, value) for one in reports for name, value in one.engine_s.items()))
         spent = [value - self._engine_s.get(name, 0.0) for name, value in now.items()]
         self._engine_s |= now
         return {f"{PREFIX}engine": max(spent)} if spent else {}

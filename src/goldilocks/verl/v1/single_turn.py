@@ -171,6 +171,7 @@ def _is_known(worker: Any) -> bool:
     registered = agent_loop._agent_loop_registry.get(AGENT) == {"_target_": f"{loop.__module__}.{loop.__qualname__}"}
     text_alone = worker.processor is None and not worker.distillation_enabled and not rollout.trace.get("backend")
     rewards = worker.reward_loop_worker_handles is not None and in_force(REWARDS_HERE)
-    pauses = OmegaConf.select(worker.config, "algorithm.filter_groups.on_full") == OnFull.PARTIAL
+    partial = OmegaConf.select(worker.config, "algorithm.filter_groups.on_full") == OnFull.PARTIAL
+    pauses = partial or OmegaConf.select(worker.config, "trainer.v1.trainer_mode") == "goldilocks_async"
     as_followed = all(digest(function) == known for function, known in FOLLOWED)
     return rollout.name == OUR_SERVER and registered and text_alone and rewards and not pauses and as_followed

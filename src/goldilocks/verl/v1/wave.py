@@ -97,6 +97,8 @@ class Wave:
                 self._fail(session, "cancelled")
             elif isinstance(outcome, BaseException):
                 await self._lose([session], outcome)
+            elif outcome.stop_reason == "aborted":  # by somebody else: it is not the answer
+                self._fail(session, "aborted")
             elif not outcome.token_ids:
                 self._fail(session, "empty_response")
             else:

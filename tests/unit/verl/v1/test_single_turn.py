@@ -40,9 +40,11 @@ def traced(worker: Any) -> None:
         (lambda worker: setattr(worker, "distillation_enabled", True), False),
         (lambda worker: worker.config.reward.reward_model.update(enable=True), False),
         (unset, False),
+        (lambda worker: worker.config.merge_with({"algorithm": {"filter_groups": {"on_full": "partial"}}}), False),
+        (lambda worker: worker.config.merge_with({"trainer": {"v1": {"trainer_mode": "goldilocks_async"}}}), False),
         (traced, False),
     ],
-    ids=["text", "pictures", "teacher", "reward model", "rewards later", "traced"],
+    ids=["text", "pictures", "teacher", "reward model", "rewards later", "partial", "async", "traced"],
 )
 def test_what_takes_part_in_a_rollout_decides(
     change: Callable[[Any], None], expected: bool, monkeypatch: pytest.MonkeyPatch
