@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-PRIVATE = "local"  # the address of a Ray that is this run's alone
+from goldilocks.launch.machine import PRIVATE
+
 SIZES = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -12,31 +13,22 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 
-from goldilocks.launch.machine import find_device, rollout_engines
+from goldilocks.launch.finding import Finding
+from goldilocks.launch.machine import PRIVATE, find_device, rollout_engines
+from goldilocks.launch.nodes import compare
 from goldilocks.platforms import platform_env
 from goldilocks.runs.directory import cache_folder
 
 GIB = 1 << 30
 SHARED_MEMORY = GIB // 4  # Ray's object store on the CPU; below it Ray falls back to the disk
 DISK = GIB
-RAY_WITHIN_S = 180.0
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report. ``remedy`` is what to do when it is not ok; only essential findings fail the command."""
-
-    what: str
-    ok: bool
-    detail: str
-    remedy: str = ""
-    essential: bool = True
+RAY_WITHIN_S = 240.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,23 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runs", metavar="DIR", type=Path, default=Path("runs"), help="where runs will go (default runs/)"
     )
+    parser.add_argument("--address", help="of a running Ray (auto: the one of this machine): look at every node of it")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print every finding as it comes; return 1 if an essential one fails."""
     failed = False
-    for check in (versions, device, engines, shared_memory, lambda: places(args.runs), plugin):
+    ray = plugin if args.address is None else lambda: cluster(args.address, args.runs)
+    for check in (versions, device, engines, shared_memory, lambda: places(args.runs), ray):
         for finding in check():
-            print(line(finding), flush=True)
+            print(finding, flush=True)
             failed |= finding.essential and not finding.ok
     return int(failed)
-
-
-def line(finding: Finding) -> str:
-    """Return ``ok    what       detail``, with the remedy on a second line if the check failed."""
-    word = "ok" if finding.ok else "FAILS" if finding.essential else "note"
-    text = f"{word:<6}{finding.what:<16}{finding.detail}"
-    return text if finding.ok or not finding.remedy else f"{text}\n{'':<22}→ {finding.remedy}"
 
 
 def versions() -> Iterator[Finding]:
@@ -116,31 +103,66 @@ def places(runs: Path) -> Iterator[Finding]:
 
 
 def plugin() -> Iterator[Finding]:
-    """Ask a Ray worker whether our plug-in is loaded: verl hides errors in plug-ins."""
+    """Ask a worker of a private Ray whether our plug-in is loaded: verl hides errors in plug-ins."""
     remedy = "reinstall goldilocks-rl; python -c 'import goldilocks.verl.plugin as p; p.additions()' says what is wrong"
     with tempfile.TemporaryDirectory(prefix="gl", dir="/tmp") as folder:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "goldilocks.launch.ray_probe", folder],
-                env={**os.environ, **platform_env(find_device()), "RAY_AUTH_TOKEN_PATH": _token(folder)},
-                capture_output=True,
-                text=True,
-                timeout=RAY_WITHIN_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            yield Finding(
-                "Ray", False, f"no answer from a worker in {RAY_WITHIN_S:g} s", "look in /tmp/ray and at ulimit -n"
-            )
-            return
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        yield Finding("Ray", False, last[0], "pip install 'goldilocks-rl[verl]'")
+        own = {
+            "address": PRIVATE, "num_cpus": 1, "num_gpus": 0, "include_dashboard": False,
+            "object_store_memory": 100 << 20, "_temp_dir": folder,
+        }  # fmt: skip
+        reports = _ask_nodes(own, {}, {"RAY_AUTH_TOKEN_PATH": _token(folder)})
+    if isinstance(reports, Finding):
+        yield reports
         return
-    live = json.loads(done.stdout.splitlines()[-1])
+    live = reports[0].get("additions")
     yield Finding("Ray", True, "a worker starts and answers")
     detail = f"live in a Ray worker, {len(live)} additions" if live else "verl in a Ray worker did not load it"
     yield Finding("plug-in", bool(live), detail, remedy)
+
+
+def cluster(address: str, runs: Path) -> Iterator[Finding]:
+    """Ask a worker on every node of a running Ray for its packages, its plug-in and the folders that all must see."""
+    with contextlib.ExitStack() as stack:
+        files = {}
+        for folder in (runs, cache_folder()):
+            file = stack.enter_context(tempfile.NamedTemporaryFile("w", dir=_existing(folder), prefix=".doctor-"))
+            file.write(text := secrets.token_hex(8))
+            file.flush()
+            files[file.name] = (text, str(folder))
+        env = {"runtime_env": {"env_vars": platform_env(find_device())}}
+        texts = {path: text for path, (text, _) in files.items()}
+        reports = _ask_nodes({"address": address, **env}, texts)
+    if isinstance(reports, Finding):
+        yield reports
+        return
+    yield Finding("Ray", True, f"{len(reports)} nodes at {address}")
+    yield from compare(reports, {path: folder for path, (_, folder) in files.items()})
+
+
+def _ask_nodes(
+    ray_init: dict[str, Any], files: dict[str, str], env: dict[str, str] | None = None
+) -> list[dict[str, Any]] | Finding:
+    """Return the report of each node of that Ray, or what is wrong with Ray."""
+    wish = json.dumps({"ray_init": ray_init, "files": files})
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "goldilocks.launch.ray_probe", wish],
+            env={**os.environ, **platform_env(find_device()), **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=RAY_WITHIN_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Finding(
+            "Ray", False, f"no answer from a worker in {RAY_WITHIN_S:g} s", "look in /tmp/ray and at ulimit -n"
+        )
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
+        remedy = "pip install 'goldilocks-rl[verl]'" if ray_init["address"] == PRIVATE else "ray start; ray status"
+        return Finding("Ray", False, last[0], remedy)
+    reports: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return reports
 
 
 def _version(name: str, below: str | None) -> Finding:
@@ -154,7 +176,7 @@ def _version(name: str, below: str | None) -> Finding:
 
 def _writable(what: str, path: Path) -> Finding:
     """Write a file there: this finds missing permissions, quotas and read-only mounts."""
-    nearest = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    nearest = _existing(path)
     try:
         with tempfile.NamedTemporaryFile(dir=nearest):
             free = shutil.disk_usage(nearest).free
@@ -163,6 +185,11 @@ def _writable(what: str, path: Path) -> Finding:
             what, False, f"{path}: {error.strerror}", "choose another place: --runs DIR, GOLDILOCKS_ARITHMETIC=DIR"
         )
     return Finding(what, free >= DISK, f"{path} can be written, {free / GIB:.0f} GiB free", "make room: 1 GiB at least")
+
+
+def _existing(path: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    return next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
 
 
 def _token(folder: str) -> str:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 from pathlib import Path
 
+PRIVATE = "local"  # the address of a Ray that is one run's alone
 ENGINES = ("transformers", "vllm", "sglang")
 
 

