@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from goldilocks.core import Collector, ListSource
-from goldilocks.core.accounts import FIXED_CLASSES
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.runs.records import group_uids, read_records
 from goldilocks.settings import Settings
-from goldilocks.types import Group, Rollout, mean_and_std
+from goldilocks.types import Account, Group, Rollout, mean_and_std
 
 HERE = Path(__file__).resolve().parent
 CONFIG = str(HERE / "config" / "gspo_dynamic_sampling.yaml")
@@ -88,7 +87,7 @@ def training() -> str:
         holds("groups without variance among them", [uid for uid, row in groups.items() if not varies(row)], [])
     rows = sum(len(scores) for groups in trained.values() for scores in groups.values())
     holds("rollouts trained", metrics["accounts/trained_rollouts"], rows)
-    accounted = sum(metrics[f"accounts/{name}_tokens"] for name in FIXED_CLASSES)
+    accounted = sum(metrics[f"accounts/{name}_tokens"] for name in Account)
     holds("tokens accounted for", accounted, metrics["accounts/generated_tokens"])
     if not metrics["accounts/filtered_rollouts"]:
         raise ValueError("no group was filtered, so nothing is shown: all of them had variance")
