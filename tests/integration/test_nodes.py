@@ -1,12 +1,13 @@
 """Two nodes of one Ray: two raylets on this machine, each with an address, a folder and one logical device of its own.
 
-One test, since each of its parts needs the nodes: the doctor looks at both, dapo trains on both, and a killed node ends
-the run with a reason.
+One test, since each of its parts needs the nodes: the doctor looks at both, dapo trains on both, a killed node ends the
+run with its reason, and the same command goes on from the checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -129,7 +130,15 @@ def wait_for(file: Path, process: subprocess.Popen[str]) -> None:
         time.sleep(0.2)
 
 
-def test_two_nodes_train_and_a_killed_one_ends_the_run(nodes: Nodes, arithmetic: Path, tmp_path: Path) -> None:
+def steps(run: Path) -> list[int]:
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [record["step"] for record in map(json.loads, lines) if record["step"] > 0]
+
+
+def test_two_nodes_train_and_a_killed_one_ends_the_run_which_goes_on(
+    nodes: Nodes, arithmetic: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other"  # another release of a package that this node finds before the real one
     (other / "verl-0.9.0.dist-info").mkdir(parents=True)
     (other / "verl-0.9.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: verl\nVersion: 0.9.0\n")
@@ -161,3 +170,9 @@ def test_two_nodes_train_and_a_killed_one_ends_the_run(nodes: Nodes, arithmetic:
     assert status == 1, said
     (reason,) = (line for line in said.splitlines() if line.startswith("goldilocks: the run failed: "))
     assert "ended with status" not in reason  # it says why
+
+    nodes.start(SECOND)
+    status, said = end(start(nodes, arithmetic, *words))
+    assert status == 0, said
+    assert min(steps(run)) > 1
+    assert max(steps(run)) == 3
