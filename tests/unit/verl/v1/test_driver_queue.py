@@ -28,6 +28,7 @@ KEYS = [f"{uid}_{i}_0" for uid, n in GROUPS.items() for i in range(n)]
 
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
+    monkeypatch.setattr(trainer_base, "tq", transfer_queue)  # verl's own, whatever this process has installed before
     queue = Queue(monkeypatch)
     for place, key in enumerate(KEYS):
         uid, index, _ = key.rsplit("_", 2)
