@@ -50,24 +50,33 @@ def _additions() -> list[str]:
 
 
 def on_every_node(files: dict[str, str]) -> list[dict[str, Any]]:
-    """What a worker on each live node finds, or its ``error``; the node of this process is first."""
+    """What a worker on each live node finds, or its ``error``; the node of this process is first.
+
+    Ray needs seconds to notice that a node is gone. One that it has noticed by the time of the answers is left out.
+    """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = ray.get_runtime_context().get_node_id()
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    nodes.sort(key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"]))
+    nodes = sorted(_alive(), key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"]))
     task = ray.remote(num_cpus=0, max_retries=0)(look)
-    answers = [
-        task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
-            PACKAGES, files
-        )
+    asked = {
+        node["NodeID"]: task.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(PACKAGES, files)
         for node in nodes
-    ]
+    }
+    found = {name: _answer(reference) for name, reference in asked.items()}
+    left = {node["NodeID"] for node in _alive()}
     return [
-        {"address": node["NodeManagerAddress"], **_answer(answer)}
-        for node, answer in zip(nodes, answers, strict=True)
-    ]  # fmt: skip
+        {"address": node["NodeManagerAddress"], **found[node["NodeID"]]} for node in nodes if node["NodeID"] in left
+    ]
+
+
+def _alive() -> list[dict[str, Any]]:
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]
 
 
 def _answer(reference: Any) -> dict[str, Any]:
