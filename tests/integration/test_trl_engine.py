@@ -50,6 +50,14 @@ def test_two_runs_with_one_seed_sample_the_same_answers(tmp_path: Path) -> None:
     assert list(one._logs["completion"]) != list(third._logs["completion"])
 
 
+def test_without_a_section_every_batch_has_noise_of_its_own(tmp_path: Path) -> None:
+    """The same four prompts in the same rows, by the same weights."""
+    chosen = {"data": world.dataset(4), "shuffle_dataset": False, "learning_rate": 0.0}
+    one, two = (trained(tmp_path / str(steps), {"engine_slots": 8}, max_steps=steps, **chosen) for steps in (1, 2))
+    assert list(one._logs["prompt"]) == list(two._logs["prompt"])[-len(one._logs["prompt"]) :]
+    assert list(one._logs["completion"]) != list(two._logs["completion"])[-len(one._logs["completion"]) :]
+
+
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo"])
 def test_leaving_out_rows_without_signal_changes_no_weight(loss: str, tmp_path: Path) -> None:
     chosen = {"loss_type": loss, "per_device_train_batch_size": 8, "steps_per_generation": 2, "max_steps": 3}

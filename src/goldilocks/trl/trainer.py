@@ -80,7 +80,9 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         self._old: Tensor | None = None  # the log-probs that the loss being computed is against
         super().__init__(*args, **kwargs)
         self._engine = None if engine_slots is None else self._rollouts(engine_slots)
-        self._only_signal = only_signal and signal_rows.allowed(self.args) and self.accelerator.num_processes == 1
+        routed = getattr(self, "aux_loss_enabled", False)  # a router's loss is over all rows
+        alone = self.accelerator.num_processes == 1
+        self._only_signal = only_signal and alone and not routed and signal_rows.allowed(self.args)
         sections = Sections(filter_groups, adaptive_rollout, goldilocks, batch_filter, gen_batch_size)
         if sections.given:
             check_trl(GRPOTrainer)
@@ -215,10 +217,15 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         if self._engine is None:
             return super()._generate_single_turn(prompt_ids, *args, **kwargs)
-        seeds = self._seeds or [hashed(self.args.seed, number, *ids) for number, ids in enumerate(prompt_ids)]
+        seeds = self._seeds or self._plain_seeds(prompt_ids)
         model = self.accelerator.unwrap_model(self.model_wrapped)
         found = self._engine.generate(model, self.state.global_step, prompt_ids, seeds)
         return [one.token_ids for one in found], [one.log_probs for one in found]
+
+    def _plain_seeds(self, prompt_ids: Sequence[Sequence[int]]) -> list[int]:
+        """Of rollouts that no collector asked for: an evaluation draws the same noise each time, a batch its own."""
+        when = self._step if self.model.training else "evaluation"
+        return [hashed(self.args.seed, when, number, *ids) for number, ids in enumerate(prompt_ids)]
 
     # -- logs ----------------------------------------------------------------------------------------------------------
 
