@@ -210,8 +210,6 @@ class StreamingClient(LLMServerClient):
             return
         for turn in waiting.values():
             turn.session.server, turn.session.request_id = server, turn.name
-        if not waiting:
-            return
         try:
             requests = [(turn.name, turn.prompt_ids, turn.params) for turn in waiting.values()]
             wave = uuid4().hex
