@@ -31,6 +31,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from goldilocks.engine import Engine, SamplingParams
 from goldilocks.launch import defaults
 from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.platforms import cudnn
 from goldilocks.tasks.registry import compute_score
 from goldilocks.verl.patches.micro_batches import cut_by_length
 from goldilocks.verl.v1.stopwatch import PREFIX, TIMED
@@ -80,6 +81,7 @@ class Floor:
     tokens: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        cudnn.avoid()  # as the trainer does
         path, rollout = self.config.actor_rollout_ref.model.path, self.config.actor_rollout_ref.rollout
         self.half = self.device == "cuda" and rollout.dtype != "float32"
         self.tokenizer = AutoTokenizer.from_pretrained(path)

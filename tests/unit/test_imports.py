@@ -38,7 +38,7 @@ BELOW: dict[str, set[str]] = {
     "tasks": {"errors", "runs"},
     "report": CORE,
     "forecast": SETTINGS | {"report", "simulate"},
-    "trl": SETTINGS | {"algorithms", "engine"},
+    "trl": SETTINGS | {"algorithms", "engine", "platforms"},
     "verl": SETTINGS | {"algorithms", "engine", "platforms"},
     "launch": SETTINGS | {"algorithms", "platforms", "tasks", "trl", "verl"},
     "compare": SETTINGS | {"launch", "report"},

@@ -53,12 +53,8 @@ def _per_row(value: Any, rows: int) -> bool:
 
 
 def _cut(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Prompts are padded on the left, completions on the right.
-
-    A column of padding stays: without any, attention has no mask and takes another kernel than TRL's whole batch would.
-    """
+    """Prompts are padded on the left, completions on the right."""
     prompt, completion = (max(1, int(inputs[f"{part}_mask"].sum(1).max())) for part in ("prompt", "completion"))
-    prompt += 1
     longest = inputs["completion_mask"].shape[1]
 
     def cut(name: str, value: Any) -> Any:

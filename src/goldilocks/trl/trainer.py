@@ -19,6 +19,7 @@ from trl import GRPOTrainer
 
 from goldilocks.core import Exhausted
 from goldilocks.errors import require
+from goldilocks.platforms import cudnn
 from goldilocks.seeds import hashed
 from goldilocks.settings import Settings
 from goldilocks.trl import signal_rows
@@ -83,6 +84,8 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         routed = getattr(self, "aux_loss_enabled", False)  # a router's loss is over all rows
         alone = self.accelerator.num_processes == 1
         self._only_signal = only_signal and alone and not routed and signal_rows.allowed(self.args)
+        if self._only_signal:
+            cudnn.avoid()  # rows without their padding have any length
         sections = Sections(filter_groups, adaptive_rollout, goldilocks, batch_filter, gen_batch_size)
         if sections.given:
             check_trl(GRPOTrainer)

