@@ -149,3 +149,9 @@ def test_what_the_engine_cannot_do_is_an_error_that_names_the_key(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         world.trainer(tmp_path, sections={"engine_slots": 8}, **chosen)
+
+
+def test_the_engine_leaves_the_attention_of_the_model_that_is_trained_alone(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, {"engine_slots": 8}, max_steps=1)
+    assert trainer._engine._engine is not None
+    assert trainer.model.config._attn_implementation == "sdpa"

@@ -7,6 +7,7 @@ rollouts, and the log-probs of what was sampled come back with it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,7 +74,8 @@ class EngineRollouts:
         self._engine = None  # before another cache is allocated
         auto: Any = AutoModelForCausalLM
         with torch.random.fork_rng(), self._device:  # weights that are overwritten at once cost the run no noise
-            own = auto.from_config(model.config, dtype=self._dtype)
+            # A config of its own: the engine writes its attention's name there, which the trained model must not read.
+            own = auto.from_config(copy.deepcopy(model.config), dtype=self._dtype)
         known = getattr(own.config, "max_position_embeddings", None)
         return Engine(
             own.eval(),

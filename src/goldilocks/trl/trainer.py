@@ -22,7 +22,7 @@ from goldilocks.errors import require
 from goldilocks.platforms import cudnn
 from goldilocks.seeds import hashed
 from goldilocks.settings import Settings
-from goldilocks.trl import signal_rows
+from goldilocks.trl import attention, signal_rows
 from goldilocks.trl.budget import BudgetCallback
 from goldilocks.trl.collection import SCALE, Collection, Generated, Rewards, Sizes
 from goldilocks.trl.decisions import Decisions
@@ -87,6 +87,8 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         if self._only_signal:
             cudnn.avoid()  # rows without their padding have any length
         sections = Sections(filter_groups, adaptive_rollout, goldilocks, batch_filter, gen_batch_size)
+        if sections.given or only_signal or self._engine is not None:
+            attention.avoid_cudnn(self.accelerator.device)
         if sections.given:
             check_trl(GRPOTrainer)
             self._collect(sections, Path(run_dir or self.args.output_dir))
