@@ -22,7 +22,7 @@ from goldilocks.errors import require
 from goldilocks.platforms import cudnn
 from goldilocks.seeds import hashed
 from goldilocks.settings import Settings
-from goldilocks.trl import attention, signal_rows
+from goldilocks.trl import signal_rows
 from goldilocks.trl.budget import BudgetCallback
 from goldilocks.trl.collection import SCALE, Collection, Generated, Rewards, Sizes
 from goldilocks.trl.decisions import Decisions
@@ -84,11 +84,9 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         routed = getattr(self, "aux_loss_enabled", False)  # a router's loss is over all rows
         alone = self.accelerator.num_processes == 1
         self._only_signal = only_signal and alone and not routed and signal_rows.allowed(self.args)
-        if self._only_signal:
-            cudnn.avoid()  # rows without their padding have any length
         sections = Sections(filter_groups, adaptive_rollout, goldilocks, batch_filter, gen_batch_size)
         if sections.given or only_signal or self._engine is not None:
-            attention.avoid_cudnn(self.accelerator.device)
+            cudnn.avoid()  # batches have any length, and rows of padding on their left
         if sections.given:
             check_trl(GRPOTrainer)
             self._collect(sections, Path(run_dir or self.args.output_dir))

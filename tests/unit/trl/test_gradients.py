@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from goldilocks.trl import attention
 from goldilocks.trl.rows import LOG_PROBS, Row, join_rows
 
 LOSSES = ["grpo", "dapo", "dr_grpo", "sapo"]
@@ -85,36 +84,3 @@ def test_a_finite_loss_has_a_finite_gradient_and_rows_without_signal_have_no_par
     assert part.isfinite().all()
     largest = max(1e-6, float(whole.abs().max()))
     assert torch.allclose(part / largest, whole / largest, atol=0.1 if bf16 else 1e-4)
-
-
-@pytest.fixture
-def cudnn_attention() -> Any:
-    before = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    yield torch.backends.cuda.cudnn_sdp_enabled
-    torch.backends.cuda.enable_cudnn_sdp(before)
-
-
-def test_cudnns_attention_is_off_on_a_gpu_alone(cudnn_attention: Any) -> None:
-    attention.avoid_cudnn(torch.device("cpu"))
-    assert cudnn_attention()
-    attention.avoid_cudnn(torch.device("cuda"))
-    assert not cudnn_attention()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("length", [63, 64, 128, 192])
-def test_rows_of_padding_that_attend_to_nothing_leave_no_trace_in_the_gradient(
-    length: int, cudnn_attention: Any
-) -> None:
-    """Prompts are padded on the left: with a mask and 64 or 192 tokens cuDNN's kernel is the one to avoid."""
-    device = torch.device("cuda")
-    attention.avoid_cudnn(device)
-    q, k, v = (
-        torch.randn(2, 2, length, 64, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
-    )
-    seen = torch.arange(length, device=device) >= torch.tensor([[0], [5]], device=device)
-    mask = torch.ones(length, length, dtype=torch.bool, device=device).tril() & seen[:, None, None, :]
-    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    (out * seen[:, None, :, None]).sum().backward()
-    assert all(one.grad is not None and one.grad.isfinite().all() for one in (q, k, v))
