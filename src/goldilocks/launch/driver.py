@@ -11,11 +11,13 @@ import ctypes
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.launch import on_trl
 from goldilocks.launch.cluster import is_private
+from goldilocks.launch.lost_nodes import NodeLost, naming_lost_nodes
 from goldilocks.launch.preflight import check_prompts, check_settings
 from goldilocks.launch.prefork import serve_in_background
 from goldilocks.launch.recipe import TRAINER
@@ -51,25 +53,31 @@ def main(folder: str) -> int:
 
 def train(config: DictConfig) -> None:
     """Train as verl's own ``main_ppo`` does."""
-    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+    from verl.trainer.main_ppo import run_ppo
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    if config.trainer.use_v1:
-        run_ppo(config, task_runner_class=TaskRunnerV1)
-    else:
-        from verl.trainer.main_ppo_v0 import TaskRunner
+    with naming_lost_nodes(_task_runner(config)) as watched:
+        run_ppo(config, task_runner_class=watched)
 
-        run_ppo(config, task_runner_class=TaskRunner)
+
+def _task_runner(config: DictConfig) -> Any:
+    if config.trainer.use_v1:
+        from verl.trainer.main_ppo import TaskRunnerV1
+
+        return TaskRunnerV1
+    from verl.trainer.main_ppo_v0 import TaskRunner
+
+    return TaskRunner
 
 
 def explain(error: BaseException, run: RunDir) -> str:
     """Return the reason in one line. torch does not report a full disk, so the disk is checked too."""
     from goldilocks.verl.failures import reason
 
-    # A ValueError is written for the user: it needs no type and no place.
-    line = " ".join((str(error) if type(error) is ValueError else reason(error)).split())
+    # These are written for the user: they need no type and no place.
+    line = " ".join((str(error) if type(error) in (ValueError, NodeLost) else reason(error)).split())
     full = run.full_disk()
     return f"{full}: {line}" if full else line
 
