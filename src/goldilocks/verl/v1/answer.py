@@ -7,7 +7,7 @@ the version of the policy that wrote it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,17 +44,28 @@ class Answer:
         return last.model_copy(
             update={
                 "token_ids": self.token_ids,
-                "log_probs": _joined(part.log_probs for part in self.parts),
+                "log_probs": self._joined([part.log_probs for part in self.parts]),
                 "routed_experts": self._routed_experts(),
                 "num_preempted": sum(part.num_preempted or 0 for part in self.parts),
                 "extra_fields": {
-                    **last.extra_fields,
-                    **{name: _joined(part.extra_fields.get(name) for part in self.parts) for name in PER_TOKEN},
+                    **{name: value for name, value in last.extra_fields.items() if name not in PER_TOKEN},
+                    **self._joined_fields(),
                     "min_global_steps": min(said, default=None),
                     "max_global_steps": max(said, default=None),
                 },
             }
         )
+
+    def _joined_fields(self) -> dict[str, list[Any]]:
+        """The extra fields that have a value for each token of every part."""
+        columns = {name: self._joined([part.extra_fields.get(name) for part in self.parts]) for name in PER_TOKEN}
+        return {name: column for name, column in columns.items() if column is not None}
+
+    def _joined(self, columns: Sequence[list[Any] | None]) -> list[Any] | None:
+        """The values of all tokens, given those of each part; None if a part with tokens has none."""
+        if any(column is None and part.token_ids for part, column in zip(self.parts, columns, strict=True)):
+            return None
+        return [value for column in columns for value in column or ()]
 
     def _routed_experts(self) -> Any:
         """A server returns those of the whole sequence; of a later part, the tokens before it are another policy's."""
@@ -76,12 +87,6 @@ class Answer:
 def name_of(prompt_ids: Sequence[int]) -> str:
     """A name for a prompt: an answer that was saved is only gone on with if the same is asked again."""
     return hashlib.blake2b(np.asarray(prompt_ids, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
-
-
-def _joined(columns: Iterable[list[Any] | None]) -> list[Any] | None:
-    """The values of all tokens; None if a part with tokens has none."""
-    there = [column for column in columns if column is not None]
-    return [value for column in there for value in column] if there else None
 
 
 def _packed(part: TokenOutput) -> dict[str, Any]:

@@ -52,6 +52,23 @@ def test_an_answer_in_one_part_is_what_the_server_returned() -> None:
     assert Answer("p", [only]).output() is only
 
 
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_values_that_a_part_with_tokens_lacks_are_not_those_of_the_other_part(lacking: int) -> None:
+    both = [part([1, 2], 0), part([3], 1)]
+    both[lacking].log_probs = None
+    del both[lacking].extra_fields["top_log_probs"]
+    output = Answer("p", both).output()
+    assert output.log_probs is None
+    assert "top_log_probs" not in output.extra_fields
+
+
+def test_a_part_without_tokens_lacks_nothing() -> None:
+    nothing = TokenOutput(token_ids=[], log_probs=None, stop_reason="aborted", extra_fields={"global_steps": 0})
+    output = Answer("p", [nothing, part([3], 1)]).output()
+    assert output.log_probs == [-1.5]
+    assert output.extra_fields["top_log_probs"] == [-0.75]
+
+
 def test_experts_of_later_parts_are_those_of_their_own_tokens() -> None:
     first, second = part([1, 2], 0), part([3], 1)
     first.routed_experts, second.routed_experts = np.zeros((5, 1)), np.ones((6, 1))  # of prompt and answer
