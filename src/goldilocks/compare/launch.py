@@ -43,7 +43,9 @@ class Launcher:
             stack.enter_context(line)
             outcome = supervise(launch, line, stop=self.stop)
         if outcome.failure is not None:
-            raise ArmFailed(f"arm {arm.name} failed: {outcome.failure}; everything it printed: {launch.run_dir.log}")
+            failed = f"arm {arm.name} failed: {outcome.failure}; everything it printed: {launch.run_dir.log}"
+            self._console.print(failed, highlight=False, soft_wrap=True)  # now: the others may run for hours
+            raise ArmFailed(failed)
         result = read_result(arm, launch.run_dir.path, outcome.seconds)
         self._console.print(_summary(title, arm, result), highlight=False, soft_wrap=True)
         return result

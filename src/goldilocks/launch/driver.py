@@ -20,7 +20,6 @@ from goldilocks.launch.cluster import is_private
 from goldilocks.launch.lost_nodes import NodeLost, naming_lost_nodes
 from goldilocks.launch.preflight import check_prompts, check_settings
 from goldilocks.launch.prefork import serve_in_background
-from goldilocks.launch.recipe import TRAINER
 from goldilocks.runs.directory import RunDir
 
 _PR_SET_PDEATHSIG = 1
@@ -32,7 +31,7 @@ def main(folder: str) -> int:
     run = RunDir(Path(folder))
     config = OmegaConf.load(run.config)
     assert isinstance(config, DictConfig)
-    by_trl = config.trainer.get(TRAINER) == "trl"
+    by_trl = on_trl.chosen(config)
     try:
         if is_private(config) and not by_trl:  # before Ray and verl are imported
             serve_in_background(config.ray_kwargs.ray_init._temp_dir)

@@ -14,11 +14,17 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.errors import require
+from goldilocks.launch.recipe import TRAINER
 
 LOSSES = {"token-mean": "dapo", "seq-mean-token-mean": "grpo", "seq-mean-token-sum-norm": "dr_grpo"}
 LEVELS = {"vanilla": "token", "gspo": "sequence"}
 ENGINE = "transformers"  # rollout.name; any other name leaves generation to TRL
 SECTIONS = ("adaptive_rollout", "goldilocks", "batch_filter")
+
+
+def chosen(config: DictConfig) -> bool:
+    """Whether the recipe runs on TRL."""
+    return config.trainer.get(TRAINER) == "trl"
 
 
 def train(config: DictConfig, run_dir: Path) -> None:
@@ -57,7 +63,7 @@ def slots(config: DictConfig) -> int | None:
 
 def arguments(config: DictConfig) -> dict[str, Any]:
     """Return the arguments of ``GRPOConfig`` that say what verl's config says."""
-    _check(config)
+    check(config)
     actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
     prompts_at_once, n = config.data.train_batch_size, rollout.n
     mini_batches = prompts_at_once // actor.ppo_mini_batch_size
@@ -109,8 +115,8 @@ def arguments(config: DictConfig) -> dict[str, Any]:
     }
 
 
-def _check(config: DictConfig) -> None:
-    """What TRL cannot do, by its key."""
+def check(config: DictConfig) -> None:
+    """Refuse what TRL cannot do, by its key."""
     actor = config.actor_rollout_ref.actor
     prompts_at_once, mini = config.data.train_batch_size, actor.ppo_mini_batch_size
     for key, value, accepted in (

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from goldilocks.launch import defaults
+from goldilocks.launch import defaults, on_trl
 from goldilocks.launch.cluster import is_private, join
 from goldilocks.launch.live_line import LiveLine
 from goldilocks.launch.machine import PRIVATE, find_device, rollout_engine
@@ -118,6 +118,8 @@ def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIME
         defaults.provide(config)
         check_paths(config)
         check_budget(config)
+        if on_trl.chosen(config):
+            on_trl.check(config)
         if config.reward.custom_reward_function.path:
             with open_dict(config):
                 config.reward.custom_reward_function = guarded(config.reward.custom_reward_function, reward_timeout)

@@ -61,6 +61,7 @@ def test_every_task_composes_on_a_gpu(task):
         (["actor_rollout_ref.model.path=/no/such/model"], "actor_rollout_ref.model.path='/no/such/model' is neither"),
         (["goldilocks.budget.rollouts=0"], "goldilocks.budget.rollouts=0 is not accepted: a number above 0"),
         (["goldilocks.budget.rollouts=9", "trainer.use_v1=false"], "needs trainer.use_v1=True"),
+        (["trainer=trl", "data.train_batch_size=4"], "ppo_mini_batch_size=32 is not accepted: a divisor of 4"),
         (["task=gsm8k", "data.train_files=/no/such/file.parquet"], "data.train_files='/no/such/file.parquet'"),
     ],
 )
