@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.cli import main, parse
 from goldilocks.launch.recipe import choose, compose_config
 
 ROOT = Path(__file__).parents[3]
+GSPO = ROOT / "recipe/gspo"
 
 # What documents the 3B run, key by key.
 GSPO_3B = {
@@ -100,23 +102,41 @@ SCRIPTS: dict[str, dict[str, Any]] = {
 }
 
 
-def composed(command: list[str], folder: Path, *words: str, **variables: str) -> DictConfig:
-    """What a script would train, asked from a folder that has nothing to do with it."""
-    own = {key: value for key, value in os.environ.items() if key not in ("MODEL", "GSM8K")}
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+@pytest.fixture
+def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that has nothing to do with the scripts, of a user with another home."""
+    monkeypatch.delenv("MODEL", raising=False)
+    monkeypatch.delenv("GSM8K", raising=False)
+    monkeypatch.setenv("HOME", "/elsewhere")
+    folder = tmp_path / "somewhere"
+    folder.mkdir()
+    return folder
+
+
+def printed(command: list[str], folder: Path, first_on_the_path: Path) -> str:
+    """What a script prints that finds ``goldilocks`` in this folder."""
+    path = f"{first_on_the_path}:{os.environ['PATH']}"
     done = subprocess.run(
-        [*command, *words, "--cfg", "job"],
+        command,
         cwd=folder,
-        env={**own, "PATH": path, "HOME": "/elsewhere", **variables},
+        env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    config = OmegaConf.create(done.stdout)
-    assert isinstance(config, DictConfig)
-    return config
+    return done.stdout
+
+
+def trained(script: str, somewhere: Path, *words: str) -> DictConfig:
+    """What a script would train: the words it has for ``goldilocks train``, composed here to save importing again."""
+    echo = somewhere.parent / "goldilocks"
+    echo.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    echo.chmod(0o700)
+    command, *rest = printed(["bash", str(ROOT / script), *words], somewhere, echo.parent).splitlines()
+    assert command == "train"
+    return compose_config(choose(rest, "cpu"))
 
 
 def differing(config: DictConfig, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -126,23 +146,32 @@ def differing(config: DictConfig, wanted: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("script", "wanted"), SCRIPTS.items(), ids=[Path(script).stem for script in SCRIPTS])
-def test_a_script_without_words_is_the_run_it_names(script: str, wanted: dict[str, Any], tmp_path: Path) -> None:
-    config = composed(["bash", str(ROOT / script)], tmp_path, "device=cuda")
-    assert differing(config, wanted) == {}
-    assert list(tmp_path.iterdir()) == []
+def test_a_script_without_words_is_the_run_it_names(script: str, wanted: dict[str, Any], somewhere: Path) -> None:
+    assert differing(trained(script, somewhere, "device=cuda"), wanted) == {}
 
 
-def test_the_python_script_is_the_shell_script(tmp_path: Path) -> None:
-    config = composed([sys.executable, str(ROOT / "recipe/gspo/main_gspo_dynamic.py")], tmp_path, "device=cuda")
-    assert differing(config, GSPO_3B) == {}
+@pytest.mark.parametrize(
+    "command",
+    [["bash", f"{GSPO}/gspo_dynamic_sampling_3b_math.sh"], [sys.executable, f"{GSPO}/main_gspo_dynamic.py"]],
+    ids=["shell", "python"],
+)
+def test_a_script_shows_its_config_and_leaves_nothing(command: list[str], somewhere: Path) -> None:
+    shown = printed([*command, "device=cuda", "--cfg", "job"], somewhere, Path(sys.executable).parent)
+    assert differing(OmegaConf.create(yaml.safe_load(shown)), GSPO_3B) == {}
+    assert list(somewhere.iterdir()) == []
 
 
-def test_what_the_user_says_has_the_last_word_whatever_the_model(tmp_path: Path) -> None:
-    script = ["bash", str(ROOT / "recipe/dapo/dapo_3b_math.sh")]
-    tiny = composed(script, tmp_path, "actor_rollout_ref.actor.ppo_mini_batch_size=4", MODEL="tiny")
+def test_what_the_user_says_has_the_last_word_whatever_the_model(
+    somewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "recipe/dapo/dapo_3b_math.sh"
+    monkeypatch.setenv("MODEL", "tiny")
+    tiny = trained(script, somewhere, "actor_rollout_ref.actor.ppo_mini_batch_size=4")
     assert tiny.actor_rollout_ref.actor.ppo_mini_batch_size == 4
     assert tiny.data.max_response_length == tiny.reward.reward_kwargs.max_resp_len == 12
-    other = composed(script, tmp_path, "data.gen_batch_size=600", MODEL="Qwen/Qwen2.5-7B", GSM8K="/mnt/gsm8k")
+    monkeypatch.setenv("MODEL", "Qwen/Qwen2.5-7B")
+    monkeypatch.setenv("GSM8K", "/mnt/gsm8k")
+    other = trained(script, somewhere, "data.gen_batch_size=600")
     assert other.actor_rollout_ref.model.path == "Qwen/Qwen2.5-7B"
     assert other.data.gen_batch_size == 600
     assert other.data.train_files == "/mnt/gsm8k/train.parquet"
@@ -156,12 +185,13 @@ def test_every_script_can_be_run_as_it_is() -> None:
         assert "set -euo pipefail" in script.read_text(), script
 
 
-def test_the_comparison_knows_three_words(tmp_path: Path) -> None:
-    script = ROOT / "examples/grpo_trainer/run_adaptive_vs_baseline_comparison.sh"
-    baseline = composed(["bash", str(script), "baseline"], tmp_path, "device=cuda")
-    assert differing(baseline, BASELINE) == {}
+def test_the_comparison_knows_three_words(somewhere: Path) -> None:
+    script = "examples/grpo_trainer/run_adaptive_vs_baseline_comparison.sh"
+    assert differing(trained(script, somewhere, "baseline", "device=cuda"), BASELINE) == {}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(["bash", script, "all"], env={"PATH": path}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", ROOT / script, "all"], env={"PATH": path}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert "both|adaptive|baseline" in done.stderr
 
