@@ -52,7 +52,8 @@ class Rewards:
     aggregation: str
 
 
-Generate = Callable[[list[dict[str, Any]], int, list[int]], Generated]
+Seeds = Callable[[], list[int]]  # one for each row of a round, where somebody asks for them
+Generate = Callable[[list[dict[str, Any]], int, Seeds], Generated]
 LogProbs = Callable[[list[Row]], list[Tensor]]
 
 
@@ -92,8 +93,10 @@ class Collection:
             rounds.append((decision, self._generate(decision, generate, rewards)))
         self.batch = decision
         output = self._output(decision, rounds, rewards)
-        self._remember_log_probs(decision, log_probs)
         self.rows.retain(decision.alive)
+        for place in decision.waiting:
+            self.rows.put(place, self.rows[place].alone())
+        self._remember_log_probs(decision, log_probs)
         return output
 
     def _decide(self) -> Round | Batch:
@@ -106,12 +109,12 @@ class Collection:
         """Have TRL generate a round, spread over the processes, and tell the collector of it."""
         requests = decided.requests
         indices = [request.prompt.index for request, _, _ in places(requests)]
-        even = self._processes.even(list(zip(indices, decided.seeds, strict=True)))
+        even = self._processes.even(indices)
         self.generated += [(request.uid, number) for request, number, _ in places(requests)]
         self.generated += [None] * (len(even) - len(indices))
-        own = self._processes.share(even)
-        inputs = self._prompts.rows([index for index, _ in own])
-        generated = generate(inputs, self._sizes.n if self._whole(requests) else 1, [seed for _, seed in own])
+        inputs = self._prompts.rows(self._processes.share(even))
+        size = self._sizes.n if self._whole(requests) else 1
+        generated = generate(inputs, size, lambda: self._processes.share(self._processes.even(decided.seeds)))
         rows = self._processes.gathered(generated.rows)[: len(indices)]
         for (request, number, _), row in zip(places(requests), rows, strict=True):
             self.rows.put((request.uid, number), row)
@@ -128,11 +131,13 @@ class Collection:
     # -- the batch -----------------------------------------------------------------------------------------------------
 
     def _output(self, batch: Batch, rounds: Sequence[tuple[Round, Generated]], rewards: Rewards) -> dict[str, Any]:
-        shares = self._advantages(batch, rewards)
-        self.trained = shares
-        if len(rounds) == 1 and self._is_round(batch, rounds[0][0].requests):
-            return rounds[0][1].output
-        return self._joined(list(shares), list(shares.values()))
+        whole = len(rounds) == 1 and self._is_round(batch, rounds[0][0].requests)
+        made = rounds[0][1].output if whole else None
+        if made is not None and self._processes.count == 1:
+            self.trained = dict(zip(self.generated, made["advantages"].tolist(), strict=True))
+            return made
+        self.trained = self._advantages(batch, rewards)
+        return made or self._joined(list(self.trained), list(self.trained.values()))
 
     def _is_round(self, batch: Batch, requests: Sequence[Request]) -> bool:
         """Whether the batch is this round: the same rollouts in the same order, all of them trained."""

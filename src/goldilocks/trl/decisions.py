@@ -121,8 +121,9 @@ class Decisions:
     def _event(
         self, uid: str, number: int, row: Row, weights: Sequence[float], names: Sequence[str]
     ) -> Rollout | Failure:
-        if not row.tokens:
+        tokens = row.tokens
+        if not tokens:
             return Failure(uid, number, "empty_response")
         # A function that returned None does not apply to this prompt: it has no value here, and NaN is not equal to it.
         metrics = {name: value for name, value in zip(names, row.rewards, strict=True) if value == value}
-        return Rollout(uid, number, row.reward(weights), row.tokens, metrics, truncated=row.truncated)
+        return Rollout(uid, number, row.reward(weights), tokens, metrics, truncated=row.truncated)

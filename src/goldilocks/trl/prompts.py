@@ -52,8 +52,20 @@ class DatasetPrompts:
 
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return a row of the data set for each index; equal indices have rows of their own, since TRL writes there."""
-        fetched = {index: self._dataset[index] for index in set(indices)}  # reading a row is dear, copying it is not
-        return [copy.deepcopy(fetched[index]) for index in indices]
+        distinct = list(dict.fromkeys(indices))  # reading a row is dear, copying it is not
+        together = getattr(self._dataset, "__getitems__", None)
+        fetched = together(distinct) if together else [self._dataset[index] for index in distinct]
+        row = dict(zip(distinct, fetched, strict=True))
+        return [_copied(row[index]) for index in indices]
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a row as data sets have them, for a tenth of what ``copy.deepcopy`` takes."""
+    if isinstance(value, dict):
+        return {name: _copied(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_copied(one) for one in value]
+    return value if isinstance(value, str | int | float | None) else copy.deepcopy(value)
 
 
 class SamplerOrder:

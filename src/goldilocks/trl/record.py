@@ -27,6 +27,7 @@ from goldilocks.trl.decisions import Batch
 from goldilocks.types import Group
 
 LENGTH = "response_length/mean"
+_encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder for each line
 
 # What TRL logs, by the name that a report knows.
 NAMES = {
@@ -69,7 +70,7 @@ class RunRecord(TrainerCallback):
         file = self._run.path / "rollouts" / f"{step}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("w", encoding="utf-8") as out:
-            out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in _answers(step, collection))
+            out.writelines(_encode(line) + "\n" for line in _answers(step, collection))
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Keep what an earlier start of the run wrote, and write the configuration unless it is there."""

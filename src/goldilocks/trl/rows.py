@@ -6,7 +6,7 @@ Every process holds the rows of all processes, so that each can cut its own part
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,8 +33,9 @@ class Row:
     @property
     def tokens(self) -> int:
         """How many tokens the model wrote; those of tools are not its own."""
-        own = self.tensors.get("tool_mask")
-        return len(self.tensors["completion_ids"]) if own is None else int(own.sum())
+        if "tool_mask" in self.tensors:
+            return int(self.tensors["tool_mask"].sum())
+        return self.tensors.completion if isinstance(self.tensors, Cut) else len(self.tensors["completion_ids"])
 
     @property
     def loss_mask(self) -> Tensor:
@@ -45,6 +46,12 @@ class Row:
         """Return the weighted sum of the reward functions that apply; NaN where none does."""
         applied = [w * r for w, r in zip(weights, self.rewards, strict=True) if not math.isnan(r)]
         return math.fsum(applied) if applied else math.nan
+
+    def alone(self) -> Row:
+        """Return the row with tensors of its own, apart from the batch it was generated in."""
+        if not isinstance(self.tensors, Cut):
+            return self
+        return replace(self, tensors={name: tensor.clone() for name, tensor in self.tensors.items()})
 
     def silent(self) -> Row:
         """Return a row of the same shape that trains nothing: it fills a batch up."""
@@ -107,25 +114,44 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
-def split_rows(output: Mapping[str, Any], ids: Sequence[Sequence[int]]) -> list[dict[str, Tensor]]:
+@dataclass(frozen=True)
+class Cut(Mapping[str, Tensor]):
+    """The tensors of one row of what TRL made, without padding: views, cut when they are asked for.
+
+    Most rows are never asked for theirs: a batch that is one round is trained as TRL made it.
+    """
+
+    columns: Mapping[str, Tensor]
+    place: int
+    prompt: int
+    completion: int
+
+    def __getitem__(self, name: str) -> Tensor:
+        column = self.columns[name]
+        if name in PROMPT:
+            return column[self.place, column.shape[1] - self.prompt :]
+        by_token = column.shape[1:] == self.columns["completion_ids"].shape[1:]
+        return column[self.place, : self.completion] if by_token else column[self.place]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+
+def split_rows(output: Mapping[str, Any], ids: Sequence[Sequence[int]]) -> list[Cut]:
     """Return the tensors of each row of what TRL made, without padding. ``ids`` are the completions as lists."""
     columns = {name: value.cpu() for name, value in output.items() if _per_row(name, value)}
-    width = columns["completion_ids"].shape[1]
     prompts = columns["prompt_mask"].sum(1).tolist()
-    return [
-        {name: _cut(name, column[place], prompts[place], len(one), width) for name, column in columns.items()}
-        for place, one in enumerate(ids)
-    ]
+    return [Cut(columns, place, prompts[place], len(one)) for place, one in enumerate(ids)]
 
 
 def _per_row(name: str, value: Any) -> bool:
     return name not in OWN and isinstance(value, Tensor) and value.ndim > 0
-
-
-def _cut(name: str, values: Tensor, prompt: int, completion: int, width: int) -> Tensor:
-    if name in PROMPT:
-        return values[len(values) - prompt :].clone()
-    return values[:completion].clone() if len(values) == width else values.clone()
 
 
 def join_rows(rows: Sequence[Row], pad_token: int, multiple: int | None) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from goldilocks.seeds import hashed
 from goldilocks.settings import Settings
 from goldilocks.trl import signal_rows
 from goldilocks.trl.budget import BudgetCallback
-from goldilocks.trl.collection import SCALE, Collection, Generated, Rewards, Sizes
+from goldilocks.trl.collection import SCALE, Collection, Generated, Rewards, Seeds, Sizes
 from goldilocks.trl.decisions import Decisions
 from goldilocks.trl.engine_rollouts import EngineRollouts
 from goldilocks.trl.gate import BatchFilterGate
@@ -77,7 +77,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         self.num_generations: int
         self.collection: Collection | None = None
         self._scored: Scored | None = None
-        self._seeds: Sequence[int] = ()  # of the round that is being generated
+        self._seeds: Seeds | None = None  # of the round that is being generated
         self._old: Tensor | None = None  # the log-probs that the loss being computed is against
         super().__init__(*args, **kwargs)
         self._engine = None if engine_slots is None else self._rollouts(engine_slots)
@@ -135,7 +135,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         self._log_batch(logged)
         return {name: value.to(self.accelerator.device) for name, value in output.items()}
 
-    def _generate_round(self, inputs: list[dict[str, Any]], group_size: int, seeds: list[int]) -> Generated:
+    def _generate_round(self, inputs: list[dict[str, Any]], group_size: int, seeds: Seeds) -> Generated:
         """TRL's own generation and scoring of these rows, which are groups of this size to it."""
         with self._groups_of(group_size, seeds):
             output = super()._generate_and_score_completions(inputs)
@@ -160,13 +160,13 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         return rewards
 
     @contextmanager
-    def _groups_of(self, size: int, seeds: Sequence[int]) -> Iterator[None]:
+    def _groups_of(self, size: int, seeds: Seeds) -> Iterator[None]:
         before: int = self.num_generations
         self.num_generations, self._seeds = size, seeds
         try:
             yield
         finally:
-            self.num_generations, self._seeds = before, ()
+            self.num_generations, self._seeds = before, None
 
     def _rewards(self) -> Rewards:
         return Rewards(
@@ -220,7 +220,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         if self._engine is None:
             return super()._generate_single_turn(prompt_ids, *args, **kwargs)
-        seeds = self._seeds or self._plain_seeds(prompt_ids)
+        seeds = self._plain_seeds(prompt_ids) if self._seeds is None else self._seeds()
         model = self.accelerator.unwrap_model(self.model_wrapped)
         found = self._engine.generate(model, self.state.global_step, prompt_ids, seeds)
         return [one.token_ids for one in found], [one.log_probs for one in found]
