@@ -4,8 +4,9 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 VLLM   ?= .venv-vllm
-# Two tests at a time, each on a thread of its own: a launch of Ray is mostly one process importing after another.
-PYTEST  = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+# Two tests at a time, each on a thread of its own: a launch of Ray is mostly one process importing after another. What is
+# compiled is kept, whatever the environment says: else every worker compiles our modules, and pytest its rewritten ones.
+PYTEST  = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 .PHONY: train test test-all test-vllm unit lint format docs bench faults venv clean
 .DELETE_ON_ERROR:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import subprocess
@@ -51,14 +52,23 @@ cases = st.fixed_dictionaries(
 properties = settings(max_examples=40)
 
 
+def source(prompts: int) -> ListSource:
+    return ListSource([f"prompt {index}" for index in range(prompts)])
+
+
+@functools.cache
+def features(policy: str, prompts: int) -> Any:
+    """Made once: the same prompts have the same ones."""
+    return SETTINGS[policy].features().of(source(prompts))
+
+
 def make(case: dict[str, Any]) -> Collector:
     chosen = SETTINGS[case["policy"]]
     bounds = {name: case[name] for name in ("target_groups", "gen_batch_size", "limits", "surplus", "seed")}
-    source = ListSource([f"prompt {index}" for index in range(case["prompts"])])
     selector = chosen.selector()
     if selector.needs_features:
-        selector.use_features(chosen.features().of(source))
-    return Collector(source, selector, chosen.allocator(), chosen.filter(), **bounds)
+        selector.use_features(features(case["policy"], case["prompts"]))
+    return Collector(source(case["prompts"]), selector, chosen.allocator(), chosen.filter(), **bounds)
 
 
 def run_until_exhausted(case: dict[str, Any], steps: int = 4) -> tuple[Collector, Log]:

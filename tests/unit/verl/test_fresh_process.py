@@ -1,4 +1,5 @@
-"""What a process sees that has imported neither verl nor torch; one process for all, since its imports take seconds."""
+"""What a process sees that has imported neither verl nor torch; one process for all, since its imports take seconds:
+it forks for each."""
 
 from __future__ import annotations
 
@@ -14,32 +15,51 @@ import torch
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 
 from goldilocks.verl import plugin
+from goldilocks.verl.patches.patch import Kind
+from goldilocks.verl.patches.table import PATCHES
 
 plugin.additions()
 
 ROWS = [torch.arange(size) for size in range(1, 20)]
-# A storage unit of the TransferQueue first, which has nothing of ours; then the plug-in; then verl, by way of ours.
+# Each fork sees what it imports itself. The plug-in; a storage unit of the TransferQueue, which has nothing of ours,
+# gets a packed message and then imports verl by way of ours; and verl is imported without its plug-ins.
 CHILD = """
-import json, pickle, sys
+import json, os, pickle, sys
 from pathlib import Path
+
+folder = Path(sys.argv[1])
 
 def loaded(*packages):
     return [name for name in packages if name in sys.modules]
 
-folder = Path(sys.argv[1])
-import goldilocks.verl.plugin
-seen = {"by the plug-in": loaded("verl", "torch", "ray")}
-for name in [name for name in sys.modules if name.startswith("goldilocks")]:
-    del sys.modules[name]
+def forked(see):
+    if os.fork() == 0:
+        (folder / f"{see.__name__}.json").write_text(json.dumps(see()))
+        os._exit(0)
+    assert os.wait()[1] == 0, see.__name__
+
+def plugin():
+    import goldilocks.verl.plugin
+    return loaded("verl", "torch", "ray")
+
+def storage():
+    seen = {"before": loaded("verl", "goldilocks")}
+    question = ZMQMessage.deserialize(pickle.loads((folder / "question").read_bytes()))
+    seen["after a packed message"] = loaded("verl")
+    (folder / "answer").write_bytes(pickle.dumps([bytes(part) for part in question.serialize()]))
+    import goldilocks.platforms.cpu as cpu
+    from verl.plugin.platform import PlatformRegistry as registry
+    return seen | {"the platform is ours": registry.get("cpu") is cpu.PlatformCPU}
+
+def replaced():
+    sys.path.insert(0, sys.argv[2])
+    import replaced
+    return replaced.compared()
+
+forked(plugin)
 from transfer_queue.utils.zmq_utils import ZMQMessage
-seen["by the TransferQueue"] = loaded("verl", "goldilocks")
-question = ZMQMessage.deserialize(pickle.loads((folder / "question").read_bytes()))
-seen["by a packed message"] = loaded("verl")
-(folder / "answer").write_bytes(pickle.dumps([bytes(part) for part in question.serialize()]))
-import goldilocks.platforms.cpu as cpu
-from verl.plugin.platform import PlatformRegistry as registry
-seen["the platform is ours"] = registry.get("cpu") is cpu.PlatformCPU
-(folder / "seen.json").write_text(json.dumps(seen))
+forked(storage)
+forked(replaced)
 """
 
 
@@ -50,26 +70,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     body = {"data": {"rows": ROWS}}
     question = ZMQMessage.create(request_type=ZMQRequestType.GET_DATA_RESPONSE, sender_id="sender", body=body)
     (folder / "question").write_bytes(pickle.dumps([bytes(part) for part in question.serialize()]))
-    subprocess.run([sys.executable, "-c", CHILD, str(folder)], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", CHILD, str(folder), str(Path(__file__).parent)], check=True, timeout=800)
     return folder
 
 
-@pytest.fixture
-def seen(folder: Path) -> Any:
-    return json.loads((folder / "seen.json").read_text())
+def seen(folder: Path, by: str) -> Any:
+    return json.loads((folder / f"{by}.json").read_text())
 
 
-def test_the_plug_in_itself_imports_neither_verl_nor_torch(seen: Any) -> None:
-    assert seen["by the plug-in"] == []
+def test_the_plug_in_itself_imports_neither_verl_nor_torch(folder: Path) -> None:
+    assert seen(folder, "plugin") == []
 
 
-def test_a_process_that_was_never_told_understands_packed_rows_and_answers_in_kind(folder: Path, seen: Any) -> None:
-    assert seen["by the TransferQueue"] == []
-    assert seen["by a packed message"] == [], "a storage unit has no use for verl"
+def test_a_process_that_was_never_told_understands_packed_rows_and_answers_in_kind(folder: Path) -> None:
+    storage = seen(folder, "storage")
+    assert storage["before"] == []
+    assert storage["after a packed message"] == [], "a storage unit has no use for verl"
     parts = pickle.loads((folder / "answer").read_bytes())
     assert len(parts) == 1
     assert all(map(torch.equal, ZMQMessage.deserialize(parts).body["data"]["rows"], ROWS))
 
 
-def test_a_module_of_an_addition_may_be_the_first_to_import_verl(seen: Any) -> None:
-    assert seen["the platform is ours"]
+def test_a_module_of_an_addition_may_be_the_first_to_import_verl(folder: Path) -> None:
+    assert seen(folder, "storage")["the platform is ours"]
+
+
+def test_with_nothing_asked_for_every_function_is_verls_own_and_with_all_the_table_is_what_is_replaced(
+    folder: Path,
+) -> None:
+    replaced = seen(folder, "replaced")
+    assert replaced["nothing"] == []
+    at_import = {patch.target for patch in PATCHES if patch.kind is not Kind.TRAINER and patch.possible}
+    assert set(replaced["all"]) == at_import | {"verl.trainer.ppo.core_algos.POLICY_LOSS_REGISTRY[gspo]"}

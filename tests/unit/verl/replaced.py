@@ -1,4 +1,4 @@
-"""Prints, as JSON, what ``register()`` replaces in verl and under it: run as a script, in a process of its own.
+"""What ``register()`` replaces in verl and under it: for a process of its own that has not imported verl.
 
 verl is imported without its plug-ins first. Whatever its modules, their classes and their tables hold is written down,
 then the plug-in is registered, and what is another object afterwards was replaced. A second look finds functions of
@@ -8,7 +8,6 @@ ours in modules that only the plug-in imported. First nothing of ours is asked f
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from typing import Any
 
 from ray.actor import ActorClass
 
-os.environ["VERL_USE_EXTERNAL_PLUGINS"] = "none"
 PACKAGES = ("verl", "transfer_queue", "tensordict", "ray", "vllm", "sglang")
 MODULES = (
     "verl.trainer.main_ppo",
@@ -71,8 +69,9 @@ def is_bookkeeping(name: str) -> bool:
     return name.endswith((".__getattr__", ".__warningregistry__"))
 
 
-def main() -> None:
+def compared() -> dict[str, list[str]]:
     """Compare twice."""
+    os.environ["VERL_USE_EXTERNAL_PLUGINS"] = "none"
     from goldilocks.platforms import PATCHES_VARIABLE
     from goldilocks.verl.patches.table import PATCHES
 
@@ -82,8 +81,4 @@ def main() -> None:
     os.environ.pop(PATCHES_VARIABLE, None)
     stock = replaced(before)
     os.environ[PATCHES_VARIABLE] = "all"
-    print(json.dumps({"nothing": stock, "all": replaced(before)}))
-
-
-if __name__ == "__main__":
-    main()
+    return {"nothing": stock, "all": replaced(before)}
