@@ -1,0 +1,117 @@
+"""What a launch costs: CPU seconds of ``goldilocks train`` by kind of process, workers forked and not.
+
+    python benchmarks/launch.py [--steps 2] [--each]
+
+Two runs of the default task with a few rollouts each. In the first, Ray's workers are forked from a process that has
+imported what they need; in the second, each imports for itself. A process is looked at five times a second (user and
+system time from ``/proc``), so the last moments of each are missing. ``--each`` names the workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from goldilocks.launch import defaults
+from goldilocks.launch.prefork import HOOK
+from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.launch.supervisor import MARK
+
+SMALL = [
+    "data.train_batch_size=8",
+    "data.val_batch_size=16",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.rollout.max_num_seqs=32",
+    "trainer.val_before_train=False",
+    "trainer.test_freq=-1",
+    "trainer.save_freq=-1",
+]
+WAYS = {"forked": {}, "each imports": {HOOK: "copy.copy"}}  # a hook of the user's own switches the forking off
+INTERVAL_S = 0.2
+
+
+@dataclass
+class Seen:
+    """A process as it was last seen."""
+
+    kind: str
+    seconds: float
+
+
+def kind_of(process: psutil.Process, root: int, each: bool) -> str:
+    """The command, its driver, a worker of Ray's, or one of Ray's own."""
+    line = " ".join(process.cmdline()).strip()  # Ray writes a worker's name over its command line
+    if process.pid == root:
+        return "command"
+    if line.startswith("ray::"):
+        return line.partition(".")[0].split()[0] if each else "workers"
+    if "prefork.py" in line:
+        return "clients that Ray starts"
+    if "goldilocks.launch.driver" in line:
+        return "driver" if process.ppid() == root else "server that forks"
+    return "Ray's own"
+
+
+def processes(root: int, run: Path) -> list[psutil.Process]:
+    """All that is alive of a run."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid == root or process.environ().get(MARK) == str(run):
+                found.append(process)
+    return found
+
+
+def launch(env: dict[str, str], steps: int, each: bool) -> tuple[float, dict[tuple[int, float], Seen]]:
+    """Train, and return the wall time with what every process of the run cost."""
+    seen: dict[tuple[int, float], Seen] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["train", *SMALL, f"trainer.total_training_steps={steps}", "--runs", folder, "--name", "run"]
+        began = time.monotonic()
+        command = subprocess.Popen(
+            [sys.executable, "-m", "goldilocks.cli", *words], env={**os.environ, **env}, stdout=subprocess.DEVNULL
+        )
+        while command.poll() is None:
+            for process in processes(command.pid, (Path(folder) / "run").resolve()):
+                with contextlib.suppress(psutil.Error):
+                    times = process.cpu_times()
+                    cost = Seen(kind_of(process, command.pid, each), times.user + times.system)
+                    seen[process.pid, process.create_time()] = cost
+            time.sleep(INTERVAL_S)
+        if command.returncode != 0:
+            raise SystemExit(f"goldilocks train ended with status {command.returncode}")
+        return time.monotonic() - began, seen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--each", action="store_true", help="name every kind of worker")
+    args = parser.parse_args()
+    defaults.provide(compose_config(choose([], "cpu")))  # what the first run of a user makes is no part of a launch
+    walls, costs, counts = {}, {}, {}
+    for way, env in WAYS.items():
+        walls[way], seen = launch(env, args.steps, args.each)
+        costs[way], counts[way] = Counter[str](), Counter(process.kind for process in seen.values())
+        for process in seen.values():
+            costs[way][process.kind] += process.seconds
+    print(f"{'':<28}" + "".join(f"{way:>15}{'processes':>11}" for way in WAYS))
+    for kind in sorted(set().union(*costs.values()), key=lambda kind: -max(cost[kind] for cost in costs.values())):
+        print(f"{kind:<28}" + "".join(f"{costs[way][kind]:>15.1f}{counts[way][kind]:>11}" for way in WAYS))
+    for name, figures in (("all, CPU s", {way: cost.total() for way, cost in costs.items()}), ("wall, s", walls)):
+        print(f"{name:<28}" + "".join(f"{figures[way]:>15.1f}{'':>11}" for way in WAYS))
+
+
+if __name__ == "__main__":
+    main()
