@@ -1,0 +1,108 @@
+"""``on_full: partial`` on vLLM, by its checkpoints: a rollout that paused went on from its prefix after the update.
+
+The checkpoint of a step holds the weights after it and what every unfinished rollout had been answered in it. So each
+token that vLLM wrote can be looked at again with the weights that it says it was written with. Gate 2 rejects some rows
+in the same run, and what it rejects is refilled.
+"""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("vllm")
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from goldilocks.verl.stored_rows import load_rows
+from goldilocks.verl.v1.answer import Answer, name_of
+
+from .conftest import BENCHMARKS, Train, log_probs, steps
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(2400)]
+
+MEAN, LONGEST = 192, 768  # tokens of an answer: a step is over long before the longest
+Rollout = tuple[str, int]  # its group and its number in it
+
+
+def test_paused_rollouts_go_on_and_each_token_keeps_its_log_prob_and_its_version(train: Train, tmp_path: Path) -> None:
+    settings = runpy.run_path(str(BENCHMARKS / "partial.py"))["make_task"](tmp_path, MEAN, LONGEST)
+    process = train(
+        *("dapo", *settings, "algorithm.filter_groups.metric=acc", "algorithm.filter_groups.on_full=partial"),
+        *("algorithm.filter_groups.max_carry_steps=4", "actor_rollout_ref.rollout.n=4"),
+        # Of sixteen groups that are written at once the two shortest are a batch: most of the others pause twice.
+        *("data.train_batch_size=2", "data.gen_batch_size=16", "actor_rollout_ref.rollout.max_num_seqs=64"),
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        *("actor_rollout_ref.actor.optim.lr=3e-4", "trainer.total_training_steps=3", "trainer.save_freq=1"),
+        "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
+        *("batch_filter.enable=true", "batch_filter.enable_two_gate_filter=true", "batch_filter.gate_always=true"),
+        "batch_filter.gate2_instability_threshold=-0.85",  # all tokens are about equally likely: some rows lose
+    )
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    run = tmp_path / "test"
+    logged = steps(run)
+    for step in logged.values():
+        assert step["train/rollouts_paused"] > 0
+        assert step["train/groups_expired"] == 0
+        assert step["aborts/left"] == 0
+        assert step["filter/gate1_rejection_rate"] == 0  # on what the newest weights wrote, both agree
+        assert step["filter/gate2_missing_tensors"] == 0  # the largest log-probs of every part are there
+        assert step["train/informative_groups"] == 2
+    assert logged[3]["accounts/rejected_rollouts"] > 0
+    assert max(step.get("train/stale_tokens", 0) for step in logged.values()) > 0
+
+    saved = [unfinished(run / "checkpoints" / f"global_step_{step}") for step in (1, 2)]
+    went_on = [(before, after) for before, after in both(*saved) if 0 < len(before.token_ids) < len(after.token_ids)]
+    assert went_on
+    for before, after in went_on:
+        written = len(before.token_ids)
+        assert after.token_ids[:written] == before.token_ids
+        assert after.output().log_probs[:written] == before.output().log_probs
+        assert after.versions == [*before.versions, [1, len(after.token_ids) - written]]
+    check_log_probs([after for _, after in went_on], tmp_path / "model", run / "checkpoints/global_step_1")
+
+
+def unfinished(checkpoint: Path) -> dict[Rollout, Answer]:
+    """What each unfinished rollout has been answered."""
+    (folder,) = checkpoint.rglob("unfinished")
+    rows = ((uid, index, answers) for uid, index, answers in load_rows(folder) if answers)
+    return {(uid, index): Answer.from_state_dict(answers[0]) for uid, index, answers in rows}
+
+
+def both(before: dict[Rollout, Answer], after: dict[Rollout, Answer]) -> Iterator[tuple[Answer, Answer]]:
+    return ((answer, after[rollout]) for rollout, answer in before.items() if rollout in after)
+
+
+def check_log_probs(answers: list[Answer], first: Path, trained: Path) -> None:
+    """Each token has the log-prob that the policy of its version gives it, and no other policy does."""
+    policies = [load(first), load(trained / "actor" / "huggingface")]
+    prompts = {name_of(ids): ids for ids in prompt_ids(first)}
+    differences = np.array([[*of_own_and_other(answer, prompts[answer.prompt], policies)] for answer in answers])
+    own, other = differences.T
+    assert own.max() < 1e-4
+    assert other.min() > own.max()
+
+
+def of_own_and_other(answer: Answer, prompt: list[int], policies: list[Any]) -> Iterator[float]:
+    """The largest difference to the log-probs of the policy that wrote each token, and to those of the other one."""
+    by = torch.stack([log_probs(policy, prompt, answer.token_ids) for policy in policies])
+    version = torch.tensor([version for version, count in answer.versions for _ in range(count)])
+    stored, place = torch.tensor(answer.output().log_probs), torch.arange(len(version))
+    yield from (float((by[one, place] - stored).abs().max()) for one in (version, 1 - version))
+
+
+def load(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def prompt_ids(model: Path) -> list[list[int]]:
+    """Every prompt of the task, as the model is asked it."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return [tokenizer.encode(f"<user> w{index % 20} w{index // 20} <assistant>") for index in range(400)]
