@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, _utils, base
 
 gc.disable()  # importing verl and its company makes a million objects, all of which stay
 
@@ -21,19 +21,22 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _yaml_is_parsed_once() -> Iterator[None]:
-    """Hydra parses some thirty files for a config, in Python, and they are the same for nearly every test."""
-    load = OmegaConf.load
+def _nothing_is_parsed_twice() -> Iterator[None]:
+    """Hydra parses some thirty files for a config, in Python, and they are the same for nearly every test; so are the
+    interpolations in them, which OmegaConf parses whenever it resolves one."""
+    load, parse = OmegaConf.load, functools.cache(base.parse)
 
     @functools.cache
-    def parsed(path: str, written: int, size: int) -> Any:
+    def loaded(path: str, written: int, size: int) -> Any:
         return load(path)
 
     def copied(file: Any) -> Any:
         path = os.fspath(file if isinstance(file, str | os.PathLike) else file.name)
         status = os.stat(path)
-        return copy.deepcopy(parsed(path, status.st_mtime_ns, status.st_size))
+        return copy.deepcopy(loaded(path, status.st_mtime_ns, status.st_size))
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(OmegaConf, "load", staticmethod(copied))
+        for module in (base, _utils):
+            patched.setattr(module, "parse", parse)
         yield
