@@ -168,7 +168,7 @@ def arithmetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def processes_of(run: Path) -> list[str]:
     """The command lines of what is alive of a ``goldilocks train``."""
-    return [" ".join(process.cmdline()) for process in _marked(MARK, run.resolve())]
+    return [line for process in _marked(MARK, run.resolve()) if (line := _command(process))]
 
 
 def wait_for_ray(run: Path, process: subprocess.Popen[str], within: float = PATIENCE_S) -> None:
@@ -180,24 +180,25 @@ def wait_for_ray(run: Path, process: subprocess.Popen[str], within: float = PATI
         time.sleep(0.2)
 
 
-def kill(process_name: str) -> Callable[[Path], None]:
-    """For ``launch(during=...)``: SIGKILL a process of the launch after its first training step."""
+def kill(process_name: str, once: Path | None = None) -> Callable[[Path], None]:
+    """For ``launch(during=...)``: SIGKILL a process after the first training step, or once there is this file."""
 
     def during(log: Path) -> None:
-        _wait_for_the_first_step(log)
-        victims = [process for process in _processes(log.parent) if process_name in " ".join(process.cmdline())]
+        _wait(log, once.exists if once else lambda: "step:1 -" in log.read_text(errors="replace"))
+        victims = [process for process in _processes(log.parent) if process_name in _command(process)]
         assert victims, f"no process {process_name!r}"
         for process in victims:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     return during
 
 
-def _wait_for_the_first_step(log: Path) -> None:
+def _wait(log: Path, for_what: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while "step:1 -" not in log.read_text(errors="replace"):
+    while not for_what():
         alive = time.monotonic() < deadline and _processes(log.parent)
-        assert alive, "no first step:\n" + log.read_text(errors="replace")[-5000:]
+        assert alive, "it did not come to that:\n" + log.read_text(errors="replace")[-5000:]
         time.sleep(0.5)
 
 
@@ -258,6 +259,13 @@ def _marked(variable: str, folder: Path) -> list[psutil.Process]:
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
     return found
+
+
+def _command(process: psutil.Process) -> str:
+    """Its command line, empty where it has ended meanwhile."""
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def _gone(folder: Path, within: float = 120) -> bool:

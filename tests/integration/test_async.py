@@ -10,7 +10,7 @@ from .conftest import Launch, Run, Task, kill
 from .test_partial import REWARD, untaught
 from .test_trainer import FILTER, assert_accounts_sum, assert_full_of_signal, trained_groups
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def overrides(task: Task, folder: Path) -> list[str]:
@@ -47,13 +47,9 @@ def assert_trained(run: Run, dumps: Path, *steps: int) -> None:
         assert_full_of_signal(trained_groups(dumps, step))
 
 
-def test_rollouts_go_on_while_the_trainer_trains(launch: Launch, task: Task, tmp_path: Path) -> None:
-    run = launch(*overrides(task, tmp_path), "trainer.total_training_steps=4")
-    assert_trained(run, tmp_path / "rollouts", 1, 2, 3, 4)
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_with_what_was_in_flight(launch: Launch, task: Task, tmp_path: Path) -> None:
+def test_rollouts_go_on_while_the_trainer_trains_and_a_killed_run_goes_on_with_what_was_in_flight(
+    launch: Launch, task: Task, tmp_path: Path
+) -> None:
     settings = overrides(task, tmp_path)
     killed = launch(*settings, "trainer.total_training_steps=200", during=kill("TaskRunner"))
     assert killed.status != 0

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from .conftest import Launch, Task, kill
 from .test_trainer import FILTER, MODE, assert_accounts_sum, assert_full_of_signal, trained_groups
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 REWARD = '''
 import zlib

@@ -113,7 +113,7 @@ def test_interrupted_or_killed_it_leaves_nothing_running(train, sent):
         while processes_of(run) and time.monotonic() < deadline:  # after SIGKILL Ray takes itself down
             time.sleep(0.2)
 
-    done = train(during=during)
+    done = train("trainer.total_training_steps=1000", during=during)
     assert done.status == (130 if sent == signal.SIGINT else -signal.SIGKILL)
 
 
@@ -126,17 +126,19 @@ def test_a_prompt_that_is_too_long_is_one_message_before_ray_starts(train):
 
 
 @pytest.mark.parametrize(
-    ("mode", "body", "message"),
+    ("mode", "body", "patience", "message"),
     [
-        ("sync", "raise LookupError('the answer sheet is missing')", "LookupError: the answer sheet is missing"),
-        ("goldilocks", "__import__('time').sleep(600)", "did not return within 2 s"),
+        ("sync", "raise LookupError('the answer sheet is missing')", 300, "LookupError: the answer sheet is missing"),
+        ("goldilocks", "__import__('time').sleep(600)", 2, "did not return within 2 s"),
     ],
 )
-def test_a_reward_function_that_raises_or_hangs_ends_the_run_with_the_reason(train, tmp_path, mode, body, message):
+def test_a_reward_function_that_raises_or_hangs_ends_the_run_with_the_reason(
+    train, tmp_path, mode, body, patience, message
+):
     path = tmp_path / "reward.py"
     path.write_text(f"def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n    {body}\n")
     words = [f"reward.custom_reward_function.path={path}", f"trainer.v1.trainer_mode={mode}"]
-    done = train(*words, "--reward-timeout", "2")
+    done = train(*words, "--reward-timeout", str(patience))
     assert done.status == 1, done.log
     assert message in done.err, done.err + done.log
 
