@@ -5,7 +5,7 @@
 The trainers run in one process on one thread, a step each in turns, in an order that changes with every step and with
 the same noise, so that those with everything off do the same work at the same time. The ratio is the median over steps
 of a trainer's step over that of TRL's own; the interval holds the median of all such steps with 95 % confidence. TRL's
-trainer runs twice: what the second one is off 1 is noise. ``--larger``: 6.6 million parameters and answers of 64 tokens
+trainer runs twice: what the second one is off 1 is noise. ``--larger``: 6.8 million parameters and answers of 64 tokens
 in the place of the tiny model's 8.
 """
 
