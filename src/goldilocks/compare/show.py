@@ -8,7 +8,7 @@ from rich.table import Table as RichTable
 
 from goldilocks.compare.grid import Values
 from goldilocks.compare.interval import Interval
-from goldilocks.compare.table import RecipeRow, Spent, Table
+from goldilocks.compare.table import SHARES, RecipeRow, Spent, Table
 from goldilocks.recipes import name_of
 from goldilocks.runs.progress import clock
 
@@ -52,6 +52,7 @@ def caption(table: Table) -> str:
 def notes(table: Table) -> list[str]:
     """The differences seed by seed, what tuning tried and chose, and what everything cost."""
     lines = [_by_seed(row, table.rows[0]) for row in table.rows if len(row.differences) > 1]
+    lines += [line for row in table.rows if len(row.differences) > 1 for line in _along(row, table)]
     lines.append(_cost("the arms of the table", table.reported))
     if table.trials:
         lines.append(_cost("tuning before it, one seed", table.tuning))
@@ -65,6 +66,15 @@ def notes(table: Table) -> list[str]:
 def _by_seed(row: RecipeRow, baseline: RecipeRow) -> str:
     points = ", ".join(f"{100 * difference:+.1f}" for difference in row.differences)
     return f"{name_of(row.recipe)} against {name_of(baseline.recipe)}, seed by seed: {points} points"
+
+
+def _along(row: RecipeRow, table: Table) -> list[str]:
+    name, baseline, kind = name_of(row.recipe), name_of(table.rows[0].recipe), table.cost.kind
+    shares = ", ".join(f"{share:.0%}" for share in SHARES)
+    return [
+        f"{name} against {baseline} at {shares} of the {kind}: {', '.join(map(_points, row.along))}",
+        f"{name} at ⅔ of each less {baseline} at all of it: {', '.join(map(_points, row.two_thirds_along))}",
+    ]
 
 
 def settings(values: Values) -> str:

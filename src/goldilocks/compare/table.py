@@ -4,8 +4,9 @@ Accuracy is read off each arm's validation curve at the equal cost. ``against_ba
 difference to the first recipe, seed by seed: arms of one seed have the same data in the same order, so their chance
 errors cancel in part. ``cost_to_baseline`` is where the mean curve over the seeds first reaches the baseline's
 accuracy at the equal cost. ``at_two_thirds`` is the accuracy at two thirds of the cost less the baseline's at
-the whole cost, seed by seed: above zero beyond its interval, the recipe saves a third of the cost. Yields are of what
-was trained over all that was generated.
+the whole cost, seed by seed: above zero beyond its interval, the recipe saves a third of the cost. ``along`` is the
+difference at each of ``SHARES`` of the cost, and ``two_thirds_along`` what ``at_two_thirds`` would be had the cost been
+that share: a recipe may learn sooner and end level. Yields are of what was trained over all that was generated.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from goldilocks.compare.result import Result, Results
 from goldilocks.compare.study import Study
 
 TWO_THIRDS = 2 / 3
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class RecipeRow:
     accuracy: Interval
     against_baseline: Interval | None
     differences: tuple[float, ...]  # to the baseline, by seed; of the baseline itself there are none
+    along: tuple[Interval, ...]  # the same at each of SHARES of the cost
+    two_thirds_along: tuple[Interval, ...]
     at_two_thirds: Interval
     cost_to_baseline: float | None
     updates: Interval
@@ -115,11 +119,11 @@ def _of(recipe: str, results: Sequence[Result]) -> list[Result]:
 
 
 def _differences(
-    own: Sequence[Result], baseline: Sequence[Result], cost: EqualCost, share: float = 1.0
+    own: Sequence[Result], baseline: Sequence[Result], cost: EqualCost, share: float = 1.0, of_baseline: float = 1.0
 ) -> tuple[float, ...]:
-    """Accuracy at this share of the cost less the baseline's at all of it, in the order of the seeds."""
-    there = {one.seed: one.accuracy_at(cost) for one in baseline}
-    part = EqualCost(cost.kind, share * cost.amount)
+    """Accuracy at a share of the cost less the baseline's at a share of it, in the order of the seeds."""
+    part, its = (EqualCost(cost.kind, part * cost.amount) for part in (share, of_baseline))
+    there = {one.seed: one.accuracy_at(its) for one in baseline}
     return tuple(one.accuracy_at(part) - there[one.seed] for one in sorted(own, key=lambda one: one.seed))
 
 
@@ -129,6 +133,10 @@ def _row(
     def over_seeds(value: Callable[[Result], float]) -> Interval:
         return Interval.of([value(one) for one in own])
 
+    def along(part: float) -> tuple[Interval, ...]:
+        shares = SHARES if differences else ()
+        return tuple(Interval.of(_differences(own, baseline, cost, part * share, share)) for share in shares)
+
     differences = () if own[0].recipe == baseline[0].recipe else _differences(own, baseline, cost)
     return RecipeRow(
         recipe=own[0].recipe,
@@ -137,6 +145,8 @@ def _row(
         accuracy=over_seeds(lambda one: one.accuracy_at(cost)),
         against_baseline=Interval.of(differences) if differences else None,
         differences=differences,
+        along=along(1.0),
+        two_thirds_along=along(TWO_THIRDS),
         at_two_thirds=Interval.of(_differences(own, baseline, cost, TWO_THIRDS)),
         cost_to_baseline=cost_to_baseline,
         updates=over_seeds(lambda one: one.updates),

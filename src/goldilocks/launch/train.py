@@ -185,6 +185,9 @@ def _environment(choice: Choice, config: DictConfig, run_dir: RunDir) -> dict[st
     }
     if config.trainer.nnodes == 1:  # one machine talks to itself, with or without a network
         env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    if choice.device == "cpu" and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        # The user hides the GPUs. Ray takes the ranks on the CPU for devices, and wants as many here: none that exists.
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(["-1"] * config.trainer.n_gpus_per_node)
     if is_private(config):
         env["RAY_AUTH_TOKEN_PATH"] = str(run_dir.secret)
         os.environ.pop("RAY_ADDRESS", None)

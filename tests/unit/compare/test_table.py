@@ -65,6 +65,19 @@ def test_at_two_thirds_of_the_cost_it_is_held_against_the_baseline_at_all_of_it(
     assert made.rows[0].at_two_thirds.mean == pytest.approx((0.2 - 0.615) / 3), "what the last third brings"
 
 
+def test_along_the_way_it_is_held_against_the_baseline_at_the_same_cost():
+    sooner = [(0, 0.2), (400, 0.6), (1000, 0.6)]
+    made = table(
+        *(result("grpo", [(0, 0.2), (1000, 0.6)], seed=seed) for seed in (1, 2)),
+        *(result("dapo", sooner, seed=seed) for seed in (1, 2)),
+    )
+    assert [one.mean for one in made.rows[1].along] == pytest.approx([0.06, 0.12, 0.18, 0.24, 0.16, 0.08])
+    assert made.rows[0].along == ()
+    assert notes(made)[1].startswith(
+        "dapo against grpo at 10%, 20%, 30%, 40%, 60%, 80% of the rollouts: +6.0 ± 0.0, +12.0"
+    )
+
+
 def test_the_baseline_is_the_first_recipe_and_others_reach_it_sooner_later_or_not():
     made = table(
         result("grpo", [(0, 0.2), (1000, 0.6)]),
