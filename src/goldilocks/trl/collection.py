@@ -134,7 +134,8 @@ class Collection:
         whole = len(rounds) == 1 and self._is_round(batch, rounds[0][0].requests)
         made = rounds[0][1].output if whole else None
         if made is not None and self._processes.count == 1:
-            self.trained = dict(zip(self.generated, made["advantages"].tolist(), strict=True))
+            places_made = [place for place in self.generated if place is not None]  # one process: all of them
+            self.trained = dict(zip(places_made, made["advantages"].tolist(), strict=True))
             return made
         self.trained = self._advantages(batch, rewards)
         return made or self._joined(list(self.trained), list(self.trained.values()))
