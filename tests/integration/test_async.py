@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Launch, Run, Task, kill
+from .conftest import Launch, Task
+from .killed import assert_none_twice, dumped_every_step, killed, trained_groups
 from .test_partial import REWARD, untaught
-from .test_trainer import FILTER, assert_accounts_sum, assert_full_of_signal, trained_groups
+from .test_trainer import FILTER, assert_accounts_sum, assert_full_of_signal
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -29,31 +30,24 @@ def overrides(task: Task, folder: Path) -> list[str]:
         "data.max_response_length=100",
         f"reward.custom_reward_function.path={reward}",
         "reward.custom_reward_function.name=by_hash",
-        "trainer.save_freq=1",
-        f"trainer.rollout_data_dir={folder}/rollouts",
+        *dumped_every_step(folder),
     ]
-
-
-def assert_trained(run: Run, dumps: Path, *steps: int) -> None:
-    """Every step trained a full batch of its own, none of it too old, some of it written by older policies."""
-    assert run.status == 0, run.tail()
-    assert [step["step"] for step in run.steps] == list(steps)
-    assert_accounts_sum(run)
-    assert 0 < max(step["train/age_max"] for step in run.steps) <= 4
-    assert any(step.get("train/stale_tokens", 0) > 0 for step in run.steps)
-    trained = [uid for step in range(1, steps[-1] + 1) for uid in trained_groups(dumps, step)]
-    assert len(trained) == len(set(trained))
-    for step in steps:
-        assert_full_of_signal(trained_groups(dumps, step))
 
 
 def test_rollouts_go_on_while_the_trainer_trains_and_a_killed_run_goes_on_with_what_was_in_flight(
     launch: Launch, task: Task, tmp_path: Path
 ) -> None:
     settings = overrides(task, tmp_path)
-    killed = launch(*settings, "trainer.total_training_steps=200", during=kill("TaskRunner"))
-    assert killed.status != 0
-    saved = int((tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
-    run = launch(*settings, f"trainer.total_training_steps={saved + 4}", "trainer.resume_mode=auto")
+    before = killed(launch, tmp_path, *settings)
+    steps = range(before.saved + 1, before.saved + 5)
+    run = launch(*settings, f"trainer.total_training_steps={steps[-1]}", "trainer.resume_mode=auto")
+    assert run.status == 0, run.tail()
     assert "Goldilocks goes on from" in run.log
-    assert_trained(run, tmp_path / "rollouts", *range(saved + 1, saved + 5))
+    assert [step["step"] for step in run.steps] == list(steps)
+    assert_accounts_sum(run)
+    assert 0 < max(step["train/age_max"] for step in run.steps) <= 4
+    assert any(step.get("train/stale_tokens", 0) > 0 for step in run.steps)
+    after = [trained_groups(tmp_path / "rollouts", step) for step in steps]
+    assert_none_twice(*before.trained.values(), *after)
+    for groups in (*before.trained.values(), *after):
+        assert_full_of_signal(groups)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from .conftest import Launch, Task, kill
-from .test_trainer import FILTER, MODE, assert_accounts_sum, assert_full_of_signal, trained_groups
+from .conftest import Launch, Task
+from .killed import assert_none_twice, dumped_every_step, killed, trained_groups
+from .test_trainer import FILTER, MODE, assert_accounts_sum, assert_full_of_signal
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -35,7 +36,7 @@ def untaught(task: Task, folder: Path) -> Path:
 def test_rollouts_pause_go_on_survive_a_kill_and_are_trained_against_what_wrote_them(
     launch: Launch, task: Task, tmp_path: Path
 ) -> None:
-    reward, dumps = tmp_path / "reward.py", tmp_path / "rollouts"
+    reward = tmp_path / "reward.py"
     reward.write_text(REWARD)
     overrides = [
         MODE,
@@ -48,26 +49,23 @@ def test_rollouts_pause_go_on_survive_a_kill_and_are_trained_against_what_wrote_
         "data.max_response_length=100",
         f"reward.custom_reward_function.path={reward}",
         "reward.custom_reward_function.name=by_hash",
-        "trainer.save_freq=1",
-        f"trainer.rollout_data_dir={dumps}",
+        *dumped_every_step(tmp_path),
     ]
-    killed = launch(*overrides, "trainer.total_training_steps=200", during=kill("TaskRunner"))
-    assert killed.status != 0
-    saved = int((tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
-    before = {uid for step in range(1, saved + 1) for uid in trained_groups(dumps, step)}
+    before = killed(launch, tmp_path, *overrides)
+    saved = before.saved
     run = launch(*overrides, f"trainer.total_training_steps={saved + 4}", "trainer.resume_mode=auto")
     assert run.status == 0, run.tail()
     assert "rollouts go on from what they had written" in run.log
     assert [step["step"] for step in run.steps] == [*range(saved + 1, saved + 5)]
     assert_accounts_sum(run)
-    for step in (*killed.steps, *run.steps):
+    for step in (*before.run.steps, *run.steps):
         assert step["train/rollouts_paused"] > 0
         assert step["accounts/paused_tokens"] > 0
         assert step["train/age_max"] <= 4
         assert step["train/groups_expired"] == 0
     assert max(step["train/age_max"] for step in run.steps) > 0
     assert any(0 < step["train/stale_tokens"] < step["response_length/mean"] * 32 for step in run.steps)
-    after = [uid for step in range(saved + 1, saved + 5) for uid in trained_groups(dumps, step)]
-    assert len({*before, *after}) == len(before) + len(after)  # no group is trained twice
-    for step in range(saved + 1, saved + 5):
-        assert_full_of_signal(trained_groups(dumps, step))
+    after = [trained_groups(tmp_path / "rollouts", step) for step in range(saved + 1, saved + 5)]
+    assert_none_twice(*before.trained.values(), *after)
+    for groups in after:
+        assert_full_of_signal(groups)

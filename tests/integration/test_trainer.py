@@ -6,7 +6,6 @@ A launch is most of what a test costs, so each one shows several things. What wa
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from pathlib import Path
 
 import pandas
@@ -14,7 +13,8 @@ import pytest
 
 from goldilocks.types import Account
 
-from .conftest import Launch, Run, Task, kill
+from .conftest import Launch, Run, Task
+from .killed import assert_none_twice, dumped_every_step, killed, trained_groups
 
 pytestmark = pytest.mark.integration
 
@@ -47,17 +47,6 @@ def every_other_where_there_is_water(data_source, solution_str, ground_truth, ex
 '''
 MODE = "trainer.v1.trainer_mode=goldilocks"
 FILTER = "algorithm.filter_groups.enable=True"
-
-
-def trained_groups(folder: Path, step: int) -> dict[str, list[float]]:
-    """The scores of every group trained in a step, padding left out."""
-    groups: dict[str, list[float]] = defaultdict(list)
-    for line in (folder / f"{step}.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        uid = row["uid"].rsplit("_", 2)[0]
-        if not uid.startswith("pad"):
-            groups[uid].append(row["score"])
-    return dict(groups)
 
 
 def assert_full_of_signal(groups: dict[str, list[float]]) -> None:
@@ -96,15 +85,11 @@ def test_dynamic_sampling_on_two_ranks_is_killed_and_goes_on_where_it_was(
         "algorithm.filter_groups.metric=acc",
         "data.gen_batch_size=12",
         "trainer.n_gpus_per_node=2",
-        "trainer.save_freq=1",
-        f"trainer.rollout_data_dir={dumps}",
+        *dumped_every_step(tmp_path),
         *wells(task, tmp_path, *range(0, 100, 2)),
     ]
-    killed = launch(*overrides, "trainer.total_training_steps=200", during=kill("TaskRunner"))
-    assert killed.status != 0
-    saved = int((tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").read_text())
-    before = {step: trained_groups(dumps, step) for step in range(1, saved + 1) if (dumps / f"{step}.jsonl").exists()}
-    assert before
+    before = killed(launch, tmp_path, *overrides)
+    saved = before.saved
     resumed = launch(
         *overrides,
         f"trainer.total_training_steps={saved + 3}",
@@ -112,15 +97,14 @@ def test_dynamic_sampling_on_two_ranks_is_killed_and_goes_on_where_it_was(
         "algorithm.adv_estimator=reinforce_plus_plus",
     )
     assert_trained(resumed, saved + 1, saved + 2, saved + 3)
-    after = {step: trained_groups(dumps, step) for step in range(saved + 1, saved + 4)}
+    after = [trained_groups(dumps, step) for step in range(saved + 1, saved + 4)]
 
-    for groups in [*before.values(), *after.values()]:
+    assert_none_twice(*before.trained.values(), *after)
+    for groups in [*before.trained.values(), *after]:
         assert_full_of_signal(groups)
         assert all(len(scores) == 4 for scores in groups.values())
-    trained = [uid for groups in [*before.values(), *after.values()] for uid in groups]
-    assert len(trained) == len(set(trained)), "a group was trained twice"
     assert_accounts_sum(resumed)
-    last_before = next(step for step in killed.steps if step["step"] == min(saved, killed.steps[-1]["step"]))
+    last_before = next(step for step in before.run.steps if step["step"] == min(saved, before.run.steps[-1]["step"]))
     assert resumed.steps[0]["data/prompts_issued"] >= last_before["data/prompts_issued"]
     for step in resumed.steps:
         assert (
