@@ -39,10 +39,14 @@ class ForecastScore:
         """The share of the mean's loss that the forecast saves; 0 or less: it is no better."""
         return 1 - self.forecast_loss / self.mean_loss if self.mean_loss else 0.0
 
-    def add(self, forecast: float, passes: float, trials: float) -> None:
-        """A group of ``trials`` rollouts came in, whose pass rate had been forecast."""
-        rate, kept = passes / trials, 1 - 1 / MEMORY
-        forecast_loss, mean_loss = log_loss(forecast, rate), log_loss(self.passes / self.trials, rate)
+    def add(self, forecasts: np.ndarray, passes: np.ndarray, trials: np.ndarray) -> None:
+        """Groups came in together whose pass rates had been forecast; neither forecast nor mean has seen them."""
+        mean = self.passes / self.trials
+        for forecast, right, of in zip(forecasts.tolist(), passes.tolist(), trials.tolist(), strict=True):
+            self._add(log_loss(forecast, right / of), log_loss(mean, right / of), right, of)
+
+    def _add(self, forecast_loss: float, mean_loss: float, passes: float, trials: float) -> None:
+        kept = 1 - 1 / MEMORY
         self.forecast_loss = kept * self.forecast_loss + forecast_loss
         self.mean_loss = kept * self.mean_loss + mean_loss
         self.squares = kept * self.squares + (mean_loss - forecast_loss) ** 2

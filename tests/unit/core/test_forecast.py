@@ -91,17 +91,28 @@ def test_whatever_is_observed_the_weights_stay_finite(observed):
     assert ((model.predict(x) >= 0) & (model.predict(x) <= 1)).all()
 
 
+def add(score: ForecastScore, *groups: tuple[float, float, float]) -> None:
+    """Groups that came in together: forecast, passes, trials."""
+    score.add(*np.array(groups, float).T)
+
+
+def test_the_mean_learns_nothing_from_groups_that_come_in_with_the_one_it_is_scored_on():
+    score = ForecastScore()
+    add(score, *[(0.5, 0, 8)] * 16)
+    assert score.skill == 0, "of the first batch both know nothing"
+    add(score, (0.5, 0, 8))
+    assert score.skill < 0, "now the mean knows that little is right"
+
+
 def test_a_forecast_is_better_only_after_enough_groups_and_only_if_its_loss_is_lower():
     score = ForecastScore()
     for _ in range(ENOUGH // 2):
         assert not score.better
-        score.add(0.9, 8, 8)
-        score.add(0.1, 0, 8)
+        add(score, (0.9, 8, 8), (0.1, 0, 8))
     assert score.better
     assert score.skill > 0.8
     for _ in range(3000):
-        score.add(0.9, 0, 8)
-        score.add(0.1, 8, 8)
+        add(score, (0.9, 0, 8), (0.1, 8, 8))
     assert not score.better, "what was right long ago does not count for ever"
 
 

@@ -34,7 +34,7 @@ class Forecast(Selector):
     """Thompson sampling over a regression on features and the prompt's own counts."""
 
     target: float = 0.5
-    worth: float = 3.0
+    worth: float = 8.0  # of thousands of prompts out of reach, some draw is near the target if it counts for less
     explore: float = 0.1
     forgetting: float = 0.98
     prior: float = 1.0
@@ -125,8 +125,7 @@ class Forecast(Selector):
         )
         self._probes.difference_update(keys)
         if len(unseen):
-            for place, forecast in zip(unseen, model.predict(features[rows[unseen]]), strict=True):
-                self._score.add(float(forecast), float(passes[place]), float(trials[place]))
+            self._score.add(model.predict(features[rows[unseen]]), passes[unseen], trials[unseen])
 
     def _ready(self) -> tuple[np.ndarray, Logistic]:
         if self._features is None or self._model is None:
