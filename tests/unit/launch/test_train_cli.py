@@ -13,6 +13,7 @@ from goldilocks.cli import main
 from goldilocks.launch import defaults
 from goldilocks.launch.preflight import check_paths
 from goldilocks.launch.recipe import choose, compose_config, names, quoted
+from goldilocks.launch.train import prepared
 from goldilocks.runs.directory import RunDir
 from goldilocks.runs.history import validation_accuracy
 from goldilocks.runs.jsonl import Tail
@@ -22,6 +23,13 @@ from goldilocks.runs.progress import Progress, clock
 @pytest.fixture(autouse=True)
 def _no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(defaults.VARIABLE, str(tmp_path / "arithmetic"))
+
+
+def pretend_that_model_and_data_are_there(folder: Path) -> None:
+    (folder / "arithmetic/model").mkdir(parents=True)
+    (folder / "arithmetic/data").mkdir()
+    for split in ("train", "val"):
+        (folder / f"arithmetic/data/{split}.parquet").touch()
 
 
 def compose(*words: str):
@@ -66,16 +74,19 @@ def test_every_task_composes_on_a_gpu(task):
     ],
 )
 def test_bad_words_are_one_line_and_status_2(words, message, tmp_path, capsys):
-    # A model and data that exist, so that nothing is made and only the word is wrong.
-    (tmp_path / "arithmetic/model").mkdir(parents=True)
-    (tmp_path / "arithmetic/data").mkdir()
-    for split in ("train", "val"):
-        (tmp_path / f"arithmetic/data/{split}.parquet").touch()
+    pretend_that_model_and_data_are_there(tmp_path)  # so that only the word is wrong
     assert main(["train", *words, "--runs", str(tmp_path / "runs")]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_where_the_user_hides_the_gpus_ray_still_counts_a_device_for_each_rank(tmp_path, monkeypatch):
+    pretend_that_model_and_data_are_there(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with prepared(choose(["trainer.n_gpus_per_node=2"], "cpu"), tmp_path / "runs", "one") as launch:
+        assert launch.env["CUDA_VISIBLE_DEVICES"] == "-1,-1"
 
 
 def test_a_name_on_the_hub_is_taken_for_a_model(tmp_path):
