@@ -16,12 +16,15 @@ rates are measured here.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -121,37 +124,46 @@ def run_generate(model: PreTrainedModel, work: Workload) -> None:
         assert out.shape[1] == width + int(lengths.max())
 
 
-def time_generate(model: PreTrainedModel, work: Workload) -> float:
-    run_generate(model, Workload("warm-up", work.prompts[: work.batch], np.full(work.batch, 4), work.batch))
-    return seconds(lambda: run_generate(model, work), model.device, 1 if model.device.type == "cuda" else 3)
+def time_generate(model: PreTrainedModel, works: Sequence[Workload]) -> list[float]:
+    def time_one(work: Workload) -> float:
+        run_generate(model, Workload("warm-up", work.prompts[: work.batch], np.full(work.batch, 4), work.batch))
+        return seconds(lambda: run_generate(model, work), model.device, 1 if model.device.type == "cuda" else 3)
+
+    return [time_one(work) for work in works]
 
 
-def time_vllm(model: PreTrainedModel, work: Workload) -> float:
-    """vLLM in its default set-up on a GPU, with the same rows at a time and memory for every one of them."""
+def time_vllm(model: PreTrainedModel, works: Sequence[Workload]) -> list[float]:
+    """vLLM in its default set-up on a GPU, with the same rows at a time and memory for every one of them.
+
+    One engine for all workloads: on a GPU it takes a minute to compile and to capture its graphs.
+    """
     os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"} | os.environ
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         llm = LLM(
-            folder, skip_tokenizer_init=True, dtype=str(model.dtype).removeprefix("torch."), max_num_seqs=work.batch,
-            max_model_len=work.longest, gpu_memory_utilization=0.5, enforce_eager=model.device.type == "cpu",
+            folder, skip_tokenizer_init=True, dtype=str(model.dtype).removeprefix("torch."),
+            max_num_seqs=max(work.batch for work in works), max_model_len=max(work.longest for work in works),
+            gpu_memory_utilization=0.5, enforce_eager=model.device.type == "cpu",
         )  # fmt: skip
+    # The first of four is a warm-up.
+    found = [seconds(functools.partial(run_vllm, llm, work), model.device, 4) for work in works]
+    llm.llm_engine.engine_core.shutdown()
+    return found
+
+
+def run_vllm(llm: Any, work: Workload) -> None:
+    from vllm import SamplingParams
+
     prompts = [{"prompt_token_ids": prompt} for prompt in work.prompts.tolist()]
     params = [
         SamplingParams(temperature=1.0, max_tokens=length, ignore_eos=True, logprobs=0, detokenize=False)
         for length in work.lengths.tolist()
     ]
-
-    def cold() -> None:
-        llm.reset_prefix_cache()
-        answers = llm.generate(prompts, params, use_tqdm=False)
-        assert sum(len(answer.outputs[0].logprobs) for answer in answers) == work.tokens
-
-    cold()
-    took = seconds(cold, model.device, 3)
-    llm.llm_engine.engine_core.shutdown()
-    return took
+    llm.reset_prefix_cache()
+    answers = llm.generate(prompts, params, use_tqdm=False)
+    assert sum(len(answer.outputs[0].logprobs) for answer in answers) == work.tokens
 
 
 PEERS = {"generate": time_generate, "vllm": time_vllm}
@@ -227,10 +239,9 @@ def workloads(device: torch.device) -> list[Workload]:
     return [ragged(12, 8, 16, 128, 32)]
 
 
-def measure(work: Workload, model: PreTrainedModel, machine: Machine, peer: str) -> tuple[str, ...]:
-    """A row of the table, but for the model's name. The peer goes first: the engine then takes the model over."""
+def measure(work: Workload, slow: float, model: PreTrainedModel, machine: Machine) -> tuple[str, ...]:
+    """A row of the table, but for the model's name; ``slow`` is what the peer took. The engine takes the model over."""
     device = model.device
-    slow = PEERS[peer](model, work)
     engine = Engine(model, slots=work.batch, max_length=work.longest, eos_ids=(), pad_id=0, device=device)
     run_engine(engine, work)
 
@@ -260,9 +271,12 @@ def main() -> None:
     table = Table("model", "sequences", f"{args.peer} tok/s", "engine tok/s", "ratio", "limit tok/s", "of limit")
     for column in table.columns[2:]:
         column.justify = "right"
+    works = workloads(device)
     for name in args.model or args.shapes or (["30M", "0.5B"] if device.type == "cuda" else ["3M"]):
-        for work in workloads(device):
-            table.add_row(Path(name).name, *measure(work, load(name, dtype).to(device), machine, args.peer))
+        for work, slow in zip(works, PEERS[args.peer](load(name, dtype).to(device), works), strict=True):
+            row = measure(work, slow, load(name, dtype).to(device), machine)
+            print(f"{Path(name).name}, {row[0]}: {args.peer} {row[1]} tok/s, engine {row[2]}", file=sys.stderr)
+            table.add_row(Path(name).name, *row)
     Console(width=110).print(table)
 
 

@@ -17,7 +17,8 @@ def test_vllm_stands_beside_the_engine() -> None:
     script = runpy.run_path(str(ROLLOUT))
     work = script["ragged"](2, 2, 8, 16, 4)
     machine = script["Machine"](bytes_per_s=1e9, flops_per_s=1e9)
-    row = script["measure"](work, script["load"]("3M", torch.float32), machine, "vllm")  # counts every token
+    (slow,) = script["time_vllm"](script["load"]("3M", torch.float32), [work])  # counts every token
+    row = script["measure"](work, slow, script["load"]("3M", torch.float32), machine)
     vllm, engine = (float(speed.replace(",", "")) for speed in row[1:3])
     assert vllm > 0
     assert engine > 0
