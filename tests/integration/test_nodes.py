@@ -169,7 +169,7 @@ def test_two_nodes_train_and_a_killed_one_ends_the_run_which_goes_on(
     status, said = end(process)
     assert status == 1, said
     (reason,) = (line for line in said.splitlines() if line.startswith("goldilocks: the run failed: "))
-    assert "ended with status" not in reason  # it says why
+    assert reason.startswith(f"goldilocks: the run failed: node {SECOND} died: ")
 
     nodes.start(SECOND)
     status, said = end(start(nodes, arithmetic, *words))

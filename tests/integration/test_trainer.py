@@ -191,6 +191,7 @@ def test_rollouts_that_a_group_needs_no_longer_are_cancelled(launch: Launch, tmp
     assert_accounts_sum(run)
 
 
+@pytest.mark.slow
 def test_carried_groups_are_trained_against_the_policy_that_wrote_them(launch: Launch, tmp_path: Path) -> None:
     """Twice the batch is rolled out at first, and nothing is dropped: all of update 2 was written before update 1."""
     run = launch(
@@ -216,6 +217,7 @@ def test_carried_groups_are_trained_against_the_policy_that_wrote_them(launch: L
     assert_accounts_sum(run)
 
 
+@pytest.mark.slow
 def test_adaptive_rollouts_cost_two_where_it_is_easy_and_max_n_where_it_is_hopeless(
     launch: Launch, tmp_path: Path
 ) -> None:
