@@ -52,8 +52,10 @@ the same command goes on where it was interrupted: an arm that has ended is not 
         "own, on the same GPU or cores (default %(default)s)")  # fmt: skip
     add("--out", metavar="DIR", type=Path, default=OUT, help="the study's folder (default %(default)s)")
     add("--tune", metavar="key=value,value", nargs="+", action="extend", default=[], help="tried for every recipe, "
-        "with a seed of its own; the best is what is compared")  # fmt: skip
+        "with seeds of its own; the best is what is compared")  # fmt: skip
     add("--tune-budget", metavar="COST=N", help="what each try may spend (default: the budget)")
+    add("--tune-seeds", metavar="K", type=int, default=1, help="tries of each combination; the best mean is "
+        "chosen (default %(default)s)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,6 +96,7 @@ def _study(args: argparse.Namespace) -> Study:
         overrides=tuple(word for word in args.words if word not in recipes),
         grid=parse_grid(args.tune),
         tune_cost=tune_cost,
+        tune_seeds=args.tune_seeds,
     )
 
 

@@ -55,7 +55,8 @@ def notes(table: Table) -> list[str]:
     lines += [line for row in table.rows if len(row.differences) > 1 for line in _along(row, table)]
     lines.append(_cost("the arms of the table", table.reported))
     if table.trials:
-        lines.append(_cost("tuning before it, one seed", table.tuning))
+        seeds = table.tuning.arms // len(table.trials)
+        lines.append(_cost(f"tuning before it, {'one seed' if seeds == 1 else f'{seeds} seeds'}", table.tuning))
         for row in table.rows:
             own = [trial for trial in table.trials if trial.recipe == row.recipe]
             tried = ", ".join(f"{100 * trial.accuracy:.1f}%" for trial in own)

@@ -53,7 +53,7 @@ class RecipeRow:
 
 @dataclass(frozen=True)
 class Trial:
-    """One combination of values that tuning tried."""
+    """One combination of values that tuning tried; its accuracy is the mean over the tuning seeds."""
 
     recipe: str
     settings: Values
@@ -164,7 +164,7 @@ def _row(
 def _trials(study: Study, tuned: Sequence[Result]) -> tuple[Trial, ...]:
     chosen = study.choose(tuned)
     return tuple(
-        Trial(recipe, one.settings, one.accuracy_at(study.tuning_cost), one.settings == chosen[recipe])
+        Trial(recipe, settings, accuracy, settings == chosen[recipe])
         for recipe in study.recipes
-        for one in _of(recipe, tuned)
+        for settings, accuracy in study.trials(recipe, tuned)
     )

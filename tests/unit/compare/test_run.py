@@ -16,6 +16,7 @@ from goldilocks.compare.arm import SEEDS, Arm, EqualCost
 from goldilocks.compare.folder import StudyFolder
 from goldilocks.compare.result import Result, Results, read_result
 from goldilocks.compare.run import ArmFailed, Place, run_study
+from goldilocks.compare.show import notes
 from goldilocks.compare.study import TUNING_SEED, Study
 from goldilocks.compare.table import make_table
 
@@ -55,11 +56,25 @@ def test_a_seed_of_every_recipe_comes_before_the_next_seed(tmp_path):
 def test_every_recipe_is_tuned_alike_and_its_own_best_is_reported(tmp_path):
     runner = Runner()
     results = run(tmp_path, study(seeds=2, **TUNED), runner)
-    assert runner.ran[:4] == ["tune-grpo-1", "tune-dapo-1", "tune-grpo-2", "tune-dapo-2"]
+    combinations = ["tune-grpo-1", "tune-dapo-1", "tune-grpo-2", "tune-dapo-2"]
+    assert runner.ran[:4] == [f"{name}-seed{TUNING_SEED}" for name in combinations]
     assert {one.seed for one in results.tuned} == {TUNING_SEED}
     assert {one.rollouts for one in results.tuned} == {308}
     assert {(one.recipe, one.settings["lr"]) for one in results.reported} == {("grpo", "1"), ("dapo", "2")}
     assert {one.seed for one in results.reported} == {1, 2}
+
+
+def test_with_several_tuning_seeds_the_best_mean_is_chosen_and_one_lucky_try_is_not(tmp_path):
+    settings = study("grpo", tune_seeds=2, **TUNED)
+    found = {("1", TUNING_SEED): 0.9, ("1", TUNING_SEED + 1): 0.1, ("2", TUNING_SEED): 0.6, ("2", TUNING_SEED + 1): 0.6}
+    with StudyFolder.open(tmp_path, settings) as folder:
+        results = run_study(
+            settings, folder, lambda arm, place: of_arm(arm, found.get((arm.settings["lr"], arm.seed), 0.5))
+        )
+    assert settings.choose(results.tuned) == {"grpo": {"lr": "2"}}
+    made = make_table(settings, results)
+    assert [trial.accuracy for trial in made.trials] == [pytest.approx(0.5, abs=0.02), pytest.approx(0.6, abs=0.02)]
+    assert any("tuning before it, 2 seeds: 4 arms" in note for note in notes(made))
 
 
 def test_of_equally_good_settings_the_first_is_chosen(tmp_path):

@@ -58,6 +58,7 @@ def test_other_budgets_are_refused_in_one_line(word, capsys, tmp_path):
         (["grpo", *ENOUGH, "--budget", "tokens=9"], "one budget at a time, not rollouts=64 and tokens=9"),
         (["grpo", "--budget", "rollouts=64", "--seeds", "0"], "--seeds=0 is not accepted"),
         (["grpo", *ENOUGH, "--tune-budget", "tokens=9"], "--tune-budget='tokens=9' is not accepted: rollouts=N"),
+        (["grpo", *ENOUGH, "--tune-seeds", "0"], "--tune-seeds=0 is not accepted: 1 or more"),
         (["grpo", *ENOUGH, "--tune", "dapo"], "recipes stand before the options"),
         (["grpo", *ENOUGH, "--tune", "a=1,2", "a=3"], "a is there already"),
         (["grpo", *ENOUGH, "--tune", "a=[1,2"], "--tune 'a=[1,2' is not accepted"),
