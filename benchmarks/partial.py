@@ -316,7 +316,7 @@ def train(folder: Path, name: str, settings: list[str]) -> None:
     command = [sys.executable, "-m", "goldilocks.cli", "train", "dapo", *settings, *place]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        log = folder / name / "log.txt"
+        log = folder / name / "log"
         sys.exit(done.stdout[-4000:] + done.stderr[-4000:] + (log.read_text()[-4000:] if log.exists() else ""))
 
 
