@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 from fault_checks import checkpointed, history_faults, last_logged
@@ -60,6 +61,8 @@ SETTINGS = [
 
 
 PATIENCE_S = 300.0  # for a run to end after a kill
+FAILED = "the run failed: "
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -145,21 +148,31 @@ def live(run: Path, plan: Plan) -> Life:
     process = subprocess.Popen(command(run), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if plan.training:
         wait_for(lambda: checkpointed(run) > first, process, "a step")
-    wait_for(lambda: victim(run, plan.victim), process, f"a {plan.victim}")
+    # The process is held from its first sight on: Ray renames it with every method that it runs.
+    target = wait_for(lambda: victim(run, plan.victim), process, f"a {plan.victim}")
     time.sleep(plan.moment)
-    if (target := victim(run, plan.victim)) is not None:
-        target.kill()
+    while not killed(target):
+        target = wait_for(lambda: victim(run, plan.victim), process, f"another {plan.victim}")
     reason, left = end(run, process)
     last = last_logged(run, first)
     return Life(plan.victim, plan.training, plan.moment, first, last, reason, left, time.monotonic() - started)
 
 
-def wait_for(there: Callable[[], object], process: subprocess.Popen[str], what: str) -> None:
-    """Until it is there."""
-    while not there():
+def wait_for(there: Callable[[], Found | None], process: subprocess.Popen[str], what: str) -> Found:
+    """Wait until it is there, and return it."""
+    while not (found := there()):
         if process.poll() is not None:
             raise SystemExit(f"the run ended before there was {what}: {process.communicate()[1]}")
         time.sleep(0.1)
+    return found
+
+
+def killed(target: psutil.Process) -> bool:
+    """Kill it; False if it had ended before."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        target.kill()
+        return True
+    return False
 
 
 def victim(run: Path, name: str) -> psutil.Process | None:
@@ -178,7 +191,13 @@ def end(run: Path, process: subprocess.Popen[str]) -> tuple[str, int]:
     for found in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             found.kill()
-    return (error.strip().splitlines() or [""])[0], len(left)
+    return named(error), len(left)
+
+
+def named(error: str) -> str:
+    """The line that names the reason, whatever libraries have printed before it; else the first one."""
+    lines = error.strip().splitlines() or [""]
+    return next((line for line in lines if FAILED in line), lines[0])
 
 
 def is_one(process: psutil.Process, part: str) -> bool:
@@ -223,7 +242,7 @@ def show(number: int, life: Life) -> None:
 
 def brief(reason: str) -> str:
     """A reason for a line of the table: how it begins, and the actor that Ray says has died."""
-    told = reason.partition("the run failed: ")[2] or reason
+    told = reason.partition(FAILED)[2] or reason
     dead = re.search(r"class_name: \w+", told)
     return f"{told[:60]} … {dead[0]}" if dead and len(told) > 60 else told[:100]
 
@@ -253,9 +272,7 @@ def faults(run: Path, lives: list[Life], done: subprocess.CompletedProcess[str],
     """Everything that does not hold, by check."""
     killed_after = {life.first for life in lives} | {total - 2}  # what the next life went on from
     return {
-        "lives without a reason": [
-            f"{life.victim}: {life.reason!r}" for life in lives if "failed: " not in life.reason
-        ],
+        "lives without a reason": [f"{life.victim}: {life.reason!r}" for life in lives if FAILED not in life.reason],
         "processes left running": [f"{life.victim}: {life.left_running}" for life in lives if life.left_running],
         "the last life failed": [done.stderr.strip()] if done.returncode else [],
         **(history_faults(run, total, killed_after) if not done.returncode else {}),

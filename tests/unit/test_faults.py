@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
 from goldilocks.runs.checkpoint import save_state
@@ -149,3 +153,24 @@ def test_a_campaign_that_is_interrupted_goes_on_with_the_lives_of_its_seed(fault
     assert faults.plan(1, 2, 20.0) == faults.plan(1, 2, 20.0)
     assert len({faults.plan(1, number, 20.0) for number in range(20)}) == 20
     assert {faults.plan(seed, 0, 20.0).victim for seed in range(50)} == set(faults.VICTIMS)
+
+
+def test_the_reason_is_the_line_that_names_it_whatever_libraries_print_before(faults: ModuleType) -> None:
+    error = (
+        "Writing model shards:   0%|   | 0/1\ngoldilocks: the run failed: ActorDiedError\ngoldilocks: everything: log\n"
+    )
+    assert faults.named(error) == "goldilocks: the run failed: ActorDiedError"
+    assert faults.named("") == ""
+
+
+def test_a_process_that_changes_its_name_after_it_was_seen_is_killed_all_the_same(faults: ModuleType) -> None:
+    process = subprocess.Popen(["bash", "-c", "read; exec sleep 600"], stdin=subprocess.PIPE)
+    seen = psutil.Process(process.pid)
+    assert process.stdin is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    while "bash" in seen.cmdline():
+        time.sleep(0.01)
+    assert faults.killed(seen)
+    assert process.wait() == -signal.SIGKILL
+    assert not faults.killed(seen)
