@@ -3,13 +3,15 @@
     python benchmarks/partial.py                # the simulated engine: seconds
     python benchmarks/partial.py --engine       # a tiny model on our engine, without verl: a minute or two
     python benchmarks/partial.py --real         # such a model trained through verl: two launches
+    python benchmarks/partial.py --real --mean 200 --decode-ms 20      # as slow as a larger model: twenty minutes
 
 Every row trains the same number of groups. Lengths vary tenfold, and the longest answer is five times the mean, so that
 a step that waits for it is mostly waiting. The tiny model was taught nothing: it ends its answer with the same small
 probability at each token, and the reward is a hash of the answer. No length is worth more than another, so that lengths
 differ only if the choice of what is trained favours some. With ``--engine`` nothing is trained, and a step's time is
 counted in decodes: each writes one token of every answer in flight. On a GPU a decode takes about as long however few
-answers are in flight; on a CPU, whose seconds stand beside it, it takes less.
+answers are in flight; on a CPU, whose seconds stand beside it, it takes less. ``--decode-ms`` has each decode of a real
+run on a CPU take at least so long, as that of a model of some billions of parameters does on a GPU: the server sleeps.
 
 Columns: the time of a step over that of ``finish``; mean length of what is trained over the mean length of what was
 started; mean and largest age, in updates, of the oldest token of a trained group; share of the generated tokens that
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -250,6 +253,21 @@ def by_hash(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     acc = float(zlib.crc32(solution_str.encode()) & 1)
     return {"score": acc, "acc": acc}
 """
+# verl imports the module in each of its processes (VERL_USE_EXTERNAL_MODULES).
+SLOW = """
+import time
+from goldilocks.engine.decoder import Decoder
+
+at_once = Decoder.decode
+
+def decode(self, rows, extent, noise, cuts):
+    end = time.perf_counter() + len(noise) * {seconds}
+    sampled = at_once(self, rows, extent, noise, cuts)
+    time.sleep(max(0.0, end - time.perf_counter()))
+    return sampled
+
+Decoder.decode = decode
+"""
 REAL = ["finish", "partial"]
 WARM_UP = 2
 # Of the real runs, deep and narrow: on a CPU a decode costs about the same however few are in flight, as on a GPU, and
@@ -314,7 +332,11 @@ def train(folder: Path, name: str, settings: list[str]) -> None:
     """Run ``goldilocks train``; if it fails, end with what it said."""
     place = ["--runs", str(folder), "--name", name]
     command = [sys.executable, "-m", "goldilocks.cli", "train", "dapo", *settings, *place]
-    done = subprocess.run(command, capture_output=True, text=True)
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    slow = (
+        {"VERL_USE_EXTERNAL_MODULES": "slow_decode", "PYTHONPATH": path} if (folder / "slow_decode.py").exists() else {}
+    )
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | slow)
     if done.returncode:
         log = folder / name / "log"
         sys.exit(done.stdout[-4000:] + done.stderr[-4000:] + (log.read_text()[-4000:] if log.exists() else ""))
@@ -339,6 +361,8 @@ def real(name: str, steps: list[dict[str, float]], mean: float) -> Row:
 
 def print_real(args: argparse.Namespace, folder: Path) -> None:
     """Print the table of the real runs. With ``finish`` every answer ends, so its mean is that of what is started."""
+    if args.decode_ms:
+        (folder / "slow_decode.py").write_text(SLOW.format(seconds=args.decode_ms / 1e3))
     common = [
         *make_task(folder, args.mean, 5 * args.mean, LAYERS, HEADS),
         f"device={args.device}",
@@ -362,7 +386,8 @@ def print_real(args: argparse.Namespace, folder: Path) -> None:
     end = runs["finish"][-1]
     mean = end["accounts/generated_tokens"] / end["accounts/generated_rollouts"]
     rows = [real(f"{one}, max_carry_steps=4", steps, mean) for one, steps in runs.items()]
-    print(f"{args.device}: {STEPS} steps of {args.groups} groups after {WARM_UP}, mean length {mean:.0f}")
+    steps = len(runs["finish"]) - WARM_UP
+    print(f"{args.device}: {steps} steps of {args.groups} groups after {WARM_UP}, mean length {mean:.0f}")
     print(f"{HEADER}{'step s':>9}{'gen s':>9}")
     print(*(row.text(rows[0]) for row in rows), sep="\n")
 
@@ -374,6 +399,7 @@ def main() -> None:
     parser.add_argument("--real", action="store_true", help="train a tiny model through verl")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--mean", type=int, default=48, help="mean length of an answer of the real runs")
+    parser.add_argument("--decode-ms", type=float, default=0.0, help="what a decode takes at least, on a CPU")
     parser.add_argument("--groups", type=int, default=8, help="groups per batch of the real runs")
     parser.add_argument("--on-full", nargs="+", choices=list(OnFull), default=REAL, help="which real runs")
     parser.add_argument(
