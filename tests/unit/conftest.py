@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import gc
 import os
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hydra._internal import config_loader_impl as hydra
+from hydra._internal.defaults_list import DefaultsList, Overrides
 from omegaconf import OmegaConf, _utils, base
 
 gc.disable()  # importing verl and its company makes a million objects, all of which stay
@@ -27,16 +29,47 @@ def _nothing_is_parsed_twice() -> Iterator[None]:
     load, parse = OmegaConf.load, functools.cache(base.parse)
 
     @functools.cache
-    def loaded(path: str, written: int, size: int) -> Any:
-        return load(path)
+    def loaded(path: str, written: int, size: int) -> bytes:
+        return pickle.dumps(load(path))  # a copy is made four times as fast of this as by copy.deepcopy
 
     def copied(file: Any) -> Any:
         path = os.fspath(file if isinstance(file, str | os.PathLike) else file.name)
         status = os.stat(path)
-        return copy.deepcopy(loaded(path, status.st_mtime_ns, status.st_size))
+        return pickle.loads(loaded(path, status.st_mtime_ns, status.st_size))
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(OmegaConf, "load", staticmethod(copied))
         for module in (base, _utils):
             patched.setattr(module, "parse", parse)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_merged_twice() -> Iterator[None]:
+    """Hydra chooses its files by the groups among the overrides and merges them before it looks at a value. The same
+    files are chosen and merged once, unless one is a test's own; each config is a copy, and the values go into that."""
+    choose, merge = hydra.create_defaults_list, hydra.ConfigLoaderImpl._compose_config_from_defaults_list
+    chosen: dict[Any, DefaultsList] = {}
+    merged: dict[Any, bytes] = {}
+
+    def sources(repo: Any) -> tuple[str, ...]:
+        return tuple(f"{source.provider} {source.path}" for source in repo.get_sources())
+
+    def choose_once(repo: Any, config_name: Any, overrides_list: Any, **options: Any) -> DefaultsList:
+        groups = [one for one in overrides_list if repo.group_exists(one.key_or_group)]
+        key = sources(repo), config_name, *(one.input_line for one in groups), *options.items()
+        if key not in chosen or "recipe_file" in str(key):
+            chosen[key] = choose(repo, config_name, groups, **options)
+        first, values = chosen[key], Overrides(repo, overrides_list).config_overrides
+        return DefaultsList(first.defaults, first.defaults_tree, values, first.overrides)
+
+    def merge_once(self: Any, defaults: Any, repo: Any) -> Any:
+        key = sources(repo), str(defaults)
+        if key not in merged or "recipe_file" in str(key):
+            merged[key] = pickle.dumps(merge(self, defaults, repo))
+        return pickle.loads(merged[key])
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(hydra, "create_defaults_list", choose_once)
+        patched.setattr(hydra.ConfigLoaderImpl, "_compose_config_from_defaults_list", merge_once)
         yield

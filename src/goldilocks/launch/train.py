@@ -69,9 +69,8 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     choice = choose(args.words, find_device())
     name = args.name or f"{choice.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    # Composed here and again in ``prepared``: a mistake in a key is found before a directory, a model or data are made.
-    config = compose_config(choice, [_engine(choice)])
     if args.cfg:
+        config = compose_config(choice, [_engine(choice)])
         defaults.locate(config)
         print(_yaml(config), end="")
         return 0
