@@ -34,7 +34,7 @@ def rates(tmp_path: Path) -> str:
 
 
 def simulated(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["simulate", "--rollouts", "1500", "--target-groups", "8", *words]) == 0
+    assert main(["simulate", "--rollouts", "500", "--target-groups", "8", *words]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
     return printed.out
@@ -49,7 +49,7 @@ def test_without_a_file_or_a_policy_every_policy_meets_the_mixture(capsys: pytes
     result = as_json(capsys)
     assert [one["policy"] for one in result["policies"]] == names()
     assert result["prompts"] == 2_000
-    assert {one["rollouts"] for one in result["policies"]} == {1_500}
+    assert {one["rollouts"] for one in result["policies"]} == {500}
 
 
 def test_the_tables_show_what_the_json_holds(capsys: pytest.CaptureFixture[str], rates: str) -> None:
@@ -147,7 +147,7 @@ def test_a_part_of_the_users_own_takes_the_place_of_one(capsys: pytest.CaptureFi
 
 def test_settings_are_judged_together(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--policy", "knapsack", "--set", "allocator.min_n=40", "--set", "allocator.mean_n=41")
-    assert as_json(capsys, *words, "--set", "allocator.max_n=42")["policies"][0]["rollouts"] == 1_500
+    assert as_json(capsys, *words, "--set", "allocator.max_n=42")["policies"][0]["rollouts"] == 500
 
 
 class Needy(Fixed):

@@ -24,9 +24,10 @@ ROWS = [torch.arange(size) for size in range(1, 20)]
 # Each fork sees what it imports itself. The plug-in; a storage unit of the TransferQueue, which has nothing of ours,
 # gets a packed message and then imports verl by way of ours; and verl is imported without its plug-ins.
 CHILD = """
-import json, os, pickle, sys
+import gc, json, os, pickle, sys
 from pathlib import Path
 
+gc.disable()
 folder = Path(sys.argv[1])
 
 def loaded(*packages):
@@ -57,6 +58,7 @@ def replaced():
     return replaced.compared()
 
 forked(plugin)
+import transformers  # before the forks that import verl, which needs it
 from transfer_queue.utils.zmq_utils import ZMQMessage
 forked(storage)
 forked(replaced)
