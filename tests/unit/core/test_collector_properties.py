@@ -49,7 +49,7 @@ cases = st.fixed_dictionaries(
         "seed": st.integers(0, 2**31),
     }
 )
-properties = settings(max_examples=40)
+properties = settings(max_examples=settings.default.max_examples * 3 // 5)  # every example is a run
 
 
 def source(prompts: int) -> ListSource:

@@ -18,7 +18,7 @@ from goldilocks.core.informative import is_informative, signal
 from goldilocks.core.selectors import Uniform
 from goldilocks.runs.checkpoint import load_state, save_state
 
-STEPS = 8
+STEPS = 6
 cases = st.fixed_dictionaries(
     {
         "replay": st.builds(
@@ -34,7 +34,7 @@ cases = st.fixed_dictionaries(
         "seed": st.integers(0, 2**31),
     }
 )
-properties = settings(max_examples=40)
+properties = settings(max_examples=settings.default.max_examples // 2)  # every example is a run
 
 
 def make(case: dict[str, Any]) -> Collector:
@@ -99,7 +99,7 @@ def test_it_changes_neither_what_is_generated_nor_the_accounts(case):
     assert not any(name.startswith("replay/") for name in without.metrics())
 
 
-@settings(max_examples=25)
+@properties
 @given(cases, st.data())
 def test_cut_anywhere_saved_and_loaded_it_goes_on_the_same(tmp_path_factory, case, data):
     _, whole = collect(case)
