@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,8 @@ def make(out: Path, seed: int = 0, steps: int = STEPS) -> tuple[Qwen2ForCausalLM
     model = build(tokenizer, seed)
     with _few_threads(), Progress(transient=True) as bar:
         task = bar.add_task("warming up the tiny model", total=steps)
-        warm_start(
-            model, lambda *turn: encode(tokenizer, *turn), seed, steps, lambda done: bar.update(task, completed=done)
-        )
+        once = functools.cache(functools.partial(encode, tokenizer))  # most lessons come more than once
+        warm_start(model, once, seed, steps, lambda done: bar.update(task, completed=done))
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     return model, tokenizer
