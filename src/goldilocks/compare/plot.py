@@ -26,7 +26,7 @@ def curves(study: Study, results: Results) -> Plot:
         color=alt.Color("recipe:N", scale=scale),
     )
     y = alt.Y("accuracy:Q", axis=number_axis("accuracy", "~%"), scale=alt.Scale(zero=False))
-    band = base.mark_area(opacity=0.12).encode(y=alt.Y("low:Q", scale=alt.Scale(zero=False)), y2="high:Q")
+    band = base.mark_area(opacity=0.12).encode(y=alt.Y("low:Q", scale=alt.Scale(zero=False)), y2=alt.Y2("high:Q"))
     chart = layered(band, base.mark_line().encode(y=y))
     seeds = "one seed" if study.seeds == 1 else f"mean and 95% band over {study.seeds} seeds"
     return Plot("curves", f"Accuracy by {kind.name}", chart, _rows(study, results), hint=seeds, height=360, wide=True)

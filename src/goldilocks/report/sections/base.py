@@ -127,7 +127,7 @@ def layered(*charts: alt.Chart | alt.LayerChart) -> alt.LayerChart:
 
 def reference(value: float) -> alt.Chart:
     """Return a dashed horizontal line."""
-    return alt.Chart(alt.InlineData(values=[{}])).mark_rule(strokeDash=[4, 4], opacity=0.7).encode(y=alt.datum(value))
+    return alt.Chart(alt.InlineData(values=[{}])).mark_rule(strokeDash=[4, 4], opacity=0.7).encode(y=alt.YDatum(value))
 
 
 def thinned(series: Series, most: int = MOST_POINTS) -> Series:

@@ -124,6 +124,6 @@ def _end_labels(runs: Sequence[Run], side: Literal["left", "right"]) -> alt.Char
     return (
         alt.Chart(data())
         .mark_text(align=side, dx=8 if side == "left" else 0, fontSize=11, fontWeight=600)
-        .encode(x=alt.X("label_x:Q"), y=alt.Y("label_y:Q"), text="run:N", color=by_run(runs))
+        .encode(x=alt.X("label_x:Q"), y=alt.Y("label_y:Q"), text=alt.Text("run:N"), color=by_run(runs))
         .transform_filter(alt.FieldEqualPredicate(field="side", equal=side))
     )

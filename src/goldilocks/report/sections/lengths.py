@@ -55,7 +55,7 @@ def _lengths(runs: Sequence[Run]) -> list[Plot]:
             y=alt.Y("trend:Q", axis=number_axis("tokens per answer"), scale=alt.Scale(zero=False)),
             color=by_run(runs),
             strokeDash=dash,
-            tooltip=["run:N", "of:N", "step:Q", "tokens:Q"],
+            tooltip=[alt.Tooltip("run:N"), alt.Tooltip("of:N"), alt.Tooltip("step:Q"), alt.Tooltip("tokens:Q")],
         )
     )
     return [Plot("lengths", "Length", chart, rows, hint="solid: kept; dashed: generated")]

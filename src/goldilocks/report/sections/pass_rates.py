@@ -75,7 +75,7 @@ def _over_time(number: int, kind: str, title: str, rates: Mapping[int, Sequence[
         .mark_rect(fill=run_colour(number), stroke=None)
         .encode(
             x=step_axis("from"),
-            x2="to:Q",
+            x2=alt.X2("to:Q"),
             y=alt.Y("bin:O", sort=list(reversed(bins)), scale=alt.Scale(domain=list(reversed(bins))),
                     axis=alt.Axis(title="pass rate", grid=False)),
             opacity=alt.Opacity("share:Q", scale=alt.Scale(range=[0.06, 1], type="sqrt"), legend=None),
@@ -102,7 +102,7 @@ def _beliefs_now(runs: Sequence[Run]) -> Plot | None:
                 scale=alt.Scale(domain=[0, 1])),
         y=alt.Y("share:Q", axis=number_axis("share of prompts visited", "~%"), stack=None),
         color=by_run(runs),
-        tooltip=["run:N", alt.Tooltip("rate:Q", title="pass rate"), alt.Tooltip("share:Q", format=".1%")],
+        tooltip=[alt.Tooltip("run:N"), alt.Tooltip("rate:Q", title="pass rate"), alt.Tooltip("share:Q", format=".1%")],
     )  # fmt: skip
     chart = base.mark_line(interpolate="monotone", point=alt.OverlayMarkDef(size=30))
     return Plot("beliefs", "Believed pass rates at the last checkpoint", chart, rows, wide=True)

@@ -72,7 +72,7 @@ def _ratio(runs: Sequence[Run], number: int, run: Run) -> list[Plot]:
     line = (
         alt.Chart(data())
         .mark_line(color=run_colour(number))
-        .encode(x=step_axis(), y=_ratio_axis(centre), tooltip=["step:Q", f"{centre}:Q"])
+        .encode(x=step_axis(), y=_ratio_axis(centre), tooltip=[alt.Tooltip("step:Q"), alt.Tooltip(f"{centre}:Q")])
         .transform_filter(f"isValid(datum.{centre})")
     )
     hint = f"line: {centre}" + "".join(f"; band: {low:g}–{high:g}%" for low, high in _pairs(levels))
@@ -110,7 +110,7 @@ def _band_layer(name: str, colour: str) -> alt.Chart:
     return (
         alt.Chart(data())
         .mark_area(color=colour, opacity=0.16)
-        .encode(x=step_axis(), y=_ratio_axis("low"), y2="high:Q")
+        .encode(x=step_axis(), y=_ratio_axis("low"), y2=alt.Y2("high:Q"))
         .transform_filter(alt.FieldEqualPredicate(field="band", equal=name))
     )
 
@@ -138,7 +138,12 @@ def _clips(runs: Sequence[Run]) -> list[Plot]:
             y=alt.Y("trend:Q", axis=number_axis("share clipped", "~%")),
             color=by_run(runs),
             strokeDash=dash,
-            tooltip=["run:N", "side:N", "step:Q", alt.Tooltip("share:Q", format=".2%")],
+            tooltip=[
+                alt.Tooltip("run:N"),
+                alt.Tooltip("side:N"),
+                alt.Tooltip("step:Q"),
+                alt.Tooltip("share:Q", format=".2%"),
+            ],
         )
     )
     sides_there = {row["side"] for row in rows}

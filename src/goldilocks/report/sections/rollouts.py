@@ -67,7 +67,7 @@ def _band(scale: alt.Scale) -> alt.Chart:
     return (
         alt.Chart(data())
         .mark_area(opacity=0.13, color=run_colour(0))
-        .encode(x=step_axis(), y=alt.Y("fewest:Q", scale=scale), y2="most:Q")
+        .encode(x=step_axis(), y=alt.Y("fewest:Q", scale=scale), y2=alt.Y2("most:Q"))
         .transform_filter("isValid(datum.fewest)")
     )
 

@@ -93,16 +93,21 @@ def _shares(there: Mapping[str, Mapping[str, Series]], used: Sequence[str]) -> P
         .mark_bar(height=24)
         .encode(
             x=alt.X("from:Q", axis=number_axis("share of all generated tokens", "~%"), scale=alt.Scale(domain=[0, 1])),
-            x2="to:Q",
+            x2=alt.X2("to:Q"),
             y=y,
             color=alt.Color("account:N", scale=_scale(used)),
-            tooltip=["run:N", "account:N", alt.Tooltip("tokens:Q", format=","), alt.Tooltip("share:Q", format=".1%")],
+            tooltip=[
+                alt.Tooltip("run:N"),
+                alt.Tooltip("account:N"),
+                alt.Tooltip("tokens:Q", format=","),
+                alt.Tooltip("share:Q", format=".1%"),
+            ],
         )
     )
     labels = (
         alt.Chart(data())
         .mark_text(fontSize=11, fontWeight=600, fill="#16181c")
-        .encode(x="middle:Q", y=y, text="label:N")
+        .encode(x=alt.X("middle:Q"), y=y, text=alt.Text("label:N"))
     )
     return Plot(
         "tokens-by-account", "Over the whole run", layered(bars, labels), rows, height=ROW * len(there), wide=True
@@ -122,11 +127,15 @@ def _steps(number: int, title: str, wide: bool, totals: Mapping[str, Series]) ->
         .mark_rect()
         .encode(
             x=step_axis("from"),
-            x2="to:Q",
+            x2=alt.X2("to:Q"),
             y=alt.Y("low:Q", axis=number_axis("tokens per step")),
-            y2="high:Q",
+            y2=alt.Y2("high:Q"),
             color=alt.Color("account:N", scale=_scale(order)),
-            tooltip=["account:N", "steps:N", alt.Tooltip("tokens:Q", format=",", title="tokens per step")],
+            tooltip=[
+                alt.Tooltip("account:N"),
+                alt.Tooltip("steps:N"),
+                alt.Tooltip("tokens:Q", format=",", title="tokens per step"),
+            ],
         )
     )
     return Plot(f"tokens-by-step-{number + 1}", title, chart, rows, wide=wide)
