@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -81,8 +82,13 @@ def imports(nodes: list[ast.stmt], *, inside_functions: bool) -> Iterator[str]:
             yield from imports(children, inside_functions=inside_functions)
 
 
+@functools.cache
+def statements(module: str) -> list[ast.stmt]:
+    return ast.parse(FILES[module].read_text()).body
+
+
 def imported(module: str, *, inside_functions: bool = True) -> set[str]:
-    return set(imports(ast.parse(FILES[module].read_text()).body, inside_functions=inside_functions))
+    return set(imports(statements(module), inside_functions=inside_functions))
 
 
 def test_every_module_imports_only_what_is_below_its_part() -> None:
