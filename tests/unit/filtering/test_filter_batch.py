@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -378,23 +375,3 @@ def test_every_call_draws_anew_and_a_restored_filter_goes_on_where_it_was() -> N
     resumed = PPOBatchFilter({"target_group_size": 8}, {"seed": 99})
     resumed.load_state_dict(state)
     assert torch.equal(resumed.filter_batch(batch, uids, return_indices=True)[0], second)
-
-
-PROGRAM = """
-import sys, torch
-from goldilocks.filtering import PPOBatchFilter
-reward, length = (torch.arange(64) % 3 == 0).float(), torch.arange(64) * 7 % 50 + 1
-chooser = PPOBatchFilter({"target_group_size": 8, "target_num_groups": 2}, {"seed": 5})
-batch, uids = {"rewards": reward, "response_lengths": length}, [f"prompt {row // 16}" for row in range(64)]
-chosen = chooser.filter_batch(batch, uids, return_indices=True)[0].tolist()
-"""
-
-
-def test_another_process_with_another_hash_seed_chooses_the_same_and_needs_no_verl() -> None:
-    here: dict[str, list[int]] = {}
-    exec(PROGRAM, here)
-    assert len(here["chosen"]) == 16
-    report = PROGRAM + "print(chosen, any(name.split('.')[0] == 'verl' for name in sys.modules))"
-    environment = os.environ | {"PYTHONHASHSEED": "12345"}
-    there = subprocess.run([sys.executable, "-c", report], env=environment, capture_output=True, check=True, text=True)
-    assert there.stdout.strip() == f"{here['chosen']} False"

@@ -4,6 +4,7 @@ it forks for each."""
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -21,8 +22,16 @@ from goldilocks.verl.patches.table import PATCHES
 plugin.additions()
 
 ROWS = [torch.arange(size) for size in range(1, 20)]
-# Each fork sees what it imports itself. The plug-in; a storage unit of the TransferQueue, which has nothing of ours,
-# gets a packed message and then imports verl by way of ours; and verl is imported without its plug-ins.
+FILTER = """
+import torch
+from goldilocks.filtering import PPOBatchFilter
+reward, length = (torch.arange(64) % 3 == 0).float(), torch.arange(64) * 7 % 50 + 1
+chooser = PPOBatchFilter({"target_group_size": 8, "target_num_groups": 2}, {"seed": 5})
+batch, uids = {"rewards": reward, "response_lengths": length}, [f"prompt {row // 16}" for row in range(64)]
+chosen = chooser.filter_batch(batch, uids, return_indices=True)[0].tolist()
+"""
+# Each fork sees what it imports itself. The plug-in; the batch filter; a storage unit of the TransferQueue, which
+# has nothing of ours, gets a packed message and then imports verl by way of ours; verl is imported without plug-ins.
 CHILD = """
 import gc, json, os, pickle, sys
 from pathlib import Path
@@ -43,6 +52,10 @@ def plugin():
     import goldilocks.verl.plugin
     return loaded("verl", "torch", "ray")
 
+def filtered():
+    exec(sys.argv[3], globals())
+    return {"chosen": chosen, "verl": loaded("verl")}
+
 def storage():
     seen = {"before": loaded("verl", "goldilocks")}
     question = ZMQMessage.deserialize(pickle.loads((folder / "question").read_bytes()))
@@ -58,6 +71,8 @@ def replaced():
     return replaced.compared()
 
 forked(plugin)
+import torch
+forked(filtered)
 import transformers  # before the forks that import verl, which needs it
 from transfer_queue.utils.zmq_utils import ZMQMessage
 forked(storage)
@@ -72,7 +87,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     body = {"data": {"rows": ROWS}}
     question = ZMQMessage.create(request_type=ZMQRequestType.GET_DATA_RESPONSE, sender_id="sender", body=body)
     (folder / "question").write_bytes(pickle.dumps([bytes(part) for part in question.serialize()]))
-    subprocess.run([sys.executable, "-c", CHILD, str(folder), str(Path(__file__).parent)], check=True, timeout=800)
+    command = [sys.executable, "-c", CHILD, str(folder), str(Path(__file__).parent), FILTER]
+    subprocess.run(command, check=True, timeout=800, env={**os.environ, "PYTHONHASHSEED": "12345"})
     return folder
 
 
@@ -82,6 +98,13 @@ def seen(folder: Path, by: str) -> Any:
 
 def test_the_plug_in_itself_imports_neither_verl_nor_torch(folder: Path) -> None:
     assert seen(folder, "plugin") == []
+
+
+def test_another_process_with_another_hash_seed_filters_the_same_rows_and_needs_no_verl(folder: Path) -> None:
+    here: dict[str, list[int]] = {}
+    exec(FILTER, here)
+    assert len(here["chosen"]) == 16
+    assert seen(folder, "filtered") == {"chosen": here["chosen"], "verl": []}
 
 
 def test_a_process_that_was_never_told_understands_packed_rows_and_answers_in_kind(folder: Path) -> None:
