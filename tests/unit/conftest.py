@@ -47,7 +47,8 @@ def _nothing_is_parsed_twice() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_is_merged_twice() -> Iterator[None]:
     """Hydra chooses its files by the groups among the overrides and merges them before it looks at a value. The same
-    files are chosen and merged once, unless one is a test's own; each config is a copy, and the values go into that."""
+    files are chosen and merged once, unless one is a test's own, and verl's, which come before the device's, once for
+    all of ours. Each config is a copy, and the values go into that."""
     choose, merge = hydra.create_defaults_list, hydra.ConfigLoaderImpl._compose_config_from_defaults_list
     chosen: dict[Any, DefaultsList] = {}
     merged: dict[Any, bytes] = {}
@@ -66,7 +67,11 @@ def _nothing_is_merged_twice() -> Iterator[None]:
     def merge_once(self: Any, defaults: Any, repo: Any) -> Any:
         key = sources(repo), str(defaults)
         if key not in merged or "recipe_file" in str(key):
-            merged[key] = pickle.dumps(merge(self, defaults, repo))
+            ours = next((place for place, one in enumerate(defaults) if one.config_path.startswith("device/")), 0)
+            config = merge_once(self, defaults[:ours], repo) if ours else merge(self, defaults, repo)
+            for one in defaults[ours:] if ours else ():
+                config.merge_with(self._load_single_config(one, repo).config)
+            merged[key] = pickle.dumps(config)
         return pickle.loads(merged[key])
 
     with pytest.MonkeyPatch.context() as patched:
