@@ -15,7 +15,7 @@ from unit.report.run_directories import HOSTILE
 
 from goldilocks.cli import main
 from goldilocks.report import write_report
-from goldilocks.report.page import make_page
+from goldilocks.report.page import Page, make_page
 from goldilocks.report.run import read_runs
 from goldilocks.report.write import write_png
 
@@ -45,8 +45,13 @@ class Elements(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def page(dapo: Path, pilot: Path) -> str:
-    return make_page(read_runs([dapo, pilot])).html
+def made(dapo: Path, pilot: Path) -> Page:
+    return make_page(read_runs([dapo, pilot]))
+
+
+@pytest.fixture(scope="module")
+def page(made: Page) -> str:
+    return made.html
 
 
 def test_the_page_needs_nothing_beside_it(page: str) -> None:
@@ -131,8 +136,8 @@ def test_what_cannot_be_done_is_one_line(words: list[str], error: str, capsys: p
     assert capsys.readouterr().err == error
 
 
-def test_a_plot_is_a_png_of_its_own(dapo: Path, tmp_path: Path) -> None:
-    plot = next(one for one in make_page(read_runs([dapo])).plots if one.wide)
+def test_a_plot_is_a_png_of_its_own(made: Page, tmp_path: Path) -> None:
+    plot = next(one for one in made.plots if one.wide)
     file = write_png(plot, tmp_path / "plots")
     assert file == tmp_path / "plots/tokens-by-account.png"
     assert file.read_bytes().startswith(b"\x89PNG")
