@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
+from omegaconf import OmegaConf
+from unit.launch.test_recipes import GSPO_3B, differing, printed
 
 from goldilocks.metrics import undocumented
 from goldilocks.runs.records import group_uids, read_records
@@ -18,6 +21,7 @@ from goldilocks.runs.records import group_uids, read_records
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
+GSPO = ROOT / "recipe/gspo"
 # One update of a few rollouts: that the scripts train at all, and what, is what is shown here.
 SMALL = [
     "data.train_batch_size=4",
@@ -119,3 +123,19 @@ def test_each_side_of_the_comparison_trains_alone(which: str, tmp_path: Path) ->
     else:
         assert all(2 <= size <= 8 for size in sizes)
         assert all(max(scores) == 1 or len(scores) == 8 for scores in trained.groups.values())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["bash", f"{GSPO}/gspo_dynamic_sampling_3b_math.sh"], [sys.executable, f"{GSPO}/main_gspo_dynamic.py"]],
+    ids=["shell", "python"],
+)
+def test_a_script_shows_its_config_and_leaves_nothing(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MODEL", raising=False)
+    monkeypatch.delenv("GSM8K", raising=False)
+    monkeypatch.setenv("HOME", "/elsewhere")
+    shown = printed([*command, "device=cuda", "--cfg", "job"], tmp_path, Path(sys.executable).parent)
+    assert differing(OmegaConf.create(yaml.safe_load(shown)), GSPO_3B) == {}
+    assert list(tmp_path.iterdir()) == []

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.cli import main, parse
 from goldilocks.launch.recipe import choose, compose_config
 
 ROOT = Path(__file__).parents[3]
-GSPO = ROOT / "recipe/gspo"
 
 # What documents the 3B run, key by key.
 GSPO_3B = {
@@ -148,17 +146,6 @@ def differing(config: DictConfig, wanted: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(("script", "wanted"), SCRIPTS.items(), ids=[Path(script).stem for script in SCRIPTS])
 def test_a_script_without_words_is_the_run_it_names(script: str, wanted: dict[str, Any], somewhere: Path) -> None:
     assert differing(trained(script, somewhere, "device=cuda"), wanted) == {}
-
-
-@pytest.mark.parametrize(
-    "command",
-    [["bash", f"{GSPO}/gspo_dynamic_sampling_3b_math.sh"], [sys.executable, f"{GSPO}/main_gspo_dynamic.py"]],
-    ids=["shell", "python"],
-)
-def test_a_script_shows_its_config_and_leaves_nothing(command: list[str], somewhere: Path) -> None:
-    shown = printed([*command, "device=cuda", "--cfg", "job"], somewhere, Path(sys.executable).parent)
-    assert differing(OmegaConf.create(yaml.safe_load(shown)), GSPO_3B) == {}
-    assert list(somewhere.iterdir()) == []
 
 
 def test_what_the_user_says_has_the_last_word_whatever_the_model(
