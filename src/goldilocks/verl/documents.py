@@ -7,9 +7,9 @@ objects become verl's config: a key that verl does not have is an error that sug
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
-import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -168,7 +168,7 @@ class TrainerConfig(Section):
         from verl.utils.device import get_device_name
 
         stock = _verl_defaults()
-        config = pickle.loads(_pickled_defaults(*(["+device=cpu"] if get_device_name() == "cpu" else [])))
+        config = copy.deepcopy(_verl_defaults("+device=cpu") if get_device_name() == "cpu" else stock)
         given = dict(_flat(self))
         if "data.val_files" not in given:
             config.data.val_files = None  # verl's default names files that do not exist
@@ -177,12 +177,6 @@ class TrainerConfig(Section):
                 _check_key(key, stock)
             OmegaConf.update(config, key, value, force_add=True)
         return config
-
-
-@functools.cache
-def _pickled_defaults(*overrides: str) -> bytes:
-    """Return the defaults in a form that is copied four times as fast as by ``copy.deepcopy``."""
-    return pickle.dumps(_verl_defaults(*overrides))
 
 
 @functools.cache
