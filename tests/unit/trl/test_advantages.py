@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from goldilocks.trl.advantages import EPSILON, advantages
 
-rewards = st.floats(-5, 5, width=32)
+rewards = st.floats(-5, 5, width=32, allow_subnormal=False)
 
 
 @given(st.lists(st.lists(rewards, min_size=2, max_size=7), min_size=1, max_size=5))
@@ -19,7 +19,9 @@ def test_a_groups_advantages_have_mean_zero_and_its_own_scale(groups: list[list[
     found = advantages([torch.tensor(one)[:, None] for one in groups], torch.ones(1), "group", "sum_then_normalize")
     for values, own in zip(found, groups, strict=True):
         spread = torch.tensor(own).std()
-        assert values.mean() == pytest.approx(0, abs=1e-3)
+        # The mean of floats is off by a rounding, which counts for more the less they differ: as in TRL.
+        rounding = 8 * torch.finfo(torch.float32).eps * torch.tensor(own).abs().max()
+        assert abs(values.mean()) <= rounding / (spread + EPSILON) + 1e-6
         expected = (torch.tensor(own) - torch.tensor(own).mean()) / (spread + EPSILON)
         torch.testing.assert_close(values, expected, atol=1e-3, rtol=1e-3)
 
