@@ -1,6 +1,6 @@
-"""For all tests: Ctrl-C means Ctrl-C, also where they were started in the background, which ignores it; hypothesis draws
-the same examples each time, so that no run fails by the luck of a draw, and an example may take its time, since a busy
-machine is not a mistake; and verl has every patch, as in a run of ours. ``pytest --hypothesis-profile=thorough`` draws
+"""For all tests: Ctrl-C means Ctrl-C, also where they were started in the background, which ignores it; verl has every
+patch, as in a run of ours. hypothesis draws the same examples each time, so that no run fails by the luck of a draw,
+and an example may take its time, since a busy machine is not a mistake; ``pytest --hypothesis-profile=thorough`` draws
 others each time, and ten times as many."""
 
 import os
