@@ -3,7 +3,7 @@
     python benchmarks/partial.py                # the simulated engine: seconds
     python benchmarks/partial.py --engine       # a tiny model on our engine, without verl: a minute or two
     python benchmarks/partial.py --real         # such a model trained through verl: two launches
-    python benchmarks/partial.py --real --mean 200 --decode-ms 20      # as slow as a larger model: twenty minutes
+    python benchmarks/partial.py --real --mean 200 --decode-ms 40      # as slow as a large model: half an hour
 
 Every row trains the same number of groups. Lengths vary tenfold, and the longest answer is five times the mean, so that
 a step that waits for it is mostly waiting. The tiny model was taught nothing: it ends its answer with the same small
