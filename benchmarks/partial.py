@@ -320,26 +320,31 @@ def make_task(folder: Path, mean: int, longest: int, layers: int = 2, heads: int
     ]
 
 
-def real_steps(folder: Path, name: str, settings: list[str]) -> list[dict[str, float]]:
+def real_steps(folder: Path, name: str, settings: list[str], env: dict[str, str]) -> list[dict[str, float]]:
     """Run ``goldilocks train``, unless the folder has that run, and return the metrics of its steps."""
     if not (folder / name).exists():
-        train(folder, name, settings)
+        train(folder, name, settings, env)
     lines = (folder / name / "metrics.jsonl").read_text().splitlines()
     return [step for step in (json.loads(line)["data"] for line in lines) if "timing_s/step" in step]
 
 
-def train(folder: Path, name: str, settings: list[str]) -> None:
+def train(folder: Path, name: str, settings: list[str], env: dict[str, str]) -> None:
     """Run ``goldilocks train``; if it fails, end with what it said."""
     place = ["--runs", str(folder), "--name", name]
     command = [sys.executable, "-m", "goldilocks.cli", "train", "dapo", *settings, *place]
-    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    slow = (
-        {"VERL_USE_EXTERNAL_MODULES": "slow_decode", "PYTHONPATH": path} if (folder / "slow_decode.py").exists() else {}
-    )
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | slow)
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | env)
     if done.returncode:
         log = folder / name / "log"
         sys.exit(done.stdout[-4000:] + done.stderr[-4000:] + (log.read_text()[-4000:] if log.exists() else ""))
+
+
+def slowed(folder: Path, decode_ms: float) -> dict[str, str]:
+    """Return the environment in which a decode takes at least so long."""
+    if not decode_ms:
+        return {}
+    (folder / "slow_decode.py").write_text(SLOW.format(seconds=decode_ms / 1e3))
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    return {"VERL_USE_EXTERNAL_MODULES": "slow_decode", "PYTHONPATH": path}
 
 
 def real(name: str, steps: list[dict[str, float]], mean: float) -> Row:
@@ -361,8 +366,7 @@ def real(name: str, steps: list[dict[str, float]], mean: float) -> Row:
 
 def print_real(args: argparse.Namespace, folder: Path) -> None:
     """Print the table of the real runs. With ``finish`` every answer ends, so its mean is that of what is started."""
-    if args.decode_ms:
-        (folder / "slow_decode.py").write_text(SLOW.format(seconds=args.decode_ms / 1e3))
+    env = slowed(folder, args.decode_ms)
     common = [
         *make_task(folder, args.mean, 5 * args.mean, LAYERS, HEADS),
         f"device={args.device}",
@@ -380,7 +384,9 @@ def print_real(args: argparse.Namespace, folder: Path) -> None:
         "trainer.save_freq=-1",
         *args.words,
     ]
-    runs = {one: real_steps(folder, one, [*common, f"algorithm.filter_groups.on_full={one}"]) for one in args.on_full}
+    runs = {
+        one: real_steps(folder, one, [*common, f"algorithm.filter_groups.on_full={one}"], env) for one in args.on_full
+    }
     if "finish" not in runs:
         return
     end = runs["finish"][-1]
@@ -407,6 +413,8 @@ def main() -> None:
     )
     parser.add_argument("words", nargs="*", help="settings for the real runs, key=value")
     args = parser.parse_args()
+    if args.decode_ms and (args.device != "cpu" or not args.real):
+        parser.error("--decode-ms is for --real runs with --device cpu: a GPU decodes in graphs, which do not sleep")
     if args.engine:
         print_live(args)
     elif not args.real:

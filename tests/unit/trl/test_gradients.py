@@ -64,9 +64,7 @@ def micro_batch(drawn: list[tuple[Row, float]], replays: bool) -> dict[str, Any]
     columns = join_rows([row for row, _ in drawn], pad_token=0, multiple=None)
     if not replays:
         del columns[LOG_PROBS]
-    tokens = (
-        columns["completion_mask"].sum().clamp(min=1)
-    )  # of the batch, which has some; of this part all may be silent
+    tokens = columns["completion_mask"].sum().clamp(min=1)  # a batch has some, though of this part all may be silent
     return {
         **columns,
         "advantages": torch.tensor([advantage for _, advantage in drawn]),
