@@ -21,7 +21,7 @@ from goldilocks.compare.study import Study
 from goldilocks.compare.table import Table, make_table
 from goldilocks.errors import missing_extra, require
 from goldilocks.launch.machine import find_device
-from goldilocks.launch.train import interruptible
+from goldilocks.launch.train import STALL_S, interruptible
 from goldilocks.recipes import names
 
 OUT = Path("runs/compare")
@@ -56,18 +56,21 @@ the same command goes on where it was interrupted: an arm that has ended is not 
     add("--tune-budget", metavar="COST=N", help="what each try may spend (default: the budget)")
     add("--tune-seeds", metavar="K", type=int, default=1, help="tries of each combination; the best mean is "
         "chosen (default %(default)s)")  # fmt: skip
+    add("--stall-timeout", metavar="S", type=float, default=STALL_S, help="seconds without a sign of life after which "
+        "an arm is ended and started anew (default %(default)s)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the study, or continue it; return 0 once the table is written."""
     study = _study(args)
     require(args.parallel >= 1, "--parallel", args.parallel, "1 or more arms at a time")
+    require(args.stall_timeout > 0, "--stall-timeout", args.stall_timeout, "seconds above 0")
     device, console = find_device(), Console(soft_wrap=True)
     check_study(study, device)
     with StudyFolder.open(args.out, study) as folder:
         try:
             with interruptible(), Board(console) as board:
-                launcher = Launcher(study, folder, device, console, board)
+                launcher = Launcher(study, folder, device, console, board, args.stall_timeout)
                 results = run_study(study, folder, launcher, args.parallel, launcher.stop)
         except (ArmFailed, KeyboardInterrupt) as stop:
             reason, status = ("interrupted", 130) if isinstance(stop, KeyboardInterrupt) else (str(stop), 1)

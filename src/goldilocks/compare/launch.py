@@ -16,7 +16,7 @@ from goldilocks.compare.show import settings
 from goldilocks.compare.study import Study
 from goldilocks.launch.live_line import LiveLine
 from goldilocks.launch.recipe import Choice, choose
-from goldilocks.launch.train import prepared, supervise
+from goldilocks.launch.train import STALL_S, prepared, supervise
 from goldilocks.runs.progress import Progress, clock
 
 OBJECT_STORE = 1 << 30  # bytes, of each of several Rays; alone, Ray takes a third of the machine's memory
@@ -25,8 +25,17 @@ OBJECT_STORE = 1 << 30  # bytes, of each of several Rays; alone, Ray takes a thi
 class Launcher:
     """Runs the arms of a study, each with a Ray of its own. ``stop`` ends all running arms."""
 
-    def __init__(self, study: Study, folder: StudyFolder, device: str, console: Console, board: Board) -> None:
+    def __init__(
+        self,
+        study: Study,
+        folder: StudyFolder,
+        device: str,
+        console: Console,
+        board: Board,
+        stall_s: float = STALL_S,
+    ) -> None:
         self.stop = threading.Event()
+        self._stall_s = stall_s
         self._study = study
         self._folder = folder
         self._device = device
@@ -41,7 +50,7 @@ class Launcher:
             with self._composing:
                 launch = stack.enter_context(prepared(self._choice(arm, place), self._folder.path, arm.name))
             stack.enter_context(line)
-            outcome = supervise(launch, line, stop=self.stop)
+            outcome = supervise(launch, line, self._stall_s, self.stop)
         if outcome.failure is not None:
             failed = f"arm {arm.name} failed: {outcome.failure}; everything it printed: {launch.run_dir.log}"
             self._console.print(failed, highlight=False, soft_wrap=True)  # now: the others may run for hours

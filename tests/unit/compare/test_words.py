@@ -58,6 +58,7 @@ def test_other_budgets_are_refused_in_one_line(word, capsys, tmp_path):
         (["grpo", *ENOUGH, "--budget", "tokens=9"], "one budget at a time, not rollouts=64 and tokens=9"),
         (["grpo", "--budget", "rollouts=64", "--seeds", "0"], "--seeds=0 is not accepted"),
         (["grpo", *ENOUGH, "--tune-budget", "tokens=9"], "--tune-budget='tokens=9' is not accepted: rollouts=N"),
+        (["grpo", *ENOUGH, "--stall-timeout", "0"], "--stall-timeout=0.0 is not accepted: seconds above 0"),
         (["grpo", *ENOUGH, "--tune-seeds", "0"], "--tune-seeds=0 is not accepted: 1 or more"),
         (["grpo", *ENOUGH, "--tune", "dapo"], "recipes stand before the options"),
         (["grpo", *ENOUGH, "--tune", "a=1,2", "a=3"], "a is there already"),
@@ -103,3 +104,10 @@ def test_a_grid_is_every_combination_in_the_order_given():
 
 def test_an_interpolation_is_a_value_like_another():
     assert parse_grid(["b=${data.train_batch_size}"]) == {"b": ("${data.train_batch_size}",)}
+
+
+def test_an_arm_that_is_silent_for_longer_than_the_option_says_is_ended(capsys, tmp_path):
+    """Importing torch prints nothing, so that no arm shows a sign of life every quarter of a second."""
+    out = tmp_path / "out"
+    assert main(["compare", "grpo", *ENOUGH, "trainer=trl", "--stall-timeout", "0.001", "--out", str(out)]) == 1
+    assert "arm grpo-seed1 failed: no sign of life for 0.001 s" in capsys.readouterr().err
