@@ -24,7 +24,7 @@ test-all: $(READY)  ## run the slow tests too: with `make test`, everything
 test-vllm: $(VLLM)/.ready  ## run the tests of vLLM, in a venv of its own: real runs on the CPU, one after another
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/with_vllm $(ARGS)
 
-unit: $(READY)  ## run the unit tests only: no Ray, no verl, no GPU
+unit: $(READY)  ## run the unit tests only: no Ray cluster, no GPU; verl and TRL are imported, nothing is launched
 	$(PYTEST) tests/unit $(ARGS)
 
 lint: $(READY)
