@@ -53,7 +53,7 @@ def arguments(out: Path, **chosen: Any) -> GRPOConfig:
 def trainer(out: Path, *, ours: bool = True, sections: Any = None, data: Any = None, **chosen: Any) -> GRPOTrainer:
     """Return a trainer of the tiny model; ``sections`` are ours, the rest goes to ``GRPOConfig``."""
     tokenizer = character_tokenizer()
-    model: Any = build(tokenizer, seed=0)
+    model: Any = chosen.pop("model", None) or build(tokenizer, seed=0)
     if chosen.get("beta"):  # TRL loads the reference model from where the model came from
         model.save_pretrained(out / "model")
         model = str(out / "model")

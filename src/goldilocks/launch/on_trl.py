@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.errors import require
 from goldilocks.launch.recipe import TRAINER
+from goldilocks.runs.trl_checkpoints import last_whole
 
 LOSSES = {"token-mean": "dapo", "seq-mean-token-mean": "grpo", "seq-mean-token-sum-norm": "dr_grpo"}
 LEVELS = {"vanilla": "token", "gspo": "sequence"}
@@ -28,8 +29,7 @@ def chosen(config: DictConfig) -> bool:
 
 
 def train(config: DictConfig, run_dir: Path) -> None:
-    """Train to the end, from the last checkpoint where there is one."""
-    from transformers.trainer_utils import get_last_checkpoint
+    """Train to the end, from the last whole checkpoint where there is one."""
     from trl import GRPOConfig
 
     from goldilocks.trl import GoldilocksGRPOTrainer
@@ -49,8 +49,8 @@ def train(config: DictConfig, run_dir: Path) -> None:
         **sections,
     )
     folder = Path(config.trainer.default_local_dir)
-    resumes = config.trainer.resume_mode != "disable" and folder.is_dir()
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)) if resumes else None)
+    found = None if config.trainer.resume_mode == "disable" else last_whole(folder)
+    trainer.train(resume_from_checkpoint=None if found is None else str(found))
     if config.trainer.save_freq > 0:
         trainer.save_model(str(folder / "model"))
 

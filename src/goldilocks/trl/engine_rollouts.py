@@ -1,8 +1,8 @@
 """Rollouts by Goldilocks' own engine in the place of ``model.generate``.
 
 The engine has a copy of the model, in the precision of the training's forward pass, and takes the weights over before
-the first round after an update. A slot that is freed goes to the next request, prompts are prefilled once for all their
-rollouts, and the log-probs of what was sampled come back with it.
+the first round after they changed. A slot that is freed goes to the next request, prompts are prefilled once for all
+their rollouts, and the log-probs of what was sampled come back with it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from goldilocks.engine import Engine, SamplingParams
 from goldilocks.engine.request import Generation
 from goldilocks.errors import require
 
+Version = tuple[Any, ...]
 ROOM = 64  # the cache's length is a multiple of this, so that a prompt a little longer needs no new one
 
 
@@ -34,14 +36,14 @@ class EngineRollouts:
         self._dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
         self._engine: Engine | None = None
         self._length = 0
-        self._version: int | None = None
+        self._version: Version | None = None
 
     def generate(
-        self, model: Any, version: int, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
+        self, model: nn.Module, step: int, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
     ) -> list[Generation]:
-        """Return the generation of each prompt. ``version`` says which weights ``model`` has now, in updates."""
+        """Return the generation of each prompt by ``model`` as it is now, after ``step`` updates."""
         longest: int = self._args.max_completion_length
-        engine = self._ready(model, version, max(map(len, prompts)) + longest)
+        engine = self._ready(model, version(model, step), max(map(len, prompts)) + longest)
         for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
             engine.submit(str(number), prompt, self._sampling(seed))
         found: dict[str, Generation] = {}
@@ -59,7 +61,7 @@ class EngineRollouts:
             seed=seed,
         )
 
-    def _ready(self, model: Any, version: int, length: int) -> Engine:
+    def _ready(self, model: nn.Module, version: Version, length: int) -> Engine:
         """Return an engine whose cache is long enough, with the weights of this version."""
         if self._engine is None or length > self._length:
             self._length = -(-length // ROOM) * ROOM
@@ -85,6 +87,15 @@ class EngineRollouts:
             pad_id=self._pad_id,
             device=self._device,
         )
+
+
+def version(model: nn.Module, step: int) -> Version:
+    """Return what changes whenever the weights do: by an update, or by loading others, at whatever step.
+
+    torch counts the writes to a tensor, ``load_state_dict``'s among them. A parameter that was put in the place of
+    another one lies elsewhere in memory.
+    """
+    return (step, *((one.data_ptr(), one._version) for one in model.parameters()))
 
 
 def check(args: Any) -> None:

@@ -20,6 +20,7 @@ from trl import GRPOTrainer
 from goldilocks.core import Exhausted
 from goldilocks.errors import require
 from goldilocks.platforms import cudnn
+from goldilocks.runs import trl_checkpoints
 from goldilocks.seeds import hashed
 from goldilocks.settings import Settings
 from goldilocks.trl import signal_rows
@@ -37,7 +38,7 @@ from goldilocks.trl.sections import Section, Sections
 from goldilocks.trl.supported import check_engine, check_trl
 
 TOTALS = ("accounts/", "data/", "budget/")  # running totals: of several steps, the last counts, not the mean
-MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses that divide by the number of rows
+MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses whose policy term is divided by the number of rows
 
 
 @dataclass(frozen=True)
@@ -189,15 +190,30 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """TRL's loss; rows that only fill the batch up do not make it smaller, nor those left out larger."""
-        scale = inputs.get(SCALE, 1.0)
+        scale = inputs.get(SCALE)
         if self._only_signal:
             inputs, share = signal_rows.with_signal(inputs)
-            scale = scale * share
             if not share:
                 return signal_rows.no_loss(model)
+            scale = share if scale is None else scale * share
         self._old = inputs.get(LOG_PROBS)
-        loss = super().compute_loss(model, inputs, *args, **kwargs)
-        return loss * scale if self.loss_type in MEAN_OF_ROWS else loss
+        if scale is None or self.loss_type not in MEAN_OF_ROWS:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        with self._kl_times(scale):
+            scaled = {**inputs, "advantages": inputs["advantages"] * scale}
+            return super().compute_loss(model, scaled, *args, **kwargs)
+
+    @contextmanager
+    def _kl_times(self, scale: Tensor | float) -> Iterator[None]:
+        """Scale the KL term alone. Each row's term is proportional to its advantage or to ``beta``, and their sum is
+        divided by the number of rows; the entropy bonus and a router's loss are means over tokens, which rows without
+        a token do not make smaller."""
+        before = self.beta
+        self.beta = before * scale if before else before
+        try:
+            yield
+        finally:
+            self.beta = before
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's; in a loss, rows that this very policy wrote get their old log-probs from here."""
@@ -258,13 +274,28 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """TRL's; ``resume_from_checkpoint=True`` takes the last checkpoint that was written to its end."""
+        if resume_from_checkpoint is True:
+            root = self.args.output_dir
+            found = trl_checkpoints.last_whole(Path(root))
+            require(found is not None, "resume_from_checkpoint", True, f"False: {root} has no whole checkpoint")
+            resume_from_checkpoint = str(found)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """The collector's state first: TRL writes the file that makes the checkpoint count last."""
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        trl_checkpoints.begin(folder)
         if self.collection is not None:
-            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
             between = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
             self._saved.write(folder, self._step, self._buffered_inputs if between else None)
         super()._save_checkpoint(model, trial)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """TRL's; what makes the checkpoint count comes next, and every process must have written its part by then."""
+        super()._save_rng_state(output_dir)
+        self.accelerator.wait_for_everyone()
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

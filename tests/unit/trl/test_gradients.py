@@ -13,7 +13,10 @@ import trl_world as world
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import MixtralConfig, MixtralForCausalLM
 
+from goldilocks.tasks.tokenizer import character_tokenizer
+from goldilocks.trl.collection import SCALE
 from goldilocks.trl.rows import LOG_PROBS, Row, join_rows
 
 LOSSES = ["grpo", "dapo", "dr_grpo", "sapo"]
@@ -84,3 +87,77 @@ def test_a_finite_loss_has_a_finite_gradient_and_rows_without_signal_have_no_par
     assert part.isfinite().all()
     largest = max(1e-6, float(whole.abs().max()))
     assert torch.allclose(part / largest, whole / largest, atol=0.1 if bf16 else 1e-4)
+
+
+# -- rows that fill a batch up -----------------------------------------------------------------------------------------
+
+NINE = [torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5][: 3 + place % 4]) for place in range(9)]
+FILLED = 16
+
+
+def nine(silent: int = 0) -> dict[str, Any]:
+    """Nine answers of different lengths, and rows that fill the batch up."""
+    rows = [
+        Row(
+            {
+                "prompt_ids": ids[:2],
+                "prompt_mask": torch.ones(2, dtype=torch.long),
+                "completion_ids": ids,
+                "completion_mask": torch.ones(len(ids), dtype=torch.long),
+            },
+            (0.0,),
+            None,
+            None,
+        )
+        for ids in NINE
+    ]
+    filled = [(row, 1.5 - place % 3) for place, row in enumerate(rows)] + [(rows[-1].silent(), 0.0)] * silent
+    inputs = micro_batch(filled, replays=True)
+    rows_and_tokens = inputs["completion_ids"].shape
+    return {**inputs, "ref_per_token_logps": torch.linspace(-4, -2, rows_and_tokens[1]).expand(rows_and_tokens)}
+
+
+def sixteen() -> dict[str, Any]:
+    """The same nine answers in a batch of sixteen rows."""
+    return {**nine(FILLED - 9), SCALE: torch.tensor(FILLED / 9)}
+
+
+def loss_of(made: Any, inputs: dict[str, Any]) -> float:
+    with torch.no_grad():
+        return float(made.compute_loss(made.model, dict(inputs)))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3], ids=["no KL", "KL"])
+@pytest.mark.parametrize("bonus", [0.0, 0.2], ids=["no bonus", "entropy bonus"])
+@pytest.mark.parametrize("loss", ["grpo", "sapo", "dr_grpo", "luspo", "dapo", "bnpo"])
+def test_rows_that_fill_a_batch_up_change_no_term_of_the_loss(
+    loss: str, bonus: float, beta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(loss, False, False)
+    for name, value in {"entropy_coef": bonus, "_entropy_bonus_enabled": bonus > 0, "beta": beta}.items():
+        monkeypatch.setattr(made, name, value)
+    assert loss_of(made, nine()) != 0
+    assert loss_of(made, sixteen()) == pytest.approx(loss_of(made, nine()), rel=1e-5)
+    assert torch.allclose(gradient(made, sixteen()), gradient(made, nine()), atol=1e-6)
+    assert made.beta == beta
+
+
+def with_router() -> Any:
+    """Return a trainer of a small mixture of experts."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_local_experts": 4}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    model = MixtralForCausalLM(MixtralConfig(vocab_size=len(character_tokenizer()), **sizes, **heads))
+    made: Any = world.trainer(Path(mkdtemp()), loss_type="grpo", model=model, router_aux_loss_coef=0.5)
+    made.current_gradient_accumulation_steps = 1
+    made.model.train()
+    return made
+
+
+def test_the_loss_of_a_router_is_not_scaled() -> None:
+    """With advantages of zero it is all of the loss: the same with a scale and without one."""
+    made = with_router()
+    batch = {**sixteen(), "advantages": torch.zeros(FILLED)}
+    without = {name: value for name, value in batch.items() if name != SCALE}
+    assert loss_of(made, without) != 0
+    assert loss_of(made, batch) == loss_of(made, without)
