@@ -50,14 +50,14 @@ def arguments(out: Path, **chosen: Any) -> GRPOConfig:
     return GRPOConfig(**{**defaults, **chosen})
 
 
-def trainer(out: Path, *, ours: bool = True, sections: Any = None, data: Any = None, **chosen: Any) -> GRPOTrainer:
+def trainer(out: Path, *, ours: Any = True, sections: Any = None, data: Any = None, **chosen: Any) -> GRPOTrainer:
     """Return a trainer of the tiny model; ``sections`` are ours, the rest goes to ``GRPOConfig``."""
     tokenizer = character_tokenizer()
     model: Any = chosen.pop("model", None) or build(tokenizer, seed=0)
     if chosen.get("beta"):  # TRL loads the reference model from where the model came from
         model.save_pretrained(out / "model")
         model = str(out / "model")
-    kind = GoldilocksGRPOTrainer if ours else GRPOTrainer
+    kind = ours if isinstance(ours, type) else GoldilocksGRPOTrainer if ours else GRPOTrainer
     extra = {name: chosen.pop(name) for name in ("peft_config", "eval_dataset", "callbacks") if name in chosen}
     return kind(
         model=model,

@@ -59,6 +59,11 @@ METRICS: dict[str, str] = {
     "replay/age_mean": "mean updates since the policy that wrote them",
     "replay/age_max": "the same of the oldest",
     "replay/uses_mean": "mean times that they have been trained again, this time included",
+    # The guard (`goldilocks.guard`): TRL logs each update, verl all updates of a batch together.
+    "replay/m2": "mean over tokens with an advantage of (log π − log π of the policy that wrote them)², before masking",
+    "replay/guarded_rows": "rows of which the guard masked a token; each update counts its own",
+    "replay/guarded_tokens": "tokens that the guard masked; each update counts its own",
+    "replay/skipped_updates": "updates that were not made, since their `replay/m2` was beyond `goldilocks.guard.skip`",
     # Running totals.
     "replay/total_rollouts": "rollouts trained again since the run began, each time counted",
     "replay/total_tokens": "their tokens",

@@ -26,6 +26,7 @@ from goldilocks.core import (
 )
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed
 from goldilocks.core.filters import Everything, Filter, Variance
+from goldilocks.core.guard import Guard
 from goldilocks.core.selectors import Selector
 from goldilocks.errors import nearest, require, require_type
 from goldilocks.features import Features
@@ -86,6 +87,7 @@ class Policies:
     loss_agg: str | None = None
     features: Mapping[str, Any] = field(default_factory=lambda: asdict(Features()))
     replay: Mapping[str, Any] = field(default_factory=lambda: asdict(Replay()))
+    guard: Mapping[str, Any] = field(default_factory=lambda: asdict(Guard()))
     budget: Mapping[str, Any] = field(default_factory=lambda: asdict(Budget()))
 
 
@@ -145,7 +147,7 @@ class Settings:
             self._check_oversampling(self.batch_filter_config)
         # each checks its own
         self.limits(), self.surplus(), self.selector(), self.allocator(), self.filter(), self.budget()
-        self.replay(), self.features()
+        self.replay(), self.features(), self.guard()
 
     def _check_oversampling(self, config: PPOFilterConfig) -> None:
         """A batch has ``train_batch_size`` groups; how many are generated for it at first is said once."""
@@ -224,6 +226,9 @@ class Settings:
 
     def replay(self) -> Replay:
         return _section(Replay, {"goldilocks": {"replay": self.policies.replay}}, "goldilocks.replay")
+
+    def guard(self) -> Guard:
+        return _section(Guard, {"goldilocks": {"guard": self.policies.guard}}, "goldilocks.guard")
 
     def features(self) -> Features:
         return _section(Features, {"goldilocks": {"features": self.policies.features}}, "goldilocks.features")

@@ -13,7 +13,8 @@ pytest.importorskip("trl")
 
 OLDEST = "1.0.0"
 TESTS = Path(__file__).parents[1]
-SAME = [TESTS / "unit" / "trl", TESTS / "integration" / "test_trl.py", TESTS / "integration" / "test_trl_engine.py"]
+IN_PROCESS = ("test_trl.py", "test_trl_engine.py", "test_trl_guard.py")
+SAME = [TESTS / "unit" / "trl", *(TESTS / "integration" / name for name in IN_PROCESS)]
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 

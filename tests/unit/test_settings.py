@@ -14,6 +14,7 @@ import goldilocks.launch
 from goldilocks.core import ListSource, Replay
 from goldilocks.core.allocators import Adaptive, Fixed, Knapsack
 from goldilocks.core.filters import Everything, Variance
+from goldilocks.core.guard import Guard
 from goldilocks.core.selectors import Forecast, Thompson
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.settings import AdaptiveRollout, FilterGroups, Policies, Settings
@@ -176,16 +177,24 @@ def test_replay_is_off_unless_groups_are_asked_for() -> None:
     assert chosen.replay() == Replay(groups=8, max_age=4, max_uses=2)
 
 
+def test_the_guard_is_off_unless_it_is_asked_for_and_needs_no_replay() -> None:
+    assert not settings().guard().enable
+    assert settings("goldilocks.guard.enable=true", "goldilocks.guard.skip=null").guard() == Guard(True, 0.04, None)
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("goldilocks.replay.max_age=0", "replay.max_age=0 is not accepted: 1 or more updates"),
         ("goldilocks.replay.uses=2", "goldilocks.replay.uses is not a key"),
+        ("goldilocks.guard.bound=0", "guard.bound=0 is not accepted: a number above 0"),
+        ("goldilocks.guard.skip=-1", "guard.skip=-1 is not accepted: a number above 0, or null: never skip"),
+        ("goldilocks.guard.limit=1", "goldilocks.guard.limit is not a key"),
         ("goldilocks.features.kind=images", "goldilocks.features.kind='images' is not accepted: one of text, hidden"),
         ("goldilocks.features.columns=level", "goldilocks.features.columns='level' is not accepted: a list"),
     ],
 )
-def test_replay_and_features_are_checked_before_anything_starts(override: str, message: str) -> None:
+def test_replay_guard_and_features_are_checked_before_anything_starts(override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         settings(override)
 

@@ -29,6 +29,8 @@ from goldilocks.trl.collection import SCALE, Collection, Generated, Rewards, See
 from goldilocks.trl.decisions import Decisions
 from goldilocks.trl.engine_rollouts import EngineRollouts
 from goldilocks.trl.gate import BatchFilterGate
+from goldilocks.trl.guard import GuardCallback
+from goldilocks.trl.guard import check as check_guard
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts, SamplerOrder
 from goldilocks.trl.record import RunRecord
@@ -79,7 +81,8 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         self.collection: Collection | None = None
         self._scored: Scored | None = None
         self._seeds: Seeds | None = None  # of the round that is being generated
-        self._old: Tensor | None = None  # the log-probs that the loss being computed is against
+        self._guard: GuardCallback | None = None
+        self._in_loss: dict[str, Any] | None = None  # what the loss being computed is of, until its log-probs are known
         super().__init__(*args, **kwargs)
         self._engine = None if engine_slots is None else self._rollouts(engine_slots)
         routed = getattr(self, "aux_loss_enabled", False)  # a router's loss is over all rows
@@ -107,9 +110,13 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         self._budget = BudgetCallback(settings.budget(), accounts, processes)
         self._saved = Saved(self.collection, self._budget, processes)
         self.add_callback(self._budget)
+        if settings.guard().enable:
+            check_guard(self, settings.guard())
+            self._guard = GuardCallback(settings.guard(), self.accelerator, self._metrics["train"])
+            self.add_callback(self._guard)
         if processes.first:
             config, samples = sections.config(self.args), self.num_generations_eval
-            self._record = RunRecord(run_dir, config, samples, self._budget.metrics)
+            self._record = RunRecord(run_dir, config, samples, self._update_metrics)
             self.add_callback(self._record)
 
     def _decisions(self, settings: Settings, prompts: DatasetPrompts, rows: RowStore) -> Decisions:
@@ -196,12 +203,19 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
             if not share:
                 return signal_rows.no_loss(model)
             scale = share if scale is None else scale * share
-        self._old = inputs.get(LOG_PROBS)
+        inputs = dict(inputs)  # a batch may serve several updates, each with advantages of its own
         if scale is None or self.loss_type not in MEAN_OF_ROWS:
-            return super().compute_loss(model, inputs, *args, **kwargs)
+            return self._loss_of(model, inputs, *args, **kwargs)
         with self._kl_times(scale):
-            scaled = {**inputs, "advantages": inputs["advantages"] * scale}
-            return super().compute_loss(model, scaled, *args, **kwargs)
+            inputs["advantages"] = inputs["advantages"] * scale
+            return self._loss_of(model, inputs, *args, **kwargs)
+
+    def _loss_of(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        self._in_loss = inputs
+        try:
+            return super().compute_loss(model, inputs, *args, **kwargs)
+        finally:
+            self._in_loss = None
 
     @contextmanager
     def _kl_times(self, scale: Tensor | float) -> Iterator[None]:
@@ -216,12 +230,20 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
             self.beta = before
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        """TRL's; in a loss, rows that this very policy wrote get their old log-probs from here."""
+        """TRL's; in a loss, log-probs of the policy of now are what the rest of it waits for."""
         found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        old, self._old = self._old, None
-        if old is not None:
-            old.copy_(torch.where(old.isnan(), found[0].detach(), old))
+        inputs, self._in_loss = self._in_loss, None
+        if inputs is not None:
+            self._use_log_probs(inputs, found[0].detach())
         return found
+
+    def _use_log_probs(self, inputs: dict[str, Any], log_probs: Tensor) -> None:
+        """Rows that this very policy wrote get their old log-probs; the guard masks tokens of rows that it did not."""
+        old = inputs.get(LOG_PROBS)
+        if old is not None:
+            old.copy_(torch.where(old.isnan(), log_probs, old))
+        if self._guard is not None and self.model.training:
+            inputs["advantages"] = self._guard.advantages(inputs, log_probs)
 
     # -- the engine ----------------------------------------------------------------------------------------------------
 
@@ -263,6 +285,10 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
             metrics[name] = [*kept, float(value)]
         if collection.decisions is not None:
             self._record.batch(self.state.global_step + 1, collection)
+
+    def _update_metrics(self) -> dict[str, float]:
+        """What is known of an update only once it is made."""
+        return self._budget.metrics() | ({} if self._guard is None else self._guard.metrics)
 
     def _log_advantages(self, collection: Collection) -> None:
         """Correct TRL's table of completions: the advantage of every rollout that is trained, NaN of the others."""

@@ -70,5 +70,7 @@ def check_v0(config: DictConfig, settings: Settings) -> None:
     require(
         not replayed, "goldilocks.replay.groups", replayed, "0 on verl's V0 trainer; trainer.use_v1=True has replay"
     )
+    guarded = settings.guard().enable
+    require(not guarded, "goldilocks.guard.enable", guarded, "False on verl's V0 trainer; trainer.use_v1=True has it")
     filtered = settings.batch_filter_config is not None
     require(not filtered, "batch_filter.enable", filtered, "False on verl's V0 trainer; trainer.use_v1=True has it")
