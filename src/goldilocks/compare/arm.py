@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from goldilocks.compare import units
 from goldilocks.compare.grid import Values
 from goldilocks.runs.costs import COST_NAMES
 
@@ -70,4 +71,4 @@ class Arm:
 
     def command(self, overrides: Sequence[str]) -> list[str]:
         """Return the words of ``goldilocks train`` that run the arm."""
-        return [self.recipe, *self.words, *overrides, *(f"{key}={value}" for key, value in self.settings.items())]
+        return [self.recipe, *self.words, *overrides, *units.words(self.recipe, self.settings, overrides)]

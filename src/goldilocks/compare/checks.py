@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from omegaconf import DictConfig
 
 from goldilocks.compare.arm import SEEDS, STEPS
+from goldilocks.compare.grid import Grid, combinations
 from goldilocks.compare.study import Study
+from goldilocks.compare.units import GROUPS, MINI_BATCH
+from goldilocks.errors import require
 from goldilocks.launch import defaults
 from goldilocks.launch.preflight import check_budget, check_paths
 from goldilocks.launch.recipe import choose, compose_config
@@ -15,10 +20,10 @@ OWN = ("goldilocks.budget", "trainer.val_before_train", "trainer.test_freq", "tr
 
 
 def check_study(study: Study, device: str) -> None:
-    """Check that every recipe composes, and the first one with every combination of tuned values."""
+    """Check that every recipe composes, and the first one with every value of the grid."""
     _check_keys(study)
     arms = study.reported_arms(study.choose([]))[: len(study.recipes)]
-    for arm in [*arms, *(arm for arm in study.tuning_arms() if arm.recipe == study.recipes[0])]:
+    for arm in [*arms, *(replace(arms[0], settings=settings) for settings in _every_value(study.grid))]:
         choice = choose(arm.command(study.overrides), device)
         config = compose_config(choice)
         defaults.locate(config)
@@ -30,12 +35,20 @@ def check_study(study: Study, device: str) -> None:
         check_paths(config)
 
 
+def _every_value(grid: Grid) -> list[dict[str, str]]:
+    """Return combinations that have every value once, after the first of each, which is checked already."""
+    first = combinations(grid)[0]
+    return [{**first, key: value} for key, values in grid.items() for value in values[1:]]
+
+
 def _check_keys(study: Study) -> None:
     for word in (*study.overrides, *study.grid):
         if any(_key(word) == own or _key(word).startswith(f"{own}.") for own in OWN):
             raise ValueError(
                 f"{word!r} is not accepted: goldilocks compare sets {_key(word)} itself, for every arm alike"
             )
+        doubled = GROUPS in study.grid and _key(word) == MINI_BATCH
+        require(not doubled, MINI_BATCH, word.partition("=")[2], f"nothing beside --tune {GROUPS}, which sets it")
 
 
 def _check_schedule(config: DictConfig) -> None:

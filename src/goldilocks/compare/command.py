@@ -17,8 +17,9 @@ from goldilocks.compare.launch import Launcher
 from goldilocks.compare.result import Results
 from goldilocks.compare.run import ArmFailed, run_study
 from goldilocks.compare.show import LEGEND, caption, in_markdown, notes, on_terminal
-from goldilocks.compare.study import Study
+from goldilocks.compare.study import GRID, ORDERS, Study
 from goldilocks.compare.table import Table, make_table
+from goldilocks.compare.units import GROUPS
 from goldilocks.errors import missing_extra, require
 from goldilocks.launch.machine import find_device
 from goldilocks.launch.train import STALL_S, interruptible
@@ -33,11 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"""\
-recipes: {", ".join(names("recipe"))}, or a YAML file; the first one is the baseline
+recipes: {", ".join(names("recipe"))}, or a YAML file
 
 examples:
   goldilocks compare grpo dapo contrast --budget rollouts=20000 --seeds 3
-  goldilocks compare grpo dapo --budget minutes=30 --seeds 5 --tune actor_rollout_ref.actor.optim.lr=1e-4,3e-4
+  goldilocks compare grpo dapo greso --budget minutes=30 --seeds 5 --against grpo,dapo --tune-seeds 2 \\
+      --tune groups_per_update=2,4,8,16 actor_rollout_ref.actor.optim.lr=5e-5,1e-4,2e-4,4e-4
   goldilocks compare grpo replay --budget rollouts=50000 --seeds 5 --parallel 5
   goldilocks compare grpo dapo --budget tokens=1000000 --seeds 3 task=gsm8k actor_rollout_ref.rollout.n=16
 
@@ -48,14 +50,17 @@ the same command goes on where it was interrupted: an arm that has ended is not 
     add("--budget", metavar="COST=N", action="append", required=True, help="what each arm may spend: rollouts=N, "
         "tokens=N or minutes=N; every rollout is charged")  # fmt: skip
     add("--seeds", metavar="K", type=int, required=True, help="runs of each recipe, with seeds 1 to K")
+    add("--against", metavar="RECIPE,RECIPE", default="", help="the baselines (default: the first recipe)")
     add("--parallel", metavar="K", type=int, default=1, help="arms that run at the same time, each with a Ray of its "
         "own, on the same GPU or cores (default %(default)s)")  # fmt: skip
     add("--out", metavar="DIR", type=Path, default=OUT, help="the study's folder (default %(default)s)")
     add("--tune", metavar="key=value,value", nargs="+", action="extend", default=[], help="tried for every recipe, "
-        "with seeds of its own; the best is what is compared")  # fmt: skip
+        f"with seeds of its own; the best is what is compared; {GROUPS}=2,4,8 are batch sizes in groups")  # fmt: skip
     add("--tune-budget", metavar="COST=N", help="what each try may spend (default: the budget)")
     add("--tune-seeds", metavar="K", type=int, default=1, help="tries of each combination; the best mean is "
         "chosen (default %(default)s)")  # fmt: skip
+    add("--tune-order", choices=ORDERS, default=GRID, help="every combination, or one key after the other, with the "
+        "best of the keys before it (default %(default)s)")  # fmt: skip
     add("--stall-timeout", metavar="S", type=float, default=STALL_S, help="seconds without a sign of life after which "
         "an arm is ended and started anew (default %(default)s)")  # fmt: skip
 
@@ -100,6 +105,8 @@ def _study(args: argparse.Namespace) -> Study:
         grid=parse_grid(args.tune),
         tune_cost=tune_cost,
         tune_seeds=args.tune_seeds,
+        tune_order=args.tune_order,
+        against=tuple(filter(None, args.against.split(","))),
     )
 
 

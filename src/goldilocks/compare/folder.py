@@ -15,7 +15,7 @@ from typing import Any
 
 from goldilocks.compare.arm import Arm
 from goldilocks.compare.result import Result
-from goldilocks.compare.study import Study
+from goldilocks.compare.study import GRID, Study
 from goldilocks.runs.atomic import write_text
 
 
@@ -43,7 +43,7 @@ class StudyFolder:
         file, settings = self.path / "study.json", study.as_dict()
         if not file.exists():
             write_json(file, settings)
-        known = json.loads(file.read_text())
+        known = {"tune_order": GRID, **json.loads(file.read_text())}  # which older studies do not name
         differing = [key for key in settings if known.get(key) != settings[key]]
         if differing:
             said = "; ".join(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -31,9 +32,43 @@ def _parse(word: str) -> tuple[str, tuple[str, ...]]:
         override = OverridesParser.create().parse_override(word)
     except HydraException as error:
         raise ValueError(f"--tune {word!r} is not accepted: {' '.join(str(error).split())}") from None
-    return key, tuple(override.sweep_string_iterator()) if override.is_sweep_override() else (value,)
+    values = tuple(override.sweep_string_iterator()) if override.is_sweep_override() else (value,)
+    if len(set(values)) < len(values):
+        raise ValueError(f"--tune {word!r} is not accepted: each value once")
+    return key, values
 
 
 def combinations(grid: Grid) -> list[dict[str, str]]:
     """Return every combination of values; an empty grid has one, which is empty."""
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A recipe's best value that is the lowest or the highest one tried: a better one may lie beyond it."""
+
+    recipe: str
+    key: str
+    value: str
+    side: str  # lowest or highest
+
+
+def edges(grid: Grid, recipe: str, chosen: Values) -> list[Edge]:
+    """Return the chosen values at an end of their list. Values that are not numbers have no order, and no end."""
+    found = []
+    for key, values in grid.items():
+        numbers = [_number(value) for value in values]
+        known = [number for number in numbers if number is not None]
+        if len(values) < 2 or len(known) < len(values):
+            continue
+        ends = {min(known): "lowest", max(known): "highest"}
+        side = ends.get(float(chosen[key]))
+        found += [Edge(recipe, key, chosen[key], side)] if side else []
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

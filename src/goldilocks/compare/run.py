@@ -51,10 +51,11 @@ def run_study(
 
     An arm that fails is tried once more. If it fails again the others still run to their end, and then it is raised.
     """
-    tuning = study.tuning_arms()
-    untuned = study.reported_arms(study.choose([]))  # tuning does not change what the reported arms cost
-    crew = _Crew([arm.cost.amount for arm in (*tuning, *untuned)], folder, run_arm, parallel, stop or threading.Event())
-    tuned = crew.run(tuning)
+    costs = [study.tuning_cost.amount] * study.number_of_tries + [study.cost.amount] * len(study.recipes) * study.seeds
+    crew = _Crew(costs, folder, run_arm, parallel, stop or threading.Event())
+    tuned: tuple[Result, ...] = ()
+    while arms := study.tuning_arms(tuned):
+        tuned += crew.run(arms)
     return Results(tuned, crew.run(study.reported_arms(study.choose(tuned))))
 
 

@@ -1,11 +1,13 @@
 """A study: the recipes, the cost of each run, the number of seeds, and the grid of tuning.
 
 Every recipe is tuned over the same grid, with seeds that are not reported. Its best values are run over the other
-seeds.
+seeds. ``one-at-a-time`` tries the values of the first key, the others at the middle of their lists; then those
+of the second key with the best of the first, and so on.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
@@ -18,11 +20,12 @@ from goldilocks.errors import require
 from goldilocks.recipes import name_of
 
 TUNING_SEED = 1_000
+GRID, ONE_AT_A_TIME = ORDERS = ("grid", "one-at-a-time")  # how tuning goes through the grid
 
 
 @dataclass(frozen=True)
 class Study:
-    """The settings. The first recipe is the baseline."""
+    """The settings. ``against`` names the baselines; none named: the first recipe."""
 
     recipes: tuple[str, ...]
     cost: EqualCost
@@ -31,6 +34,8 @@ class Study:
     grid: Grid = field(default_factory=dict)
     tune_cost: EqualCost | None = None
     tune_seeds: int = 1
+    tune_order: str = GRID
+    against: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.recipes:
@@ -42,11 +47,20 @@ class Study:
         if not 1 <= self.seeds < TUNING_SEED:
             raise ValueError(f"--seeds={self.seeds} is not accepted: 1 to {TUNING_SEED - 1}")
         require(self.tune_seeds >= 1, "--tune-seeds", self.tune_seeds, "1 or more")
+        require(self.tune_order in ORDERS, "--tune-order", self.tune_order, " or ".join(ORDERS))
+        unknown = next((name for name in self.against if name_of(name) not in names), None)
+        require(unknown is None, "--against", unknown, f"recipes of the study: {', '.join(names)}")
 
     @property
     def combinations(self) -> list[dict[str, str]]:
         """Return the combinations that tuning tries for every recipe; a single one is not tried."""
         return combinations(self.grid)
+
+    @property
+    def baselines(self) -> tuple[str, ...]:
+        """Return the recipes that the others are held against, each once."""
+        named = dict.fromkeys(map(name_of, self.against)) or [name_of(self.recipes[0])]
+        return tuple(recipe for name in named for recipe in self.recipes if name_of(recipe) == name)
 
     @property
     def tuning_cost(self) -> EqualCost:
@@ -56,18 +70,48 @@ class Study:
     @property
     def arms(self) -> int:
         """Return the number of runs, tuning included."""
-        return len(self.tuning_arms()) + len(self.recipes) * self.seeds
+        return self.number_of_tries + len(self.recipes) * self.seeds
 
-    def tuning_arms(self) -> list[Arm]:
-        """Return an arm for every recipe, combination and tuning seed."""
-        if len(self.combinations) < 2:
+    @property
+    def number_of_tries(self) -> int:
+        """Return the number of tuning runs; the values of the later ones may not be known yet."""
+        sizes = [len(values) for values in self.grid.values()]
+        of_recipe = math.prod(sizes) if self.tune_order == GRID else 1 + sum(size - 1 for size in sizes)
+        return len(self.recipes) * self.tune_seeds * of_recipe if of_recipe > 1 else 0
+
+    def tuning_arms(self, tuned: Sequence[Result] = ()) -> list[Arm]:
+        """Return the tuning arms to run next, after these results; empty when tuning is over."""
+        if not self.number_of_tries:
             return []
+        known = {(one.recipe, one.seed, tuple(one.settings.items())) for one in tuned}
+        tries = {recipe: self.tries(recipe, tuned) for recipe in self.recipes}
         return [
-            Arm(f"tune-{name_of(recipe)}-{number}-seed{seed}", recipe, seed, settings, self.tuning_cost)
+            self._tuning_arm(recipe, settings, seed)
             for seed in range(TUNING_SEED, TUNING_SEED + self.tune_seeds)
-            for number, settings in enumerate(self.combinations, start=1)
-            for recipe in self.recipes
+            for place in range(max(map(len, tries.values())))
+            for recipe, own in tries.items()
+            for settings in own[place : place + 1]
+            if (recipe, seed, tuple(settings.items())) not in known
         ]
+
+    def _tuning_arm(self, recipe: str, settings: Values, seed: int) -> Arm:
+        number = 1 + self.combinations.index(dict(settings))
+        return Arm(f"tune-{name_of(recipe)}-{number}-seed{seed}", recipe, seed, settings, self.tuning_cost)
+
+    def tries(self, recipe: str, tuned: Sequence[Result] = ()) -> list[dict[str, str]]:
+        """Return the combinations to try for a recipe, as far as these results decide them."""
+        if self.tune_order == GRID:
+            return self.combinations
+        best = {key: values[(len(values) - 1) // 2] for key, values in self.grid.items()}
+        found: list[dict[str, str]] = []
+        for key, values in self.grid.items():
+            line = [{**best, key: value} for value in values]
+            found += [one for one in line if one not in found]
+            trials = self._means(recipe, line, tuned)
+            if len(trials) < len(line):
+                break
+            best = dict(max(trials, key=lambda trial: trial[1])[0])
+        return found
 
     def reported_arms(self, chosen: Mapping[str, Values]) -> list[Arm]:
         """Return an arm for every recipe and seed, seed by seed, so that half a study already compares something."""
@@ -79,8 +123,11 @@ class Study:
 
     def trials(self, recipe: str, tuned: Sequence[Result]) -> list[tuple[Values, float]]:
         """Return the combinations that were tried for a recipe, each with its mean accuracy over the tuning seeds."""
+        return self._means(recipe, self.tries(recipe, tuned), tuned)
+
+    def _means(self, recipe: str, tries: Sequence[Values], tuned: Sequence[Result]) -> list[tuple[Values, float]]:
         own = [result for result in tuned if result.recipe == recipe]
-        tried = ([one for one in own if one.settings == settings] for settings in self.combinations)
+        tried = ([one for one in own if one.settings == settings] for settings in tries)
         return [(ones[0].settings, fmean(one.accuracy_at(self.tuning_cost) for one in ones)) for ones in tried if ones]
 
     def choose(self, tuned: Sequence[Result]) -> dict[str, Values]:
@@ -91,6 +138,7 @@ class Study:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return what decides the arms, as JSON values. The baselines decide only how they are shown."""
         grid = {key: list(values) for key, values in self.grid.items()}
-        return {**asdict(self), "recipes": list(self.recipes), "overrides": list(self.overrides), "grid": grid}
+        values = {**asdict(self), "recipes": list(self.recipes), "overrides": list(self.overrides), "grid": grid}
+        return {key: value for key, value in values.items() if key != "against"}

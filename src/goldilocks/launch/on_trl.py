@@ -57,8 +57,8 @@ def train(config: DictConfig, run_dir: Path) -> None:
 
 def slots(config: DictConfig) -> int | None:
     """How many rollouts Goldilocks' engine decodes at a time, where it is the one that generates."""
-    rollout = config.actor_rollout_ref.rollout
-    return min(rollout.max_num_seqs, config.data.train_batch_size * rollout.n) if rollout.name == ENGINE else None
+    rollout, prompts = config.actor_rollout_ref.rollout, config.data.gen_batch_size or config.data.train_batch_size
+    return min(rollout.max_num_seqs, prompts * rollout.n) if rollout.name == ENGINE else None
 
 
 def arguments(config: DictConfig) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from goldilocks.compare.grid import combinations, parse_grid
 from goldilocks.launch import defaults
 
 ENOUGH = ["--budget", "rollouts=64", "--seeds", "1"]
+MINI = "actor_rollout_ref.actor.ppo_mini_batch_size=4"
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +63,10 @@ def test_other_budgets_are_refused_in_one_line(word, capsys, tmp_path):
         (["grpo", *ENOUGH, "--tune-seeds", "0"], "--tune-seeds=0 is not accepted: 1 or more"),
         (["grpo", *ENOUGH, "--tune", "dapo"], "recipes stand before the options"),
         (["grpo", *ENOUGH, "--tune", "a=1,2", "a=3"], "a is there already"),
+        (["grpo", *ENOUGH, "--tune", "a=1,2,1"], "--tune 'a=1,2,1' is not accepted: each value once"),
+        (["grpo", *ENOUGH, "--tune", "groups_per_update=2,many"], "groups_per_update='many' is not accepted"),
+        (["grpo", *ENOUGH, "--tune", "groups_per_update=2", MINI], "nothing beside --tune groups_per_update"),
+        (["grpo", *ENOUGH, "--against", "dapo"], "--against='dapo' is not accepted: recipes of the study: grpo"),
         (["grpo", *ENOUGH, "--tune", "a=[1,2"], "--tune 'a=[1,2' is not accepted"),
         (["grpo", *ENOUGH, "data.seed=3"], "goldilocks compare sets data.seed itself"),
         (["grpo", *ENOUGH, "goldilocks.budget.tokens=3"], "sets goldilocks.budget.tokens itself"),

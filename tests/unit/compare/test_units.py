@@ -1,0 +1,68 @@
+"""``groups_per_update`` in verl's keys, and values at the edge of a grid."""
+
+from __future__ import annotations
+
+import pytest
+
+from goldilocks.compare.arm import Arm, EqualCost
+from goldilocks.compare.grid import Edge, edges
+from goldilocks.compare.units import BATCH, GENERATED, GROUPS, MINI_BATCH, words
+from goldilocks.launch.on_trl import slots
+from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.recipes import names
+from goldilocks.settings import Settings
+
+
+def test_without_a_filter_a_batch_has_as_many_prompts():
+    assert words("grpo", {GROUPS: "4", "lr": "1"}, []) == [f"{BATCH}=4", f"{MINI_BATCH}=4", "lr=1"]
+
+
+def test_a_recipe_that_drops_groups_rolls_out_more_prompts_at_a_time_than_it_wants_groups():
+    assert words("dapo", {GROUPS: "4"}, []) == [f"{BATCH}=4", f"{MINI_BATCH}=4", f"{GENERATED}=32"]
+
+
+@pytest.mark.parametrize(
+    "word", ["algorithm.filter_groups.enable=True", "goldilocks.filter=variance", "+batch_filter.enable=true"]
+)
+def test_a_filter_may_be_the_users_own_word(word):
+    assert f"{GENERATED}=32" in words("grpo", {GROUPS: "4"}, [word])
+
+
+@pytest.mark.parametrize("word", [f"{GENERATED}=9", "batch_filter.prompt_oversampling_factor=2"])
+def test_what_the_user_says_of_the_prompts_at_a_time_stays(word):
+    assert words("dapo", {GROUPS: "4"}, [word]) == [f"{BATCH}=4", f"{MINI_BATCH}=4"]
+
+
+def test_a_batch_that_the_user_names_is_cut_into_mini_batches():
+    assert words("dapo", {GROUPS: "4"}, [f"{BATCH}=32", "trainer=trl", "trainer.save_freq=-1"]) == [f"{MINI_BATCH}=4"]
+    assert words("dapo", {GROUPS: "4", BATCH: "32"}, []) == [f"{MINI_BATCH}=4", f"{BATCH}=32"]
+    with pytest.raises(ValueError, match="groups_per_update=5 is not accepted: a divisor of"):
+        words("dapo", {GROUPS: "5"}, [f"{BATCH}=32"])
+
+
+@pytest.mark.parametrize("value", ["0", "-4", "2.5", "few"])
+def test_a_number_of_groups_is_whole(value):
+    with pytest.raises(ValueError, match=f"groups_per_update='{value}' is not accepted: whole numbers above 0"):
+        words("grpo", {GROUPS: value}, [])
+
+
+@pytest.mark.parametrize("recipe", names())
+def test_every_recipe_takes_small_batches_and_only_those_that_drop_groups_generate_more(recipe):
+    arm = Arm("name", recipe, 1, {GROUPS: "2"}, EqualCost("rollouts", 1000))
+    config = compose_config(choose(arm.command([]), "cpu"))
+    settings = Settings.from_config(config)
+    assert (config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size) == (2, 2)
+    assert config.data.gen_batch_size == (16 if settings.drops_groups else None)
+
+
+def test_a_best_value_at_an_end_of_its_list_is_an_edge_and_one_within_is_not():
+    grid = {"a.lr": ("3e-4", "1e-4", "2e-4"), GROUPS: ("2", "4", "8"), "loss": ("grpo", "gspo"), "one": ("1",)}
+    chosen = {"a.lr": "3e-4", GROUPS: "4", "loss": "gspo", "one": "1"}
+    assert edges(grid, "dapo", chosen) == [Edge("dapo", "a.lr", "3e-4", "highest")]
+    assert edges(grid, "dapo", {**chosen, "a.lr": "2e-4", GROUPS: "2"}) == [Edge("dapo", GROUPS, "2", "lowest")]
+
+
+def test_trl_generates_as_many_at_a_time_as_a_recipe_that_drops_groups_asks_for():
+    arm = Arm("name", "dapo", 1, {GROUPS: "2"}, EqualCost("rollouts", 1000))
+    config = compose_config(choose(arm.command(["trainer=trl", "actor_rollout_ref.rollout.name=transformers"]), "cpu"))
+    assert slots(config) == 16 * config.actor_rollout_ref.rollout.n
