@@ -16,7 +16,7 @@ from goldilocks.compare.grid import parse_grid
 from goldilocks.compare.launch import Launcher
 from goldilocks.compare.result import Results
 from goldilocks.compare.run import ArmFailed, run_study
-from goldilocks.compare.show import LEGEND, caption, in_markdown, notes, on_terminal
+from goldilocks.compare.show import LEGEND, in_markdown, notes, on_terminal, tables
 from goldilocks.compare.study import GRID, ORDERS, Study
 from goldilocks.compare.table import Table, make_table
 from goldilocks.compare.units import GROUPS
@@ -124,8 +124,9 @@ def _write(study: Study, results: Results, table: Table, folder: StudyFolder) ->
 
 def _show(table: Table, folder: StudyFolder) -> None:
     console = Console(width=WIDEST)
-    console.print(f"\n{caption(table)}\n", highlight=False)
-    console.print(on_terminal(table))
+    for shown in tables(table):
+        console.print(f"\n{shown.title}\n", highlight=False, markup=False)
+        console.print(on_terminal(shown))
     console.print(f"\n{LEGEND}\n", highlight=False)
     for note in notes(table):
         console.print(note, highlight=False, markup=False)

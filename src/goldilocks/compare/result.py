@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from goldilocks.compare.arm import Arm, EqualCost
 from goldilocks.compare.curve import Curve, at, curve
 from goldilocks.compare.grid import Values
+from goldilocks.compare.units import BATCH, MINI_BATCH
+from goldilocks.launch.recipe import TRAINER
+from goldilocks.nested import value_at
 from goldilocks.runs.costs import Spending, spending
-from goldilocks.runs.history import History, validation_accuracy
+from goldilocks.runs.history import History, validation_accuracy, validation_levels
 from goldilocks.runs.jsonl import Lines
 from goldilocks.runs.progress import SCORE
 
@@ -20,12 +25,13 @@ INFORMATIVE, SIGNAL = "train/informative_groups", "train/signal"
 
 @dataclass(frozen=True)
 class Validation:
-    """An accuracy, and what had been spent by then."""
+    """An accuracy, the same by level where it is logged, and what had been spent by then."""
 
     rollouts: float
     tokens: float
     minutes: float
     accuracy: float
+    levels: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,16 @@ class Result:
         value = at(self.curve(cost.kind), cost.amount)
         assert value is not None, f"{self.recipe}, seed {self.seed}, has no validation at or beyond {cost}"
         return value
+
+    def levels_at(self, cost: EqualCost) -> dict[str, float]:
+        """Return the accuracy of each level at a cost that the arm has reached; none where levels were not logged."""
+        names = dict.fromkeys(name for one in self.validations for name in one.levels)
+        lines = {
+            name: curve((getattr(one, cost.kind), one.levels[name]) for one in self.validations if name in one.levels)
+            for name in names
+        }
+        found = {name: at(line, cost.amount) for name, line in lines.items()}
+        return {name: value for name, value in found.items() if value is not None}
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -87,7 +103,7 @@ def read_result(arm: Arm, path: Path, wall_seconds: float) -> Result:
         seed=arm.seed,
         settings=dict(arm.settings),
         validations=_validations(history, spent),
-        updates=len(history.series(SCORE)),
+        updates=len(history.series(SCORE)) * _updates_per_line(path / "config.yaml"),
         rollouts=spent.total("rollouts") or 0.0,
         tokens=spent.total("tokens") or 0.0,
         minutes=spent.total("minutes") or 0.0,
@@ -97,11 +113,20 @@ def read_result(arm: Arm, path: Path, wall_seconds: float) -> Result:
     )
 
 
+def _updates_per_line(file: Path) -> int:
+    """TRL logs every update. verl logs every batch, and makes an update of each mini-batch in each epoch over it."""
+    config = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    batch, mini_batch = value_at(config, BATCH), value_at(config, MINI_BATCH)
+    if value_at(config, f"trainer.{TRAINER}") == "trl" or not (batch and mini_batch):
+        return 1
+    return max(1, round(batch / mini_batch)) * (value_at(config, "actor_rollout_ref.actor.ppo_epochs") or 1)
+
+
 def _validations(history: History, spent: Spending) -> tuple[Validation, ...]:
     found = []
     for step, data in history.steps.items():
         accuracy = validation_accuracy(data)
         if accuracy is not None:
             costs = {kind: spent.until(kind, step) or 0.0 for kind in ("rollouts", "tokens", "minutes")}
-            found.append(Validation(**costs, accuracy=accuracy))
+            found.append(Validation(**costs, accuracy=accuracy, levels=validation_levels(data)))
     return tuple(found)

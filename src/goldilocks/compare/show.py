@@ -1,37 +1,56 @@
-"""The table for people: on a terminal and in Markdown, from the same cells."""
+"""The table for people: the same cells on a terminal, in Markdown and on the study's page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.table import Table as RichTable
 
 from goldilocks.compare.grid import Values
 from goldilocks.compare.interval import Interval
-from goldilocks.compare.table import SHARES, RecipeRow, Spent, Table
+from goldilocks.compare.table import SHARES, Against, RecipeRow, Spent, Table
+from goldilocks.compare.targets import Estimate, Target
 from goldilocks.recipes import name_of
 from goldilocks.runs.progress import clock
 
 Cell = Callable[[RecipeRow], str]
 
+NOT_REACHED = "not reached"
 LEGEND = """\
-accuracy: at the equal cost, mean ± 95% t-interval over the seeds; against baseline: the difference seed by seed, in
-points; at ⅔: accuracy at two thirds of the cost minus the baseline's at the full cost, seed by seed; to baseline: the
-cost at which the mean curve reaches the baseline's accuracy; groups: trained groups whose rewards differ; signal:
+accuracy: at the equal cost, mean ± 95% t-interval over the seeds; groups: trained groups whose rewards differ; signal:
 Σ(r − r̄)² over the trained rollouts; both per rollout or token generated. time: wall-clock of an arm, with its start
-and its validations."""
+and its validations. difference: seed by seed, in points; at ⅔: accuracy at two thirds of the cost minus the baseline's
+at the full cost, seed by seed; to N%: the cost at which the mean curve first has N% of the baseline's gain, its ratio
+to what the baseline itself needs for that, and the ratio's 95% interval by bootstrap over the seeds."""
 
 
-def columns(table: Table) -> dict[str, Cell]:
-    """Return a cell for every heading; a line break in a heading makes its column narrower."""
-    kind = table.cost.kind
-    return {
+@dataclass(frozen=True)
+class Shown:
+    """A table of cells; a line break in a heading makes its column narrower. The first column has the names."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def tables(table: Table) -> list[Shown]:
+    """Return the study's table, one for each baseline, and the accuracies by level if there are any."""
+    return [_main(table), *(_baseline(table, place) for place in range(len(table.baselines))), *_levels(table)]
+
+
+def _shown(title: str, cells: Mapping[str, Cell], table: Table) -> Shown:
+    rows = tuple(tuple(cell(row) for cell in cells.values()) for row in table.rows)
+    return Shown(title, tuple(cells), rows)
+
+
+def _main(table: Table) -> Shown:
+    cells: dict[str, Cell] = {
         "recipe": lambda row: name_of(row.recipe),
         "accuracy": lambda row: _percent(row.accuracy),
-        "against\nbaseline": lambda row: _points(row.against_baseline),
-        f"at ⅔ of the\n{kind}": lambda row: _points(row.at_two_thirds),
-        f"{kind}\nto baseline": lambda row: _reached(row.cost_to_baseline, kind),
         "updates": lambda row: _mean(row.updates, 0),
+        "rollouts\nper update": lambda row: _mean(row.rollouts_per_update, 0),
+        "groups per\nupdate": lambda row: _mean(row.informative_groups_per_update, 1),
         "groups per\n1k rollouts": lambda row: _spread(row.informative_groups_per_1k_rollouts),
         "signal per\n1k rollouts": lambda row: _spread(row.signal_per_1k_rollouts),
         "groups per\n1M tokens": lambda row: _spread(row.informative_groups_per_1m_tokens),
@@ -40,10 +59,40 @@ def columns(table: Table) -> dict[str, Cell]:
         "tokens": lambda row: _mean(row.tokens, 0),
         "time": lambda row: clock(60 * row.wall_minutes.mean),
     }
+    return _shown(caption(table), cells, table)
+
+
+def _baseline(table: Table, place: int) -> Shown:
+    """Return the table against one baseline."""
+
+    def against(row: RecipeRow) -> Against:
+        return row.against[place]
+
+    kind, baseline = table.cost.kind, name_of(table.baselines[place])
+    goals = table.rows[0].against[place].targets
+    cells: dict[str, Cell] = {
+        "recipe": lambda row: name_of(row.recipe),
+        "difference": lambda row: _points(against(row).difference),
+        f"at ⅔ of the\n{kind}": lambda row: _points(against(row).at_two_thirds),
+    }
+    for number, goal in enumerate(goals):
+        heading = f"{kind} to {goal.share:.0%}\n({100 * goal.accuracy:.1f}%)"
+        cells[heading] = lambda row, number=number: _paid(against(row).targets[number], kind)  # type: ignore[misc]
+    title = f"against {baseline}" + ("" if goals else ", which has not gained: there is no cost to reach its gain")
+    return _shown(title, cells, table)
+
+
+def _levels(table: Table) -> list[Shown]:
+    names = [name for name in table.start_levels if all(name in row.levels for row in table.rows)]
+    if not names:
+        return []
+    start = ("before training", *(f"{100 * table.start_levels[name]:.1f}%" for name in names))
+    rows = [(name_of(row.recipe), *(_percent(row.levels[name]) for name in names)) for row in table.rows]
+    return [Shown("accuracy by level", ("recipe", *names), (start, *rows))]
 
 
 def caption(table: Table) -> str:
-    """Return the line above the table: the cost, the seeds, and the accuracy before training."""
+    """``at 20,000 rollouts each, 3 seeds; 39.1% before training``"""
     seeds = table.rows[0].seeds
     over = "1 seed" if seeds == 1 else f"{seeds} seeds"
     return f"at {table.cost} each, {over}; {100 * table.start:.1f}% before training"
@@ -51,31 +100,53 @@ def caption(table: Table) -> str:
 
 def notes(table: Table) -> list[str]:
     """The differences seed by seed, what tuning tried and chose, and what everything cost."""
-    lines = [_by_seed(row, table.rows[0]) for row in table.rows if len(row.differences) > 1]
-    lines += [line for row in table.rows if len(row.differences) > 1 for line in _along(row, table)]
+    lines = [line for place in range(len(table.baselines)) for line in _against(table, place)]
     lines.append(_cost("the arms of the table", table.reported))
     if table.trials:
         seeds = table.tuning.arms // len(table.trials)
         lines.append(_cost(f"tuning before it, {'one seed' if seeds == 1 else f'{seeds} seeds'}", table.tuning))
-        for row in table.rows:
-            own = [trial for trial in table.trials if trial.recipe == row.recipe]
-            tried = ", ".join(f"{100 * trial.accuracy:.1f}%" for trial in own)
-            lines.append(f"{name_of(row.recipe)}: {settings(row.settings)} (tried: {tried})")
-    return lines
+        lines += [_tuned(row, table) for row in table.rows]
+    return lines + warnings(table)
 
 
-def _by_seed(row: RecipeRow, baseline: RecipeRow) -> str:
-    points = ", ".join(f"{100 * difference:+.1f}" for difference in row.differences)
-    return f"{name_of(row.recipe)} against {name_of(baseline.recipe)}, seed by seed: {points} points"
-
-
-def _along(row: RecipeRow, table: Table) -> list[str]:
-    name, baseline, kind = name_of(row.recipe), name_of(table.rows[0].recipe), table.cost.kind
-    shares = ", ".join(f"{share:.0%}" for share in SHARES)
+def warnings(table: Table) -> list[str]:
+    """Return a line for every recipe whose best value is the lowest or the highest one tried."""
     return [
-        f"{name} against {baseline} at {shares} of the {kind}: {', '.join(map(_points, row.along))}",
-        f"{name} at ⅔ of each less {baseline} at all of it: {', '.join(map(_points, row.two_thirds_along))}",
+        f"{name_of(edge.recipe)}: its best {settings({edge.key: edge.value})} is the {edge.side} value tried; "
+        f"a {'lower' if edge.side == 'lowest' else 'higher'} one may be better"
+        for edge in table.edges
     ]
+
+
+def _tuned(row: RecipeRow, table: Table) -> str:
+    own = [trial for trial in table.trials if trial.recipe == row.recipe]
+    tried = ", ".join(f"{_values(trial.settings)} {100 * trial.accuracy:.1f}%" for trial in own)
+    return f"{name_of(row.recipe)}: {settings(row.settings)} (tried: {tried})"
+
+
+def _against(table: Table, place: int) -> list[str]:
+    others = [(row, row.against[place]) for row in table.rows if len(row.against[place].differences) > 1]
+    lines = [_by_seed(row, against) for row, against in others]
+    lines += [_along(row, against, table.cost.kind) for row, against in others]
+    return lines + [line for row, against in others for line in _unsure(row, against)]
+
+
+def _by_seed(row: RecipeRow, against: Against) -> str:
+    points = ", ".join(f"{100 * difference:+.1f}" for difference in against.differences)
+    return f"{name_of(row.recipe)} against {name_of(against.baseline)}, seed by seed: {points} points"
+
+
+def _along(row: RecipeRow, against: Against, kind: str) -> str:
+    shares = ", ".join(f"{share:.0%}" for share in SHARES)
+    points = ", ".join(map(_points, against.along))
+    return f"{name_of(row.recipe)} against {name_of(against.baseline)} at {shares} of the {kind}: {points}"
+
+
+def _unsure(row: RecipeRow, against: Against) -> list[str]:
+    """Return how many draws of the seeds reach each target, where some do and some do not."""
+    shares = [f"{goal.share:.0%} in {goal.reached:.0%}" for goal in against.targets if 0 < goal.reached < 1]
+    pair = f"{name_of(row.recipe)} against {name_of(against.baseline)}"
+    return [f"{pair}, shares of the gain by how many draws of the seeds reach them: {', '.join(shares)}"] * bool(shares)
 
 
 def settings(values: Values) -> str:
@@ -83,28 +154,33 @@ def settings(values: Values) -> str:
     return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
 
 
-def on_terminal(table: Table) -> RichTable:
-    """Return the table for a terminal."""
-    shown = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in columns(table):
-        two_lines = heading if "\n" in heading else f"\n{heading}"
-        shown.add_column(two_lines, justify="left" if heading == "recipe" else "right", no_wrap=True)
-    for cells in _cells(table):
-        shown.add_row(*cells)
-    return shown
+def _values(values: Values) -> str:
+    """``0.0001/16``"""
+    return "/".join(values.values())
+
+
+def on_terminal(shown: Shown) -> RichTable:
+    """Return a table for a terminal."""
+    made = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    two_lines = any("\n" in heading for heading in shown.headings)
+    for place, heading in enumerate(shown.headings):
+        lines = f"\n{heading}" if two_lines and "\n" not in heading else heading
+        made.add_column(lines, justify="right" if place else "left", no_wrap=True)
+    for cells in shown.rows:
+        made.add_row(*cells)
+    return made
 
 
 def in_markdown(table: Table) -> str:
-    """Return the caption, the table, its legend and its notes as Markdown."""
-    headings = [heading.replace("\n", " ") for heading in columns(table)]
-    rule = ["---", *["--:"] * (len(headings) - 1)]
-    lines = [_pipes(headings), _pipes(rule), *map(_pipes, _cells(table))]
+    """Return the tables, their legend and the notes as Markdown."""
     bullets = "\n".join(f"- {note}" for note in notes(table))
-    return f"{caption(table)}\n\n" + "\n".join(lines) + f"\n\n{LEGEND}\n\n{bullets}\n"
+    return "\n".join(map(_markdown, tables(table))) + f"\n{LEGEND}\n\n{bullets}\n"
 
 
-def _cells(table: Table) -> list[list[str]]:
-    return [[cell(row) for cell in columns(table).values()] for row in table.rows]
+def _markdown(shown: Shown) -> str:
+    headings = [heading.replace("\n", " ") for heading in shown.headings]
+    rule = ["---", *["--:"] * (len(headings) - 1)]
+    return "\n".join([shown.title, "", _pipes(headings), _pipes(rule), *map(_pipes, shown.rows), ""])
 
 
 def _pipes(cells: Sequence[str]) -> str:
@@ -132,8 +208,23 @@ def _mean(value: Interval, digits: int) -> str:
     return f"{value.mean:,.{digits}f}"
 
 
-def _reached(cost: float | None, kind: str) -> str:
-    return "not reached" if cost is None else f"{cost:,.1f}" if kind == "minutes" else f"{cost:,.0f}"
+def _paid(target: Target, kind: str) -> str:
+    """``4,096 0.50 (0.41–0.66)``: the cost, its ratio to the baseline's, and the ratio's interval."""
+    if target.cost.value is None:
+        return NOT_REACHED + _between(target.ratio)
+    return f"{_amount(target.cost.value, kind)} {target.ratio.value:.2f}" + _between(target.ratio)
+
+
+def _between(estimate: Estimate) -> str:
+    """Return the ends of an interval; nothing if there is none, or if no draw reaches the target."""
+    low, high = estimate.interval or (None, None)
+    if low is None or low == high == 1:
+        return ""
+    return f" ({low:.2f}–{NOT_REACHED if high is None else f'{high:.2f}'})"
+
+
+def _amount(cost: float, kind: str) -> str:
+    return f"{cost:,.1f}" if kind == "minutes" else f"{cost:,.0f}"
 
 
 def _cost(what: str, spent: Spent) -> str:

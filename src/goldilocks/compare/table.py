@@ -1,46 +1,55 @@
 """The figures of a study: a pure function of the results of its arms.
 
-Accuracy is read off each arm's validation curve at the equal cost. ``against_baseline`` is the
-difference to the first recipe, seed by seed: arms of one seed have the same data in the same order, so their chance
-errors cancel in part. ``cost_to_baseline`` is where the mean curve over the seeds first reaches the baseline's
-accuracy at the equal cost. ``at_two_thirds`` is the accuracy at two thirds of the cost less the baseline's at
-the whole cost, seed by seed: above zero beyond its interval, the recipe saves a third of the cost. ``along`` is the
-difference at each of ``SHARES`` of the cost, and ``two_thirds_along`` what ``at_two_thirds`` would be had the cost been
-that share: a recipe may learn sooner and end level. Yields are of what was trained over all that was generated.
+Accuracy is read off each arm's validation curve at the equal cost. ``Against`` holds a recipe against a baseline.
+``difference`` is seed by seed: arms of one seed have the same data in the same order, so their chance errors cancel in
+part. ``at_two_thirds`` is the accuracy at two thirds of the cost less the baseline's at the whole cost, seed by seed:
+above zero beyond its interval, the recipe saves a third of the cost. ``along`` is the difference at each of ``SHARES``
+of the cost: a recipe may learn sooner and end level. Yields are of what was trained over all that was generated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from goldilocks.compare.arm import EqualCost
-from goldilocks.compare.curve import at, cost_to_reach, mean_curve
-from goldilocks.compare.grid import Values
+from goldilocks.compare.grid import Edge, Values, edges
 from goldilocks.compare.interval import Interval
 from goldilocks.compare.result import Result, Results
 from goldilocks.compare.study import Study
+from goldilocks.compare.targets import Target, targets
 
 TWO_THIRDS = 2 / 3
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 
 
 @dataclass(frozen=True)
+class Against:
+    """A recipe held against a baseline; against itself there are no differences."""
+
+    baseline: str
+    difference: Interval | None
+    differences: tuple[float, ...]  # by seed
+    along: tuple[Interval, ...]  # the same at each of SHARES of the cost
+    at_two_thirds: Interval
+    targets: tuple[Target, ...]
+
+
+@dataclass(frozen=True)
 class RecipeRow:
-    """One recipe over its seeds."""
+    """One recipe over its seeds. ``levels`` are accuracies by level at the equal cost, where the arms have them."""
 
     recipe: str
     settings: Values
     seeds: int
     accuracy: Interval
-    against_baseline: Interval | None
-    differences: tuple[float, ...]  # to the baseline, by seed; of the baseline itself there are none
-    along: tuple[Interval, ...]  # the same at each of SHARES of the cost
-    two_thirds_along: tuple[Interval, ...]
-    at_two_thirds: Interval
-    cost_to_baseline: float | None
+    levels: Mapping[str, Interval]
+    against: tuple[Against, ...]
     updates: Interval
+    rollouts_per_update: Interval
+    informative_groups_per_update: Interval
     informative_groups_per_1k_rollouts: Interval
     signal_per_1k_rollouts: Interval
     informative_groups_per_1m_tokens: Interval
@@ -78,12 +87,15 @@ class Spent:
 
 @dataclass(frozen=True)
 class Table:
-    """The whole table. ``start`` is the mean accuracy before training."""
+    """The whole table. ``start`` is the mean accuracy before training, ``start_levels`` the same by level."""
 
     cost: EqualCost
     start: float
+    start_levels: Mapping[str, float]
+    baselines: tuple[str, ...]
     rows: tuple[RecipeRow, ...]
     trials: tuple[Trial, ...]
+    edges: tuple[Edge, ...]
     tuning: Spent
     reported: Spent
 
@@ -94,62 +106,47 @@ class Table:
 
 def make_table(study: Study, results: Results) -> Table:
     """Return the table of a study whose arms have all ended."""
-    by_recipe = {recipe: _of(recipe, results.reported) for recipe in study.recipes}
-    curves = {
-        recipe: mean_curve([one.curve(study.cost.kind) for one in own], study.cost.amount)
-        for recipe, own in by_recipe.items()
-    }
-    target = at(curves[study.recipes[0]], study.cost.amount)
-    assert target is not None, "every arm has a validation at or beyond the equal cost"
-    baseline = by_recipe[study.recipes[0]]
-    rows = [_row(own, baseline, study.cost, cost_to_reach(curves[recipe], target)) for recipe, own in by_recipe.items()]
-    starts = [one.validations[0].accuracy for one in results.reported]
+    arms = {recipe: _of(recipe, results.reported) for recipe in study.recipes}
+    baselines = [arms[recipe] for recipe in study.baselines]
+    starts = [one.validations[0] for one in results.reported]
+    chosen = study.choose(results.tuned)
     return Table(
         cost=study.cost,
-        start=sum(starts) / len(starts),
-        rows=tuple(rows),
+        start=fmean(one.accuracy for one in starts),
+        start_levels=_means([one.levels for one in starts]),
+        baselines=study.baselines,
+        rows=tuple(_row(own, baselines, study.cost) for own in arms.values()),
         trials=_trials(study, results.tuned),
+        edges=tuple(edge for recipe in study.recipes for edge in _edges(study, recipe, chosen[recipe])),
         tuning=Spent.of(results.tuned),
         reported=Spent.of(results.reported),
     )
 
 
 def _of(recipe: str, results: Sequence[Result]) -> list[Result]:
-    return [one for one in results if one.recipe == recipe]
+    """Return the results of a recipe in the order of the seeds."""
+    return sorted((one for one in results if one.recipe == recipe), key=lambda one: one.seed)
 
 
-def _differences(
-    own: Sequence[Result], baseline: Sequence[Result], cost: EqualCost, share: float = 1.0, of_baseline: float = 1.0
-) -> tuple[float, ...]:
-    """Accuracy at a share of the cost less the baseline's at a share of it, in the order of the seeds."""
-    part, its = (EqualCost(cost.kind, part * cost.amount) for part in (share, of_baseline))
-    there = {one.seed: one.accuracy_at(its) for one in baseline}
-    return tuple(one.accuracy_at(part) - there[one.seed] for one in sorted(own, key=lambda one: one.seed))
+def _means(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each level that all have."""
+    return {name: fmean(one[name] for one in levels) for name in levels[0] if all(name in one for one in levels)}
 
 
-def _row(
-    own: Sequence[Result], baseline: Sequence[Result], cost: EqualCost, cost_to_baseline: float | None
-) -> RecipeRow:
+def _row(own: Sequence[Result], baselines: Sequence[Sequence[Result]], cost: EqualCost) -> RecipeRow:
     def over_seeds(value: Callable[[Result], float]) -> Interval:
         return Interval.of([value(one) for one in own])
 
-    def along(part: float) -> tuple[Interval, ...]:
-        shares = SHARES if differences else ()
-        return tuple(Interval.of(_differences(own, baseline, cost, part * share, share)) for share in shares)
-
-    differences = () if own[0].recipe == baseline[0].recipe else _differences(own, baseline, cost)
     return RecipeRow(
         recipe=own[0].recipe,
         settings=own[0].settings,
         seeds=len(own),
         accuracy=over_seeds(lambda one: one.accuracy_at(cost)),
-        against_baseline=Interval.of(differences) if differences else None,
-        differences=differences,
-        along=along(1.0),
-        two_thirds_along=along(TWO_THIRDS),
-        at_two_thirds=Interval.of(_differences(own, baseline, cost, TWO_THIRDS)),
-        cost_to_baseline=cost_to_baseline,
+        levels=_levels(own, cost),
+        against=tuple(_against(own, baseline, cost) for baseline in baselines),
         updates=over_seeds(lambda one: one.updates),
+        rollouts_per_update=over_seeds(lambda one: one.rollouts / max(one.updates, 1)),
+        informative_groups_per_update=over_seeds(lambda one: one.informative_groups / max(one.updates, 1)),
         informative_groups_per_1k_rollouts=over_seeds(lambda one: 1e3 * one.informative_groups / one.rollouts),
         signal_per_1k_rollouts=over_seeds(lambda one: 1e3 * one.signal / one.rollouts),
         informative_groups_per_1m_tokens=over_seeds(lambda one: 1e6 * one.informative_groups / one.tokens),
@@ -161,6 +158,33 @@ def _row(
     )
 
 
+def _levels(own: Sequence[Result], cost: EqualCost) -> dict[str, Interval]:
+    found = [one.levels_at(cost) for one in own]
+    return {name: Interval.of([one[name] for one in found]) for name in _means(found)}
+
+
+def _against(own: Sequence[Result], baseline: Sequence[Result], cost: EqualCost) -> Against:
+    differences = () if own[0].recipe == baseline[0].recipe else _differences(own, baseline, cost)
+    shares = SHARES if differences else ()
+    curves, its = ([one.curve(cost.kind) for one in results] for results in (own, baseline))
+    return Against(
+        baseline=baseline[0].recipe,
+        difference=Interval.of(differences) if differences else None,
+        differences=differences,
+        along=tuple(Interval.of(_differences(own, baseline, cost, share, share)) for share in shares),
+        at_two_thirds=Interval.of(_differences(own, baseline, cost, TWO_THIRDS)),
+        targets=targets(curves, its, cost.amount),
+    )
+
+
+def _differences(
+    own: Sequence[Result], baseline: Sequence[Result], cost: EqualCost, share: float = 1.0, of_baseline: float = 1.0
+) -> tuple[float, ...]:
+    """Accuracy at a share of the cost less the baseline's at a share of it, in the order of the seeds."""
+    part, its = (EqualCost(cost.kind, part * cost.amount) for part in (share, of_baseline))
+    return tuple(one.accuracy_at(part) - other.accuracy_at(its) for one, other in zip(own, baseline, strict=True))
+
+
 def _trials(study: Study, tuned: Sequence[Result]) -> tuple[Trial, ...]:
     chosen = study.choose(tuned)
     return tuple(
@@ -168,3 +192,7 @@ def _trials(study: Study, tuned: Sequence[Result]) -> tuple[Trial, ...]:
         for recipe in study.recipes
         for settings, accuracy in study.trials(recipe, tuned)
     )
+
+
+def _edges(study: Study, recipe: str, chosen: Values) -> list[Edge]:
+    return edges(study.grid, recipe, chosen) if study.number_of_tries else []

@@ -24,10 +24,14 @@ def result(
     updates: int = 10,
     informative: float = 50.0,
     signal: float = 80.0,
+    levels: Sequence[tuple[int, float, float]] = (),
 ) -> Result:
-    """``accuracies`` are (rollouts, accuracy); a rollout has ten tokens and takes 6 ms."""
+    """``accuracies`` are (rollouts, accuracy), ``levels`` (level, first, last); a rollout has ten tokens."""
     spent = max(rollouts for rollouts, _ in accuracies)
-    validations = tuple(Validation(x, 10 * x, x / 1e4, accuracy) for x, accuracy in accuracies)
+    validations = tuple(
+        Validation(x, 10 * x, x / 1e4, accuracy, {str(level): last if x else first for level, first, last in levels})
+        for x, accuracy in accuracies
+    )
     return Result(
         recipe, seed, settings or {}, validations, updates, spent, 10 * spent, spent / 1e4, 2.0, informative, signal
     )

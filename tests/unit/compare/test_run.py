@@ -276,6 +276,24 @@ def test_a_result_is_read_from_the_run_directory_with_everything_charged(tmp_pat
     assert Result.from_dict(json.loads(json.dumps(read.as_dict()))) == read
 
 
+@pytest.mark.parametrize(("trainer", "updates"), [({}, 12 * 4 * 2), ({"backend": "trl"}, 12)])
+def test_of_verl_every_mini_batch_is_an_update_and_trl_logs_each(tmp_path, trainer, updates):
+    path = write_run(tmp_path / "run", "dapo", steps=12)
+    actor = {"ppo_mini_batch_size": 8, "ppo_epochs": 2}
+    config = {"data": {"train_batch_size": 32}, "actor_rollout_ref": {"actor": actor}, "trainer": trainer}
+    (path / "config.yaml").write_text(json.dumps(config))
+    arm = Arm("run", "dapo", 1, {}, EqualCost("rollouts", 100))
+    assert read_result(arm, path, wall_seconds=90).updates == updates
+
+
+def test_accuracy_by_level_is_read_where_it_was_logged(tmp_path):
+    path = write_run(tmp_path / "run", "dapo", steps=12)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 0, "data": {"val-level/3/mean@4": 0.25}}) + "\n")
+    read = read_result(Arm("run", "dapo", 1, {}, EqualCost("rollouts", 100)), path, wall_seconds=90)
+    assert [dict(one.levels) for one in read.validations] == [{"3": 0.25}, {}, {}, {}]
+
+
 def test_an_arm_that_ended_before_its_budget_is_an_error(tmp_path):
     path = write_run(tmp_path / "run", "dapo", steps=4)
     arm = Arm("dapo-seed1", "dapo", 1, {}, EqualCost("rollouts", 10**6))
