@@ -198,9 +198,10 @@ class Collector(Saved):
     ) -> tuple[str, ...]:
         """Take back groups of the batch in hand, or kept ones: whole, or the rollouts named for each.
 
-        What is left of a group is judged again. Those that no longer pass are returned: they are not to be trained, and
-        ``take`` hands out as many in their place once ``ready``. Groups rejected because they are ``flat``, without a
-        gradient, may fill up a batch (``on_exhausted: backfill``); others never.
+        What is left of a group is judged again. Groups that no longer pass, or have no trained rollout left, are
+        returned: they are not to be trained, and ``take`` hands out as many in their place once ``ready``. Groups
+        rejected because they are ``flat``, without a gradient, may fill up a batch (``on_exhausted: backfill``);
+        others never.
         """
         rows = dict(uids) if isinstance(uids, Mapping) else dict.fromkeys(uids)
         taken = len(self._shelf.in_hand)

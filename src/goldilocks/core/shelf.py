@@ -125,16 +125,19 @@ class Shelf:
         return len(expired)
 
     def reject(self, uid: str, indices: Collection[int] | None, reason: str, judge: Judge, *, flat: bool) -> bool:
-        """Take rollouts of a group back: those named, or all. True if the rest does not pass and the group is lost.
+        """Take rollouts of a group back: those named, or all. True if the group is lost.
 
-        A group that is lost because it is ``flat`` has no gradient, and may fill a batch up.
+        A group is lost if the rest does not pass, or if it is in hand and none of its trained rollouts is left: the
+        caller has not seen the others. A group that is lost because it is ``flat`` has no gradient, and may fill a
+        batch up.
         """
         group = self._find(uid)
         gone = {rollout.index for rollout in group.rollouts} if indices is None else set(indices)
         left = tuple(rollout for rollout in group.rollouts if rollout.index not in gone)
         trained = tuple(rollout for rollout in group.trained if rollout.index not in gone)
         rest = replace(group, rollouts=left, trained=trained)
-        lost = not left or not judge(rest).keep
+        untrained = uid in self._in_hand and not trained
+        lost = not left or untrained or not judge(rest).keep
         self._charge(group, [one for one in group.rollouts if lost or one.index in gone], reason)
         if lost:
             self._remove(group)
@@ -152,8 +155,10 @@ class Shelf:
             raise ValueError(f"uid={uid!r} is not in the batch in hand: it cannot be trimmed")
         group, account = self._in_hand[uid]
         left_out = [rollout for rollout in group.trained if rollout.index in indices]
-        self._accounts.move(left_out, account, Account.TRIMMED)
         trained = tuple(rollout for rollout in group.trained if rollout.index not in indices)
+        if not trained:
+            raise ValueError(f"uid={uid!r} cannot be trimmed by {sorted(indices)}: no rollout would be trained")
+        self._accounts.move(left_out, account, Account.TRIMMED)
         self._in_hand[uid] = replace(group, trained=trained), account
 
     def _find(self, uid: str) -> Group:

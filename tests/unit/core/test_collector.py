@@ -375,6 +375,32 @@ def test_a_group_that_loses_its_signal_is_replaced_in_the_same_step() -> None:
     assert subject.step == 0
 
 
+def test_a_group_none_of_whose_trained_rollouts_is_left_is_lost_whatever_its_others_say() -> None:
+    """A gate sees the rows that are trained and no others: none of those takes the place of a refused one."""
+    subject = collector(allocator=Adaptive(min_rollouts=6, max_n=6, max_train_n=2))
+    answer(subject, subject.requests())
+    trained = {group.uid: [rollout.index for rollout in group.trained] for group in subject.take()}
+    assert trained == {"g0": [0, 1], "g1": [0, 1]}
+    assert subject.reject({"g0": [0, 1], "g1": [0]}, "gate1") == ("g0",)
+    assert subject.accounts.rollouts == {
+        "open": 0,
+        "carried": 0,
+        "trained": 1,
+        "trimmed": 4,
+        "rejected/gate1": 7,
+    }
+    assert (subject.owed, [group.uid for group in subject.in_hand]) == (1, ["g1"])
+
+
+def test_a_group_cannot_be_trimmed_to_nothing() -> None:
+    subject = collector()
+    answer(subject, subject.requests())
+    subject.take()
+    with pytest.raises(ValueError, match=r"uid='g0' cannot be trimmed by \[0, 1\]: no rollout would be trained"):
+        subject.trim({"g0": [0, 1]})
+    assert subject.accounts.tokens["trained"] == 40
+
+
 def test_a_kept_group_can_be_rejected_before_it_is_taken() -> None:
     subject = collector(gen_batch_size=3)
     answer(subject, subject.requests())

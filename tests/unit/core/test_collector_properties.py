@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from unit.core.driver import MAX_TOKENS, FaultyEngine, Log, run, take, turn
 
 from goldilocks.core import Collector, Exhausted, Limits, ListSource, Surplus
+from goldilocks.core.allocators import Adaptive, Allocator
 from goldilocks.core.filters import Everything, Variance
 from goldilocks.recipes import names
 from goldilocks.runs.checkpoint import load_state, save_state
@@ -62,13 +63,13 @@ def features(policy: str, prompts: int) -> Any:
     return SETTINGS[policy].features().of(source(prompts))
 
 
-def make(case: dict[str, Any]) -> Collector:
+def make(case: dict[str, Any], allocator: Allocator | None = None) -> Collector:
     chosen = SETTINGS[case["policy"]]
     bounds = {name: case[name] for name in ("target_groups", "gen_batch_size", "limits", "surplus", "seed")}
     selector = chosen.selector()
     if selector.needs_features:
         selector.use_features(features(case["policy"], case["prompts"]))
-    return Collector(source(case["prompts"]), selector, chosen.allocator(), chosen.filter(), **bounds)
+    return Collector(source(case["prompts"]), selector, allocator or chosen.allocator(), chosen.filter(), **bounds)
 
 
 def run_until_exhausted(case: dict[str, Any], steps: int = 4) -> tuple[Collector, Log]:
@@ -256,6 +257,33 @@ def test_what_is_rejected_is_replaced_until_the_batch_is_full(case: dict[str, An
         collector.accounts.check()
     rejected = collector.accounts.by_class(collector.accounts.rollouts)["rejected"]
     assert rejected == sum(len(g) for batch in log.batches for g in batch if g.uid not in held)
+
+
+@properties
+@given(cases, st.data())
+def test_rows_that_are_rejected_are_never_trained_and_no_group_is_left_without_one(
+    case: dict[str, Any], data: st.DataObject
+) -> None:
+    """A group trains some of its rows only: what a gate has not seen does not take the place of what it refused."""
+    case = {**case, "limits": Limits()}
+    collector = make(case, allocator=Adaptive(max_n=8, min_rollouts=6, stop="contrast", max_train_n=2))
+    engine, log = FaultyEngine(case["seed"]), Log()
+    gone: set[tuple[str, int]] = set()
+    for _ in range(3):
+        while not collector.ready:
+            turn(collector, engine, log)
+        seen = take(collector, engine, log)
+        indices = {group.uid: [rollout.index for rollout in group.trained] for group in seen}
+        refused = {uid: data.draw(st.sets(st.sampled_from(some))) for uid, some in indices.items()}
+        gone.update((uid, index) for uid, some in refused.items() for index in some)
+        collector.reject(refused, "gate")
+        collector.accounts.check()
+        trained = [rollout for group in collector.in_hand for rollout in group.trained]
+        assert all(group.trained for group in collector.in_hand)
+        assert not gone & {(rollout.uid, rollout.index) for rollout in trained}
+        assert collector.accounts.rollouts["trained"] == len(trained)
+        if not collector.owed:
+            break
 
 
 def test_a_new_process_goes_on_with_the_same_decisions(tmp_path: Path) -> None:

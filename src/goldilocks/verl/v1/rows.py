@@ -71,8 +71,8 @@ class QueueRows:
 
 
 def batch_of(groups: Iterable[Group]) -> KVBatchMeta:
-    """The rows that are trained, group by group; of groups that were not taken yet, all."""
-    pairs = [pair for group in groups for rollout in group.trained or group.rollouts for pair in rollout.payload]
+    """The rows that are trained, of groups that were taken, group by group."""
+    pairs = [pair for group in groups for rollout in group.trained for pair in rollout.payload]
     return KVBatchMeta(partition_id=PARTITION, keys=[key for key, _ in pairs], tags=[dict(tag) for _, tag in pairs])
 
 

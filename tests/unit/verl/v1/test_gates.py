@@ -15,7 +15,7 @@ from goldilocks.types import Group, Request, Rollout
 from goldilocks.verl.final_reward import KLPenalty
 from goldilocks.verl.refill import replacements
 from goldilocks.verl.v1.gates import BatchFilterGate, FinalRewardGate, build_gate
-from goldilocks.verl.v1.rows import untrained_of
+from goldilocks.verl.v1.rows import batch_of, untrained_of
 
 TOKENS = 5
 
@@ -113,6 +113,34 @@ def test_rows_cut_to_the_group_size_stay_in_the_baseline() -> None:
         metrics = run.collector.metrics()
         assert metrics["accounts/trained_rollouts"] == metrics["accounts/trimmed_rollouts"] == update * 16 * 4
         assert metrics["accounts/rejected_rollouts"] % 8 == 0  # whole groups, without signal
+
+
+def test_a_group_whose_trained_rows_all_fail_a_gate_is_lost_and_none_of_its_other_rows_is_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``max_train_n`` trains two of four rows. Log-probs are computed of those two, and the gate sees no others."""
+    queue = Queue(monkeypatch)
+    chosen = settings(
+        "batch_filter.enable_two_gate_filter=true",
+        "batch_filter.gate_always=true",
+        "batch_filter.target_group_size=2",
+        "data.train_batch_size=1",
+        "adaptive_rollout={enable: true, min_rollouts: 4, max_n: 4, max_train_n: 2}",
+    )
+    gate, subject = build_gate(chosen, no_penalty), chosen.collector(ListSource([str(number) for number in range(9)]))
+    assert gate is not None
+    (request,) = subject.requests()
+    for index in range(4):
+        key = f"{request.uid}_{index}_0"
+        queue.add(key, 0, TOKENS, rollout_log_probs=-9.0)
+        subject.observe(Rollout(request.uid, index, float(index % 2), TOKENS, payload=[[key, queue.tags[key]]]))
+    batch = batch_of(subject.take())
+    for key in batch.keys:
+        queue.rows[key]["old_log_probs"] = torch.full((TOKENS,), -1.0)  # far from what the engine says
+    refused, _, _ = gate.judge(batch, policy=0)
+    assert refused == {"g0": [0, 1]}
+    assert subject.reject(refused, gate.reason) == ("g0",)
+    assert batch_of(subject.in_hand).keys == []
 
 
 def rows_of_a_group(queue: Queue, *versions: int, now: float, written: float) -> None:
