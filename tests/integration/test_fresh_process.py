@@ -65,6 +65,10 @@ def storage():
     from verl.plugin.platform import PlatformRegistry as registry
     return seen | {"the platform is ours": registry.get("cpu") is cpu.PlatformCPU}
 
+def sampler():
+    import goldilocks.verl.v1.sampler
+    return loaded("goldilocks.verl.v1.trainer")
+
 def replaced():
     sys.path.insert(0, sys.argv[2])
     import replaced
@@ -76,6 +80,7 @@ forked(filtered)
 import transformers  # before the forks that import verl, which needs it
 from transfer_queue.utils.zmq_utils import ZMQMessage
 forked(storage)
+forked(sampler)
 forked(replaced)
 """
 
@@ -118,6 +123,10 @@ def test_a_process_that_was_never_told_understands_packed_rows_and_answers_in_ki
 
 def test_a_module_of_an_addition_may_be_the_first_to_import_verl(folder: Path) -> None:
     assert seen(folder, "storage")["the platform is ours"]
+
+
+def test_any_module_of_the_v1_trainer_may_be_imported_first(folder: Path) -> None:
+    assert seen(folder, "sampler") == ["goldilocks.verl.v1.trainer"]
 
 
 def test_with_nothing_asked_for_every_function_is_verls_own_and_with_all_the_table_is_what_is_replaced(

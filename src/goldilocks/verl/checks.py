@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 CAN_PAUSE = ("transformers", "vllm")
+SAMPLER = "trainer.v1.sampler"
+VERLS_BOUNDS = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}  # verl's defaults
 MANAGER = "goldilocks.verl.v1.agent_loop.StreamingManager"
 
 
@@ -24,10 +26,11 @@ def check_v1(config: DictConfig) -> None:
     sampler = config.trainer.v1.sampler.get("custom_sampler", None) or {}
     require(
         not sampler.get("path"),
-        "trainer.v1.sampler.custom_sampler.path",
+        f"{SAMPLER}.custom_sampler.path",
         sampler.get("path"),
         f"none {with_us}, which samples by goldilocks.selector, goldilocks.allocator and goldilocks.filter",
     )
+    _check_bounds_on_age(config)
     _check_pausing(config)
     reward = config.reward.reward_model
     require(
@@ -36,6 +39,18 @@ def check_v1(config: DictConfig) -> None:
         reward.enable_resource_pool,
         f"True {with_us}, since a group is judged when its rollouts arrive and needs their rewards then",
     )
+
+
+def _check_bounds_on_age(config: DictConfig) -> None:
+    """The collector bounds how old a trained group may be; verl's replay buffer, which it replaces, has its own bounds.
+
+    verl's defaults cannot be told from values that a user chose, so they are accepted.
+    """
+    for name, default in VERLS_BOUNDS.items():
+        value = config.trainer.v1.sampler.get(name, default)
+        accepted = f"{default} (verl's default, not used) with trainer.v1.trainer_mode=goldilocks or goldilocks_async; "
+        accepted += "algorithm.filter_groups.max_carry_steps bounds the age of what is trained"
+        require(value == default, f"{SAMPLER}.{name}", value, accepted)
 
 
 def _check_pausing(config: DictConfig) -> None:

@@ -33,6 +33,17 @@ def test_what_would_be_ignored_is_refused_by_its_key(monkeypatch: pytest.MonkeyP
     check_v1(config())
 
 
+@pytest.mark.parametrize(("name", "value"), [("threshold", 2), ("threshold", None), ("strategy", "wait")])
+@pytest.mark.parametrize("mode", ["goldilocks", "goldilocks_async"])
+def test_verls_bounds_on_age_are_refused_and_ours_is_named(
+    monkeypatch: pytest.MonkeyPatch, mode: str, name: str, value: Any
+) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    key = f"trainer.v1.sampler.max_off_policy_{name}"
+    with pytest.raises(ValueError, match=rf"{key}={value!r} is not accepted: .*filter_groups\.max_carry_steps"):
+        check_v1(config(**{"trainer.v1.trainer_mode": mode, key: value}))
+
+
 def test_partial_rollouts_are_refused_where_an_engine_cannot_stop_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     partial = {"algorithm.filter_groups.on_full": "partial"}

@@ -36,7 +36,7 @@ from goldilocks.verl.v1.behaviour import store_log_probs, use_behaviour_log_prob
 from goldilocks.verl.v1.driver_queue import advantages
 from goldilocks.verl.v1.gates import Gate, build_gate
 from goldilocks.verl.v1.one_pass import OnePass
-from goldilocks.verl.v1.replayed_rows import ReplayedRows
+from goldilocks.verl.v1.replayed_rows import ReplayedRows, without
 from goldilocks.verl.v1.rows import (
     batch_of,
     clear,
@@ -170,7 +170,7 @@ class CollectorTrainer(SavesCollector, ReplayedRows):
             older = self.one_pass.older_rows(batch, self._policy, self._ranks)
             if older is not None:
                 self._log_probs(older, {})
-                leave_log_probs_open([key for key in batch.keys if key not in set(older.keys)])
+                leave_log_probs_open(without(batch, set(older.keys)).keys)
             return batch
         batch = self._log_probs(batch, metrics)
         return self._refill(batch, metrics) if self.gate is not None else batch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transfer_queue as tq
@@ -9,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from unit.verl.v1.queue_world import Queue
 
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.verl.patches.one_pass import WHOLE_ROWS, WHOLE_TOKENS
 from goldilocks.verl.v1.one_pass import OnePass, balanced, chosen
+from goldilocks.verl.v1.trainer import CollectorTrainer
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +70,43 @@ def test_rows_with_signal_are_all_there_and_ranks_can_share_them(signal, ranks):
     assert {place for place, has in enumerate(signal) if has} <= set(places)
     assert len(places) % ranks == 0
     assert ranks <= len(places) < sum(signal) + 2 * ranks
+
+
+class Counted(str):
+    """A key that counts how often it is looked up."""
+
+    __slots__ = ()
+    looked_up = 0
+
+    def __hash__(self):
+        Counted.looked_up += 1
+        return super().__hash__()
+
+
+class Trainer(CollectorTrainer):
+    """The trainer before its update, without workers: notes the rows whose log-probs are computed."""
+
+    def __init__(self, ranks):
+        self.one_pass = OnePass(own_log_probs=True, rows_with_signal=True)
+        self.global_steps = 3
+        self.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
+
+    def _log_probs(self, batch, metrics):
+        self.computed = batch.keys
+
+
+@pytest.mark.parametrize("rows", [64, 256])
+def test_old_rows_are_told_from_new_ones_in_as_many_lookups_as_there_are_rows(monkeypatch, rows):
+    queue = Queue(monkeypatch)
+    for number in range(rows):
+        queue.add(Counted(f"g{number}_0_0"), version=1 + number % 2, length=2)
+    batch, trainer = queue.batch(), Trainer(ranks=1)
+    Counted.looked_up = 0
+    trainer._compute_old_log_prob(batch, {})
+    assert Counted.looked_up <= 16 * rows
+    assert [int(key[1:-4]) % 2 for key in trainer.computed] == [0] * (rows // 2)
+    own = {key for key, row in queue.rows.items() if row.get("old_log_probs", torch.zeros(1)).isnan().all()}
+    assert own == set(batch.keys) - set(trainer.computed)
 
 
 def test_ranks_get_equally_many_rows_and_about_the_same_work():
