@@ -52,6 +52,7 @@ class GraphDecoder(Decoder):
         self._scores = torch.zeros(self.stride, 2, slots, device=device)
         super().__init__(model, slots, max_length, pad_id, device)
         norms.fuse(model)
+        rotary.settle(model)
 
     def release(self) -> None:
         """Give back the cache and the graphs, which hold its addresses."""

@@ -24,13 +24,18 @@ _PROGRAMS = 512
 """Programs that keep a large GPU busy: with few rows, each row's keys are split among several."""
 
 
+def _dense(states: Tensor) -> Tensor:
+    """``states`` with its last dimension in one piece, as the kernels read it."""
+    return states if states.stride(-1) == 1 else states.contiguous()
+
+
 @triton.jit
 def _write(
     new_keys, new_values, keys, values, columns,
     nk_row, nk_head, nv_row, nv_head, k_row, k_head, k_column, v_row, v_head, v_column,
     KEY: tl.constexpr, VALUE: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
 ):  # fmt: skip
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     column = tl.load(columns + row)
     d = tl.arange(0, KEY_PAD)
     key = tl.load(new_keys + row * nk_row + head * nk_head + d, mask=d < KEY)
@@ -42,6 +47,7 @@ def _write(
 
 def write(new_keys: Tensor, new_values: Tensor, keys: Tensor, values: Tensor, columns: Tensor) -> None:
     """``keys[row, :, columns[row]] = new_keys[row, :, 0]`` for every row of ``new_keys``, and likewise the values."""
+    new_keys, new_values = _dense(new_keys), _dense(new_values)
     rows, heads, _, key_size = new_keys.shape
     value_size = new_values.shape[3]
     _write[(rows, heads)](
@@ -59,7 +65,7 @@ def _attend(
     GROUP: tl.constexpr, GROUP_PAD: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
     KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, COLUMNS: tl.constexpr, SPLITS: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    row, head, split = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
     length = tl.load(last + row) + 1
     share = tl.cdiv(tl.cdiv(length, COLUMNS), SPLITS) * COLUMNS
     begin = split * share
@@ -116,6 +122,7 @@ def _join(partial, log_mass, out, VALUE: tl.constexpr, VALUE_PAD: tl.constexpr, 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor, last: Tensor, scaling: float) -> Tensor:
     """One query token per row over the row's columns 0 to ``last``. Returns ``[rows, 1, heads, value size]``."""
+    query = _dense(query)
     rows, heads, _, key_size = query.shape
     key_heads, length, value_size = keys.shape[1], keys.shape[2], values.shape[3]
     group = heads // key_heads

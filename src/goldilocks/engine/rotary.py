@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from goldilocks.engine import kernels
-
 _NAME = "apply_rotary_pos_emb"
 _Rotary = Callable[..., tuple[Tensor, Tensor]]
 
@@ -37,9 +35,49 @@ def fused(model: nn.Module, dtype: torch.dtype, device: torch.device) -> Iterato
             setattr(sys.modules[name], _NAME, original)
 
 
-def _apply(original: _Rotary, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    if kwargs or cos.stride() != sin.stride() or cos.stride(-1) != 1 or q.stride(-1) != 1 or k.stride(-1) != 1:
-        return original(q, k, cos, sin, **kwargs)
+def settle(model: nn.Module) -> None:
+    """Keep the frequencies that ``model`` has now, where its embeddings choose them by the longest row of each call.
+
+    Below the length the model was first trained for the choice is always the same, and an engine goes no further.
+    Making it waits for the device, which the capture of a graph cannot.
+    """
+    for module in model.modules():
+        kind: Any = getattr(module, "rope_type", None)
+        if isinstance(kind, str):
+            module.rope_type = _settled(kind)  # type: ignore[assignment]
+        elif isinstance(kind, dict):  # by the kind of layer
+            module.rope_type = {layer: _settled(name) for layer, name in kind.items()}  # type: ignore[assignment]
+
+
+def _settled(kind: str) -> str:
+    return "default" if kind == "longrope" or "dynamic" in kind else kind
+
+
+def fits(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether the kernel may rotate these: whole heads, of the types and strides that it was compared with.
+
+    Models with partial rotary embeddings (GPT-NeoX, Phi-4-mini, GLM-4-MoE) have a ``cos`` narrower than a head, which
+    the kernel would read past. A ``cos`` of another type (OLMo 2 keeps float32) rounds elsewhere.
+    """
+    if q.ndim != 4 or k.ndim != 4:
+        return False
+    rows, _, tokens, size = q.shape
+    return (
+        size % 2 == 0
+        and k.shape[:1] + k.shape[2:] == q.shape[:1] + q.shape[2:]
+        and cos.shape in ((rows, tokens, size), (1, tokens, size))
+        and cos.shape == sin.shape
+        and cos.stride() == sin.stride()
+        and {q.dtype, k.dtype, cos.dtype, sin.dtype} == {q.dtype}
+        and q.stride(-1) == k.stride(-1) == cos.stride(-1) == 1
+    )
+
+
+def _apply(original: _Rotary, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
+    if args or kwargs or not fits(q, k, cos, sin):
+        return original(q, k, cos, sin, *args, **kwargs)
+    from goldilocks.engine import kernels  # needs Triton, which only comes with a CUDA build of torch
+
     return kernels.rotate(q, cos, sin), kernels.rotate(k, cos, sin)
 
 

@@ -18,7 +18,7 @@ from transformers import (
 
 VOCABULARY = 61
 
-_SHAPE = {
+SHAPE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -33,9 +33,9 @@ _SHAPE = {
 }
 
 CONFIGS: dict[str, PretrainedConfig] = {
-    "llama": LlamaConfig(**_SHAPE),
-    "qwen2": Qwen2Config(**_SHAPE, tie_word_embeddings=True),
-    "qwen3": Qwen3Config(**_SHAPE, head_dim=16),
+    "llama": LlamaConfig(**SHAPE),
+    "qwen2": Qwen2Config(**SHAPE, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SHAPE, head_dim=16),
     "gpt2": GPT2Config(
         vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=None, eos_token_id=None,
         initializer_range=0.1,
