@@ -102,9 +102,10 @@ METRICS: dict[str, str] = {
     # Policies.
     "selector/greso_p": "`greso`: probability that a prompt with a streak of one visit without variance is tried",
     "selector/greso_skipped": "`greso`: prompts skipped since the run began",
-    "selector/forecast_in_use": "`forecast`: 1 while prompts are chosen by it; 0 while it is no better than the mean",
-    "selector/forecast_skill": "`forecast`: share of the mean's log-loss that it saves on prompts it had not seen",
-    "selector/forecast_scored": "`forecast`: groups of uniform draws that it was scored on",
+    "belief/strata": "`goldilocks.prior=strata`: strata that prompts are divided into",
+    "belief/worth": "rollouts of a prompt that the prior counts as: 1 (prompts of one stratum differ at will) to 64",
+    "belief/skill": "share of the mean's log-loss that beliefs save on prompts drawn uniformly; 0: no better",
+    "belief/scored": "groups of uniform draws that `belief/skill` is over, the last 512 or so for the most part",
     # The batch filter, over all calls of a step.
     "batch/total_samples_generated": "rows that came in",
     "batch/total_groups_generated": "groups that came in",

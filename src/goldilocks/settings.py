@@ -27,9 +27,10 @@ from goldilocks.core import (
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed
 from goldilocks.core.filters import Everything, Filter, Variance
 from goldilocks.core.guard import Guard
+from goldilocks.core.priors import PRIORS, Flat, Forecast, Prior, Strata
 from goldilocks.core.selectors import Selector
 from goldilocks.errors import nearest, require, require_type
-from goldilocks.features import Features
+from goldilocks.features import Features, StrataSettings
 from goldilocks.filtering.config import PPOFilterConfig
 from goldilocks.nested import value_at
 from goldilocks.runs.budget import Budget
@@ -39,6 +40,12 @@ S = TypeVar("S")
 
 MIN_STD = 1e-6  # shaped rewards never give an exact zero
 FINAL_METRIC = "seq_final_reward"  # after the KL penalty: where there is one, known only once log-probs are
+FORECAST = "forecast"
+FORECAST_PRIOR = {
+    "worth": "worth",
+    "forgetting": "forgetting",
+    "prior": "precision",
+}  # selector=forecast's, and the prior's
 REWARD_METRICS = ("reward", "seq_reward", FINAL_METRIC)  # the summed token-level score
 
 
@@ -84,6 +91,9 @@ class Policies:
     max_tokens_per_step: int | None = None
     max_retries: int = 2
     forgetting: float = 0.9
+    prior: str = "flat"
+    prior_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    strata: Mapping[str, Any] = field(default_factory=lambda: asdict(StrataSettings()))
     loss_agg: str | None = None
     features: Mapping[str, Any] = field(default_factory=lambda: asdict(Features()))
     replay: Mapping[str, Any] = field(default_factory=lambda: asdict(Replay()))
@@ -147,7 +157,13 @@ class Settings:
             self._check_oversampling(self.batch_filter_config)
         # each checks its own
         self.limits(), self.surplus(), self.selector(), self.allocator(), self.filter(), self.budget()
-        self.replay(), self.features(), self.guard()
+        self.replay(), self.features(), self.strata(), self.guard()
+        self._check_prior()
+
+    def _check_prior(self) -> None:
+        policies = self.policies
+        known = ", ".join(PRIORS) + nearest(policies.prior, PRIORS)
+        require(policies.prior in PRIORS, "goldilocks.prior", policies.prior, f"one of {known}")
 
     def _check_oversampling(self, config: PPOFilterConfig) -> None:
         """A batch has ``train_batch_size`` groups; how many are generated for it at first is said once."""
@@ -233,8 +249,34 @@ class Settings:
     def features(self) -> Features:
         return _section(Features, {"goldilocks": {"features": self.policies.features}}, "goldilocks.features")
 
+    def strata(self) -> StrataSettings:
+        return _section(StrataSettings, {"goldilocks": {"strata": self.policies.strata}}, "goldilocks.strata")
+
     def selector(self) -> Selector:
-        return build_selector(self.policies.selector, self.policies.selector_kwargs)
+        """The selector named; ``forecast`` is the name for ``thompson`` with ``goldilocks.prior=forecast``."""
+        policies = self.policies
+        if policies.selector != FORECAST:
+            return build_selector(policies.selector, policies.selector_kwargs)
+        own = {key: value for key, value in policies.selector_kwargs.items() if key not in FORECAST_PRIOR}
+        return build_selector("thompson", own)
+
+    @property
+    def prior_name(self) -> str:
+        return FORECAST if self.policies.selector == FORECAST else self.policies.prior
+
+    def prior(self, source: Any, hidden_states: Callable[[], np.ndarray] | None = None) -> Prior:
+        """Where beliefs about the prompts of this source begin."""
+        if self.prior_name == "strata":
+            return Strata(self.strata().of(source), **self.policies.prior_kwargs)
+        if self.prior_name == FORECAST:
+            return Forecast(self.features().of(source, hidden_states), **self._forecast_kwargs)
+        return Flat()
+
+    @property
+    def _forecast_kwargs(self) -> dict[str, Any]:
+        given = self.policies.selector_kwargs if self.policies.selector == FORECAST else {}
+        old = {FORECAST_PRIOR[key]: value for key, value in given.items() if key in FORECAST_PRIOR}
+        return {**old, **self.policies.prior_kwargs}
 
     def allocator(self) -> Allocator:
         """Adaptive rollouts if they are asked for, else the allocator named, else the n of every prompt."""
@@ -283,6 +325,7 @@ class Settings:
             source.keys(),
             positive_threshold=self.adaptive.positive_threshold,
             forgetting=self.policies.forgetting,
+            prior=self.prior(source, hidden_states),
         )
         return Collector(
             source,

@@ -15,7 +15,8 @@ from goldilocks.core import ListSource, Replay
 from goldilocks.core.allocators import Adaptive, Fixed, Knapsack
 from goldilocks.core.filters import Everything, Variance
 from goldilocks.core.guard import Guard
-from goldilocks.core.selectors import Forecast, Thompson
+from goldilocks.core.priors import Flat, Forecast, Strata
+from goldilocks.core.selectors import Thompson
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.settings import AdaptiveRollout, FilterGroups, Policies, Settings
 from goldilocks.verl.baseline import estimator_for
@@ -202,8 +203,44 @@ def test_replay_guard_and_features_are_checked_before_anything_starts(override: 
 def test_a_forecast_is_given_features_of_the_prompts() -> None:
     chosen = settings("goldilocks.selector=forecast")
     collector = chosen.collector(ListSource([f"{a} + {b}" for a in range(9) for b in (7, 70, 700)]))
-    assert isinstance(collector.selector, Forecast)
+    assert isinstance(collector.ledger.prior, Forecast)
+    assert collector.selector == Thompson()
     assert len(collector.requests()) == 8
+
+
+def test_the_old_parameters_of_the_forecast_go_to_the_selector_and_to_the_prior() -> None:
+    kwargs = "goldilocks.selector_kwargs={worth: 3, target: 0.4}"
+    collector = settings("goldilocks.selector=forecast", kwargs).collector(ListSource(["1 + 1", "22 + 2"]))
+    assert collector.selector == Thompson(target=0.4)
+    assert collector.ledger.prior.worth == 3
+
+
+def test_the_prior_is_named_and_strata_are_columns_or_the_shape_of_the_text() -> None:
+    texts = [f"add {10**level}" for level in (1, 5) for _ in range(8)]
+    source = ListSource(texts, columns={"level": [1, 5] * 8})
+    assert isinstance(settings().collector(source).ledger.prior, Flat)
+    by_text = settings("goldilocks.prior=strata").collector(source).ledger.prior
+    by_level = settings("goldilocks.prior=strata", "goldilocks.strata.columns=[level]").collector(source).ledger.prior
+    assert isinstance(by_text, Strata)
+    assert by_level.metrics()["belief/strata"] == by_text.metrics()["belief/strata"] == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["goldilocks.prior=stratum"], r"goldilocks.prior='stratum' is not accepted: one of .*did you mean 'strata'"),
+        (["goldilocks.strata.columns=level"], "goldilocks.strata.columns='level' is not accepted: a list"),
+    ],
+)
+def test_a_prior_that_is_not_known_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        settings(*overrides)
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
+    chosen = settings("goldilocks.prior=strata", "goldilocks.strata.columns=[skill]")
+    with pytest.raises(ValueError, match=r"goldilocks.strata.columns: the data have no column 'skill'; .* level"):
+        chosen.collector(ListSource(["a", "b"], columns={"level": [1, 2]}))
 
 
 def test_hidden_states_come_from_whoever_has_a_model() -> None:

@@ -245,6 +245,7 @@ class Collector(Saved):
             "data/epoch": self.prompts_issued / len(self.source),
             "data/prompts_issued": self.prompts_issued,
             **self.accounts.metrics(),
+            **self.ledger.metrics(),
             **self.selector.metrics(),
             **self.allocator.metrics(),
             **self.filter.metrics(),
@@ -269,7 +270,9 @@ class Collector(Saved):
         for visit in reversed(stopped):
             self._open.close(visit)
             if visit.rollouts:
-                self.selector.learn_unjudged(visit.close())
+                group = visit.close()
+                self.ledger.record_unjudged(group)
+                self.selector.learn_unjudged(group)
             self.accounts.move(visit.arrived, Account.OPEN, Account.CANCELLED)
             self._queue.put_back(visit.prompt.index, visit.planned)
 

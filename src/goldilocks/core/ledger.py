@@ -1,8 +1,9 @@
 """Beliefs about each prompt: flat arrays with a row per prompt, 30 bytes per row.
 
-Beliefs are stored under ``prompt.key``; ``prompt.index`` is the row in this run. Every visit forgets a little of the
-earlier ones, since the policy has changed. The Beta posterior does not depend on the rule by which a group stopped, so
-adaptive groups update it as well as fixed ones.
+A belief is a Beta posterior: the rollouts of the prompt on a prior (``goldilocks.core.priors``). Counts are stored
+under ``prompt.key``; ``prompt.index`` is the row in this run. Every visit forgets a little of the earlier ones, since
+the policy has changed. The posterior does not depend on the rule by which a group stopped, so adaptive groups update it
+as well as fixed ones.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from goldilocks.core.belief_score import BeliefScore
+from goldilocks.core.priors import Flat, Prior
 from goldilocks.core.source import KeyedPositions
 from goldilocks.errors import require
 from goldilocks.types import Group
@@ -21,7 +24,14 @@ FIELDS = ("positives", "negatives", "visits", "streak", "tokens", "last_step")
 class Ledger:
     """Per prompt: a Beta posterior over its pass rate, visits, the streak of zero-variance visits, expected length."""
 
-    def __init__(self, keys: np.ndarray, *, positive_threshold: float = 0.5, forgetting: float = 0.9) -> None:
+    def __init__(
+        self,
+        keys: np.ndarray,
+        *,
+        positive_threshold: float = 0.5,
+        forgetting: float = 0.9,
+        prior: Prior | None = None,
+    ) -> None:
         require(0 <= forgetting <= 1, "ledger.forgetting", forgetting, "between 0 (only the last visit) and 1 (none)")
         size = len(keys)
         self.keys = np.asarray(keys, dtype=np.uint64)
@@ -34,6 +44,11 @@ class Ledger:
         self.tokens = np.zeros(size, dtype=np.float32)
         self.last_step = np.zeros(size, dtype=np.uint32)
         self.mean_tokens = 0.0
+        self.now = 0  # the last update that a group was recorded at
+        self.prior = prior or Flat()
+        self.score = BeliefScore()
+        self._news = False  # since the prior last caught up
+        self._probes: dict[int, tuple[float, float]] = {}  # by key: what beliefs and the mean expect of uniform draws
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -48,7 +63,7 @@ class Ledger:
     def record(self, group: Group, *, informative: bool, step: int) -> None:
         """Learn from one finished visit. ``informative``: its rewards differed."""
         row, seen = group.prompt.index, len(group)
-        positives = sum(self.is_positive(rollout.reward) for rollout in group.rollouts)
+        positives = self._observe(group)
         tokens = group.tokens / seen
         self.positives[row] = self.forgetting * self.positives[row] + positives
         self.negatives[row] = self.forgetting * self.negatives[row] + seen - positives
@@ -56,11 +71,41 @@ class Ledger:
         self.streak[row] = 0 if informative else min(int(self.streak[row]) + 1, 65_535)
         self.visits[row] += 1
         self.last_step[row] = step
+        self.now = max(self.now, step)
         self.mean_tokens += 0.01 * (tokens - self.mean_tokens) if self.mean_tokens else tokens
 
+    def record_unjudged(self, group: Group) -> None:
+        """Let the prior learn from a group that is given up before it is judged; it is no visit."""
+        self._observe(group)
+
+    def _observe(self, group: Group) -> int:
+        """Score the beliefs if the prompt was drawn uniformly, tell the prior, and return how many rollouts passed."""
+        passes, trials = sum(self.is_positive(rollout.reward) for rollout in group.rollouts), len(group)
+        expected = self._probes.pop(group.prompt.key, None)
+        if expected is not None:
+            self.score.add(*expected, passes, trials)
+        self.prior.observe(group.prompt, passes, trials, group.version)
+        self._news = True
+        return passes
+
+    def probe(self, rows: np.ndarray) -> np.ndarray:
+        """Note that these prompts were drawn uniformly: beliefs are scored by what comes of them. Returns them."""
+        keys, expected, mean = self.keys[rows].tolist(), self.pass_rate(rows).tolist(), self.score.mean
+        self._probes.update((key, (one, mean)) for key, one in zip(keys, expected, strict=True))
+        return rows
+
+    def _catch_up(self) -> None:
+        if self._news:
+            self.prior.catch_up(self)
+            self._news = False
+
     def posterior(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The Beta posterior's two parameters; a prompt never seen has the uniform prior (1, 1)."""
-        return 1 + self.positives[rows], 1 + self.negatives[rows]
+        """The Beta posterior's two parameters; a prompt never seen has its prior."""
+        self._catch_up()
+        return self._with_own(rows, *self.prior.mean(rows))
+
+    def _with_own(self, rows: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return a + self.positives[rows], b + self.negatives[rows]
 
     def pass_rate(self, rows: np.ndarray) -> np.ndarray:
         """The posterior mean."""
@@ -68,8 +113,12 @@ class Ledger:
         return np.asarray(a / (a + b))
 
     def draw(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """One draw from each posterior: a Beta draw is a ratio of two gamma draws, quick in single precision."""
-        a, b = self.posterior(rows)
+        """One draw from each posterior, given one draw of what prompts share.
+
+        A Beta draw is a ratio of two gamma draws, quick in single precision.
+        """
+        self._catch_up()
+        a, b = self._with_own(rows, *self.prior.draw(rows, rng))
         x = rng.standard_gamma(a, dtype=np.float32)
         return np.asarray(x / (x + rng.standard_gamma(b, dtype=np.float32)))
 
@@ -81,7 +130,15 @@ class Ledger:
         """Only prompts that were visited: the file grows with the run, not with the data set."""
         rows = np.flatnonzero(self.visits)
         state: dict[str, Any] = {name: getattr(self, name)[rows] for name in FIELDS}
-        return {**state, "keys": self.keys[rows], "rows": rows, "mean_tokens": self.mean_tokens}
+        return {
+            **state,
+            "keys": self.keys[rows],
+            "rows": rows,
+            "mean_tokens": self.mean_tokens,
+            "prior": self.prior.state_dict(),
+            "score": self.score.state_dict(),
+            "probes": sorted((key, *expected) for key, expected in self._probes.items()),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Beliefs find their prompts by key; those whose prompt is gone from the data are let go."""
@@ -91,3 +148,14 @@ class Ledger:
             column[:] = 0
             column[rows[rows >= 0]] = np.asarray(state[name])[rows >= 0]
         self.mean_tokens = float(state["mean_tokens"])
+        self.now = int(self.last_step.max(initial=0))
+        self.prior.load_state_dict(state.get("prior", {}))
+        self.score.load_state_dict(state.get("score", {}))
+        self._probes = {key: (belief, mean) for key, belief, mean in state.get("probes", ())}
+        self._news = True
+
+    def metrics(self) -> dict[str, float]:
+        """What is believed where, if prompts share anything, and what that is worth."""
+        if isinstance(self.prior, Flat):
+            return {}
+        return {**self.prior.metrics(), "belief/skill": self.score.skill, "belief/scored": float(self.score.groups)}

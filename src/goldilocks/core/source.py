@@ -23,12 +23,15 @@ class Source(Protocol):
 class ListSource:
     """Prompts from a sequence of contents; the key is a hash of the content.
 
-    ``readable``: the contents are what the prompts say, and not only names for them.
+    ``readable``: the contents are what the prompts say, and not only names for them. ``columns`` say more of each.
     """
 
-    def __init__(self, contents: Sequence[Any], *, readable: bool = True) -> None:
+    def __init__(
+        self, contents: Sequence[Any], *, readable: bool = True, columns: Mapping[str, Sequence[Any]] | None = None
+    ) -> None:
         self._contents = contents
         self._readable = readable
+        self._columns = dict(columns or {})
         self._keys = np.fromiter((content_key(content) for content in contents), dtype=np.uint64, count=len(contents))
 
     def __len__(self) -> int:
@@ -45,6 +48,13 @@ class ListSource:
         if not self._readable:
             return [""] * len(self)
         return [content if isinstance(content, str) else str(content) for content in self._contents]
+
+    def column(self, name: str, key: str) -> list[Any]:
+        """A column; ``key`` is the setting that names it."""
+        if name not in self._columns:
+            there = ", ".join(self._columns) or "none"
+            raise ValueError(f"{key}: the data have no column {name!r}; there are {there}")
+        return list(self._columns[name])
 
 
 class KeyedPositions:

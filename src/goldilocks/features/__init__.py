@@ -2,6 +2,7 @@
 
 from goldilocks.features.matrix import Standard, feature_matrix, with_intercept
 from goldilocks.features.settings import Features
+from goldilocks.features.strata import StrataSettings
 from goldilocks.features.text import text_features
 
-__all__ = ["Features", "Standard", "feature_matrix", "text_features", "with_intercept"]
+__all__ = ["Features", "Standard", "StrataSettings", "feature_matrix", "text_features", "with_intercept"]

@@ -12,13 +12,13 @@ def conversation_text(messages: Any) -> str:
     return "\n".join(str(message.get("content")) for message in messages)
 
 
-def numbers(table: Any, name: str) -> list[Any]:
-    """Return a column of the table, or of its ``extra_info``."""
+def column(table: Any, name: str, key: str) -> list[Any]:
+    """Return a column of the table, or of its ``extra_info``; ``key`` is the setting that names it."""
     columns = list(getattr(table, "column_names", ()))
     if name in columns:
         return list(table[name])
     infos = table["extra_info"] if "extra_info" in columns else []
     if any(name in (info or {}) for info in infos):
         return [(info or {}).get(name) for info in infos]
-    there = sorted({*columns, *(key for info in infos for key in info or {})})
-    raise ValueError(f"goldilocks.features.columns: the data have no column {name!r}; there are {', '.join(there)}")
+    there = sorted({*columns, *(one for info in infos for one in info or {})})
+    raise ValueError(f"{key}: the data have no column {name!r}; there are {', '.join(there)}")

@@ -31,7 +31,7 @@ class Features:
 
     def of(self, source: Any, hidden_states: Callable[[], np.ndarray] | None = None) -> np.ndarray:
         """The matrix for a source with ``texts()`` and, where columns are named, ``column(name)``."""
-        columns = {name: source.column(name) for name in self.columns}
+        columns = {name: source.column(name, "goldilocks.features.columns") for name in self.columns}
         if self.kind == "text":
             return feature_matrix(source.texts(), columns, self.dimensions)
         require(hidden_states is not None, "goldilocks.features.kind", self.kind, "text: there is no model here")

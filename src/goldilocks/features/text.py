@@ -24,14 +24,19 @@ def text_features(texts: Sequence[str]) -> np.ndarray:
     """A row for each text: four lengths, then the logarithm of each bucket's count of n-grams."""
     counts = np.zeros((len(texts), LENGTHS + BUCKETS), dtype=np.float32)
     for row, text in zip(counts, texts, strict=True):
-        words = [_word(token) for token in _TOKEN.findall(text.lower())]
-        numbers = [word for word in words if word[0] == "#"]
+        found = words(text)
+        numbers = [word for word in found if word[0] == "#"]
         digits = sum(character.isdigit() for character in text)
-        row[:LENGTHS] = len(text), len(words), len(numbers), digits
+        row[:LENGTHS] = len(text), len(found), len(numbers), digits
         for size in range(1, LONGEST_GRAM + 1):
-            for start in range(len(words) - size + 1):
-                row[LENGTHS + _bucket(" ".join(words[start : start + size]))] += 1
+            for start in range(len(found) - size + 1):
+                row[LENGTHS + _bucket(" ".join(found[start : start + size]))] += 1
     return np.log1p(counts)
+
+
+def words(text: str) -> list[str]:
+    """The words and signs of a text; a number is ``#`` and how many digits it has."""
+    return [_word(token) for token in _TOKEN.findall(text.lower())]
 
 
 def _word(token: str) -> str:

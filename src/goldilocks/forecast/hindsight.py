@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from goldilocks.core.forecast_score import log_loss
+from goldilocks.core.belief_score import log_loss
 from goldilocks.core.logistic import Logistic
-from goldilocks.core.selectors import Forecast
 from goldilocks.errors import require
 from goldilocks.features import feature_matrix
 from goldilocks.runs.records import Record, group_uids, read_records
@@ -23,6 +22,7 @@ from goldilocks.runs.records import Record, group_uids, read_records
 POSITIVE_THRESHOLD = 0.5
 WORTHS = np.geomspace(0.1, 1000, 161)  # rollouts
 RANKS = 4
+WORTH = 8.0  # as the prior begins with
 ENOUGH = 32  # first visits, after those of the first step
 
 
@@ -90,10 +90,9 @@ def _number(row: Record, column: str) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def look_back(outcomes: Outcomes, selector: Forecast | None = None) -> Hindsight:
-    """Score the forecasts that ``selector``'s regression would have made."""
-    selector = selector or Forecast()
-    scored, forecasts, means = _forecasts(outcomes, feature_matrix(outcomes.texts), selector)
+def look_back(outcomes: Outcomes) -> Hindsight:
+    """Score the forecasts that the regression would have made."""
+    scored, forecasts, means = _forecasts(outcomes, feature_matrix(outcomes.texts))
     require(len(scored) >= ENOUGH, "RUN", f"{len(scored)} first visits", f"{ENOUGH} or more after the first step")
     passes, trials = outcomes.passes[scored], outcomes.trials[scored]
     several = trials > 1
@@ -116,9 +115,9 @@ def look_back(outcomes: Outcomes, selector: Forecast | None = None) -> Hindsight
     )
 
 
-def _forecasts(outcomes: Outcomes, x: np.ndarray, selector: Forecast) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _forecasts(outcomes: Outcomes, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The groups that are first visits after the first step, with the forecast and the mean of all before each."""
-    model = Logistic(x.shape[1], prior=selector.prior, forgetting=selector.forgetting)
+    model = Logistic(x.shape[1])
     seen, passes, trials = np.zeros(len(outcomes.texts), dtype=bool), 1.0, 2.0
     scored: list[np.ndarray] = []
     forecasts: list[np.ndarray] = []
@@ -131,7 +130,7 @@ def _forecasts(outcomes: Outcomes, x: np.ndarray, selector: Forecast) -> tuple[n
             scored.append(fresh)
             forecasts.append(model.predict(x[outcomes.prompt[fresh]]))
             means.append(np.full(len(fresh), passes / trials))
-        weights = (selector.worth + 1) / (selector.worth + outcomes.trials[groups])
+        weights = (WORTH + 1) / (WORTH + outcomes.trials[groups])
         model.forget(1)
         model.learn(x[prompts], weights * outcomes.passes[groups], weights * outcomes.trials[groups])
         passes, trials = passes + outcomes.passes[groups].sum(), trials + outcomes.trials[groups].sum()

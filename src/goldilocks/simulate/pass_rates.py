@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class PassRates:
     pass_rate: np.ndarray
     tokens: np.ndarray
     readable: bool = True
+    columns: Mapping[str, Sequence[object]] = field(default_factory=dict)  # what else the file says of each prompt
 
     def __len__(self) -> int:
         return len(self.contents)
@@ -73,7 +74,7 @@ def interpret(rows: Sequence[Record]) -> PassRates:
 def _one_row_a_prompt(rows: Sequence[Record], rate: Callable[[Record], float]) -> PassRates:
     prompt = _prompt_column(rows[0].keys())
     contents = [number if prompt is None else row.get(prompt) for number, row in enumerate(rows)]
-    return _pass_rates(contents, _each(rate, rows), _each(_length, rows))
+    return _pass_rates(contents, _each(rate, rows), _each(_length, rows), rows)
 
 
 def _one_row_a_rollout(rows: Sequence[Record], score: str, prompt: str) -> PassRates:
@@ -87,11 +88,27 @@ def _one_row_a_rollout(rows: Sequence[Record], score: str, prompt: str) -> PassR
     def means(values: Sequence[float]) -> list[float]:
         return [math.fsum(values[number] for number in numbers) / len(numbers) for numbers in rollouts.values()]
 
-    return _pass_rates([contents[numbers[0]] for numbers in rollouts.values()], means(passes), means(lengths))
+    firsts = [numbers[0] for numbers in rollouts.values()]
+    prompts = [contents[number] for number in firsts]
+    return _pass_rates(prompts, means(passes), means(lengths), [rows[number] for number in firsts])
 
 
-def _pass_rates(contents: Iterable[object], rates: Sequence[float], lengths: Sequence[float]) -> PassRates:
-    return PassRates(tuple(contents), np.asarray(rates, dtype=np.float64), np.asarray(lengths, dtype=np.float64))
+def _pass_rates(
+    contents: Iterable[object], rates: Sequence[float], lengths: Sequence[float], rows: Sequence[Record]
+) -> PassRates:
+    """``rows``: the row that first speaks of each prompt, for its other columns and those of its ``extra_info``."""
+    infos = [{**_extra_info(row), **row} for row in rows]
+    columns = {
+        name: [info.get(name) for info in infos] for name in dict.fromkeys(name for info in infos for name in info)
+    }
+    return PassRates(
+        tuple(contents), np.asarray(rates, dtype=np.float64), np.asarray(lengths, dtype=np.float64), columns=columns
+    )
+
+
+def _extra_info(row: Record) -> Record:
+    info = row.get("extra_info")
+    return dict(info) if isinstance(info, Mapping) else {}
 
 
 def _each(read: Callable[[Record], Any], rows: Sequence[Record]) -> list[Any]:

@@ -43,7 +43,8 @@ def _untold(rollouts: int) -> None:
 
 def simulate(name: str, settings: Settings, prompts: PassRates, setup: Setup, tell: Tell = _untold) -> Outcome:
     """Spend the budget under these settings (``recipe_settings``). ``tell`` is called with the rollouts asked for."""
-    collector = settings.collector(ListSource(prompts.contents, readable=prompts.readable), repeat=setup.repeat)
+    source = ListSource(prompts.contents, readable=prompts.readable, columns=prompts.columns)
+    collector = settings.collector(source, repeat=setup.repeat)
     engine = SimulatedEngine(prompts, setup.engine, seed=setup.seed)
     harvest = Harvest()
     try:

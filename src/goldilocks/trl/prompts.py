@@ -10,7 +10,7 @@ import numpy as np
 from trl.trainer.utils import RepeatSampler
 
 from goldilocks.errors import require
-from goldilocks.features.data import conversation_text, numbers
+from goldilocks.features.data import column, conversation_text
 from goldilocks.types import Prompt, content_key
 
 IMAGES = ("image", "images")
@@ -42,9 +42,9 @@ class DatasetPrompts:
         """What the messages of each prompt say, for features of them."""
         return list(map(conversation_text, self._prompts()))
 
-    def column(self, name: str) -> list[Any]:
-        """A column of the data set, or of its ``extra_info``."""
-        return numbers(self._dataset, name)
+    def column(self, name: str, key: str) -> list[Any]:
+        """A column of the data set, or of its ``extra_info``; ``key`` is the setting that names it."""
+        return column(self._dataset, name, key)
 
     def _prompts(self) -> Iterable[Any]:
         named = hasattr(self._dataset, "column_names")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import SequentialSampler
 
-from goldilocks.features.data import conversation_text, numbers
+from goldilocks.features.data import column, conversation_text
 from goldilocks.types import Prompt, content_key
 
 
@@ -37,9 +37,9 @@ class DatasetSource:
         """What the messages of each prompt say, for features of them."""
         return [conversation_text(messages) for messages in self.messages()]
 
-    def column(self, name: str) -> list[Any]:
-        """A column of the data set, or of its ``extra_info``."""
-        return numbers(getattr(self.dataset, "dataframe", None), name)
+    def column(self, name: str, key: str) -> list[Any]:
+        """A column of the data set, or of its ``extra_info``; ``key`` is the setting that names it."""
+        return column(getattr(self.dataset, "dataframe", None), name, key)
 
 
 def _messages(dataset: Any) -> Any:

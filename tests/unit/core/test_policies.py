@@ -162,7 +162,7 @@ def test_thompson_prefers_prompts_believed_near_the_target_and_tries_the_unknown
     beliefs, pool, rng = ledger(300), Pool(300, seed=0, repeat=True), np.random.default_rng(0)
     beliefs.positives[:100] = beliefs.negatives[:100] = 50
     beliefs.positives[100:200] = 100
-    chosen = Thompson().choose(pool, beliefs, 100, rng)
+    chosen = Thompson(explore=0).choose(pool, beliefs, 100, rng)
     known, solved, unknown = (np.sum((chosen >= lo) & (chosen < lo + 100)) for lo in (0, 100, 200))
     assert known > 60
     assert solved == 0

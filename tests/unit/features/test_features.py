@@ -7,9 +7,11 @@ import sys
 
 import numpy as np
 import pytest
+from datasets import Dataset
 from numpy.testing import assert_allclose
 
 from goldilocks.features import feature_matrix, text_features, with_intercept
+from goldilocks.features.data import column
 from goldilocks.features.matrix import SAMPLE, reduce
 from goldilocks.features.text import column_features
 
@@ -64,6 +66,18 @@ def test_what_is_missing_in_a_column_counts_as_its_mean():
 def test_a_column_without_numbers_is_named(values):
     with pytest.raises(ValueError, match="'level'"):
         column_features("level", values)
+
+
+def table(**columns):
+    return Dataset.from_dict(columns)
+
+
+def test_a_column_is_of_the_data_or_of_its_extra_info_words_as_well_as_numbers():
+    data = table(level=["easy", "hard"], extra_info=[{"skill": "add"}, {"skill": None}])
+    assert column(data, "level", "key") == ["easy", "hard"]
+    assert column(data, "skill", "key") == ["add", None]
+    with pytest.raises(ValueError, match=r"key: the data have no column 'topic'; there are extra_info, level, skill"):
+        column(data, "topic", "key")
 
 
 def test_prompts_that_are_all_alike_have_an_intercept_only():

@@ -1,6 +1,7 @@
 """Draws each prompt's pass rate from its posterior and takes the prompts nearest the target.
 
 Uncertain prompts draw widely and are tried now and then; prompts known to be always right or always wrong are not.
+A share of every choice is uniform, so that no belief goes untested; the ledger scores beliefs on these.
 No prompt is chosen while it is in hand: a batch needs at least as many prompts with signal as it has groups. Of a very
 large data set a fresh random ``window`` is drawn for: the nearest thousand of a quarter million are near enough.
 """
@@ -22,10 +23,12 @@ class Thompson(Selector):
     """Thompson sampling on the distance to a pass rate of ``target``."""
 
     target: float = 0.5
+    explore: float = 0.1
     window: int = 262_144
 
     def __post_init__(self) -> None:
         require(0 < self.target < 1, "selector.target", self.target, "a pass rate in (0, 1)")
+        require(0 <= self.explore <= 1, "selector.explore", self.explore, "a share of uniform draws in [0, 1]")
         require(self.window >= 1, "selector.window", self.window, "1 or more prompts")
 
     def choose(self, pool: Pool, ledger: Ledger, k: int, rng: np.random.Generator) -> np.ndarray:
@@ -33,6 +36,12 @@ class Thompson(Selector):
         window = max(self.window, k)
         if len(rows) > window:
             rows = rng.choice(rows, window, replace=False, shuffle=False)
+        # Rounded up as often as the fraction says: a tenth of a choice of four is one prompt in two choices of five.
+        probes = rng.choice(rows, min(len(rows), int(self.explore * k + rng.random())), replace=False)
+        rest = np.setdiff1d(rows, probes, assume_unique=True)
+        return np.concatenate([ledger.probe(probes), self._nearest(rest, ledger, k - len(probes), rng)])
+
+    def _nearest(self, rows: np.ndarray, ledger: Ledger, k: int, rng: np.random.Generator) -> np.ndarray:
         distance = np.abs(ledger.draw(rows, rng) - np.float32(self.target))
         if len(rows) > k:
             nearest = np.argpartition(distance, k)[:k]

@@ -16,4 +16,4 @@ class Uniform(Selector):
     """The order of a shuffling data loader."""
 
     def choose(self, pool: Pool, ledger: Ledger, k: int, rng: np.random.Generator) -> np.ndarray:
-        return pool.next(k)
+        return ledger.probe(pool.next(k))

@@ -1,0 +1,145 @@
+"""What a prior is worth: informative groups per 1,000 rollouts on generated pass rates, against DAPO.
+
+    python benchmarks/priors.py [--worlds 8] [--seed 0]
+
+Each world is a file for ``goldilocks simulate --pass-rates``: skills of several levels, most of them out of reach.
+How many there are, how steeply levels get harder, how much prompts of one level differ, and how prompts are worded is
+drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+import numpy as np
+
+from goldilocks.nested import merged
+from goldilocks.simulate import PassRates, Setup, simulate
+from goldilocks.simulate.policies import recipe_config, settings_of
+
+BUDGETS = (4_096, 16_384)
+WORDINGS = ("numbers", "verbose", "operands", "letters")
+NAMES = ("add", "sub", "mul", "sort", "count", "max", "reverse", "divide")
+PEOPLE = ("Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
+
+
+@dataclass(frozen=True)
+class World:
+    """``steep``: log-odds from level to level; ``spread``: concentration of prompts around their level's rate."""
+
+    skills: int = 5
+    levels: int = 8
+    mean: float = 0.04
+    steep: float = 4.0
+    spread: float = 16.0
+    wording: str = "numbers"
+    prompts: int = 2_048
+    seed: int = 0
+
+    @classmethod
+    def drawn(cls, seed: int) -> World:
+        rng = np.random.default_rng(seed)
+        return cls(
+            skills=int(rng.integers(2, 8)),
+            levels=int(rng.integers(5, 13)),
+            mean=float(rng.choice([0.02, 0.04, 0.04, 0.08, 0.2])),
+            steep=float(rng.uniform(2.0, 6.0)),
+            spread=float(rng.choice([2.0, 6.0, 16.0, 64.0])),
+            wording=WORDINGS[seed % len(WORDINGS)],
+            seed=seed,
+        )
+
+    def pass_rates(self, *, shuffled: bool = False) -> PassRates:
+        """The prompts; ``shuffled``: neither columns nor texts say anything of the pass rates."""
+        rng = np.random.default_rng(self.seed)
+        skill, level = rng.integers(0, self.skills, self.prompts), rng.integers(1, self.levels + 1, self.prompts)
+        ability = rng.normal(0, 1.5, self.skills)
+        logits = ability[skill] - self.steep * level
+        rates = _sigmoid(logits + _shift(logits, self.mean))
+        noisy = rng.beta(np.maximum(self.spread * rates, 1e-3), np.maximum(self.spread * (1 - rates), 1e-3))
+        texts = tuple(_text(self.wording, NAMES[s], int(n), rng) for s, n in zip(skill, level, strict=True))
+        if shuffled:
+            noisy = rng.permutation(noisy)
+        names = [NAMES[s] for s in skill]
+        return PassRates(texts, noisy, np.full(self.prompts, 64.0), columns={"level": level.tolist(), "skill": names})
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def _shift(logits: np.ndarray, mean: float) -> float:
+    """What to add to the logits so that the mean rate is this."""
+    low, high = -200.0, 200.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _sigmoid(logits + middle).mean() < mean else (low, middle)
+    return low
+
+
+def _number(digits: int, rng: np.random.Generator) -> int:
+    return int(rng.integers(10 ** (digits - 1), 10**digits))
+
+
+def _text(wording: str, name: str, level: int, rng: np.random.Generator) -> str:
+    if wording == "numbers":
+        return f"{name}: {_number(level, rng)} + {_number(int(rng.integers(1, level + 1)), rng)} ="
+    if wording == "operands":
+        return f"{name}: " + " + ".join(str(_number(int(rng.integers(1, 3)), rng)) for _ in range(level + 1)) + " ="
+    if wording == "letters":
+        return f"{name} the letters " + " ".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), level + 2))
+    who, thing = rng.choice(PEOPLE), rng.choice(["apples", "pens", "coins"])
+    return f"{who} must {name} {_number(level, rng)} and {_number(level, rng)} {thing}. What does {who} get?"
+
+
+def yields(policy: str, keys: dict[str, object], world: PassRates, rollouts: int, seeds: range) -> float:
+    """Informative groups per 1,000 rollouts, the mean over the seeds."""
+    found = []
+    for seed in seeds:
+        setup = Setup(rollouts=rollouts, seed=seed)
+        config = merged(recipe_config(policy), {"goldilocks": keys})
+        found.append(simulate(policy, settings_of(config, setup), world, setup).informative_groups_per_1k_rollouts)
+    return float(np.mean(found))
+
+
+def row(world: World, seeds: range) -> list[float]:
+    """DAPO's yield at each budget; then that of strata by column, by text and shuffled, as multiples of DAPO's."""
+    told, untold = world.pass_rates(), world.pass_rates(shuffled=True)
+    by_level = {"strata": {"columns": ["level"]}}
+    figures: list[float] = []
+    for rollouts in BUDGETS:
+        dapo = yields("dapo", {}, told, rollouts, seeds)
+        figures += [dapo, *(yields("dapo_strata", keys, told, rollouts, seeds) / dapo for keys in (by_level, {}))]
+        none = yields("dapo", {}, untold, rollouts, seeds)
+        figures += [yields("dapo_strata", keys, untold, rollouts, seeds) / none for keys in (by_level, {})]
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--worlds", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--runs", type=int, default=2, help="simulations of each world and policy")
+    args = parser.parse_args()
+    print(
+        f"{'world':<58}"
+        + "".join(
+            f"{rollouts:>9,}: " + " ".join(f"{one:>8}" for one in ("dapo", "column", "text", "col-", "text-"))
+            for rollouts in BUDGETS
+        )
+    )
+    for seed in range(args.seed, args.seed + args.worlds):
+        world = World.drawn(seed)
+        name = f"{world.skills}x{world.levels} mean {world.mean} steep {world.steep:.1f} spread {world.spread:.0f}"
+        name += f" {world.wording}"
+        figures = row(world, range(1, args.runs + 1))
+        print(
+            f"{name:<58}"
+            + "".join(" " * 11 + " ".join(f"{one:8.2f}" for one in figures[5 * i : 5 * i + 5]) for i in range(2)),
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9 @@
+"""Where beliefs begin."""
+
+from goldilocks.core.priors.base import Counts, Flat, Prior
+from goldilocks.core.priors.forecast import Forecast
+from goldilocks.core.priors.strata import Strata
+
+PRIORS = ("flat", "strata", "forecast")
+
+__all__ = ["PRIORS", "Counts", "Flat", "Forecast", "Prior", "Strata"]

@@ -1,0 +1,103 @@
+"""``goldilocks.strata``: which prompts resemble one another, by columns of the data or by the shape of their text.
+
+Strata are nested: each depth divides the strata of the depth above. A stratum of a few prompts says nothing that they
+do not say themselves, so small ones stay together within the stratum above.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from goldilocks.errors import require
+from goldilocks.features.text import words
+
+SMALLEST = 4  # prompts of a stratum
+DISTINCT = 32  # numbers of a column that are strata each; more are divided by their order first
+DIVISIONS = (8, 32)
+COMMON = 0.02  # share of the prompts that have a word which the frame of a prompt is made of
+
+
+@dataclass(frozen=True)
+class StrataSettings:
+    """``columns``: whose values are the strata, the first divides first; none: ``data_source`` and the text's shape."""
+
+    columns: Sequence[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        named = not isinstance(self.columns, str) and all(isinstance(name, str) for name in self.columns)
+        require(named, "goldilocks.strata.columns", self.columns, "a list of column names")
+
+    def of(self, source: Any) -> list[np.ndarray]:
+        """For each depth, the coarsest first, the stratum of each prompt of a source."""
+        if not self.columns:
+            return nested([*_data_source(source), *shapes(source.texts())])
+        columns = [source.column(name, "goldilocks.strata.columns") for name in self.columns]
+        return nested([depth for column in columns for depth in column_depths(column)])
+
+
+def nested(labels: Sequence[Sequence[object]]) -> list[np.ndarray]:
+    """Strata by the labels of each depth, within those of the depth above; small ones of a stratum are put together."""
+    depths: list[np.ndarray] = []
+    above = np.zeros(len(labels[0]), dtype=np.int64)
+    for column in labels:
+        pairs = list(zip(above.tolist(), column, strict=True))
+        many = Counter(pairs)
+        codes: dict[Any, int] = {}
+        merged = (pair if many[pair] >= SMALLEST else pair[0] for pair in pairs)
+        above = np.fromiter((codes.setdefault(one, len(codes)) for one in merged), dtype=np.int64, count=len(pairs))
+        depths.append(above)
+    return depths
+
+
+def column_depths(values: Sequence[object]) -> list[list[object]]:
+    """A column's values; of many different numbers, first where each stands in their order."""
+    numbers = _numbers(values)
+    if numbers is None:
+        return [[str(value) for value in values]]
+    if len(np.unique(numbers)) <= DISTINCT:
+        return [numbers.tolist()]
+    return [_divided(numbers, parts) for parts in DIVISIONS]
+
+
+def _divided(numbers: np.ndarray, parts: int) -> list[object]:
+    edges = np.unique(np.quantile(numbers, np.linspace(0, 1, parts + 1)[1:-1]))
+    return list(np.searchsorted(edges, numbers, side="right").tolist())
+
+
+def _numbers(values: Sequence[object]) -> np.ndarray | None:
+    """The values as numbers, also where they are written as words; None if one is no number."""
+    try:
+        numbers = np.array([float(value) for value in values])  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    return numbers if np.isfinite(numbers).all() else None
+
+
+def _data_source(source: Any) -> list[list[object]]:
+    try:
+        return [list(map(str, source.column("data_source", "")))]
+    except ValueError:
+        return []
+
+
+def shapes(texts: Sequence[str]) -> list[Sequence[object]]:
+    """What texts have in common: words that many have, how many numbers there are, and the whole without rare words."""
+    tokens = [words(text) for text in texts]
+    many = Counter(token for one in tokens for token in set(one))
+    common = {token for token, prompts in many.items() if prompts >= max(COMMON * len(texts), SMALLEST)}
+    rare = {token for token, prompts in many.items() if prompts < SMALLEST}
+    frames = [tuple(dict.fromkeys(t for t in one if t in common and len(t) > 1 and t[0] != "#")) for one in tokens]
+    amounts = [_amount(one) for one in tokens]
+    wholes = [" ".join(token for token in one if token not in rare) for one in tokens]
+    return [frames, amounts, wholes]
+
+
+def _amount(tokens: Sequence[str]) -> tuple[int, int]:
+    """How many numbers there are, and of how many digits together."""
+    digits = [int(token[1:]) for token in tokens if token[0] == "#"]
+    return len(digits), sum(digits)

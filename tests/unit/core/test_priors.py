@@ -1,0 +1,306 @@
+"""Priors: prompts share what they have in common, strata that say nothing fade, and all of it survives a restart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from goldilocks.core import Ledger
+from goldilocks.core.belief_score import BeliefScore
+from goldilocks.core.logistic import Logistic, sigmoid
+from goldilocks.core.pool import Pool
+from goldilocks.core.priors import Flat, Forecast, Prior, Strata
+from goldilocks.core.selectors import Thompson
+from goldilocks.types import Group, Prompt, Rollout
+
+SIZE = 400
+KEYS = np.arange(100, 100 + SIZE, dtype=np.uint64)
+EVERY = np.arange(SIZE)
+
+
+def world(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Features, and pass rates that follow from them."""
+    rng = np.random.default_rng(seed)
+    x = np.hstack([np.ones((SIZE, 1)), rng.standard_normal((SIZE, 3))])
+    return x, sigmoid(x @ np.array([-0.5, 2.5, 0.0, 0.0]))
+
+
+def group(row: int, rewards: list[float], version: int = 0) -> Group:
+    rollouts = tuple(Rollout("g0", index, reward, 1) for index, reward in enumerate(rewards))
+    return Group("g0", Prompt(int(KEYS[row]), row), rollouts, len(rewards), version)
+
+
+class Run:
+    """A ledger with a prior; ``step`` chooses, rolls out, and tells what came of it."""
+
+    def __init__(self, prior: Prior, rates: np.ndarray) -> None:
+        self.rates = rates
+        self.pool = Pool(SIZE, seed=1, repeat=True)
+        self.ledger = Ledger(KEYS, prior=prior)
+        self.selector = Thompson()
+        self.rng = np.random.default_rng(5)
+
+    def step(self, version: int, k: int = 32, n: int = 8) -> np.ndarray:
+        rows = self.selector.choose(self.pool, self.ledger, k, self.rng)
+        for row in rows.tolist():
+            self.visit(row, version, n)
+        return rows
+
+    def visit(self, row: int, version: int = 0, n: int = 8) -> None:
+        rewards = (self.rng.random(n) < self.rates[row]).astype(float).tolist()
+        self.ledger.record(group(row, rewards, version), informative=len(set(rewards)) > 1, step=version)
+
+
+def test_weights_are_found_and_uncertainty_shrinks_with_what_was_seen():
+    x, rates = world()
+    model = Logistic(x.shape[1])
+    before = np.linalg.inv(model.precision).diagonal()
+    model.learn(x, 20 * rates, np.full(SIZE, 20.0))
+    assert_allclose(model.mean, [-0.5, 2.5, 0.0, 0.0], atol=0.05)
+    assert (np.linalg.inv(model.precision).diagonal() < before / 100).all()
+
+
+def test_learning_in_parts_comes_to_what_learning_at_once_does():
+    x, rates = world()
+    passes, trials = 8 * rates, np.full(SIZE, 8.0)
+    whole, parts = Logistic(4), Logistic(4)
+    whole.learn(x, passes, trials)
+    for part in np.array_split(np.arange(SIZE), 8):
+        parts.learn(x[part], passes[part], trials[part])
+    assert_allclose(parts.mean, whole.mean, atol=0.15)
+
+
+@given(st.integers(1, 200))
+def test_forgetting_returns_to_the_prior_and_never_sharpens(updates):
+    x, rates = world()
+    model = Logistic(4, prior=0.5, forgetting=0.9)
+    model.learn(x, 8 * rates, np.full(SIZE, 8.0))
+    sharp = np.linalg.eigvalsh(model.precision)
+    model.forget(updates)
+    assert (np.linalg.eigvalsh(model.precision) <= sharp + 1e-9).all()
+    model.forget(10_000)
+    assert_allclose(model.precision, 0.5 * np.eye(4), atol=1e-9)
+    assert_allclose(model.mean, 0, atol=1e-6)
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.floats(-1e3, 1e3)), min_size=1, max_size=12))
+def test_whatever_is_observed_the_weights_stay_finite(observed):
+    x = np.array([[1.0, value] for _, value in observed])
+    model = Logistic(2)
+    for _ in range(3):
+        model.learn(x, np.array([passes for passes, _ in observed], float), np.full(len(x), 8.0))
+    assert np.isfinite(model.mean).all()
+    assert ((model.predict(x) >= 0) & (model.predict(x) <= 1)).all()
+
+
+# -- strata ------------------------------------------------------------------------------------------------------------
+
+FIVE = EVERY % 5
+RATES = np.array([0.0, 0.02, 0.5, 0.9, 1.0])[FIVE]
+
+
+def test_a_prompt_never_tried_is_believed_to_be_like_those_of_its_stratum():
+    run = Run(Strata([FIVE]), RATES)
+    for row in range(100):
+        run.visit(row)
+    assert_allclose(run.ledger.pass_rate(np.arange(395, 400)), [0.0, 0.02, 0.5, 0.9, 1.0], atol=0.06)
+
+
+def test_worth_is_what_prompts_of_one_stratum_have_in_common():
+    rng, found = np.random.default_rng(3), []
+    for concentration in (2.0, 8.0, 32.0):
+        rates = rng.beta(concentration * 0.3, concentration * 0.7, SIZE)
+        run = Run(Strata([EVERY % 8]), rates)
+        for row in EVERY.tolist():
+            run.visit(row, n=16)
+        run.ledger.pass_rate(EVERY)
+        found.append(run.ledger.prior.worth)
+    assert_allclose(found, [2.0, 8.0, 32.0], rtol=0.4)
+
+
+def test_worth_stays_within_its_bounds():
+    for passes, worth in ((np.full(SIZE, 4), 64.0), (8 * (EVERY % 7 == 0), 1.0)):
+        ledger = Ledger(KEYS, prior=Strata([EVERY % 4]))
+        for row in EVERY.tolist():
+            ledger.record(group(row, [1.0] * passes[row] + [0.0] * (8 - passes[row])), informative=True, step=1)
+        ledger.pass_rate(EVERY)
+        assert ledger.prior.worth == worth
+
+
+def test_strata_that_say_nothing_become_the_mean():
+    rates = np.random.default_rng(1).permutation(np.linspace(0, 1, SIZE) ** 4)
+    run = Run(Strata([EVERY % 10]), rates)
+    for row in range(200):
+        run.visit(row)
+    seen = np.array([rates[row:200:10].mean() for row in range(10)])
+    believed = run.ledger.pass_rate(np.arange(200, 210))
+    assert believed.std() < 0.7 * seen.std()
+    assert_allclose(believed.mean(), seen.mean(), atol=0.02)
+
+
+def test_a_small_stratum_leans_on_the_mean_of_all():
+    strata = np.where(EVERY == 399, 1, 0)
+    run = Run(Strata([strata]), np.full(SIZE, 0.2))
+    for row in range(200):
+        run.visit(row)
+    assert_allclose(run.ledger.pass_rate(np.array([399])), 0.2, atol=0.1)
+
+
+def test_a_stratum_never_seen_leans_on_the_one_it_is_part_of():
+    coarse = (EVERY % 2).astype(int)
+    fine = 10 * coarse + EVERY % 10
+    run = Run(Strata([coarse, fine]), np.where(coarse, 0.8, 0.1))
+    for row in EVERY[EVERY % 10 < 6].tolist():
+        run.visit(row)
+    unseen = np.array([8, 9])  # of an even stratum and of an odd one
+    assert_allclose(run.ledger.pass_rate(unseen), [0.1, 0.8], atol=0.1)
+
+
+def test_a_draw_of_a_stratum_is_the_same_for_all_its_prompts():
+    run = Run(Strata([FIVE]), RATES)
+    a, b = run.ledger.prior.draw(EVERY, run.rng)
+    rates = a / (a + b)
+    assert len(np.unique(rates)) == 5
+    assert all(len(np.unique(rates[stratum == FIVE])) == 1 for stratum in range(5))
+
+
+def test_what_strata_were_is_forgotten_by_updates():
+    strata = EVERY // 200
+    run = Run(Strata([strata], forgetting=0.9), np.ones(SIZE))
+    for row in range(100):
+        run.visit(row, version=0)
+    run.rates = np.zeros(SIZE)
+    for row in range(100, 110):
+        run.visit(row, version=60)
+    assert run.ledger.pass_rate(np.array([199]))[0] < 0.1, "what was right sixty updates ago counts for nothing"
+
+
+def test_the_rollouts_of_one_prompt_do_not_speak_for_its_stratum():
+    run = Run(Strata([EVERY // 200]), np.where(EVERY == 0, 1.0, 0.0))
+    for row in range(20):
+        run.visit(row)
+    for _ in range(50):
+        run.visit(0)
+    assert run.ledger.pass_rate(np.array([199]))[0] < 0.2
+    assert run.ledger.pass_rate(np.array([0]))[0] > 0.9
+
+
+def test_strata_are_a_function_of_the_ledger_s_counts():
+    run = Run(Strata([FIVE]), RATES)
+    for version in range(1, 4):
+        run.step(version)
+    moved = Ledger(KEYS[::-1].copy(), prior=Strata([FIVE[::-1].copy()]))
+    moved.load_state_dict(run.ledger.state_dict())
+    assert_allclose(moved.pass_rate(EVERY)[::-1], run.ledger.pass_rate(EVERY), rtol=1e-5)
+
+
+def test_strata_that_are_not_nested_are_refused():
+    with pytest.raises(ValueError, match="each stratum within one of the depth above"):
+        Strata([EVERY % 2, EVERY % 3])
+
+
+# -- choosing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prior", ["strata", "forecast"])
+def test_prompts_near_the_target_are_chosen_also_those_never_tried(prior):
+    x, rates = world()
+    run = Run(Forecast(x) if prior == "forecast" else Strata([np.digitize(x[:, 1], [-1, -0.3, 0.3, 1])]), rates)
+    for version in range(1, 5):
+        run.step(version)
+    unseen = np.flatnonzero(run.ledger.visits == 0)
+    fresh = np.intersect1d(np.concatenate([run.step(5), run.step(6)]), unseen)
+    assert len(fresh) > 4
+    assert abs(rates[fresh] - 0.5).mean() < 0.75 * abs(rates[unseen] - 0.5).mean()
+    assert run.ledger.metrics()["belief/skill"] > 0.15
+
+
+def test_a_tenth_of_every_choice_is_uniform_whatever_its_size():
+    run = Run(Strata([FIVE]), RATES)
+    run.ledger.positives[:40], run.ledger.negatives[:40] = 1e7, 1e7  # any choice but a uniform one takes these
+    for size in (1, 4, 32):
+        chosen = np.concatenate([run.selector.choose(run.pool, run.ledger, size, run.rng) for _ in range(4000 // size)])
+        assert np.mean(chosen >= 40) == pytest.approx(0.1 * 360 / 400, abs=0.015)
+
+
+def test_beliefs_are_scored_on_uniform_draws_alone():
+    run = Run(Strata([FIVE]), RATES)
+    probed = run.ledger.probe(np.array([7, 8, 9]))
+    for row in range(20):
+        run.visit(row)
+    assert probed.tolist() == [7, 8, 9]
+    assert run.ledger.metrics()["belief/scored"] == 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_strata_that_say_nothing_are_hardly_worse_than_the_mean(seed):
+    rng = np.random.default_rng(seed)
+    run = Run(Strata([rng.integers(0, 20, SIZE)]), rng.beta(0.1, 1.2, SIZE))
+    for version in range(1, 60):
+        run.step(version)
+        if run.ledger.score.groups >= 64:
+            assert run.ledger.metrics()["belief/skill"] > -0.02
+
+
+def test_the_mean_learns_nothing_from_groups_that_were_drawn_with_the_one_it_is_scored_on():
+    ledger = Ledger(KEYS)
+    ledger.probe(np.arange(16))
+    for row in range(16):
+        ledger.record(group(row, [0.0] * 8), informative=False, step=1)
+    assert ledger.score.skill == 0, "of the first batch both know nothing"
+    ledger.probe(np.array([20]))
+    ledger.record(group(20, [0.0] * 8), informative=False, step=1)
+    assert ledger.score.skill < 0, "now the mean knows that little is right"
+
+
+def test_what_was_right_long_ago_does_not_count_for_ever():
+    score = BeliefScore()
+    for _ in range(32):
+        score.add(0.9, 0.5, 8, 8)
+    assert score.skill > 0.8
+    for _ in range(3000):
+        score.add(0.9, 0.5, 0, 8)
+    assert score.skill < 0
+
+
+# -- the regression ----------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_s_own_rollouts_outweigh_the_forecast_in_the_end():
+    run = Run(Forecast(world()[0], worth=3.0), np.full(SIZE, 0.5))
+    run.ledger.negatives[:200] = 300.0
+    drawn = run.ledger.draw(EVERY, run.rng)
+    assert drawn[:200].max() < 0.1
+    assert drawn[200:].mean() > 0.3
+
+
+def test_groups_of_an_older_policy_count_for_less():
+    x, _ = world()
+    fresh, stale = Run(Forecast(x, forgetting=0.5), np.ones(SIZE)), Run(Forecast(x, forgetting=0.5), np.ones(SIZE))
+    for run, version in ((fresh, 8), (stale, 2)):
+        for row in range(32):
+            run.visit(row, version)
+        run.visit(1, version=8)
+    assert 0.5 < stale.ledger.pass_rate(np.array([0]))[0] < fresh.ledger.pass_rate(np.array([0]))[0]
+
+
+@pytest.mark.parametrize("prior", [Forecast(world()[0])])
+def test_a_group_that_was_given_up_teaches_too(prior):
+    ledger = Ledger(KEYS, prior=prior)
+    before = ledger.pass_rate(np.array([0]))[0]
+    ledger.record_unjudged(group(0, [1.0] * 3))
+    assert ledger.pass_rate(np.array([0]))[0] > before
+    assert ledger.visits[0] == 0
+
+
+def test_a_flat_prior_has_no_metrics():
+    assert Ledger(KEYS, prior=Flat()).metrics() == {}
+
+
+@pytest.mark.parametrize(("key", "value"), [("worth", 0), ("forgetting", 0), ("precision", 0)])
+def test_parameters_out_of_range_are_named(key, value):
+    with pytest.raises(ValueError, match=f"goldilocks.forecast.{key}={value}"):
+        Forecast(world()[0], **{key: value})
