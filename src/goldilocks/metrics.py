@@ -27,6 +27,8 @@ METRICS: dict[str, str] = {
     "train/groups_open": "groups whose rollouts are not all there",
     "train/informative_groups": "groups of the batch whose rewards differ",
     "train/rows_computed": "rows the update computed: those with an advantage, others add nothing (patch `one-pass`)",
+    "train/fresh_score": "mean score of the rows that are trained for the first time; `critic/score/mean` counts those "
+    "that are trained again (`goldilocks.replay`) too",
     "train/signal": "Σ(r − r̄)² over the rollouts of the batch; the baseline r̄ is over all rollouts of a group",
     "train/stale_rows": "rows of the batch that an older policy wrote: of groups carried or trained again",
     "train/stale_tokens": "tokens of the batch that an older policy wrote",

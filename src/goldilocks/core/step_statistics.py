@@ -89,8 +89,11 @@ class StepStatistics:
     def batch_metrics(self, batch: Sequence[Group], step: int) -> dict[str, float]:
         """The batch in hand in metrics. ``length/trained_over_started`` is 1 where no length is favoured."""
         lengths = [rollout.tokens for group in batch for rollout in group.trained]
-        ages = [step - group.version for group in batch if not group.replays]
+        fresh = [group for group in batch if not group.replays]
+        ages = [step - group.version for group in fresh]
+        scores = [rollout.reward for group in fresh for rollout in group.trained]
         return {
+            "train/fresh_score": _ratio(math.fsum(scores), len(scores)),
             "train/age_mean": _ratio(sum(ages), len(ages)),
             "train/age_max": max(ages, default=0),
             "train/informative_groups": sum(map(is_informative, batch)),

@@ -10,6 +10,7 @@ from goldilocks.runs import costs
 from goldilocks.runs.history import validation_accuracy
 
 SCORE = "critic/score/mean"
+FRESH_SCORE = "train/fresh_score"  # the same without rows that are trained again; a collector logs it
 SECONDS = "timing_s/step"
 VALIDATING = "timing_s/testing"
 SPENT = "budget/spent"
@@ -44,7 +45,7 @@ class Progress:
             return
         if self.first_step is None:
             self.first_step = self.step
-        self.reward = data[SCORE]
+        self.reward = data.get(FRESH_SCORE, data[SCORE])
         self._spend(data)
         self.seconds.append(data.get(SECONDS, 0.0))
         self.validating += data.get(VALIDATING, 0.0)

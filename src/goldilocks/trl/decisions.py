@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from goldilocks.core import Collector
+from goldilocks.drive.gate import Judgement
+from goldilocks.drive.refill import Refills
 from goldilocks.rounds import WholeRounds, places
 from goldilocks.seeds import hashed
 from goldilocks.trl.gate import BatchFilterGate
 from goldilocks.trl.rows import Place, Row, RowStore
 from goldilocks.types import Failure, Group, Request, Rollout
-
-MAX_REFILLS = 32  # of one batch: a gate that rejects this often rejects everything
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,22 @@ class Decisions:
         self._seed = seed
         self._rounds = WholeRounds(collector.allocator)
         collector.allocator = self._rounds
+        self._begin_batch()
 
     def next(self) -> Round | Batch:
         """Return what to do now."""
-        judged: dict[str, float] = {}
-        for _ in range(MAX_REFILLS):
-            if requests := self._missing():
-                return Round(requests, tuple(map(self._visit_seed, requests)))
-            lost = self._judged(self.collector.take(), judged)
-            if not lost:
-                return self._batch(judged)
-        raise ValueError(f"after {MAX_REFILLS} refills groups are missing: batch_filter rejects too much")
+        while not (requests := self._missing()):
+            groups = self.collector.take()
+            if self._gate is not None:
+                self._refills.judge(groups, self._judgement)
+            if not self.collector.owed:
+                return self._batch()
+        return Round(requests, tuple(map(self._visit_seed, requests)))
+
+    def put_back(self) -> None:
+        """Let the batch wait that could not be filled: a run that goes on begins it again."""
+        self.collector.put_back()
+        self._begin_batch()
 
     def observe(
         self, requests: tuple[Request, ...], rows: Sequence[Row], weights: Sequence[float], names: Sequence[str]
@@ -103,18 +108,18 @@ class Decisions:
         prompt = request.prompt
         return hashed(self._seed, prompt.key, prompt.index, int(self.collector.ledger.visits[prompt.index]))
 
-    def _judged(self, groups: Sequence[Group], metrics: dict[str, float]) -> bool:
-        """Show new groups to the batch filter; whether any was lost, so that others must take their place."""
-        if self._gate is None:
-            return False
-        refused, cut, found = self._gate.judge(groups, self._rows)
-        metrics.update(found)
-        lost = self.collector.reject(refused, self._gate.reason)
-        self.collector.trim({uid: indices for uid, indices in cut.items() if uid not in lost})
-        return bool(lost)
+    def _begin_batch(self) -> None:
+        """Count refills and judgements anew; ``next`` is asked many times for one batch."""
+        reason = "" if self._gate is None else self._gate.reason
+        self._refills = Refills(self.collector, reason, flat=False)
 
-    def _batch(self, judged: dict[str, float]) -> Batch:
-        collector = self.collector
+    def _judgement(self, groups: Sequence[Group]) -> Judgement:
+        assert self._gate is not None
+        return self._gate.judge(groups, self._rows)
+
+    def _batch(self) -> Batch:
+        collector, judged = self.collector, self._refills.metrics
+        self._begin_batch()
         alive = frozenset(collector.alive)
         return Batch(collector.in_hand, alive, self.waiting(), {**collector.metrics(), **judged})
 

@@ -21,7 +21,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from goldilocks.features.data import conversation_text
 from goldilocks.runs.directory import RunDir, set_aside
-from goldilocks.runs.progress import SCORE, SECONDS
+from goldilocks.runs.progress import FRESH_SCORE, SCORE, SECONDS
 from goldilocks.trl.collection import Collection
 from goldilocks.trl.decisions import Batch
 from goldilocks.types import Group
@@ -59,7 +59,7 @@ class RunRecord(TrainerCallback):
         """Write the rollouts of a new batch, and keep its metrics for the step's line."""
         batch = collection.batch
         assert batch is not None
-        trained = [rollout for group in _fresh(batch) for rollout in group.trained]
+        trained = [rollout for group in batch.groups for rollout in group.trained]  # as verl counts them
         mean = math.fsum(rollout.reward for rollout in trained) / max(1, len(trained))
         lengths = [rollout.tokens for rollout in trained]
         self._batch = {
@@ -86,7 +86,7 @@ class RunRecord(TrainerCallback):
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Write the update's line. Several updates on one batch share its score; only the first counts its groups."""
         self._write(state.global_step, {**self._batch, **self._spent(), SECONDS: time.monotonic() - self._began})
-        kept = ("critic/", "accounts/", "data/", "budget/")
+        kept = (FRESH_SCORE, "critic/", "accounts/", "data/", "budget/")
         self._batch = {name: value for name, value in self._batch.items() if name.startswith(kept)}
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any) -> None:

@@ -78,6 +78,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         **kwargs: Any,
     ) -> None:
         self.num_generations: int
+        self.beta: Any  # the weight of the KL term
         self.collection: Collection | None = None
         self._scored: Scored | None = None
         self._seeds: Seeds | None = None  # of the round that is being generated
@@ -137,9 +138,9 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         logged = len(self._metrics["train"]["frac_reward_zero_std"])
         try:
             output = self.collection.collect(self._generate_round, self._log_probs, self._rewards())
-        except Exhausted:
-            self._save_checkpoint(self.model, None)  # what was generated is not lost: the run goes on from here
-            raise
+        except Exhausted as error:
+            folder = self._save_unfinished()
+            raise Exhausted(f"{error} What was generated is saved in {folder}.") from error
         self._log_batch(logged)
         return {name: value.to(self.accelerator.device) for name, value in output.items()}
 
@@ -311,12 +312,23 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """The collector's state first: TRL writes the file that makes the checkpoint count last."""
-        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        folder = self._checkpoint_folder(trial)
         trl_checkpoints.begin(folder)
         if self.collection is not None:
             between = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
             self._saved.write(folder, self._step, self._buffered_inputs if between else None)
         super()._save_checkpoint(model, trial)
+
+    def _save_unfinished(self) -> Path:
+        """Save what was generated for a batch that cannot be filled: a run that goes on begins with it."""
+        assert self.collection is not None
+        if self.collection.decisions is not None:
+            self.collection.decisions.put_back()
+        self._save_checkpoint(self.model, None)
+        return self._checkpoint_folder(None)
+
+    def _checkpoint_folder(self, trial: Any) -> Path:
+        return Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
 
     def _save_rng_state(self, output_dir: str) -> None:
         """TRL's; what makes the checkpoint count comes next, and every process must have written its part by then."""

@@ -17,10 +17,11 @@ from verl import DataProto
 
 from goldilocks.core import Collector
 from goldilocks.core.visit import issue_order
+from goldilocks.drive.gate import Judgement
+from goldilocks.drive.refill import Refills
 from goldilocks.rounds import WholeRounds, places
 from goldilocks.types import Failure, Group, Request, Rollout
 from goldilocks.verl.final_reward import REASON
-from goldilocks.verl.refill import replacements
 from goldilocks.verl.v0.pending import Pending
 from goldilocks.verl.v0.rows import Row, RowStore, rows_of
 
@@ -83,19 +84,20 @@ class CollectingManager:
             return self._manager.generate_sequences(batch)
         calls: list[tuple[int, Timing]] = []
         self._fill(batch.meta_info, calls)
-        self._judge(self._collector.take())
-        for groups in replacements(self._collector, lambda: self._fill(batch.meta_info, calls)):
-            self._judge(groups)
+        refills = Refills(self._collector, REASON, flat=True)
+        refills.judge(self._collector.take(), self._judgement)
+        for groups in refills.replacements(lambda: self._fill(batch.meta_info, calls)):
+            refills.judge(groups, self._judgement)
         rows = self._batch(self._collector.in_hand)
         rows.meta_info = {"timing": merge_timings(calls), "reward_extra_keys": self._keys_in(rows)}
         self._rows.retain(self._collector.alive)
         return batch.fill(rows)
 
-    def _judge(self, groups: Sequence[Group]) -> None:
-        """Reject the groups that the last judgement refuses."""
-        judged = [group for group in groups if group.uid not in self._collector.backfilled]
-        if self._review is not None and judged:
-            self._collector.reject(self._review(self._batch(judged)), REASON, flat=True)
+    def _judgement(self, groups: Sequence[Group]) -> Judgement:
+        """Refuse whole groups by their rows, where there is a review."""
+        refused = set() if self._review is None else set(self._review(self._batch(groups)))
+        whole = {g.uid: [rollout.index for rollout in g.rollouts] for g in groups if g.uid in refused}
+        return Judgement(whole, {}, {})
 
     def _fill(self, meta: dict[str, Any], calls: list[tuple[int, Timing]]) -> None:
         while not self._collector.ready:

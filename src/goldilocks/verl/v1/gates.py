@@ -7,33 +7,19 @@ told, judges the rest of each group again, and hands out others in the place of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
-from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
+from goldilocks.drive.gate import FilterGate, Judgement, by_group
 from goldilocks.runs.records import split_row_key
 from goldilocks.settings import Settings
 from goldilocks.verl.final_reward import REASON, KLPenalty, groups_without_signal
 from goldilocks.verl.v1.behaviour import stale_tokens
-
-Rollouts = dict[str, list[int]]  # of each group, by their indices
-
-
-class Judgement(NamedTuple):
-    """Rollouts that may not be trained, sound ones that their group can do without, and metrics.
-
-    What is refused leaves its group; what is cut stays in the group's baseline.
-    """
-
-    refused: Rollouts
-    cut: Rollouts
-    metrics: dict[str, float]
 
 
 class Gate(ABC):
@@ -54,30 +40,15 @@ class Gate(ABC):
         assert not state, f"{self.reason} has no state"
 
 
-class BatchFilterGate(Gate):
-    """``batch_filter.*``: the two gates, the group filters and the selection of ``PPOBatchFilter``."""
-
-    reason = "batch_filter"
-    refuses_flat = False
-
-    def __init__(self, config: PPOFilterConfig, seed: int) -> None:
-        self.filter = PPOBatchFilter(config, {"seed": seed})
+class BatchFilterGate(FilterGate, Gate):
+    """``batch_filter.*`` on rows of the queue."""
 
     def judge(self, batch: KVBatchMeta, policy: int) -> Judgement:
         return self.select(batch.keys, self._tensors(batch, policy))
 
     def select(self, keys: Sequence[str], data: Mapping[str, torch.Tensor]) -> Judgement:
         """Judge rows whose tensors are at hand."""
-        chosen, cut, metrics = self.filter.select(data, [split_row_key(key)[0] for key in keys])
-        staying = {*chosen.tolist(), *cut.tolist()}
-        refused = rollouts(key for place, key in enumerate(keys) if place not in staying)
-        return Judgement(refused, rollouts(keys[place] for place in cut.tolist()), metrics)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"generator": self.filter.state_dict()["generator"].numpy()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.filter.load_state_dict({"generator": torch.from_numpy(state["generator"])})
+        return self.judge_rows([split_row_key(key) for key in keys], data)
 
     def _tensors(self, batch: KVBatchMeta, policy: int) -> dict[str, torch.Tensor]:
         fields = ["rm_scores", "response_mask"]
@@ -109,11 +80,11 @@ class FinalRewardGate(Gate):
 
     def judge(self, batch: KVBatchMeta, policy: int) -> Judgement:
         rows = _get(batch, ["rm_scores", "response_mask", "old_log_probs", "ref_log_prob"]).to_padded_tensor()
-        uids = [split_row_key(key)[0] for key in batch.keys]
+        places = [split_row_key(key) for key in batch.keys]
+        uids = [uid for uid, _ in places]
         scores, penalties = rows["rm_scores"].sum(-1), self._penalty().of(rows)
         flat = set(groups_without_signal(uids, scores, penalties, self._min_std))
-        refused = rollouts(key for uid, key in zip(uids, batch.keys, strict=True) if uid in flat)
-        return Judgement(refused, {}, {})
+        return Judgement(by_group(place for place in places if place[0] in flat), {}, {})
 
 
 def build_gate(settings: Settings, penalty: Callable[[], KLPenalty]) -> Gate | None:
@@ -123,15 +94,6 @@ def build_gate(settings: Settings, penalty: Callable[[], KLPenalty]) -> Gate | N
     if settings.judges_final_reward:
         return FinalRewardGate(penalty, settings.filter_groups.min_std)
     return None
-
-
-def rollouts(keys: Iterable[str]) -> Rollouts:
-    """The rollouts that these rows are of."""
-    found: Rollouts = defaultdict(list)
-    for uid, index in map(split_row_key, keys):
-        if index not in found[uid]:
-            found[uid].append(index)
-    return dict(found)
 
 
 def _get(batch: KVBatchMeta, fields: list[str]) -> TensorDict:

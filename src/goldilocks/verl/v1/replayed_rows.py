@@ -29,11 +29,6 @@ class ReplayedRows(Base):
 
     collector: Collector
 
-    @property
-    def _fresh(self) -> tuple[Group, ...]:
-        """The groups of the batch in hand that were not trained before."""
-        return tuple(group for group in self.collector.in_hand if not group.replays)
-
     def _compute_metrics(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, *args, **kwargs)
         if not self.config.trainer.get("rollout_data_dir", None):

@@ -18,7 +18,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
 from goldilocks.algorithms import untrained_rollouts
-from goldilocks.filtering.batch_filter import combined_metrics
+from goldilocks.drive.refill import Refills
 from goldilocks.runs.budget import Meter
 from goldilocks.settings import Settings
 from goldilocks.types import Group
@@ -29,7 +29,6 @@ from goldilocks.verl.epochs import Epochs, schedule_note
 from goldilocks.verl.final_reward import KLPenalty
 from goldilocks.verl.hidden_states import hidden_states
 from goldilocks.verl.patches.table import GROUP_NUMBERS
-from goldilocks.verl.refill import replacements
 from goldilocks.verl.rehearsal import rehearse
 from goldilocks.verl.source import DatasetSource, loader_order
 from goldilocks.verl.v1.behaviour import store_log_probs, use_behaviour_log_probs
@@ -181,31 +180,28 @@ class CollectorTrainer(SavesCollector, ReplayedRows):
 
     def _refill(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Reject what the gate refuses, replace it, judge the replacements: until the batch is full of what passed."""
+        assert self.gate is not None
         padding = set(padding_keys(batch))
-        judgements = [self._judge(batch, self._fresh, metrics)]
-        for groups in replacements(self.collector, self._generate_replacements):
+        refills = Refills(self.collector, self.gate.reason, flat=self.gate.refuses_flat)
+        self._judge(refills, batch, self.collector.in_hand, metrics)
+        for groups in refills.replacements(self._generate_replacements):
             batch = self._balanced(groups, {})
             padding |= set(padding_keys(batch))
             self._log_probs(batch, {})
-            judgements.append(self._judge(batch, groups, metrics))
-        metrics.update(combined_metrics(judgements))
+            self._judge(refills, batch, groups, metrics)
+        metrics.update(refills.metrics)
         final = self._balanced(self.collector.in_hand, metrics)
         zero_log_probs(padding_keys(final), ref=self.settings.judges_final_reward)
         clear(padding)
         return final
 
-    def _judge(self, batch: KVBatchMeta, groups: Iterable[Group], metrics: dict) -> dict[str, float]:
-        """Reject what the gate refuses of these groups, whose rows are in the batch; return the gate's metrics."""
-        assert self.gate is not None
+    def _judge(self, refills: Refills, batch: KVBatchMeta, groups: Iterable[Group], metrics: dict) -> None:
+        """Reject what the gate refuses of these groups, whose rows are in the batch."""
+        gate = self.gate
+        assert gate is not None
         if self.settings.judges_final_reward:
             self._ref_log_probs(batch, metrics)
-        judged = [group for group in groups if group.uid not in self.collector.backfilled]
-        if not judged:
-            return {}
-        refused, cut, values = self.gate.judge(batch_of(judged), self._policy)
-        lost = self.collector.reject(refused, self.gate.reason, flat=self.gate.refuses_flat)
-        self.collector.trim({uid: indices for uid, indices in cut.items() if uid not in lost})
-        return values
+        refills.judge(groups, lambda fresh: gate.judge(batch_of(fresh), self._policy))
 
     @property
     def _policy(self) -> int:

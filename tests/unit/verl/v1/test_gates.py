@@ -10,10 +10,11 @@ from omegaconf import OmegaConf
 from unit.verl.v1.queue_world import Queue
 
 from goldilocks.core import Collector, ListSource
+from goldilocks.drive.gate import Judgement
+from goldilocks.drive.refill import Refills
 from goldilocks.settings import Settings
 from goldilocks.types import Group, Request, Rollout
 from goldilocks.verl.final_reward import KLPenalty
-from goldilocks.verl.refill import replacements
 from goldilocks.verl.v1.gates import BatchFilterGate, FinalRewardGate, build_gate
 from goldilocks.verl.v1.rows import batch_of, untrained_of
 
@@ -47,13 +48,18 @@ class Run:
         assert isinstance(gate, BatchFilterGate)
         self.gate, self.informative = gate, informative
         self.collector: Collector = chosen.collector(ListSource([str(number) for number in range(1000)]))
+        self.judged: set[str] = set()  # in this update
         self.lost = 0  # groups with signal that were rejected
 
     def update(self) -> tuple[Group, ...]:
         self._fill()
-        self._judge(self.collector.take())
-        for groups in replacements(self.collector, self._fill):
-            self._judge(groups)
+        refills = Refills(self.collector, self.gate.reason, flat=self.gate.refuses_flat)
+        refills.judge(self.collector.take(), self._judgement)
+        for groups in refills.replacements(self._fill):
+            refills.judge(groups, self._judgement)
+        gone = self.judged - {group.uid for group in self.collector.in_hand}
+        self.lost += sum(int(uid[1:]) % 5 < self.informative for uid in gone)
+        self.judged.clear()
         return self.collector.in_hand
 
     @property
@@ -70,16 +76,14 @@ class Run:
         mixed = int(request.uid[1:]) % 5 < self.informative
         return Rollout(request.uid, index, float(mixed and index % 2), TOKENS)
 
-    def _judge(self, groups: Sequence[Group]) -> None:
+    def _judgement(self, groups: Sequence[Group]) -> Judgement:
         rows = [(group.uid, rollout) for group in groups for rollout in group.trained]
         data = {
             "rewards": torch.tensor([rollout.reward for _, rollout in rows]),
             "response_mask": torch.ones(len(rows), TOKENS, dtype=torch.long),
         }
-        refused, cut, _ = self.gate.select([f"{uid}_{rollout.index}_0" for uid, rollout in rows], data)
-        gone = self.collector.reject(refused, self.gate.reason)
-        self.collector.trim(cut)
-        self.lost += sum(int(uid[1:]) % 5 < self.informative for uid in gone)
+        self.judged |= {group.uid for group in groups}
+        return self.gate.select([f"{uid}_{rollout.index}_0" for uid, rollout in rows], data)
 
 
 @pytest.mark.parametrize(
