@@ -16,6 +16,7 @@ from transformers import Cache, PreTrainedModel
 
 from goldilocks.engine import attention
 from goldilocks.engine.cache import DecodeWindow, KVStore, PrefillWindow, ProbeWindow
+from goldilocks.engine.reach import check_masks
 from goldilocks.engine.sampling import Drawn, cut, draw
 
 PREFILL_TOKENS = 16384
@@ -70,6 +71,7 @@ class Decoder:
                 f"{unfit} of {len(window.shapes)} layers that cache keys, {calls()} attend through transformers' "
                 "attention interface; all must"
             )
+        check_masks(self.model, self.max_length)
         return window.shapes
 
     def _forward(self, tokens: Tensor, positions: Tensor, mask: Tensor, window: Cache) -> Tensor:

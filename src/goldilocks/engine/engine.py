@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from goldilocks.engine import weights
 from goldilocks.engine.decoder import Decoder
 from goldilocks.engine.noise import uniforms
+from goldilocks.engine.reach import check_length
 from goldilocks.engine.request import Generation, SamplingParams, StopReason
 
 
@@ -57,7 +58,7 @@ class Engine:
     ) -> None:
         if slots < 1:
             raise ValueError(f"slots={slots}: at least 1")
-        _check_length(model, max_length)
+        check_length(model.config, max_length)
         self._model = model
         self._eos_ids = frozenset(eos_ids)
         self._max_length = max_length
@@ -304,14 +305,3 @@ def _decoder(model: PreTrainedModel, slots: int, max_length: int, pad_id: int, d
     from goldilocks.engine.graphs import GraphDecoder  # needs Triton, which only comes with a CUDA build of torch
 
     return GraphDecoder(model, slots, max_length, pad_id, device)
-
-
-def _check_length(model: PreTrainedModel, max_length: int) -> None:
-    """The model must know every position, and must attend to all of them."""
-    config = model.config.get_text_config()
-    known = getattr(config, "max_position_embeddings", None)
-    if known is not None and not 2 <= max_length <= known:
-        raise ValueError(f"max_length={max_length}: from 2 to the model's max_position_embeddings={known}")
-    window = getattr(config, "sliding_window", None)
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()) and window and window < max_length:
-        raise ValueError(f"max_length={max_length} exceeds the model's sliding_window={window}: use rollout.name=vllm")

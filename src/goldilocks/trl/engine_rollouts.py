@@ -16,6 +16,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from goldilocks.engine import Engine, SamplingParams
+from goldilocks.engine.reach import bounds, check_length
 from goldilocks.engine.request import Generation
 from goldilocks.errors import require
 
@@ -63,8 +64,10 @@ class EngineRollouts:
 
     def _ready(self, model: nn.Module, version: Version, length: int) -> Engine:
         """Return an engine whose cache is long enough, with the weights of this version."""
+        config: Any = model.config
         if self._engine is None or length > self._length:
-            self._length = -(-length // ROOM) * ROOM
+            check_length(config, length, "max_completion_length with the longest prompt")
+            self._length = min([-(-length // ROOM) * ROOM, *bounds(config).values()])
             self._engine = self._made(model, self._length)
             self._version = None
         if version != self._version:
@@ -78,11 +81,10 @@ class EngineRollouts:
         with torch.random.fork_rng(), self._device:  # weights that are overwritten at once cost the run no noise
             # A config of its own: the engine writes its attention's name there, which the trained model must not read.
             own = auto.from_config(copy.deepcopy(model.config), dtype=self._dtype)
-        known = getattr(own.config, "max_position_embeddings", None)
         return Engine(
             own.eval(),
             slots=self._slots,
-            max_length=min(length, known or length),
+            max_length=length,
             eos_ids=self._eos_ids,
             pad_id=self._pad_id,
             device=self._device,

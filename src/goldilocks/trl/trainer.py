@@ -18,6 +18,7 @@ from torch import Tensor
 from trl import GRPOTrainer
 
 from goldilocks.core import Exhausted
+from goldilocks.engine.reach import check_length
 from goldilocks.errors import require
 from goldilocks.platforms import cudnn
 from goldilocks.runs import trl_checkpoints
@@ -254,7 +255,9 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
             require(not there, "engine_slots", slots, f"none with {what}")
         tokenizer, device = self.processing_class, self.accelerator.device
         eos = getattr(self, "eos_token_ids", [tokenizer.eos_token_id])  # TRL 1.0 knows the tokenizer's alone
-        return EngineRollouts(self.args, slots=slots, eos_ids=eos, pad_id=tokenizer.pad_token_id, device=device)
+        made = EngineRollouts(self.args, slots=slots, eos_ids=eos, pad_id=tokenizer.pad_token_id, device=device)
+        check_length(self.model.config, self.args.max_completion_length + 1, "max_completion_length + 1")
+        return made
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         if self._engine is None:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import MistralConfig
 
 import goldilocks.launch.config
 from goldilocks.platforms import DEVICES
@@ -58,6 +59,22 @@ def test_an_adapter_that_is_not_merged_is_refused() -> None:
     config = _compose("+device=cpu", "actor_rollout_ref.model.lora_rank=8")
     with pytest.raises(ValueError, match=r"model\.lora_rank=8 .* model\.lora\.merge=True"):
         _validate(config)
+
+
+def test_texts_longer_than_a_models_window_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    MistralConfig(sliding_window=128).save_pretrained(tmp_path)
+    given = ["+device=cpu", f"actor_rollout_ref.model.path={tmp_path}", "data.max_prompt_length=64"]
+    given += ["actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.train_batch_size=8"]
+    _validate(_compose(*given, "data.max_response_length=64"))
+    name = r"actor_rollout_ref\.rollout\."
+    with pytest.raises(
+        ValueError, match=rf"{name}prompt_length \+ response_length=129 exceeds .* sliding_window=128: "
+    ):
+        _validate(_compose(*given, "data.max_response_length=65"))
+    with pytest.raises(ValueError, match=rf"{name}max_model_len=200 exceeds the model's sliding_window=128: take 128"):
+        _validate(_compose(*given, "data.max_response_length=64", "actor_rollout_ref.rollout.max_model_len=200"))
+    wider = "+actor_rollout_ref.model.override_config.sliding_window=200"
+    _validate(_compose(*given, wider, "data.max_response_length=65"))
 
 
 def test_another_rollout_engine_is_none_of_our_business() -> None:

@@ -5,6 +5,8 @@ Imports nothing of verl's: the check runs in the driver, on the config as it was
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 NAME = "transformers"
@@ -27,6 +29,28 @@ def check(rollout: Any, model: Any) -> None:
         raise _unsupported(
             f"model.lora_rank={model.get('lora_rank')} with model.lora.merge=False", "model.lora.merge=True"
         )
+    _check_length(rollout, model)
+
+
+def _check_length(rollout: Any, model: Any) -> None:
+    """Refuse texts longer than the model's plain attention reaches.
+
+    This reads a config that lies on this machine and needs no code of its own. The servers ask again, of any model.
+    """
+    folder = Path(str(model.get("hf_config_path") or model.get("path"))).expanduser()
+    if model.get("trust_remote_code") or not (folder / "config.json").is_file():
+        return
+    from transformers import AutoConfig
+
+    from goldilocks.engine.reach import check_length
+
+    overrides = model.get("override_config") or {}
+    plain = {key: value for key, value in overrides.items() if not isinstance(value, Mapping)}
+    longest = rollout.get("max_model_len")
+    length = longest or rollout.get("prompt_length", 0) + rollout.get("response_length", 0)
+    name = "max_model_len" if longest else "prompt_length + response_length"
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **plain)
+    check_length(config, length, f"actor_rollout_ref.rollout.{name}")
 
 
 def _unsupported(given: str, accepted: str) -> ValueError:

@@ -1,0 +1,114 @@
+"""A text is as long as a model's plain attention reaches, or refused by the key that ends it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from unit.engine.architectures import SUPPORTED, WINDOWED, config_of, fresh, made
+
+from goldilocks.engine import Engine, SamplingParams
+from goldilocks.engine.reach import bounds, check_length, hides
+
+WINDOW = 12
+
+
+def engine(model: PreTrainedModel, max_length: int) -> Engine:
+    return Engine(model, slots=2, max_length=max_length, eos_ids=(), pad_id=0, device="cpu")
+
+
+def worst_difference(model: PreTrainedModel, max_length: int) -> float:
+    """Of the log-probs of answers that fill ``max_length``, against the model's own forward pass."""
+    plain, runs = copy.deepcopy(model), engine(model, max_length)
+    prompts = [[1, 2, 3], list(range(4, 3 + max_length))]
+    for number, prompt in enumerate(prompts):
+        runs.submit(str(number), prompt, SamplingParams(max_tokens=max_length - len(prompt), seed=number))
+    worst = 0.0
+    while runs.busy:
+        for generation in runs.step():
+            prompt = prompts[int(generation.request_id)]
+            ids = torch.tensor([prompt + generation.token_ids])
+            with torch.inference_mode():
+                logits = plain(ids, attention_mask=torch.ones_like(ids)).logits[0, len(prompt) - 1 : -1]
+            chosen = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
+            worst = max(worst, (chosen - torch.tensor(generation.log_probs)).abs().max().item())
+    return worst
+
+
+def key_of(name: str) -> str:
+    return "attention_chunk_size" if name == "llama4" else "sliding_window"
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_text_that_the_window_holds_is_exact(name: str) -> None:
+    assert worst_difference(made(config_of(WINDOWED[name])), WINDOW) < 1e-5
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_a_longer_one_is_refused_by_the_key(name: str) -> None:
+    model = made(config_of(WINDOWED[name]))
+    message = (
+        rf"max_length=13 exceeds the model's {key_of(name)}=12: take 12 or less, or another engine \(verl: rollout"
+    )
+    with pytest.raises(ValueError, match=message):
+        engine(model, WINDOW + 1)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_the_config_says_what_the_masks_do(name: str) -> None:
+    config = config_of(WINDOWED[name])
+    model = made(config)
+    assert bounds(config)[key_of(name)] == WINDOW
+    assert not hides(model, WINDOW)
+    assert hides(model, WINDOW + 1)
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_what_is_supported_attends_to_all_of_a_short_text(name: str) -> None:
+    assert not hides(fresh(name), 40)
+
+
+def test_a_window_that_the_config_hides_is_found_in_the_masks() -> None:
+    model = made(config_of(WINDOWED["mistral"], layer_types=["full_attention"] * 2))  # which Mistral does not read
+    assert "sliding_window" not in bounds(model.config)
+    with pytest.raises(ValueError, match="max_length=13 exceeds the reach of a layer of MistralForCausalLM: take a"):
+        engine(model, WINDOW + 1)
+    assert worst_difference(model, WINDOW) < 1e-5
+
+
+@pytest.mark.parametrize("keys", [{"use_sliding_window": False, "sliding_window": 12}, {"sliding_window": 12}])
+def test_a_window_that_is_off_is_none(keys: dict[str, Any]) -> None:
+    config = config_of(SUPPORTED["qwen2"], **keys)
+    assert set(bounds(config)) == {"max_position_embeddings"}
+    assert worst_difference(made(config), 40) < 1e-5
+
+
+def test_frequencies_that_change_with_the_length_are_refused_where_they_do() -> None:
+    assert worst_difference(fresh("phi3_longrope"), 40) < 1e-5
+    with pytest.raises(
+        ValueError, match="max_length=41 exceeds the model's original_max_position_embeddings=40: take 40"
+    ):
+        engine(fresh("phi3_longrope"), 41)
+
+
+def test_attention_that_is_sharpened_with_the_length_is_refused_where_it_is() -> None:
+    llama4 = WINDOWED["llama4"]
+    check_length(config_of(llama4, attention_chunk_size=60, floor_scale=30), 30)
+    with pytest.raises(ValueError, match="max_length=31 exceeds the model's floor_scale=30"):
+        check_length(config_of(llama4, attention_chunk_size=60, floor_scale=30), 31)
+    check_length(config_of(llama4, attention_chunk_size=60, floor_scale=30, attn_temperature_tuning=False), 31)
+    model = made(config_of(llama4, attention_chunk_size=60, floor_scale=30, no_rope_layers=[0, 1]))
+    assert worst_difference(model, 30) < 1e-5
+
+
+def test_lengths_that_no_model_has() -> None:
+    config: PretrainedConfig = config_of(SUPPORTED["llama"])
+    with pytest.raises(ValueError, match="max_length=1: at least 2"):
+        check_length(config, 1)
+    with pytest.raises(
+        ValueError, match=r"rollout\.max_model_len=65 exceeds the model's max_position_embeddings=64: take 64"
+    ):
+        check_length(config, 65, "rollout.max_model_len")
