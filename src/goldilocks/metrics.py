@@ -1,7 +1,7 @@
 """Every metric that Goldilocks logs beside verl's own, and what it means.
 
-Invariant, held by a test: what the code logs is here, and what is here is logged. ``<reason>`` stands for any word: a
-filter's, a failure's, a gate's.
+Invariant, held by a test: what the code logs is here, and what is here is logged. ``<reason>`` and the like
+stand for any word: a filter's, a failure's, a column's.
 """
 
 from __future__ import annotations
@@ -101,6 +101,8 @@ METRICS: dict[str, str] = {
     "timing_s/gen_grade": "answers that ended together graded: sum over them, of the busiest worker",
     "timing_s/gen_store": "rows packed and put into the queue: sum over puts, of the busiest worker",
     "budget/spent": "share of `goldilocks.budget` that is spent: the largest of its costs; at 1 the run ends",
+    "val/<column>/<value>/acc": "validation accuracy over the rows with this value of a column of "
+    "`goldilocks.validate_by`",
     # Policies.
     "selector/greso_p": "`greso`: probability that a prompt with a streak of one visit without variance is tried",
     "selector/greso_skipped": "`greso`: prompts skipped since the run began",
@@ -171,4 +173,4 @@ def entry(name: str) -> str | None:
 
 @cache
 def _patterns() -> dict[str, re.Pattern[str]]:
-    return {name: re.compile(re.escape(name).replace("<reason>", ".+")) for name in METRICS if "<reason>" in name}
+    return {name: re.compile(re.sub(r"<\w+>", ".+", re.escape(name))) for name in METRICS if "<" in name}

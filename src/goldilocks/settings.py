@@ -7,7 +7,7 @@ group of our own, ``goldilocks.*``, for everything the policies can do beyond th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar, get_type_hints
 
@@ -95,6 +95,7 @@ class Policies:
     prior_kwargs: Mapping[str, Any] = field(default_factory=dict)
     strata: Mapping[str, Any] = field(default_factory=lambda: asdict(StrataSettings()))
     loss_agg: str | None = None
+    validate_by: Sequence[str] = field(default_factory=list)
     features: Mapping[str, Any] = field(default_factory=lambda: asdict(Features()))
     replay: Mapping[str, Any] = field(default_factory=lambda: asdict(Replay()))
     guard: Mapping[str, Any] = field(default_factory=lambda: asdict(Guard()))

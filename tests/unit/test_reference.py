@@ -24,6 +24,7 @@ from goldilocks.core.selectors import Greso
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.metrics import METRICS, entry, undocumented
+from goldilocks.runs.validation import accuracy_by
 from goldilocks.types import Failure, Rollout
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +68,8 @@ def test_a_key_without_a_comment_is_an_error() -> None:
 
 
 def test_whatever_a_collector_logs_is_documented_and_nothing_else_is() -> None:
-    logged = {*collector_names(), *filter_names(), *gspo_names(), *written_names()}
+    by_column = accuracy_by("level", [1], [1.0])
+    logged = {*collector_names(), *filter_names(), *gspo_names(), *by_column, *written_names()}
     assert undocumented(logged) == []
     assert set(METRICS) - {entry(name) for name in logged} == set()
 

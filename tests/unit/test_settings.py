@@ -160,7 +160,7 @@ def test_a_mistake_names_the_key_and_what_would_be_accepted(overrides: list[str]
 
 
 def test_the_config_group_has_every_key_with_its_default() -> None:
-    given: Any = OmegaConf.to_container(OmegaConf.load(DEFAULTS))
+    given: Any = OmegaConf.to_container(OmegaConf.load(DEFAULTS), resolve=True)
     for section, cls in (("adaptive_rollout", AdaptiveRollout), ("goldilocks", Policies)):
         assert given[section] == {one.name: getattr(cls(), one.name) for one in fields(cls)}
     known = FilterGroups()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 
 VERSION = "2"  # raised when what is made here changes, so that nobody trains on what an older version made
 VARIABLE = "GOLDILOCKS_ARITHMETIC"
-SIZES = {"arithmetic": (2048, 256), "sums": (4096, 256)}  # problems for training and for validation
+SIZES = {
+    "arithmetic": (2048, 256),
+    "sums": (4096, 256),
+    "ladder": (20480, 400),
+}  # problems for training and for validation
 GYM = "reasoning_gym"
 GENERATORS: dict[str, dict[str, Any]] = {"leg_counting": {}}
 SMOLLM2 = "smollm2"  # what actor_rollout_ref.model.path takes for SmolLM2-135M-Instruct
@@ -55,8 +60,10 @@ def provide(config: DictConfig) -> None:
             make_folder(folder(task) / "data", partial(_make_data, name=task, train=train, val=val))
     if GYM in config and _names(config, folder(GYM) / "data"):
         make_folder(folder(GYM) / "data", lambda out: _make_gym(out, config[GYM]))
-    if config.actor_rollout_ref.model.path == str(folder() / "model"):
-        make_folder(folder() / "model", _make_tiny)
+    for place, make in _MODELS.items():
+        path = folder(place[0]) / place[1]
+        if config.actor_rollout_ref.model.path == str(path):
+            make_folder(path, make)
     if config.actor_rollout_ref.model.path == SMOLLM2 and not Path(SMOLLM2).is_dir():
         from goldilocks.tasks.smollm2 import fetch_once
 
@@ -85,7 +92,23 @@ def _make_gym(out: Path, settings: DictConfig) -> None:
     _make_data(out, GYM, chosen["train"], chosen["val"], chosen["seed"], generators=generators)
 
 
-def _make_tiny(out: Path) -> None:
+def _make_tiny(out: Path, task: str) -> None:
     from goldilocks.tasks.tiny_model import make
 
-    make(out)
+    make(out, task=task)
+
+
+def _teach_smollm2(out: Path) -> None:
+    from goldilocks.tasks.ladder import lessons
+    from goldilocks.tasks.smollm2 import fetch_once
+    from goldilocks.tasks.taught import teach
+
+    teach(fetch_once(), out, lessons)
+
+
+# (task, folder in the task's): how the model in it is made
+_MODELS: dict[tuple[str, str], Callable[[Path], None]] = {
+    ("arithmetic", "model"): partial(_make_tiny, task="arithmetic"),
+    ("ladder", "tiny"): partial(_make_tiny, task="ladder"),
+    ("ladder", "smollm2"): _teach_smollm2,
+}

@@ -22,6 +22,11 @@ TASKS: Mapping[str, tuple[str, str, str]] = {
         "goldilocks/sums",
         "arithmetic in words for a chat model such as SmolLM2, graded by the last number",
     ),
+    "ladder": (
+        "goldilocks.tasks.ladder:Ladder",
+        "goldilocks/ladder",
+        "skills on rows of digits, in ten levels of which the lowest can be done at first",
+    ),
     "reasoning_gym": (
         "goldilocks.tasks.reasoning_gym:ReasoningGym",
         "reasoning_gym/",

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.progress import Progress
 
+from goldilocks.tasks import ladder
 from goldilocks.tasks.base import Problem
-from goldilocks.tasks.tokenizer import character_tokenizer
-from goldilocks.tasks.warm_start import STEPS, warm_start
+from goldilocks.tasks.tokenizer import ARITHMETIC, character_tokenizer
+from goldilocks.tasks.warm_start import STEPS, lessons, warm_start
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-ANSWER_TOKENS = 8
+ANSWER_TOKENS = 16
+
+# task: its characters, and the lessons of its warm start
+TASKS: Mapping[str, tuple[str, Callable[[random.Random], Iterator[Problem]]]] = {
+    "arithmetic": (ARITHMETIC, lessons),
+    "ladder": (ladder.CHARACTERS, ladder.lessons),
+}
 
 
-def make(out: Path, seed: int = 0, steps: int = STEPS) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
+def make(
+    out: Path, seed: int = 0, steps: int = STEPS, task: str = "arithmetic"
+) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
     """Build the model, warm-start it under a progress bar, and save both to ``out`` as transformers does."""
-    tokenizer = character_tokenizer()
+    characters, taught = TASKS[task]
+    tokenizer = character_tokenizer(characters)
     model = build(tokenizer, seed)
     with _few_threads(), Progress(transient=True) as bar:
-        task = bar.add_task("warming up the tiny model", total=steps)
+        line = bar.add_task("warming up the tiny model", total=steps)
         once = functools.cache(functools.partial(encode, tokenizer))  # most lessons come more than once
-        warm_start(model, once, seed, steps, lambda done: bar.update(task, completed=done))
+        warm_start(model, once, seed, steps, lambda done: bar.update(line, completed=done), taught)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     return model, tokenizer

@@ -7,7 +7,7 @@ mistake, the forgotten carry, causes most wrong sums of two digits and one.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -56,9 +56,8 @@ def lessons(rng: random.Random) -> Iterator[Problem]:
         yield problem
 
 
-def batches(encode: Encode, rng: random.Random) -> Iterator[list[Lesson]]:
+def batches(encode: Encode, endless: Iterator[Problem], rng: random.Random) -> Iterator[list[Lesson]]:
     """Yield batches of lessons of similar length, to save padding."""
-    endless = lessons(rng)
     while True:
         pool = [
             encode(problem.question, problem.answer) for _, problem in zip(range(BATCH * 16), endless, strict=False)
@@ -75,17 +74,16 @@ def warm_start(
     seed: int,
     steps: int = STEPS,
     told: Callable[[int], None] = lambda step: None,
+    taught: Callable[[random.Random], Iterator[Problem]] = lessons,
+    optimizers: Sequence[tuple[torch.optim.Optimizer, float]] | None = None,
 ) -> float:
-    """Train the model in place; return the mean loss of the last fifty steps."""
-    hidden = [
-        p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name and "lm_head" not in name
-    ]
-    others = [p for p in model.parameters() if all(p is not matrix for matrix in hidden)]
-    optimizers = [
-        (Muon(hidden, MATRIX_LR), MATRIX_LR),
-        (torch.optim.AdamW(others, LR, betas=(0.9, 0.99), weight_decay=0.05), LR),
-    ]
-    source = batches(encode, random.Random(seed))
+    """Train the model in place on the lessons ``taught``; return the mean loss of the last fifty steps.
+
+    ``optimizers`` have their learning rate beside them; without any they are those of a tiny model.
+    """
+    optimizers = optimizers or _of_a_tiny_model(model)
+    rng = random.Random(seed)
+    source = batches(encode, taught(rng), rng)
     recent: list[float] = []
     model.train()
     for step in range(steps):
@@ -102,6 +100,18 @@ def warm_start(
     return sum(recent) / len(recent)
 
 
+def _of_a_tiny_model(model: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
+    """Muon for the hidden matrices, AdamW for the rest."""
+    hidden = [
+        p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name and "lm_head" not in name
+    ]
+    others = [p for p in model.parameters() if all(p is not matrix for matrix in hidden)]
+    return [
+        (Muon(hidden, MATRIX_LR), MATRIX_LR),
+        (torch.optim.AdamW(others, LR, betas=(0.9, 0.99), weight_decay=0.05), LR),
+    ]
+
+
 def _loss(model: torch.nn.Module, lessons: list[Lesson]) -> torch.Tensor:
     width = max(len(prompt) + len(answer) for prompt, answer in lessons)
     ids = torch.zeros(len(lessons), width, dtype=torch.long)
@@ -110,6 +120,8 @@ def _loss(model: torch.nn.Module, lessons: list[Lesson]) -> torch.Tensor:
         end = len(prompt) + len(answer)
         ids[row, :end] = torch.tensor(prompt + answer)
         labels[row, len(prompt) : end] = torch.tensor(answer)
+    device = next(model.parameters()).device
+    ids, labels = ids.to(device), labels.to(device)
     # Padding is on the right, where causal attention never looks: no mask is needed.
     logits = model(input_ids=ids, use_cache=False).logits
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())

@@ -22,6 +22,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from goldilocks.features.data import conversation_text
 from goldilocks.runs.directory import RunDir, set_aside
 from goldilocks.runs.progress import FRESH_SCORE, SCORE, SECONDS
+from goldilocks.runs.validation import column_and_value
 from goldilocks.trl.collection import Collection
 from goldilocks.trl.decisions import Batch
 from goldilocks.types import Group
@@ -94,6 +95,8 @@ class RunRecord(TrainerCallback):
         known = {NAMES[name]: value for name, value in (logs or {}).items() if name in NAMES}
         if "eval_reward" in (logs or {}):
             known[self._accuracy] = logs["eval_reward"]
+            own = {name.removeprefix("eval_"): value for name, value in logs.items()}
+            known |= {name: value for name, value in own.items() if column_and_value(name)}
         if known:
             self._write(state.global_step, known)
 

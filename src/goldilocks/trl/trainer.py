@@ -22,6 +22,7 @@ from goldilocks.engine.reach import check_length
 from goldilocks.errors import require
 from goldilocks.platforms import cudnn
 from goldilocks.runs import trl_checkpoints
+from goldilocks.runs.validation import metric_name, value_of
 from goldilocks.seeds import hashed
 from goldilocks.settings import Settings
 from goldilocks.trl import signal_rows
@@ -85,6 +86,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         self._seeds: Seeds | None = None  # of the round that is being generated
         self._guard: GuardCallback | None = None
         self._in_loss: dict[str, Any] | None = None  # what the loss being computed is of, until its log-probs are known
+        self._validate_by: Sequence[str] = []
         super().__init__(*args, **kwargs)
         self._engine = None if engine_slots is None else self._rollouts(engine_slots)
         routed = getattr(self, "aux_loss_enabled", False)  # a router's loss is over all rows
@@ -100,6 +102,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
     def _collect(self, sections: Sections, run_dir: Path) -> None:
         """Put the collector in the place of TRL's batches."""
         settings = sections.settings(self.args)
+        self._validate_by = settings.policies.validate_by
         processes = Processes(self.accelerator)
         dataset = self._remove_unused_columns(self.train_dataset, "training")
         rows, prompts = RowStore(), DatasetPrompts(dataset)
@@ -167,7 +170,20 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self._scored = Scored(prompts, completions, completion_ids_list, rewards)
+        if self._validate_by and not self.model.training:
+            self._count_by_column(inputs, rewards)
         return rewards
+
+    def _count_by_column(self, inputs: list[dict[str, Any]], rewards: Tensor) -> None:
+        """Log each answer of a validation under the values of its row's columns; TRL logs the mean."""
+        names: list[str] = self.reward_func_names
+        right = (
+            rewards[:, names.index("acc")] if "acc" in names else rewards.nan_to_num() @ self.reward_weights.to(rewards)
+        )
+        rows = [[metric_name(column, value_of(row, column)) for column in self._validate_by] for row in inputs]
+        for labels, one in zip(Processes(self.accelerator).gathered(rows), right.tolist(), strict=True):
+            for label in labels:
+                self._metrics["eval"][label].append(one)
 
     @contextmanager
     def _groups_of(self, size: int, seeds: Seeds) -> Iterator[None]:

@@ -12,7 +12,7 @@ from goldilocks.launch.recipe import choose, compose_config
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for task in ("ARITHMETIC", "SUMS", "REASONING_GYM"):
+    for task in ("ARITHMETIC", "SUMS", "LADDER", "REASONING_GYM"):
         monkeypatch.delenv(f"GOLDILOCKS_{task}", raising=False)
 
 

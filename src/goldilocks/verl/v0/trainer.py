@@ -37,9 +37,10 @@ from goldilocks.verl.v0.manager import STALE, TRAINED, CollectingManager
 from goldilocks.verl.v0.pending import Pending, is_placeholder, placeholder
 from goldilocks.verl.v0.rewards import RewardFunction, mark_validation, route
 from goldilocks.verl.v0.rows import RowStore, pad_to
+from goldilocks.verl.validation import ValidatesByColumn
 
 
-class RayPPOTrainerWithSampling(SavesCollector, RayPPOTrainer):
+class RayPPOTrainerWithSampling(SavesCollector, ValidatesByColumn, RayPPOTrainer):
     """verl's ``RayPPOTrainer``: the same arguments, and ``reward_fn`` and ``val_reward_fn`` as functions.
 
     ``config`` is verl's, or a ``TrainerConfig``. ``fit`` starts Ray and the workers if that has not been done.

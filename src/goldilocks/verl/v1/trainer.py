@@ -47,12 +47,13 @@ from goldilocks.verl.v1.rows import (
     zero_log_probs,
 )
 from goldilocks.verl.v1.sampler import CollectorSampler
+from goldilocks.verl.validation import ValidatesByColumn
 
 PROMPT_MEAN = "prompt-mean"
 MULTI_MODAL = ("multi_modal_inputs",)
 
 
-class CollectorTrainer(SavesCollector, ReplayedRows):
+class CollectorTrainer(SavesCollector, ReplayedRows, ValidatesByColumn):
     """Mixed into one of verl's trainers: a ``Collector`` decides which prompts are rolled out, how often, and which
     groups are trained."""
 

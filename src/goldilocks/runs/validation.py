@@ -1,0 +1,45 @@
+"""Validation accuracy by the columns of the data that ``goldilocks.validate_by`` names: ``val/level/3/acc``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from goldilocks.errors import require
+
+KEY = "goldilocks.validate_by"
+MOST_VALUES = 100  # of a column; one with more divides the data too finely to say anything
+_NAME = re.compile(r"val/(?P<column>[^/]+)/(?P<value>.*)/acc", re.DOTALL)
+
+
+def metric_name(column: str, value: Any) -> str:
+    """Return the metric of the accuracy over the rows whose column has this value."""
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"val/{column}/{text}/acc"
+
+
+def column_and_value(metric: str) -> tuple[str, str] | None:
+    """Return what a metric is the accuracy of, or None if it is another metric."""
+    found = _NAME.fullmatch(metric)
+    return (found["column"], found["value"]) if found else None
+
+
+def value_of(row: Mapping[str, Any], column: str) -> Any:
+    """Return the column of a row, or of its ``extra_info``."""
+    info = row.get("extra_info") or {}
+    there = row if column in row else info
+    known = sorted({*row, *info})
+    require(column in there, KEY, column, f"a column of the validation data: {', '.join(known)}")
+    return there[column]
+
+
+def accuracy_by(column: str, values: Sequence[Any], right: Sequence[float]) -> dict[str, float]:
+    """Return the mean of ``right`` for each value of a column."""
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for value, one in zip(values, right, strict=True):
+        by_name[metric_name(column, value)].append(one)
+    require(len(by_name) <= MOST_VALUES, KEY, column, f"a column of at most {MOST_VALUES} values, not {len(by_name)}")
+    return {name: math.fsum(ones) / len(ones) for name, ones in by_name.items()}

@@ -1,0 +1,81 @@
+"""verl's validation with accuracy by column: rows are found again by the uid that each trainer gives them."""
+
+from __future__ import annotations
+
+import uuid
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from verl import DataProto
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from goldilocks.verl.validation import ValidatesByColumn
+
+LEVELS = [1, 2, 1, 2]
+RIGHT = [1.0, 0.0, 1.0, 1.0]
+
+
+def batches():
+    """Two batches of two rows, as verl's collate function makes them."""
+    for start in (0, 2):
+        infos = [{"level": level, "split": "val"} for level in LEVELS[start : start + 2]]
+        yield {
+            "dummy_tensor": torch.zeros(2, 1),
+            "data_source": np.array(["a", "a"], dtype=object),
+            "extra_info": np.array(infos, dtype=object),
+            "index": np.array([start, start + 1], dtype=object),
+        }
+
+
+class Validation:
+    """The part of a validation that gives rows their uid; the metrics are verl's own."""
+
+    def __init__(self, columns):
+        self.settings = SimpleNamespace(policies=SimpleNamespace(validate_by=columns))
+        self.val_dataloader = list(batches())
+
+    def _validate(self):
+        uids, rows = [], list(RIGHT)
+        for batch in self.val_dataloader:
+            uids += list(self._uids(batch))
+        infos = {"reward": rows, "acc": rows}
+        order = [2, 0, 3, 1]  # answers come back in any order
+        shuffled = {name: [values[place] for place in order] for name, values in infos.items()}
+        return self._val_metrics_update(["a"] * 4, [uids[place] for place in order], shuffled, [])
+
+
+class OfV0(Validation):
+    def _uids(self, batch):
+        return DataProto.from_single_dict(batch).non_tensor_batch["uid"]
+
+    _val_metrics_update = RayPPOTrainer._val_metrics_update
+
+
+class OfV1(Validation):
+    def _uids(self, batch):
+        batch["uid"] = np.array([str(uuid.uuid4()) for _ in range(2)], dtype=object)
+        return batch["uid"]
+
+    _val_metrics_update = PPOTrainer._val_metrics_update
+
+
+@pytest.mark.parametrize("kind", [OfV0, OfV1])
+def test_accuracy_by_column_stands_beside_verls_metrics(kind):
+    trainer = type("Trainer", (ValidatesByColumn, kind), {})(["level", "data_source"])
+    loader = trainer.val_dataloader
+    metrics = trainer._validate()
+    assert {name: value for name, value in metrics.items() if name.startswith("val/")} == {
+        "val/level/1/acc": 1.0,
+        "val/level/2/acc": 0.5,
+        "val/data_source/a/acc": 0.75,
+    }
+    assert metrics["val-core/a/acc/mean@1"] == 0.75
+    assert trainer.val_dataloader is loader
+
+
+def test_without_columns_the_metrics_are_verls_own():
+    trainer = type("Trainer", (ValidatesByColumn, OfV1), {})([])
+    assert not [name for name in trainer._validate() if name.startswith("val/")]
