@@ -25,9 +25,10 @@ SKILLS: Mapping[str, Callable[[str], str]] = {
 SHORTEST, TOP = 3, 10  # digits of level 1, and the highest level
 CHARACTERS = "".join(sorted({*"0123456789 \n", *"".join(SKILLS)}))  # of a question and its answer
 
-# The lessons of a warm start. A lesson of level k has the right answer with probability RIGHT · FALL^(k − 1), else the
-# digits as they were. So a model that has learnt its lessons is right this often, whatever its size.
-RIGHT, FALL = 0.5, 0.25
+# The lessons of a warm start. A lesson of level k has the right answer with probability RIGHT · fall^(k − 1), else the
+# digits as they were. A model that has learnt its lessons is right this often. A tiny model learns less of the levels
+# that are seldom right, so it is taught with a smaller fall.
+RIGHT, FALL, FALL_TINY = 0.5, 0.25, 0.5
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def split_key(question: str) -> str:
     return question.split()[1]
 
 
-def lessons(rng: random.Random) -> Iterator[Problem]:
+def lessons(rng: random.Random, fall: float = FALL) -> Iterator[Problem]:
     """Yield lessons without end: fewer of the higher levels, and of those more that leave the digits as they were."""
     shares = [level.level**-2 for level in LEVELS]
     while True:
@@ -64,7 +65,7 @@ def lessons(rng: random.Random) -> Iterator[Problem]:
         problem = level.draw(rng)
         if split_of(split_key(problem.question)) == "val":
             continue
-        if rng.random() < RIGHT * FALL ** (level.level - 1):
+        if rng.random() < RIGHT * fall ** (level.level - 1):
             yield problem
         else:
             yield Problem(problem.question, split_key(problem.question), problem.difficulty)

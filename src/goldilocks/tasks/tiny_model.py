@@ -25,7 +25,7 @@ ANSWER_TOKENS = 16
 # task: its characters, and the lessons of its warm start
 TASKS: Mapping[str, tuple[str, Callable[[random.Random], Iterator[Problem]]]] = {
     "arithmetic": (ARITHMETIC, lessons),
-    "ladder": (ladder.CHARACTERS, ladder.lessons),
+    "ladder": (ladder.CHARACTERS, functools.partial(ladder.lessons, fall=ladder.FALL_TINY)),
 }
 
 
