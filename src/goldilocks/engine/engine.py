@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -143,10 +143,16 @@ class Engine:
         self._aborted += map(_unstarted, self._waiting)
         self._waiting.clear()
 
-    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Overwrite weights in place. Live requests go on with the new ones; prompts are no longer shared across."""
+    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> None:
+        """Overwrite weights in place. Live requests go on with the new ones; prompts are no longer shared across.
+
+        A mapping has them all in memory, which is faster; an iterable need not.
+        """
         self._forget()
-        weights.load(self._model, named_tensors)
+        if isinstance(named_tensors, Mapping):
+            weights.load_all(self._model, named_tensors)
+        else:
+            weights.load(self._model, named_tensors)
 
     def sleep(self) -> None:
         """Give the cache's memory back. Requests in flight must have come back or be aborted first."""

@@ -45,6 +45,7 @@ def train(config: DictConfig, run_dir: Path) -> None:
         gen_batch_size=config.data.get("gen_batch_size"),
         engine_slots=slots(config),
         only_signal=True,
+        eval_loss=False,  # an arm is judged by its rewards
         run_dir=run_dir,
         **sections,
     )
@@ -108,6 +109,8 @@ def arguments(config: DictConfig) -> dict[str, Any]:
         "logging_steps": 1,
         "report_to": "none",
         "disable_tqdm": True,
+        "logging_nan_inf_filter": False,  # it would wait for the loss of every micro-batch
+        "dataloader_pin_memory": False,  # rows are text
         "seed": 1 if config.data.get("seed") is None else config.data.seed,
         "use_cpu": trainer.device == "cpu",
         "bf16": rollout.dtype == "bfloat16",

@@ -6,7 +6,7 @@ denominator and not computed. What is left is cut to its longest prompt and its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,11 +39,34 @@ def with_signal(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
     return _cut(kept), float(has.sum()) / rows
 
 
-def no_loss(model: nn.Module) -> Tensor:
+def first(parts: Sequence[dict[str, Any]], together: int) -> list[dict[str, Any]]:
+    """Return micro-batches of the same rows, ``together`` at a time for an update; rows with a signal come first.
+
+    An update is a sum over its rows, so their order does not matter to it: where few have a signal, one micro-batch has
+    them all and the others need not be computed.
+    """
+    windows = [parts[place : place + together] for place in range(0, len(parts), together)]
+    return [part for window in windows for part in _signal_first(window)]
+
+
+def _signal_first(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    if len(parts) == 1:
+        return list(parts)
+    rows = len(parts[0]["advantages"])
+    by_row = [name for name, value in parts[0].items() if _per_row(value, rows)]
+    order = torch.cat([part["advantages"] for part in parts]).eq(0).to(torch.uint8).argsort(stable=True)
+    columns = {name: torch.cat([part[name] for part in parts])[order].split(rows) for name in by_row}
+    return [{**part, **{name: columns[name][place] for name in by_row}} for place, part in enumerate(parts)]
+
+
+def no_loss(model: nn.Module | None, device: torch.device) -> Tensor:
     """Return a loss of zero whose gradient is zero for every parameter, as that of rows without signal is.
 
-    No gradient at all would be another thing: the optimizer would not move, where its momentum moves it on.
+    No gradient at all would be another thing: the optimizer would not move, where its momentum moves it on. Without a
+    model nothing gets a gradient: an earlier micro-batch of the update has seen to it.
     """
+    if model is None:
+        return torch.zeros((), device=device, requires_grad=True)
     firsts = [one.view(-1)[:1] for one in model.parameters() if one.requires_grad and one.numel()]
     return 0.0 * torch.cat([one.float() for one in firsts]).sum()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from goldilocks.trl.engine_rollouts import EngineRollouts
 from goldilocks.trl.gate import BatchFilterGate
 from goldilocks.trl.guard import GuardCallback
 from goldilocks.trl.guard import check as check_guard
+from goldilocks.trl.host import HOST, Unread, Unsent, moved, on_host
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts, SamplerOrder
 from goldilocks.trl.record import RunRecord
@@ -62,8 +63,8 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
     of docs/reference.md; ``gen_batch_size`` is how many prompts are chosen at a time (default: a batch of them).
     Without any of them this is TRL's trainer. ``engine_slots`` generates with Goldilocks' engine, so many rollouts at a
     time, in the place of ``model.generate``; ``only_signal`` computes no row whose advantage is zero, where the loss
-    allows it and there is one process: the gradient is the same. ``run_dir`` is where ``goldilocks report`` finds the
-    run (default: ``output_dir``).
+    allows it and there is one process: the gradient is the same. ``eval_loss=False`` evaluates rewards alone.
+    ``run_dir`` is where ``goldilocks report`` finds the run (default: ``output_dir``).
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         gen_batch_size: int | None = None,
         engine_slots: int | None = None,
         only_signal: bool = False,
+        eval_loss: bool = True,
         run_dir: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
@@ -92,6 +94,8 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         routed = getattr(self, "aux_loss_enabled", False)  # a router's loss is over all rows
         alone = self.accelerator.num_processes == 1
         self._only_signal = only_signal and alone and not routed and signal_rows.allowed(self.args)
+        self._on_host = self._engine is not None and alone and not getattr(self.args, "use_liger_kernel", False)
+        self._eval_loss = eval_loss
         sections = Sections(filter_groups, adaptive_rollout, goldilocks, batch_filter, gen_batch_size)
         if sections.given or only_signal or self._engine is not None:
             cudnn.avoid()  # batches have any length, and rows of padding on their left
@@ -138,7 +142,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Return TRL's batch, or in training the batch that the collector takes."""
         if self.collection is None or not self.model.training:
-            return super()._generate_and_score_completions(inputs)
+            return self._generate_and_score(inputs)
         logged = len(self._metrics["train"]["frac_reward_zero_std"])
         try:
             output = self.collection.collect(self._generate_round, self._log_probs, self._rewards())
@@ -146,12 +150,16 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
             folder = self._save_unfinished()
             raise Exhausted(f"{error} What was generated is saved in {folder}.") from error
         self._log_batch(logged)
-        return {name: value.to(self.accelerator.device) for name, value in output.items()}
+        return output if self._on_host else moved(output, self.accelerator.device)
+
+    def _generate_and_score(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        with on_host(self) if self._on_host else nullcontext():
+            return super()._generate_and_score_completions(inputs)
 
     def _generate_round(self, inputs: list[dict[str, Any]], group_size: int, seeds: Seeds) -> Generated:
         """TRL's own generation and scoring of these rows, which are groups of this size to it."""
         with self._groups_of(group_size, seeds):
-            output = super()._generate_and_score_completions(inputs)
+            output = self._generate_and_score(inputs)
         scored, self._scored = self._scored, None
         assert scored is not None, "TRL scored no completion"
         first = self.accelerator.process_index * len(inputs)
@@ -166,6 +174,36 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
                 )
             ],
         )
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """TRL's; the rows of a new batch that have a signal come first in each update."""
+        before = self._buffered_inputs
+        rows = generation_batch.rows if isinstance(generation_batch, Unsent) else generation_batch
+        inputs = super()._prepare_inputs(rows)
+        if not self._only_signal or self._buffered_inputs is before:
+            return inputs
+        self._buffered_inputs = signal_rows.first(self._buffered_inputs, self.args.gradient_accumulation_steps)
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+
+    def get_train_dataloader(self) -> Any:
+        """TRL's, of empty rows where the collector reads its own."""
+        if self.collection is None:
+            return super().get_train_dataloader()
+        rows, self.train_dataset = self.train_dataset, Unread(len(self.train_dataset))
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.train_dataset = rows
+
+    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, of rows that accelerate does not search for tensors where the batch stays on the host."""
+        if not self._on_host:
+            return super().get_eval_dataloader(*args, **kwargs)
+        collate, self.data_collator = self.data_collator, lambda rows: Unsent(collate(rows))
+        try:
+            return super().get_eval_dataloader(*args, **kwargs)
+        finally:
+            self.data_collator = collate
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
@@ -219,7 +257,8 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         if self._only_signal:
             inputs, share = signal_rows.with_signal(inputs)
             if not share:
-                return signal_rows.no_loss(model)
+                begins = self._step % self.args.gradient_accumulation_steps == 0
+                return signal_rows.no_loss(model if begins else None, self.accelerator.device)
             scale = share if scale is None else scale * share
         inputs = dict(inputs)  # a batch may serve several updates, each with advantages of its own
         if scale is None or self.loss_type not in MEAN_OF_ROWS:
@@ -231,7 +270,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
     def _loss_of(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         self._in_loss = inputs
         try:
-            return super().compute_loss(model, inputs, *args, **kwargs)
+            return super().compute_loss(model, inputs, *args, **kwargs).to(self.accelerator.device)
         finally:
             self._in_loss = None
 
@@ -247,9 +286,11 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         finally:
             self.beta = before
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        """TRL's; in a loss, log-probs of the policy of now are what the rest of it waits for."""
-        found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+    def _get_per_token_logps_and_entropies(self, model: Any, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """TRL's, back where the ids came from; in a loss, log-probs of now are what the rest of it waits for."""
+        asked = moved((input_ids, *args), self.accelerator.device)
+        found = super()._get_per_token_logps_and_entropies(model, *asked, **moved(kwargs, self.accelerator.device))
+        found = moved(found, input_ids.device)
         inputs, self._in_loss = self._in_loss, None
         if inputs is not None:
             self._use_log_probs(inputs, found[0].detach())
@@ -263,6 +304,13 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         if self._guard is not None and self.model.training:
             inputs["advantages"] = self._guard.advantages(inputs, log_probs)
 
+    def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """TRL's; without a loss where none is asked for."""
+        if self._eval_loss:
+            return super().prediction_step(model, inputs, *args, **kwargs)
+        self._prepare_inputs(inputs)
+        return None, None, None
+
     # -- the engine ----------------------------------------------------------------------------------------------------
 
     def _rollouts(self, slots: int) -> EngineRollouts:
@@ -274,6 +322,16 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         made = EngineRollouts(self.args, slots=slots, eos_ids=eos, pad_id=tokenizer.pad_token_id, device=device)
         check_length(self.model.config, self.args.max_completion_length + 1, "max_completion_length + 1")
         return made
+
+    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        """TRL's, once for all rollouts of a prompt."""
+        if self._engine is None:
+            return super()._tokenize_prompts(prompts)
+        names = [repr(prompt) for prompt in prompts]
+        distinct = dict(zip(names, prompts, strict=True))
+        ids, *rest = super()._tokenize_prompts(list(distinct.values()))
+        found = dict(zip(distinct, ids, strict=True))
+        return [found[name] for name in names], *rest
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         if self._engine is None:
@@ -357,4 +415,5 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if self.collection is not None and checkpoint is not None:
-            self._step, self._buffered_inputs = self._saved.read(Path(checkpoint), self.accelerator.device)
+            device = HOST if self._on_host else self.accelerator.device
+            self._step, self._buffered_inputs = self._saved.read(Path(checkpoint), device)

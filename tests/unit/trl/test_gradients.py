@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from goldilocks.tasks.tokenizer import character_tokenizer
+from goldilocks.trl import signal_rows
 from goldilocks.trl.collection import SCALE
 from goldilocks.trl.rows import LOG_PROBS, Row, join_rows
 
@@ -161,3 +162,34 @@ def test_the_loss_of_a_router_is_not_scaled() -> None:
     without = {name: value for name, value in batch.items() if name != SCALE}
     assert loss_of(made, without) != 0
     assert loss_of(made, batch) == loss_of(made, without)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_rows_with_signal_come_first_in_each_update_and_the_gradient_stays(loss: str) -> None:
+    parts = [micro_batch(PARTS[place], replays=False) for place in range(4)]
+    tokens = torch.tensor(sum(int(part["num_items_in_batch"]) for part in parts))
+    parts = [{**part, "num_items_in_batch": tokens} for part in parts]
+    packed = signal_rows.first(parts, together=2)
+    assert [part["advantages"].tolist() for part in packed] == [[1.5, -1.5], [0.0, 0.0], [1.0, 2.0], [-3.0, 0.0]]
+    for update in (slice(0, 2), slice(2, 4)):
+        whole, part = (accumulated(trainer(loss, False, True), found[update]) for found in (parts, packed))
+        assert torch.allclose(part, whole, atol=1e-5)
+
+
+def accumulated(of: Any, parts: list[dict[str, Any]]) -> Tensor:
+    return torch.stack([gradient(of, part) for part in parts]).sum(0)
+
+
+def plain(ids: list[int], advantage: float) -> tuple[Row, float]:
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    values = (ids[:2], [1, 1], ids[2:], [1, 1])
+    tensors = {name: torch.tensor(value) for name, value in zip(names, values, strict=True)}
+    return Row(tensors, (0.0,), None, None).with_own_log_probs(), advantage
+
+
+PARTS = [
+    [plain([1, 2, 3, 4], 0.0), plain([1, 2, 5, 6], 1.5)],
+    [plain([7, 2, 3, 4], 0.0), plain([7, 2, 5, 6], -1.5)],
+    [plain([1, 9, 3, 4], 1.0), plain([1, 9, 5, 6], 2.0)],
+    [plain([4, 2, 3, 4], 0.0), plain([4, 2, 5, 8], -3.0)],
+]
