@@ -34,6 +34,8 @@ def test_groups_are_trained_again_against_the_policy_that_wrote_them_also_after_
         "trainer.v1.trainer_mode=goldilocks",
         "+goldilocks.replay.groups=4",
         "+goldilocks.replay.max_age=2",
+        "+goldilocks.guard.enable=True",
+        "+goldilocks.guard.bound=1e-9",  # beyond what the server and the trainer differ by, and nothing else is within
         "data.train_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",  # one step of the optimiser: the ratio begins where it is
         f"trainer.rollout_data_dir={tmp_path / 'rollouts'}",
@@ -44,7 +46,8 @@ def test_groups_are_trained_again_against_the_policy_that_wrote_them_also_after_
     ]
     first = launch(*words, "trainer.total_training_steps=2")
     assert first.status == 0, first.tail()
-    second = launch(*words, "trainer.total_training_steps=4", "trainer.resume_mode=auto")
+    skipping = "+goldilocks.guard.skip=1e-9"  # an update on groups that another policy wrote is not made
+    second = launch(*words, skipping, "trainer.total_training_steps=4", "trainer.resume_mode=auto")
     assert second.status == 0, second.tail()
 
     steps = [step for run in (first, second) for step in run.steps if "actor/grad_norm" in step]
@@ -54,8 +57,13 @@ def test_groups_are_trained_again_against_the_policy_that_wrote_them_also_after_
     assert [step["train/stale_rows"] for step in steps] == [0, 4 * n, 4 * n, 4 * n]
     assert [step["replay/total_rollouts"] for step in steps] == [0, 4 * n, 8 * n, 12 * n]
     assert [step["accounts/generated_rollouts"] for step in steps] == [8 * n, 16 * n, 24 * n, 32 * n]
-    assert abs(steps[0]["actor/ppo_kl"]) < 1e-5
-    assert all(abs(step["actor/ppo_kl"]) > 1e-6 for step in steps[1:]), "recomputed log-probs would make it 0"
+    # The third update is skipped, so the groups of the third batch are trained again by the policy that wrote them.
+    assert [step["replay/skipped_updates"] for step in steps] == [0, 0, 1, 0]
+    assert [step["replay/m2"] > 1e-9 for step in steps] == [False, True, True, False]
+    assert [step["replay/guarded_rows"] > 0 for step in steps] == [False, True, True, False]
+    assert all(step["replay/guarded_tokens"] >= step["replay/guarded_rows"] for step in steps)
+    assert all(abs(steps[place]["actor/ppo_kl"]) < 1e-5 for place in (0, 3))
+    assert all(abs(steps[place]["actor/ppo_kl"]) > 1e-6 for place in (1, 2)), "recomputed log-probs would make it 0"
     assert all(step["replay/age_max"] <= 2 for step in steps)
     assert not undocumented(name for step in steps for name in step)
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 CAN_PAUSE = ("transformers", "vllm")
 SAMPLER = "trainer.v1.sampler"
 VERLS_BOUNDS = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}  # verl's defaults
+GUARDED_LOSSES = ("vanilla", "gspo")  # a token's term is proportional to its advantage
+GUARDED_ENGINES = ("fsdp", "fsdp2")
 MANAGER = "goldilocks.verl.v1.agent_loop.StreamingManager"
 
 
@@ -32,6 +34,8 @@ def check_v1(config: DictConfig) -> None:
     )
     _check_bounds_on_age(config)
     _check_pausing(config)
+    if ((config.get("goldilocks", None) or {}).get("guard", None) or {}).get("enable", False):
+        _check_guard(config)
     reward = config.reward.reward_model
     require(
         not reward.enable or reward.enable_resource_pool,
@@ -63,6 +67,22 @@ def _check_pausing(config: DictConfig) -> None:
         on_full,
         f"finish or requeue with rollout.name={engine}; partial needs {' or '.join(CAN_PAUSE)}",
     )
+
+
+def _check_guard(config: DictConfig) -> None:
+    """The guard masks a token by its advantage, and skips an update by taking the optimizer's gradients away."""
+    actor = config.actor_rollout_ref.actor
+    mode, strategy = actor.policy_loss.get("loss_mode", "vanilla"), actor.strategy
+    distilled = (config.get("distillation", None) or {}).get("enabled", False)
+    for sound, accepted in (
+        (mode in GUARDED_LOSSES, f"False with loss_mode={mode}; True with {' or '.join(GUARDED_LOSSES)}"),
+        (
+            strategy in GUARDED_ENGINES,
+            f"False with actor.strategy={strategy}; True with {' or '.join(GUARDED_ENGINES)}",
+        ),
+        (not distilled, "False with distillation.enabled=True, which has a loss of its own"),
+    ):
+        require(sound, "goldilocks.guard.enable", True, accepted)
 
 
 def check_v0(config: DictConfig, settings: Settings) -> None:

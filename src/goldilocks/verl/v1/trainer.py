@@ -34,6 +34,7 @@ from goldilocks.verl.source import DatasetSource, loader_order
 from goldilocks.verl.v1.behaviour import store_log_probs, use_behaviour_log_probs
 from goldilocks.verl.v1.driver_queue import advantages
 from goldilocks.verl.v1.gates import Gate, build_gate
+from goldilocks.verl.v1.guard import GuardedLoss, guard_metrics
 from goldilocks.verl.v1.one_pass import OnePass
 from goldilocks.verl.v1.replayed_rows import ReplayedRows, without
 from goldilocks.verl.v1.rows import (
@@ -111,8 +112,11 @@ class CollectorTrainer(SavesCollector, ReplayedRows, ValidatesByColumn):
         return KLPenalty(self.config.algorithm.kl_penalty, self.kl_ctrl_in_reward.value)
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's loop; the sampler is given the workers it asks."""
+        """verl's loop; the sampler is given the workers it asks, and the workers the loss that the guard is in."""
         self.replay_buffer.manager = agent_loop_manager
+        if self.settings.guard().enable:
+            loss = GuardedLoss(self.config.actor_rollout_ref.actor, self.settings.guard())
+            self.actor_rollout_wg.set_loss_fn(loss)
         self._end_if_over({})  # a run that is started again may have nothing left to do
         super().fit(agent_loop_manager)
 
@@ -288,6 +292,9 @@ class CollectorTrainer(SavesCollector, ReplayedRows, ValidatesByColumn):
         with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(part)), self._tensors_only(part):
             super()._update_actor(part, metrics)
         metrics.update(self.one_pass.metrics(part, metrics))
+        if self.settings.guard().enable:
+            actor = self.config.actor_rollout_ref.actor
+            metrics.update(guard_metrics(metrics, self._mini_batches(actor.ppo_mini_batch_size) * actor.ppo_epochs))
         return batch
 
     @property
