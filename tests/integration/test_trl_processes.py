@@ -38,8 +38,10 @@ def seen(out: Path, rank: int = 0) -> dict[str, Any]:
 
 
 def test_two_processes_train_one_batch_that_the_first_decided(tmp_path: Path) -> None:
-    sections = {"filter_groups": {"enable": True}, "adaptive_rollout": ADAPTIVE}
-    options = {"out": str(tmp_path), "sections": sections, "per_device_train_batch_size": 8, "max_steps": 3}
+    guard = {"enable": True, "skip": 1e-6}  # every second update, by the policy that the first one left, is skipped
+    sections = {"filter_groups": {"enable": True}, "adaptive_rollout": ADAPTIVE, "goldilocks": {"guard": guard}}
+    sizes = {"per_device_train_batch_size": 8, "num_iterations": 2, "max_steps": 4}
+    options = {"out": str(tmp_path), "sections": sections, **sizes}
     accelerate = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
     ended = start(options, *accelerate, "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0")
     assert ended.returncode == ENDED, ended.stderr[-4000:]
@@ -50,6 +52,8 @@ def test_two_processes_train_one_batch_that_the_first_decided(tmp_path: Path) ->
     assert first["rows"] == second["rows"]
     assert sum(first["rows"]) * 2 >= sum(size for _, size, _ in first["batch"])
     assert first["metrics"] == second["metrics"]
+    assert first["guard"] == second["guard"]
+    assert first["guard"]["replay/skipped_updates"] == 1
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ def test_a_run_that_was_killed_goes_on_exactly(chosen: dict[str, Any], kill: int
     sections = {
         "filter_groups": {"enable": True, "max_carry_steps": 2},
         "adaptive_rollout": ADAPTIVE,
-        "goldilocks": {"selector": "thompson"},
+        "goldilocks": {"selector": "thompson", "guard": {"enable": True, "bound": 1e-3}},
     }
     common = {"sections": sections, "max_steps": 9, "save_strategy": "steps", "save_steps": 3, **chosen}
     whole, cut = tmp_path / "whole", tmp_path / "cut"

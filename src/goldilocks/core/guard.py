@@ -13,7 +13,7 @@ class Guard:
 
     enable: bool = False
     bound: float = 0.04  # M2PO's; tokens that an update would push further are masked until their mean is within it
-    skip: float | None = 1.0  # over all tokens: beyond it the update is not made; None: it always is
+    skip: float | None = 0.4  # over all tokens: beyond it the update is not made; None: it always is
 
     def __post_init__(self) -> None:
         require(self.bound > 0, "guard.bound", self.bound, "a number above 0")
