@@ -4,10 +4,16 @@ verl's V1 trainer hands prompts to agent-loop workers without waiting and then p
 there is written only to a worker's log, and a worker that dies leaves its prompts "running" for ever. Here the first
 error of a rollout is put into that table too, where the trainer finds it, and the trainer checks its workers while it
 waits.
+
+Each process has one entry there: its first error since its last success, with the time. The earliest entry since the
+trainer's last success is the first to fail.
 """
 
 from __future__ import annotations
 
+import os
+import platform
+import time
 import traceback
 import weakref
 from collections.abc import Callable
@@ -16,13 +22,14 @@ from typing import Any
 
 Function = Callable[..., Any]
 
-# A partition of verl's transfer queue that holds no samples: one key, tagged with the reason.
+# A partition of verl's transfer queue that holds no samples: a key for each process, tagged with reason and time.
 PARTITION = "failures"
-KEY = "first"
 
 # The managers of this process's agent-loop workers, and for each worker a call that it has not answered yet.
 _managers: weakref.WeakSet[Any] = weakref.WeakSet()
 _unanswered: dict[Any, Any] = {}
+
+_told = False  # whether this process has told an error since its last success
 
 
 def publish_first_error(original: Function) -> Function:
@@ -33,16 +40,30 @@ def publish_first_error(original: Function) -> Function:
         errors: list[BaseException] = await original(tasks)
         if errors:
             await publish(errors[0])
+        else:
+            succeeded()
         return errors
 
     return settle
 
 
 async def publish(error: BaseException) -> None:
-    """Put the reason into the table that the trainer polls."""
+    """Put the reason into the table that the trainer polls, unless an earlier one of this process is there."""
+    global _told
+    if _told:
+        return
+    _told = True
     import transfer_queue
 
-    await transfer_queue.async_kv_put(key=KEY, partition_id=PARTITION, tag={"reason": reason(error)})
+    process = f"{platform.node()}/{os.getpid()}"
+    tag = {"reason": reason(error), "at": time.time()}
+    await transfer_queue.async_kv_put(key=process, partition_id=PARTITION, tag=tag)
+
+
+def succeeded() -> None:
+    """Note that a rollout of this process has come: the next error is a first one again."""
+    global _told
+    _told = False
 
 
 def name_first_error(original: Function) -> Function:
@@ -50,17 +71,20 @@ def name_first_error(original: Function) -> Function:
 
     verl raises there in training without saying it, and goes on with an empty batch in validation.
     """
+    last = 0.0  # when a batch came
 
     @wraps(original)
     def sample(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal last
         try:
             batch, metrics = original(self, *args, **kwargs)
         except RuntimeError as error:
             if "no materializable trajectories" not in str(error):
                 raise
-            raise _none_succeeded() from error
+            raise _none_succeeded(last) from error
         if not batch.keys:
-            raise _none_succeeded()
+            raise _none_succeeded(last)
+        last = time.time()
         return batch, metrics
 
     return sample
@@ -108,16 +132,17 @@ def check_workers() -> None:
             _unanswered[worker] = call
 
 
-def _none_succeeded() -> RuntimeError:
-    return RuntimeError(f"no rollout succeeded; the first to fail said: {published_error()}")
+def _none_succeeded(since: float) -> RuntimeError:
+    return RuntimeError(f"no rollout succeeded; the first to fail said: {published_error(since)}")
 
 
-def published_error() -> str | None:
-    """The reason of the first failed rollout of this run, if there is one."""
+def published_error(since: float = 0.0) -> str | None:
+    """The reason of the first rollout that failed after the time ``since``; where none did, of the first of all."""
     import transfer_queue
 
-    tag = (transfer_queue.kv_list() or {}).get(PARTITION, {}).get(KEY)
-    return None if tag is None else tag["reason"]
+    tags = (transfer_queue.kv_list() or {}).get(PARTITION, {}).values()
+    first = min(tags, key=lambda tag: (tag["at"] < since, tag["at"]), default=None)
+    return None if first is None else first["reason"]
 
 
 def reason(error: BaseException) -> str:

@@ -22,7 +22,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from goldilocks.types import Failure, Paused, Rollout, content_key
 from goldilocks.verl.aborts import IDLE_TO_SLEEP
-from goldilocks.verl.failures import publish
+from goldilocks.verl.failures import publish, succeeded
 from goldilocks.verl.patches.patch import Kind
 from goldilocks.verl.patches.switch import ask_for
 from goldilocks.verl.patches.table import GATHERED_PUTS
@@ -225,6 +225,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
 
     def tell_stored(self, rollout: Rollout) -> None:
         """A rollout is in the queue."""
+        succeeded()
         self._tell(rollout)
 
     def tell_failed(self, session: Session, reason: str) -> None:

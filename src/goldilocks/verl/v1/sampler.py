@@ -6,6 +6,7 @@ cleared from the queue once a step.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
@@ -47,6 +48,7 @@ class CollectorSampler(ReplayBuffer):
         self.manager: StreamingManager
         self.rows = QueueRows(Unfinished(lambda: self.manager.answers()))
         self._failures = 0
+        self._succeeded_at = 0.0
         self._watch = Stopwatch()
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
@@ -118,8 +120,10 @@ class CollectorSampler(ReplayBuffer):
         for event in events:
             self._failures = 0 if isinstance(event, Rollout) else self._failures + (event.reason != "cancelled")
             if self._failures >= MAX_FAILURES:
-                raise RuntimeError(f"{self._failures} rollouts failed in a row; the first said: {published_error()}")
+                first = published_error(self._succeeded_at)
+                raise RuntimeError(f"{self._failures} rollouts failed in a row; the first said: {first}")
             if isinstance(event, Rollout):
+                self._succeeded_at = time.time()
                 self.rows.note(event.uid, [key for key, _ in event.payload])
             self.collector.observe(event)
         self._cancel()
