@@ -14,10 +14,15 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
+from unit.compare.arms import result, study
 from unit.report.run_directories import HOSTILE, write_run
 
+from goldilocks.compare.pictures import make_opening
+from goldilocks.compare.result import Results
+from goldilocks.compare.table import make_table
 from goldilocks.report import write_report
 from goldilocks.report.live import LiveReport, LiveServer
+from goldilocks.report.page import Opening
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -53,7 +58,17 @@ def pages(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[st
     empty.mkdir()
     begun = write_run(root / "begun", steps=1)
     chosen = {"one": runs[:1], "two": runs, "begun": [begun], "empty": [empty]}
-    return {name: write_report(paths, root / f"{name}.html", png=False).page for name, paths in chosen.items()}
+    made = {name: write_report(paths, root / f"{name}.html", png=False).page for name, paths in chosen.items()}
+    return made | {"study": write_report(runs, root / "study.html", png=False, opening=opening()).page}
+
+
+def opening() -> Opening:
+    """A study of two recipes over two seeds, with two levels."""
+    whole = study(seeds=2)
+    levels = ((1, 0.5, 0.9), (2, 0.1, 0.3))
+    arms = [result(recipe, seed=seed, levels=levels) for seed in (1, 2) for recipe in whole.recipes]
+    results = Results((), tuple(arms))
+    return make_opening(whole, results, make_table(whole, results), "The arms")
 
 
 @pytest.fixture(scope="module")
@@ -105,19 +120,30 @@ def search(browser: webdriver.Chrome, text: str) -> WebElement:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
-@pytest.mark.parametrize(("name", "plots"), [("one", 17), ("two", 21), ("begun", 14), ("empty", 0)])
+@pytest.mark.parametrize(("name", "plots"), [("one", 17), ("two", 21), ("begun", 14), ("empty", 0), ("study", 3)])
 def test_every_plot_is_drawn_within_the_page_and_the_console_is_silent(
     browser: webdriver.Chrome, pages: dict[str, Path], name: str, plots: int, size: tuple[int, int], theme: str
 ) -> None:
     show(browser, pages[name].as_uri(), size, theme)
     assert script(browser, "return document.documentElement.dataset.drawn") == str(plots)
-    assert script(browser, UNDRAWN) == []
+    assert name == "study" or script(browser, UNDRAWN) == []
     assert browser.get_log("browser") == []
     assert script(browser, "return document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     assert script(browser, "return innerWidth") == size[0]
     cut = "[...document.querySelectorAll('.plot')].filter(e => e.scrollWidth > e.clientWidth)"
     assert script(browser, f"return {cut}.map(e => e.dataset.plot)") == []
     assert script(browser, "return performance.getEntriesByType('resource').length") == 0  # nothing was fetched
+
+
+def test_the_arms_of_a_study_are_drawn_once_they_are_unfolded(
+    browser: webdriver.Chrome, pages: dict[str, Path]
+) -> None:
+    show(browser, pages["study"].as_uri())
+    assert len(script(browser, UNDRAWN)) == 21
+    browser.find_element(By.CSS_SELECTOR, "#arms > summary").click()
+    wait(lambda: script(browser, "return document.documentElement.dataset.drawn") == "24")
+    assert script(browser, UNDRAWN) == []
+    assert browser.get_log("browser") == []
 
 
 def test_the_search_finds_the_hostile_prompt_and_it_stays_text(

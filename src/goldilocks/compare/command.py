@@ -119,7 +119,7 @@ def _write(study: Study, results: Results, table: Table, folder: StudyFolder) ->
     except ModuleNotFoundError as error:
         print(f"goldilocks: no picture and no report: {missing_extra(error, 'report')}", file=sys.stderr)
     else:
-        write_pictures(study, results, folder)
+        write_pictures(study, results, table, folder)
 
 
 def _show(table: Table, folder: StudyFolder) -> None:

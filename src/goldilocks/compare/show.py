@@ -99,14 +99,19 @@ def caption(table: Table) -> str:
 
 
 def notes(table: Table) -> list[str]:
-    """The differences seed by seed, what tuning tried and chose, and what everything cost."""
-    lines = [line for place in range(len(table.baselines)) for line in _against(table, place)]
-    lines.append(_cost("the arms of the table", table.reported))
+    """Return everything that is said beside the tables."""
+    baselines = range(len(table.baselines))
+    return [*(line for place in baselines for line in by_seed(table, place)), *spent(table), *warnings(table)]
+
+
+def spent(table: Table) -> list[str]:
+    """Return what everything cost, and what tuning tried and chose."""
+    lines = [_cost("the arms of the table", table.reported)]
     if table.trials:
         seeds = table.tuning.arms // len(table.trials)
         lines.append(_cost(f"tuning before it, {'one seed' if seeds == 1 else f'{seeds} seeds'}", table.tuning))
         lines += [_tuned(row, table) for row in table.rows]
-    return lines + warnings(table)
+    return lines
 
 
 def warnings(table: Table) -> list[str]:
@@ -124,7 +129,8 @@ def _tuned(row: RecipeRow, table: Table) -> str:
     return f"{name_of(row.recipe)}: {settings(row.settings)} (tried: {tried})"
 
 
-def _against(table: Table, place: int) -> list[str]:
+def by_seed(table: Table, place: int) -> list[str]:
+    """Return the differences to a baseline seed by seed and along the way, and which targets some draws miss."""
     others = [(row, row.against[place]) for row in table.rows if len(row.against[place].differences) > 1]
     lines = [_by_seed(row, against) for row, against in others]
     lines += [_along(row, against, table.cost.kind) for row, against in others]
@@ -209,10 +215,10 @@ def _mean(value: Interval, digits: int) -> str:
 
 
 def _paid(target: Target, kind: str) -> str:
-    """``4,096 0.50 (0.41–0.66)``: the cost, its ratio to the baseline's, and the ratio's interval."""
+    """``4,096 0.50× (0.41–0.66)``: the cost, its ratio to the baseline's, and the ratio's interval."""
     if target.cost.value is None:
         return NOT_REACHED + _between(target.ratio)
-    return f"{_amount(target.cost.value, kind)} {target.ratio.value:.2f}" + _between(target.ratio)
+    return f"{_amount(target.cost.value, kind)} {target.ratio.value:.2f}×" + _between(target.ratio)
 
 
 def _between(estimate: Estimate) -> str:

@@ -41,15 +41,31 @@ class Page:
     missing: tuple[str, ...]
 
 
-def make_page(runs: Sequence[Run], *, live: str | None = None) -> Page:
+@dataclass(frozen=True)
+class Opening:
+    """What a page shows before its runs, which are folded: the study that they are arms of.
+
+    ``names`` are what is compared, each with its colour; ``arms`` is the title of the folded part.
+    """
+
+    title: str
+    lead: str
+    names: Sequence[tuple[str, str]]
+    sections: Sequence[Section]
+    arms: str
+
+
+def make_page(runs: Sequence[Run], *, live: str | None = None, opening: Opening | None = None) -> Page:
     """Render the page; ``live`` is its version, for a page that asks its server for newer ones."""
     sections = [make(runs) for make in SECTIONS]
-    plots = tuple(plot for section in sections for plot in section.plots)
+    plots = tuple(plot for section in (*(opening.sections if opening else ()), *sections) for plot in section.plots)
     prompts, prompt_note = _prompts(runs)
     html = _environment().get_template("page.html").render(
-        title=" · ".join(run.name for run in runs),
+        title=opening.title if opening else " · ".join(run.name for run in runs),
+        opening=opening,
         runs=[{"name": run.name, "colour": run_colour(number), "run": run} for number, run in enumerate(runs)],
         figures=figures(runs),
+        absent=_absent(runs),
         sections=sections,
         prompts=prompts,
         prompt_note=prompt_note,
@@ -69,8 +85,15 @@ def make_page(runs: Sequence[Run], *, live: str | None = None) -> Page:
 
 
 def _missing(runs: Sequence[Run], sections: Sequence[Section]) -> tuple[str, ...]:
-    of_runs = [line if len(runs) == 1 else f"{run.name}: {line}" for run in runs for line in run.missing]
+    of_runs = [f"{names}: {line}" if names else line for line, names in _absent(runs).items()]
     return (*of_runs, *(note for section in sections for note in section.notes))
+
+
+def _absent(runs: Sequence[Run]) -> dict[str, str]:
+    """Return every line of what is missing once, with the names of the runs that lack it; none if all of them do."""
+    lines = dict.fromkeys(line for run in runs for line in run.missing)
+    lacking = {line: [run.name for run in runs if line in run.missing] for line in lines}
+    return {line: "" if len(names) == len(runs) else ", ".join(names) for line, names in lacking.items()}
 
 
 def _prompts(runs: Sequence[Run]) -> tuple[list[list[Any]], str]:

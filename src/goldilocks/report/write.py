@@ -8,7 +8,7 @@ from pathlib import Path
 
 import vl_convert
 
-from goldilocks.report.page import make_page
+from goldilocks.report.page import Opening, make_page
 from goldilocks.report.run import read_runs
 from goldilocks.report.sections import Plot
 from goldilocks.report.theme import LIGHT
@@ -25,11 +25,11 @@ class Written:
     missing: tuple[str, ...]
 
 
-def write_report(paths: Sequence[Path], out: Path, *, png: bool = True) -> Written:
+def write_report(paths: Sequence[Path], out: Path, *, png: bool = True, opening: Opening | None = None) -> Written:
     """Write the report of these run directories to ``out``, and PNGs to the folder of that name without ``.html``."""
     if out.suffix != ".html":
         raise ValueError(f"--out={str(out)!r} is not accepted: a file name that ends in .html")
-    page = make_page(read_runs(paths))
+    page = make_page(read_runs(paths), opening=opening)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page.html, encoding="utf-8", newline="\n")
     return Written(out, tuple(write_png(plot, out.with_suffix("")) for plot in page.plots) if png else (), page.missing)

@@ -1,9 +1,71 @@
-"""The table is written where the packages for pictures are not installed."""
+"""The study's page; and the table is written where the packages for pictures are not installed."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+
+import pytest
+from unit.compare.arms import result, study
+from unit.report.run_directories import write_run
+
+from goldilocks.compare.folder import StudyFolder
+from goldilocks.compare.pictures import make_opening, write_pictures
+from goldilocks.compare.plot import costs
+from goldilocks.compare.result import Results
+from goldilocks.compare.table import make_table
+from goldilocks.report.write import write_png
+
+LEVELS = ((1, 0.5, 0.9), (2, 0.1, 0.3))
+NOT_AT_ALL = ((0, 0.2), (1000, 0.2))
+QUICK = ((0, 0.2), (500, 0.7), (1000, 0.7))
+
+
+@pytest.fixture
+def made():
+    """Four seeds, of which ``dapo`` learns nothing in the last: some draws of the seeds miss half of GRPO's gain."""
+    chosen = study(seeds=4, against=("grpo", "dapo"))
+    reported = [result("grpo", seed=seed, levels=LEVELS) for seed in (1, 2, 3, 4)]
+    reported += [result("dapo", QUICK if seed < 4 else NOT_AT_ALL, seed=seed, levels=LEVELS) for seed in (1, 2, 3, 4)]
+    results = Results((), tuple(reported))
+    return chosen, results, make_table(chosen, results)
+
+
+def test_the_page_opens_with_the_study_and_its_arms_are_folded(made, tmp_path):
+    chosen, results, table = made
+    for arm in chosen.reported_arms({"grpo": {}, "dapo": {}}):
+        write_run(tmp_path / arm.name, "dapo", steps=1)
+        (tmp_path / arm.name / "config.yaml").unlink()
+    with StudyFolder.open(tmp_path, chosen) as folder:
+        write_pictures(chosen, results, table, folder)
+    html = (tmp_path / "report.html").read_text()
+    study_part, folded = html.split('<details class="fold" id="arms">')
+    headings = re.findall(r"<h2>(.*?)</h2>", study_part)
+    assert headings == ["Result", "Against grpo", "Against dapo", "Accuracy by level", "Cost and tuning"]
+    assert re.findall(r'data-plot="(.*?)"', study_part) == ["curves", "costs-grpo", "costs-dapo", "levels"]
+    assert "<h2>The arms of seeds 1 to 4</h2>" in folded
+    assert folded.count("config.yaml is not there") == 1, "what all arms lack is said once"
+    assert "config.yaml is not there" not in study_part
+    pngs = {file.name for file in (tmp_path / "report").iterdir()}
+    assert {"curves.png", "costs-grpo.png", "levels.png"} <= pngs
+
+
+def test_an_interval_without_an_upper_end_runs_to_the_equal_cost(made, tmp_path):
+    _, _, table = made
+    half = costs(table, 0)[0].values[0]
+    assert (half["recipe"], half["share"], half["interval"]) == ("dapo", "50% of the gain", "0.40 – not reached")
+    assert half["high"] == half["open"] == pytest.approx(2), "grpo itself pays half of the cost"
+    assert write_png(costs(table, 0)[0], tmp_path).read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_levels_and_without_gain_there_is_less_to_show():
+    chosen = study()
+    results = Results((), (result("grpo", NOT_AT_ALL), result("dapo", NOT_AT_ALL)))
+    opening = make_opening(chosen, results, make_table(chosen, results), "The arms")
+    assert [section.name for section in opening.sections] == ["study", "against-1", "spent"]
+    assert [plot.name for section in opening.sections for plot in section.plots] == ["curves"]
+
 
 CODE = """
 import sys

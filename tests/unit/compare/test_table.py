@@ -108,8 +108,8 @@ def test_there_may_be_several_baselines_each_with_its_own_differences_and_target
     shown = tables(made)
     assert [one.title for one in shown] == [caption(made), "against dapo", "against grpo"]
     assert shown[1].headings[-1] == "rollouts to 100%\n(70.0%)"
-    assert [row[-1] for row in shown[1].rows] == ["not reached", "1,000 1.00", "not reached"]
-    assert [row[-1] for row in shown[2].rows] == ["1,000 1.00", "500 0.50", "889 0.89"]
+    assert [row[-1] for row in shown[1].rows] == ["not reached", "1,000 1.00×", "not reached"]
+    assert [row[-1] for row in shown[2].rows] == ["1,000 1.00×", "500 0.50×", "889 0.89×"]
 
 
 def test_a_target_that_some_draws_of_the_seeds_miss_says_so():
@@ -121,7 +121,7 @@ def test_a_target_that_some_draws_of_the_seeds_miss_says_so():
             for seed in (1, 2, 3, 4)
         ),
     )
-    assert tables(made)[1].rows[1][3] == "267 0.53 (0.40–not reached)"
+    assert tables(made)[1].rows[1][3] == "267 0.53× (0.40–not reached)"
     assert any(line.startswith("dapo against grpo, shares of the gain by how many draws") for line in notes(made))
 
 

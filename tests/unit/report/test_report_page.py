@@ -124,6 +124,21 @@ def test_several_runs_say_which_lacks_what(dapo: Path, tmp_path: Path) -> None:
     assert "accounts/*_tokens: not logged by empty" in written.missing
 
 
+def test_what_all_runs_lack_is_said_once_and_names_none(tmp_path: Path) -> None:
+    runs = [tmp_path / name for name in ("one", "other", "third")]
+    for run in runs:
+        run.mkdir()
+    (runs[0] / "config.yaml").write_text("{}")
+    made = make_page(read_runs(runs))
+    assert "other, third: config.yaml is not there" in made.missing
+    assert "accounts/*_tokens: not logged" in made.missing
+    assert [line for line in made.missing if "metrics.jsonl is not there" in line] == [
+        "metrics.jsonl is not there: no step has been logged (trainer.logger needs 'file')"
+    ]
+    assert made.html.count("metrics.jsonl is not there") == 1
+    assert made.html.count("no answers were dumped") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

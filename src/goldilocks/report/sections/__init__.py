@@ -1,6 +1,6 @@
 """The page's plots, one file per section, in the order of the page."""
 
-from goldilocks.report.sections.base import Plot, Section, SectionMaker
+from goldilocks.report.sections.base import Plot, Section, SectionMaker, Sheet
 from goldilocks.report.sections.learning import learning
 from goldilocks.report.sections.lengths import lengths
 from goldilocks.report.sections.pass_rates import pass_rates
@@ -10,4 +10,4 @@ from goldilocks.report.sections.tokens import tokens
 
 SECTIONS: tuple[SectionMaker, ...] = (learning, tokens, pass_rates, rollouts, lengths, ratios)
 
-__all__ = ["SECTIONS", "Plot", "Section"]
+__all__ = ["SECTIONS", "Plot", "Section", "Sheet"]

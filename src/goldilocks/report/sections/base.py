@@ -5,8 +5,8 @@ A section shows what its runs have. A plot without data is left out, and a note 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import altair as alt
@@ -43,8 +43,17 @@ class Plot:
 
 
 @dataclass(frozen=True)
+class Sheet:
+    """A table of words. The first cell of a row is its name, which may have a colour."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    colours: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Section:
-    """A heading, what it shows in a sentence, its plots, and a line for everything that is missing.
+    """A heading, what it shows in a sentence, its tables and plots, and a line for everything that is missing.
 
     ``legend``: names and colours, where the colours of its plots are not the runs'.
     """
@@ -56,6 +65,7 @@ class Section:
     notes: Sequence[str] = ()
     legend: Sequence[tuple[str, str]] = ()
     columns: int = 2
+    sheets: Sequence[Sheet] = ()
 
 
 SectionMaker = Callable[[Sequence[Run]], Section]
@@ -156,8 +166,8 @@ def titled(runs: Sequence[Run], run: Run, title: str) -> str:
 
 
 def lacking(runs: Sequence[Run], there: Callable[[Run], object], what: str) -> list[str]:
-    """Return a note that names the runs that lack something, if there are any."""
+    """Return a note that names the runs that lack something, if there are any; none is named where all lack it."""
     names = [run.name for run in runs if not there(run)]
     if not names:
         return []
-    return [f"{what}: not logged" + ("" if len(runs) == 1 else f" by {', '.join(names)}")]
+    return [f"{what}: not logged" + ("" if len(runs) == len(names) else f" by {', '.join(names)}")]

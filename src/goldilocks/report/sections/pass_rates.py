@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import altair as alt
 
@@ -46,8 +46,8 @@ def pass_rates(runs: Sequence[Run]) -> Section:
 
 
 def _notes(runs: Sequence[Run]) -> list[str]:
-    def of(names: Iterable[str]) -> str:
-        return "" if len(runs) == 1 else f" ({', '.join(names)})"
+    def of(names: Sequence[str]) -> str:
+        return "" if len(runs) == len(names) else f" ({', '.join(names)})"
 
     no_dumps, no_beliefs = [r.name for r in runs if not r.dumps], [r.name for r in runs if not r.beliefs]
     notes = [f"pass rates of trained groups: no answers in rollouts/{of(no_dumps)}"] if no_dumps else []

@@ -22,6 +22,7 @@
     // ast: expressions are interpreted, so the page's policy need not allow eval
     const options = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, config };
     for (const element of document.querySelectorAll(".plot")) {
+      if (element.closest("details:not([open])")) continue;  // it has no width until it is unfolded
       const spec = { ...data.plots[element.dataset.plot], autosize: { type: "fit-x", contains: "padding", resize: true } };
       const view = await vegaEmbed(element, spec, options);
       if (turn !== turns) return view.finalize();
@@ -90,6 +91,7 @@
   }
 
   function listen() {
+    for (const fold of document.querySelectorAll(".fold")) fold.addEventListener("toggle", draw);
     const table = byId("beliefs");
     if (!table) return;
     byId("search").addEventListener("input", () => { shown = A_PAGE; fill(); });
