@@ -1,0 +1,43 @@
+"""A validation's accuracy by column: each answer counts once, whatever the batch it was in."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import trl_world as world
+
+
+def test_accuracy_by_column_is_the_mean_over_the_answers_of_each_value(tmp_path: Path) -> None:
+    seen: dict[int, list[float]] = defaultdict(list)
+
+    def acc(completions: list[Any], right: list[int], **columns: Any) -> list[float]:
+        values = world.reward(completions, right, **columns)
+        for kinds, value in zip(right, values, strict=True):
+            seen[kinds].append(value)
+        return values
+
+    trainer = world.trainer(
+        tmp_path,
+        sections={"goldilocks": {"validate_by": ["right"]}, "run_dir": tmp_path},
+        reward_funcs=acc,
+        eval_dataset=world.dataset(10),  # batches of eight prompts and of two
+        per_device_eval_batch_size=32,
+    )
+    trainer.evaluate()
+    expected = {f"val/right/{kinds}/acc": pytest.approx(sum(ones) / len(ones)) for kinds, ones in seen.items()}
+    lines = [json.loads(line)["data"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(expected) == 6
+    assert {name: value for name, value in lines[-1].items() if name.startswith("val/")} == expected
+    assert "val-core/eval/reward/mean@4" in lines[-1]
+
+
+def test_a_column_that_the_validation_data_lack_is_named(tmp_path: Path) -> None:
+    sections = {"goldilocks": {"validate_by": ["level"]}}
+    trainer = world.trainer(tmp_path, sections=sections, eval_dataset=world.dataset(4), per_device_eval_batch_size=16)
+    with pytest.raises(ValueError, match=r"goldilocks\.validate_by='level' .*prompt, right"):
+        trainer.evaluate()
