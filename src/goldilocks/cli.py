@@ -20,6 +20,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("goldilocks.launch.train", "train a recipe with verl on this machine or cluster"),
     "compare": ("goldilocks.compare.command", "recipes side by side at equal cost, over seeds"),
     "simulate": ("goldilocks.simulate.command", "what would each policy cost on my data? No model, no GPU"),
+    "pass-rates": (
+        "goldilocks.launch.pass_rates",
+        "how often does a model answer each prompt right? One pass, one file",
+    ),
     "forecast": ("goldilocks.forecast.command", "what would a forecast of pass rates have been worth in this run?"),
     "report": ("goldilocks.report.command", "a run directory, or several, as one page to look at"),
     "filter": ("goldilocks.filtering.command", "run the batch filter on saved rollouts"),
@@ -28,7 +32,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("goldilocks.launch.doctor", "is everything installed, and does it work on this machine?"),
 }
 
-EXTRAS = {"train": "verl", "compare": "verl", "report": "report", "filter": "filter"}
+EXTRAS = {"train": "verl", "compare": "verl", "pass-rates": "verl", "report": "report", "filter": "filter"}
 OTHERS = "verl"  # data, model and doctor do some of their work without it
 
 EPILOG = """\

@@ -42,7 +42,7 @@ BELOW: dict[str, set[str]] = {
     "forecast": SETTINGS | {"report", "simulate"},
     "trl": SETTINGS | {"algorithms", "drive", "engine", "platforms"},
     "verl": SETTINGS | {"algorithms", "drive", "engine", "platforms"},
-    "launch": SETTINGS | {"algorithms", "platforms", "tasks", "trl", "verl"},
+    "launch": SETTINGS | {"algorithms", "engine", "platforms", "tasks", "trl", "verl"},
     "compare": SETTINGS | {"launch", "report"},
     "main_ppo": SETTINGS | {"launch", "platforms", "verl"},
     "main_ppo_adaptive": {"main_ppo"},

@@ -44,7 +44,7 @@ def compute(model: str, prompts: Sequence[Any], device: str, longest: int) -> np
     tokenizer = AutoTokenizer.from_pretrained(model)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     network = AutoModel.from_pretrained(model, dtype=dtype, attn_implementation="sdpa").to(device).eval()
-    rows = [_tokens(tokenizer, messages)[-longest:] for messages in prompts]
+    rows = [prompt_tokens(tokenizer, messages)[-longest:] for messages in prompts]
     order = np.argsort([len(row) for row in rows], kind="stable")
     states = np.empty((len(rows), 2 * network.config.hidden_size), dtype=np.float32)
     with torch.inference_mode():
@@ -65,7 +65,8 @@ def _of_batch(network: Any, rows: Sequence[Sequence[int]], device: str) -> np.nd
     return np.asarray(torch.cat([mean, last_layer[torch.arange(len(rows)), lengths - 1]], dim=1).cpu())
 
 
-def _tokens(tokenizer: Any, messages: Any) -> list[int]:
+def prompt_tokens(tokenizer: Any, messages: Any) -> list[int]:
+    """Return the tokens of a prompt by the model's chat template, or of a plain text."""
     if isinstance(messages, str):
         return list(tokenizer(messages)["input_ids"])
     chat = [{"role": message["role"], "content": message["content"]} for message in messages]

@@ -1,0 +1,278 @@
+"""``goldilocks pass-rates task=NAME --out FILE``: how often a model answers each prompt right, in one pass.
+
+The file is read by ``goldilocks simulate --pass-rates`` and ``goldilocks forecast``. A prompt is written when all its
+answers are there. Started again, the command keeps what the file has and asks for the rest; a rollout's noise depends
+on its prompt, its number and the seed alone, so the answers are those of a pass that was not cut.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TimeRemainingColumn
+
+from goldilocks.errors import require
+from goldilocks.features.data import conversation_text
+from goldilocks.launch import defaults, on_trl
+from goldilocks.launch.machine import find_device
+from goldilocks.launch.preflight import check_paths
+from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.runs.records import row_key
+from goldilocks.runs.rollout_file import Row, growing, whole_groups
+from goldilocks.runs.validation import value_of
+from goldilocks.seeds import hashed
+from goldilocks.types import content_key
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from goldilocks.engine import Engine
+
+PROMPTS, N, BLOCK = 512, 8, 64
+RIGHT = 0.5  # a score at or above this is a pass
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = """\
+examples:
+  goldilocks pass-rates task=ladder_tiny --out ladder.jsonl
+  goldilocks pass-rates task=gsm8k actor_rollout_ref.model.path=smollm2 --prompts 1024 --out gsm8k.jsonl
+then:
+  goldilocks simulate --pass-rates gsm8k.jsonl
+  goldilocks forecast gsm8k.jsonl
+"""
+    parser.add_argument(
+        "words", nargs="*", metavar="key=value", help="task=NAME, device=NAME and keys of verl's config"
+    )
+    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="gets a line a rollout (.jsonl); "
+        "a file that is there goes on")  # fmt: skip
+    parser.add_argument("--prompts", metavar="N", type=int, default=PROMPTS, help="drawn from the training files "
+        "(default %(default)s; 0: all of them)")  # fmt: skip
+    parser.add_argument("--n", metavar="N", type=int, default=N, help="answers a prompt (default %(default)s)")
+    parser.add_argument("--seed", metavar="S", type=int, default=1, help="of the draw and of the answers")
+    parser.add_argument("--hidden-states", action="store_true", help="write the model's hidden states of the prompts "
+        "beside FILE (.npy), a row for each prompt in the order of the file")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask for what is missing, and print what the file says."""
+    require(args.out.suffix == ".jsonl", "--out", str(args.out), "a file that ends in .jsonl")
+    require(args.n >= 1, "--n", args.n, "1 or more answers a prompt")
+    require(args.prompts >= 0, "--prompts", args.prompts, "0 (all) or more")
+    choice = choose(args.words, find_device())
+    config = compose_config(choice)
+    defaults.provide(config)
+    check_paths(config)
+    console = Console(stderr=True)
+    asked = list(_asked(config, args))
+    kept = whole_groups(args.out, args.n)
+    missing = [one for one in asked if one.uid not in kept]
+    if missing:
+        model = Model.load(config, choice.device)
+        with growing(args.out, kept) as append:
+            _fill(model, missing, args, append, _grader(config), console)
+    groups = whole_groups(args.out, args.n)
+    print("\n".join(summary(list(groups.values()), list(config.goldilocks.validate_by))))
+    if args.hidden_states:
+        print(f"hidden states: {_hidden_states(config, choice.device, args.out, groups)}")
+    return 0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt of the pass: its row of the data, and the block of prompts that it was drawn in."""
+
+    uid: str
+    row: Row
+    step: int
+
+    def rollout(self, index: int, output: str, score: float, tokens: int) -> Row:
+        """Return a line of the file."""
+        told = {name: value for name, value in self.row.items() if name not in ("prompt", "reward_model")}
+        return {
+            **told,
+            "input": conversation_text(self.row["prompt"]),
+            "output": output,
+            "gts": self.row["reward_model"]["ground_truth"],
+            "score": score,
+            "step": self.step,
+            "uid": row_key(self.uid, index, 0),
+            "tokens": tokens,
+        }
+
+
+def _asked(config: DictConfig, args: argparse.Namespace) -> Iterator[Asked]:
+    """Yield prompts of the training files in an order of their own, each content once."""
+    data = on_trl.prompts(config.data.train_files)
+    places = list(range(len(data)))
+    random.Random(args.seed).shuffle(places)
+    seen: set[str] = set()
+    for place in places:
+        row = data[place]
+        uid = f"{content_key(row['prompt']):016x}"
+        if args.prompts and len(seen) == args.prompts:
+            return
+        if uid not in seen:
+            seen.add(uid)
+            yield Asked(uid, row, 1 + (len(seen) - 1) // BLOCK)
+
+
+@dataclass(frozen=True)
+class Model:
+    """The engine with what a request to it needs."""
+
+    engine: Engine
+    tokenizer: Any
+    encode: Callable[[Any], list[int]]
+    longest_prompt: int
+    sampling: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, config: DictConfig, device: str) -> Model:
+        """Load the config's model in the precision it is rolled out with."""
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from goldilocks.engine import Engine
+        from goldilocks.verl.hidden_states import prompt_tokens
+
+        path, rollout = str(Path(config.actor_rollout_ref.model.path).expanduser()), config.actor_rollout_ref.rollout
+        auto: Any = AutoModelForCausalLM
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        network = auto.from_pretrained(path, dtype=torch.bfloat16 if device == "cuda" else torch.float32).eval()
+        named = getattr(network.generation_config, "eos_token_id", None)
+        ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
+        known = getattr(network.config, "max_position_embeddings", None)
+        length = config.data.max_prompt_length + config.data.max_response_length
+        engine = Engine(
+            network,
+            slots=rollout.max_num_seqs,
+            max_length=min(length, known or length),
+            eos_ids=ends,
+            pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends),
+            device=device,
+        )
+        sampling = {
+            "max_tokens": config.data.max_response_length,
+            "temperature": rollout.temperature,
+            "top_p": float(rollout.top_p),
+            "top_k": rollout.top_k,
+        }
+        return cls(engine, tokenizer, lambda prompt: prompt_tokens(tokenizer, prompt), config.data.max_prompt_length,
+            sampling)  # fmt: skip
+
+    def submit(self, one: Asked, n: int, seed: int) -> bool:
+        """Ask for ``n`` answers; a prompt longer than ``data.max_prompt_length`` is left out."""
+        from goldilocks.engine import SamplingParams
+
+        tokens = self.encode(one.row["prompt"])
+        if len(tokens) > self.longest_prompt:
+            return False
+        for index in range(n):
+            params = SamplingParams(**self.sampling, seed=hashed(seed, one.uid, index))
+            self.engine.submit(row_key(one.uid, index, 0), tokens, params)
+        return True
+
+
+def _fill(
+    model: Model,
+    missing: Sequence[Asked],
+    args: argparse.Namespace,
+    append: Callable[[Sequence[Row]], None],
+    grade: Callable[[Row, str], float],
+    console: Console,
+) -> None:
+    """Generate, grade and write under a progress bar, a prompt as soon as its last answer is there."""
+    by_uid = {one.uid: one for one in missing}
+    started, tokens = time.monotonic(), 0
+    columns = (
+        "[progress.description]{task.description}",
+        BarColumn(),
+        "{task.completed}/{task.total} prompts",
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        line = bar.add_task("answering", total=len(missing))
+        for uid, answers in _answers(model, missing, args):
+            one = by_uid[uid]
+            append([one.rollout(index, text, grade(one.row, text), size) for index, (text, size) in enumerate(answers)])
+            tokens += sum(size for _, size in answers)
+            bar.advance(line)
+    seconds = time.monotonic() - started
+    rollouts = len(missing) * args.n
+    console.print(f"{rollouts:,} answers, {tokens:,} tokens, {seconds:.0f} s", highlight=False)
+
+
+def _answers(
+    model: Model, missing: Sequence[Asked], args: argparse.Namespace
+) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """Yield each prompt with its answers and their tokens, in the order in which prompts are finished."""
+    waiting, parts = iter(missing), {}
+    engine, decode = model.engine, model.tokenizer.decode
+    while True:
+        while engine.free and (one := next(waiting, None)):
+            if model.submit(one, args.n, args.seed):
+                parts[one.uid] = {}
+        if not engine.busy:
+            return
+        for done in engine.step():
+            uid, index, _ = done.request_id.rsplit("_", 2)
+            parts[uid][int(index)] = (decode(done.token_ids, skip_special_tokens=True), len(done.token_ids))
+            if len(parts[uid]) == args.n:
+                found = parts.pop(uid)
+                yield uid, [found[place] for place in range(args.n)]
+
+
+def _grader(config: DictConfig) -> Callable[[Row, str], float]:
+    """Return the config's reward function as a function of a row of the data and an answer."""
+    reward = on_trl.rewarded(config, "score")
+
+    def grade(row: Row, answer: str) -> float:
+        columns = {name: [value] for name, value in row.items() if name != "prompt"}
+        return reward([answer], **columns)[0]
+
+    return grade
+
+
+def summary(groups: Sequence[Sequence[Row]], columns: Sequence[str]) -> list[str]:
+    """Return the mean pass rate and the share of informative groups, of all prompts and by the columns named."""
+    lines = [f"{len(groups):,} prompts × {len(groups[0]) if groups else 0}: {_figures(groups)}"]
+    for column in columns:
+        values = sorted({value_of(group[0], column) for group in groups})
+        for value in values:
+            own = [group for group in groups if value_of(group[0], column) == value]
+            lines.append(f"  {column}={value:<10} {len(own):6,} prompts: {_figures(own)}")
+    return lines
+
+
+def _figures(groups: Sequence[Sequence[Row]]) -> str:
+    passes = [sum(float(row["score"]) >= RIGHT for row in group) for group in groups]
+    informative = sum(0 < count < len(group) for count, group in zip(passes, groups, strict=True))
+    answers = sum(map(len, groups))
+    return f"pass rate {sum(passes) / max(answers, 1):.3f}, informative groups {informative / max(len(groups), 1):.1%}"
+
+
+def _hidden_states(config: DictConfig, device: str, out: Path, groups: Mapping[str, Sequence[Row]]) -> Path:
+    """Write the hidden states of the file's prompts, in its order."""
+    import numpy as np
+
+    from goldilocks.runs.atomic import replacing
+    from goldilocks.verl.hidden_states import compute
+
+    data = on_trl.prompts(config.data.train_files)
+    rows = {f"{content_key(prompt):016x}": prompt for prompt in data["prompt"]}
+    model = str(Path(config.actor_rollout_ref.model.path).expanduser())
+    states = compute(model, [rows[uid] for uid in groups], device, config.data.max_prompt_length)
+    path = out.with_suffix(".npy")
+    with replacing(path) as unfinished, unfinished.open("wb") as file:
+        np.save(file, states, allow_pickle=False)
+    return path

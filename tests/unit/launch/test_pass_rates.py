@@ -1,0 +1,81 @@
+"""One pass over prompts: a file that goes on where it was cut, and that the simulator reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from goldilocks.cli import main
+from goldilocks.simulate.pass_rates import read_pass_rates
+from goldilocks.tasks import ladder
+from goldilocks.tasks.base import write_split
+from goldilocks.tasks.tiny_model import build
+from goldilocks.tasks.tokenizer import character_tokenizer
+
+PROMPTS, N = 6, 3
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory) -> list[str]:
+    """The words of the command: eight problems, and an untrained model."""
+    folder = tmp_path_factory.mktemp("pass_rates")
+    task, tokenizer = ladder.Ladder(), character_tokenizer(ladder.CHARACTERS)
+    for split, size in (("train", 8), ("val", 2)):
+        write_split(folder, task.data_source, split, task.problems(split, size, seed=0))
+    build(tokenizer, seed=0).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return [
+        "task=ladder_tiny",
+        "device=cpu",
+        f"data.train_files={folder}/train.parquet",
+        f"data.val_files={folder}/val.parquet",
+        f"actor_rollout_ref.model.path={folder}/model",
+    ]
+
+
+def passed(words: list[str], out: Path, *more: str) -> list[dict]:
+    arguments = ["pass-rates", *words, "--out", str(out), "--prompts", str(PROMPTS), "--n", str(N), *more]
+    assert main(arguments) == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def by_uid(rows: list[dict]) -> list[dict]:
+    return sorted(rows, key=lambda row: row["uid"])
+
+
+def test_a_pass_that_was_cut_goes_on_to_what_it_would_have_been(words, tmp_path, capsys):
+    out, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    rows = passed(words, out)
+    assert len(rows) == PROMPTS * N
+    assert f"{PROMPTS} prompts × {N}: pass rate" in capsys.readouterr().out
+    lines = out.read_text().splitlines(keepends=True)
+    cut.write_text("".join(lines[: N + 1]) + lines[N + 1][:40])  # one whole group, and a part of the next
+    kept = lines[:N]
+    assert by_uid(passed(words, cut)) == by_uid(rows)
+    assert cut.read_text().splitlines(keepends=True)[:N] == kept
+
+
+def test_the_simulator_finds_prompts_columns_and_tokens_in_the_file(words, tmp_path):
+    rows = passed(words, tmp_path / "rates.jsonl", "--hidden-states")
+    found = read_pass_rates(tmp_path / "rates.jsonl")
+    assert found.contents == tuple(dict.fromkeys(row["input"] for row in rows))
+    assert list(found.columns["level"]) == [len(text.split()[1]) - 2 for text in found.contents]
+    assert found.tokens.max() <= 16
+    states = np.load(tmp_path / "rates.npy", allow_pickle=False)
+    assert states.shape == (PROMPTS, 2 * 64)
+    assert len(np.unique(states[:, 0])) == PROMPTS
+
+
+def test_a_file_with_more_answers_a_prompt_is_not_mixed_with_fewer(words, tmp_path, capsys):
+    passed(words, tmp_path / "rates.jsonl")
+    arguments = ["pass-rates", *words, "--out", str(tmp_path / "rates.jsonl"), "--prompts", "2", "--n", "2"]
+    assert main(arguments) == 2
+    assert f"--n=2 is not accepted: {N} rollouts a prompt" in capsys.readouterr().err
+
+
+def test_the_file_must_be_json_lines(words, tmp_path, capsys):
+    assert main(["pass-rates", *words, "--out", str(tmp_path / "rates.csv")]) == 2
+    assert "--out=" in capsys.readouterr().err
