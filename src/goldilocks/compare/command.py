@@ -21,6 +21,7 @@ from goldilocks.compare.study import GRID, ORDERS, Study
 from goldilocks.compare.table import Table, make_table
 from goldilocks.compare.units import GROUPS
 from goldilocks.errors import missing_extra, require
+from goldilocks.launch.fork_server import ForkServer
 from goldilocks.launch.machine import find_device
 from goldilocks.launch.train import STALL_S, interruptible
 from goldilocks.recipes import names
@@ -74,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
     check_study(study, device)
     with StudyFolder.open(args.out, study) as folder:
         try:
-            with interruptible(), Board(console) as board:
-                launcher = Launcher(study, folder, device, console, board, args.stall_timeout)
+            with interruptible(), ForkServer() as forks, Board(console) as board:
+                launcher = Launcher(study, folder, device, console, board, forks, args.stall_timeout)
                 results = run_study(study, folder, launcher, args.parallel, launcher.stop)
         except (ArmFailed, KeyboardInterrupt) as stop:
             reason, status = ("interrupted", 130) if isinstance(stop, KeyboardInterrupt) else (str(stop), 1)

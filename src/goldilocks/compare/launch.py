@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -14,9 +15,12 @@ from goldilocks.compare.result import Result, read_result
 from goldilocks.compare.run import ArmFailed, Place
 from goldilocks.compare.show import settings
 from goldilocks.compare.study import Study
+from goldilocks.launch import on_trl
+from goldilocks.launch.fork_server import ForkServer
 from goldilocks.launch.live_line import LiveLine
+from goldilocks.launch.machine import share_of_cores
 from goldilocks.launch.recipe import Choice, choose
-from goldilocks.launch.train import STALL_S, prepared, supervise
+from goldilocks.launch.train import STALL_S, Launch, prepared, supervise
 from goldilocks.runs.progress import Progress, clock
 
 OBJECT_STORE = 1 << 30  # bytes, of each of several Rays; alone, Ray takes a third of the machine's memory
@@ -32,6 +36,7 @@ class Launcher:
         device: str,
         console: Console,
         board: Board,
+        forks: ForkServer,
         stall_s: float = STALL_S,
     ) -> None:
         self.stop = threading.Event()
@@ -41,6 +46,7 @@ class Launcher:
         self._device = device
         self._console = console
         self._board = board
+        self._forks = forks
         self._composing = threading.Lock()  # Hydra composes one config at a time
 
     def __call__(self, arm: Arm, place: Place) -> Result:
@@ -49,6 +55,7 @@ class Launcher:
         with ExitStack() as stack:
             with self._composing:
                 launch = stack.enter_context(prepared(self._choice(arm, place), self._folder.path, arm.name))
+                launch = replace(launch, env=self._environment(launch, place))
             stack.enter_context(line)
             outcome = supervise(launch, line, self._stall_s, self.stop)
         if outcome.failure is not None:
@@ -58,6 +65,11 @@ class Launcher:
         result = read_result(arm, launch.run_dir.path, outcome.seconds)
         self._console.print(_summary(title, arm, result), highlight=False, soft_wrap=True)
         return result
+
+    def _environment(self, launch: Launch, place: Place) -> dict[str, str]:
+        """Return the arm's variables: its share of the cores, and on TRL the server that it is forked from."""
+        env = share_of_cores(place.at_once) | launch.env
+        return env | (self._forks.variables(env) if on_trl.chosen(launch.config) else {})
 
     def _choice(self, arm: Arm, place: Place) -> Choice:
         shared = [f"++ray_kwargs.ray_init.object_store_memory={OBJECT_STORE}"] if place.at_once > 1 else []

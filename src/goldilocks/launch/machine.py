@@ -6,8 +6,17 @@ import importlib.util
 import os
 from pathlib import Path
 
+from goldilocks.platforms import threads_per_rank
+
 PRIVATE = "local"  # the address of a Ray that is one run's alone
+THREADS = "OMP_NUM_THREADS"
 ENGINES = ("transformers", "vllm", "sglang")
+
+
+def share_of_cores(runs: int) -> dict[str, str]:
+    """Return the variable that gives each of several runs its share of the cores, unless the user has set it."""
+    chosen = THREADS in os.environ or runs == 1
+    return {} if chosen else {THREADS: str(threads_per_rank(runs))}
 
 
 def find_device() -> str:

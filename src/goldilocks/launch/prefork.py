@@ -18,6 +18,7 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 SOCKET = "GOLDILOCKS_PREFORK"  # the variable that tells a client where the server listens
@@ -36,6 +37,7 @@ PRELOADED = (
     "aiohttp",
     "zmq",
 )
+MODULE = "-m"  # before a module's name, as Python has it
 _LENGTH = struct.Struct("!q")
 _PR_SET_PDEATHSIG = 1
 
@@ -53,6 +55,10 @@ def become_worker(argv: list[str]) -> None:
     order = json.dumps({"argv": argv, "env": dict(os.environ), "cwd": os.getcwd()}).encode()
     socket.send_fds(server, [_LENGTH.pack(len(order))], [0, 1, 2])
     server.sendall(order)
+    worker = server.recv(_LENGTH.size)
+    if worker and argv[0] == MODULE:  # the one whom an interrupt is for; a worker of Ray's ends with its client
+        pid = _LENGTH.unpack(worker)[0]
+        signal.signal(signal.SIGINT, lambda *_: os.kill(pid, signal.SIGINT))
     answer = server.recv(_LENGTH.size)
     status = _LENGTH.unpack(answer)[0] if answer else 1
     if status < 0:
@@ -85,7 +91,7 @@ def serve_in_background(folder: str | None = None) -> bool:
         return False
     if "ray" in sys.modules:  # it is too late: Ray took its settings from this process's environment
         return False
-    _preload()
+    preload(PRELOADED)
     address = os.path.join(folder or _temporary_folder(), "prefork")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
@@ -118,11 +124,12 @@ def _temporary_folder() -> str:
     return folder
 
 
-def _preload() -> None:
+def preload(modules: Sequence[str]) -> None:
+    """Import the modules once for all processes that will be forked from this one."""
     import gc
     import importlib
 
-    for module in PRELOADED:
+    for module in modules:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # no later collection writes to the pages that the workers share
@@ -138,6 +145,12 @@ class Server:
         self._alive: set[int] = set()
         self._ready = selectors.DefaultSelector()
         self._ready.register(listener, selectors.EVENT_READ, self._accept)
+
+    def end_with(self, stream: int) -> None:
+        """End, and the workers too, when nobody can write to this file any more."""
+        import selectors
+
+        self._ready.register(stream, selectors.EVENT_READ, lambda: os._exit(0))
 
     def run(self) -> None:
         """Until the driver ends; never returns."""
@@ -157,6 +170,8 @@ class Server:
             _work(order, files)
         for file in files:
             os.close(file)
+        with contextlib.suppress(OSError):  # the client may have ended by now
+            client.send(_LENGTH.pack(pid))
         self._watch(pid, client)
 
     def _watch(self, pid: int, client: socket.socket) -> None:
@@ -194,14 +209,19 @@ def _work(order: dict[str, Any], files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
-    sys.argv[:] = order["argv"]
-    sys.path[0] = os.path.dirname(sys.argv[0])
+    module = order["argv"][0] == MODULE
+    sys.argv[:] = order["argv"][module:]
+    if not module:
+        sys.path[0] = os.path.dirname(sys.argv[0])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     sys.modules["numpy"].random.seed()  # every worker would draw what its siblings draw
     status = 0
     try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        if module:
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

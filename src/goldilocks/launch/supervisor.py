@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from types import TracebackType
 
 import psutil
 
+from goldilocks.launch import prefork
 from goldilocks.runs.directory import RunDir
 
 MARK = "GOLDILOCKS_RUN"
@@ -36,7 +38,7 @@ class Supervisor:
         # A session of its own: Ctrl-C in the terminal reaches only the supervisor, which then ends the run.
         with self.run.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "goldilocks.launch.driver", str(self.run.path)],
+                [*self._python, "-m", "goldilocks.launch.driver", str(self.run.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -49,6 +51,11 @@ class Supervisor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
+
+    @property
+    def _python(self) -> list[str]:
+        """The command that stands for Python: one that forks from a server where the environment names it."""
+        return shlex.split(prefork.py_executable()) if prefork.SOCKET in self._env else [sys.executable]
 
     @property
     def status(self) -> int | None:

@@ -1,0 +1,118 @@
+"""Runs on TRL that are forked from one process which has imported everything: a run starts in a second.
+
+A run spends 10 CPU seconds on imports, and the short runs of a study would each spend them again. The server is a fresh
+process, since one that has touched CUDA cannot be forked; where its imports have touched it, there is no server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+from goldilocks.launch.prefork import SOCKET, Server, preload
+
+PRELOADED = (
+    "goldilocks.launch.on_trl",
+    "goldilocks.launch.preflight",
+    "goldilocks.verl.baseline",
+    "goldilocks.verl.checks",
+    "goldilocks.verl.failures",
+    "goldilocks.trl",
+    "goldilocks.tasks.registry",
+    "datasets",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen2.modeling_qwen2",
+)
+# ``torch.cuda.is_available()`` asks NVML then, and leaves CUDA alone.
+NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+class ForkServer:
+    """``with ForkServer() as server: Popen(…, env={**env, **server.variables(env)})``; it starts when it is needed."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix="gl", dir="/tmp"))  # a socket's path has 107 characters at most
+        self._starting = threading.Lock()
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            self._process.kill()  # its runs have ended, or end with it
+            self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def variables(self, env: Mapping[str, str]) -> dict[str, str]:
+        """Return what makes a run with the variables ``env`` a fork of the server; nothing where there is no server."""
+        with self._starting:
+            if self._process is None and hasattr(os, "pidfd_open"):
+                self._process = self._started(env)
+        serving = self._process is not None and self._process.poll() is None
+        return {SOCKET: str(self._address)} if serving else {}
+
+    @property
+    def _address(self) -> Path:
+        return self._folder / "runs"
+
+    def _started(self, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start the server and wait until it listens, or has ended."""
+        log = (self._folder / "log").open("wb")
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(self._address)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, **env, **NVML},
+            start_new_session=True,  # Ctrl-C in the terminal is for the command alone
+        )
+        assert process.stdout is not None
+        if not process.stdout.read(1):
+            process.wait()
+        return process
+
+
+def main(address: str) -> int:
+    """Import, listen at ``address``, say so by one byte, and fork until the standard input is closed."""
+    said = os.dup(1)
+    os.dup2(2, 1)  # what an import prints is not the byte that is waited for
+    preload(PRELOADED)
+    if spoiled():
+        print("CUDA was touched by an import: no run can be forked", file=sys.stderr)
+        return 1
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen()
+    server = Server(listener)
+    server.end_with(0)
+    os.write(said, b"1")
+    os.close(said)
+    server.run()
+    return 0
+
+
+def spoiled() -> bool:
+    """Return whether a process that is forked from this one could not use CUDA; only such a process can tell."""
+    import torch
+
+    child = os.fork()
+    if child == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main(sys.argv[1]))

@@ -1,0 +1,80 @@
+"""Runs that are forked from a process which has imported everything: they are processes like any other."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("trl")
+
+from goldilocks.launch import fork_server
+from goldilocks.launch.fork_server import ForkServer
+from goldilocks.launch.prefork import SOCKET, py_executable
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="forks by pidfd, which is Linux's")
+
+SLEEPER = """
+import os, sys, time
+print(os.getpid(), "trl" in sys.modules, sys.argv[1], os.environ["B"], flush=True)
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    return {**os.environ, "B": "2", "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+
+
+@pytest.fixture
+def server() -> Iterator[ForkServer]:
+    with ForkServer() as made:
+        yield made
+
+
+def sleeper(server: ForkServer, environment: dict[str, str]) -> tuple[subprocess.Popen[str], list[str]]:
+    """Return a command that sleeps, and what it says of itself."""
+    command = [*shlex.split(py_executable()), "-m", "sleeper", "word"]
+    process = subprocess.Popen(
+        command, env={**environment, **server.variables(environment)}, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().split()
+
+
+def test_a_run_has_everything_imported_is_interrupted_with_its_command_and_ends_with_the_server(
+    server: ForkServer, environment: dict[str, str]
+) -> None:
+    first, (pid, *said) = sleeper(server, environment)
+    assert said == ["True", "word", "2"]
+    assert int(pid) != first.pid
+    first.send_signal(signal.SIGINT)
+    assert first.wait(60) == 130
+    second, (pid, *_) = sleeper(server, environment)
+    run = psutil.Process(int(pid))
+    server.__exit__(None, None, None)
+    second.wait(60)
+    assert psutil.wait_procs([run], timeout=60)[1] == []
+
+
+def test_without_a_server_a_run_is_a_process_of_its_own(
+    server: ForkServer, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An import fails in the server, as one that has touched CUDA would end it."""
+    monkeypatch.setattr(fork_server, "NVML", {"PYTHONPATH": "/nowhere", "PYTHONSTARTUP": "", "PYTHONHOME": "/nowhere"})
+    assert SOCKET not in server.variables(environment)
+    run, (pid, *said) = sleeper(server, environment)
+    assert said == ["False", "word", "2"]
+    assert int(pid) == run.pid
+    run.kill()
+    run.wait(60)
