@@ -69,6 +69,21 @@ def test_the_order_of_rows_does_not_matter(batch: tuple[Tensor, Tensor, Tensor],
     assert torch.equal(shuffled, kept_tokens(*batch, bound)[order])
 
 
+@given(batches(), BOUNDS, st.integers(0, 5))
+def test_micro_batches_keep_the_mini_batch_within_the_bound_and_do_not_change_the_verdict(
+    batch: tuple[Tensor, Tensor, Tensor], bound: float, at: int
+) -> None:
+    log_ratio, advantages, mask = batch
+    whole, parted = UpdateGuard(bound, skip=0.4), UpdateGuard(bound, skip=0.4)
+    whole.guarded(log_ratio, torch.zeros_like(log_ratio), advantages, mask)
+    parts = [tuple(one[rows] for one in batch) for rows in (slice(at), slice(at, None))]
+    left = [parted.guarded(part[0], torch.zeros_like(part[0]), *part[1:]) for part in parts if len(part[0])]
+    assert mean_distance(log_ratio, (torch.cat(left) != 0) & pushed_tokens(*batch)) <= bound + ROUNDING
+    one, other = whole.verdict(lambda sums: sums), parted.verdict(lambda sums: sums)
+    assert one.metrics["replay/m2"] == pytest.approx(other.metrics["replay/m2"])
+    assert one.skip == other.skip
+
+
 @given(batches(), BOUNDS)
 def test_nothing_is_masked_where_the_policy_wrote_the_tokens(
     batch: tuple[Tensor, Tensor, Tensor], bound: float
