@@ -160,11 +160,35 @@ class Settings:
         self.limits(), self.surplus(), self.selector(), self.allocator(), self.filter(), self.budget()
         self.replay(), self.features(), self.strata(), self.guard()
         self._check_prior()
+        self._check_ignored()
 
     def _check_prior(self) -> None:
         policies = self.policies
         known = ", ".join(PRIORS) + nearest(policies.prior, PRIORS)
         require(policies.prior in PRIORS, "goldilocks.prior", policies.prior, f"one of {known}")
+        other = policies.selector == FORECAST and policies.prior not in ("flat", FORECAST)
+        accepted = "flat or forecast with goldilocks.selector=forecast"
+        require(not other, "goldilocks.prior", policies.prior, accepted)
+
+    def _check_ignored(self) -> None:
+        """Refuse parameters of a policy that is not in use."""
+        policies = self.policies
+        if self.adaptive.enable:
+            self._require_parameters("allocator", (), "none with adaptive_rollout.enable=True, which has its own")
+        elif policies.allocator in (None, "fixed"):
+            named = policies.allocator or "null"
+            self._require_parameters("allocator", ("n",), f"n alone with goldilocks.allocator={named}")
+        if policies.filter is None:
+            self._require_parameters("filter", (), "none without goldilocks.filter")
+        judges = f"False with goldilocks.filter={policies.filter!r}, which judges groups instead"
+        unused = self.filter_groups.enable and policies.filter is not None
+        require(not unused, "algorithm.filter_groups.enable", True, judges)
+        if self.prior_name == "flat":
+            self._require_parameters("prior", (), "none with goldilocks.prior=flat")
+
+    def _require_parameters(self, kind: str, known: tuple[str, ...], accepted: str) -> None:
+        given = dict(getattr(self.policies, f"{kind}_kwargs"))
+        require(set(given) <= set(known), f"goldilocks.{kind}_kwargs", given, accepted)
 
     def _check_oversampling(self, config: PPOFilterConfig) -> None:
         """A batch has ``train_batch_size`` groups; how many are generated for it at first is said once."""

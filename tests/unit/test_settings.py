@@ -114,6 +114,11 @@ def test_adaptive_rollouts_and_policies_by_name() -> None:
     assert isinstance(chosen.allocator(), Knapsack)
 
 
+def test_the_n_of_every_prompt_may_be_another_than_the_rollouts() -> None:
+    assert settings("goldilocks.allocator_kwargs.n=6").allocator() == Fixed(6)
+    assert settings("goldilocks.allocator=fixed", "goldilocks.allocator_kwargs.n=6").allocator() == Fixed(6)
+
+
 def test_the_batch_filter_changes_what_is_asked_for() -> None:
     chosen = settings("batch_filter.sample_oversampling_factor=1.5", "batch_filter.prompt_oversampling_factor=2.0")
     assert chosen.allocator() == Fixed(6)
@@ -152,6 +157,34 @@ def test_the_batch_filter_changes_what_is_asked_for() -> None:
             r"prompt_oversampling_factor=2.0 is not accepted: 1 with data.gen_batch_size=16",
         ),
         (["data.train_batch_size=0"], r"target_groups=0 is not accepted"),
+        (
+            ["goldilocks.allocator_kwargs.mean_n=4"],
+            r"allocator_kwargs=\{'mean_n': 4\} is not accepted: n alone with goldilocks.allocator=null",
+        ),
+        (
+            ["goldilocks.allocator=fixed", "goldilocks.allocator_kwargs.mean_n=4"],
+            r"allocator_kwargs=\{'mean_n': 4\} is not accepted: n alone with goldilocks.allocator=fixed",
+        ),
+        (
+            ["adaptive_rollout.enable=true", "goldilocks.allocator_kwargs.n=4"],
+            r"allocator_kwargs=\{'n': 4\} is not accepted: none with adaptive_rollout.enable=True",
+        ),
+        (
+            ["goldilocks.filter_kwargs.min_std=0.1"],
+            r"filter_kwargs=\{'min_std': 0.1\} is not accepted: none without goldilocks.filter",
+        ),
+        (
+            ["goldilocks.filter=band", "algorithm.filter_groups.enable=true"],
+            r"filter_groups.enable=True is not accepted: False with goldilocks.filter='band'",
+        ),
+        (
+            ["goldilocks.prior_kwargs.worth=4"],
+            r"prior_kwargs=\{'worth': 4\} is not accepted: none with goldilocks.prior=flat",
+        ),
+        (
+            ["goldilocks.selector=forecast", "goldilocks.prior=strata"],
+            r"goldilocks.prior='strata' is not accepted: flat or forecast with goldilocks.selector=forecast",
+        ),
     ],
 )
 def test_a_mistake_names_the_key_and_what_would_be_accepted(overrides: list[str], message: str) -> None:

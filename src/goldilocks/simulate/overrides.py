@@ -69,7 +69,8 @@ def _value(text: str) -> Any:
 def _with_part(config: Config, kind: str, name: str) -> Config:
     """Return the config with another part of this kind, without the parameters of the part before."""
     config = with_value(with_value(config, f"goldilocks.{kind}", name), f"goldilocks.{kind}_kwargs", {})
-    return with_value(config, "adaptive_rollout.enable", False) if kind == "allocator" else config
+    replaced = {"allocator": "adaptive_rollout.enable", "filter": "algorithm.filter_groups.enable"}
+    return with_value(config, replaced[kind], False) if kind in replaced else config
 
 
 def _config_key(config: Config, key: str) -> str:
