@@ -57,7 +57,8 @@ class Opening:
 
 def make_page(runs: Sequence[Run], *, live: str | None = None, opening: Opening | None = None) -> Page:
     """Render the page; ``live`` is its version, for a page that asks its server for newer ones."""
-    sections = [make(runs) for make in SECTIONS]
+    made = (make(runs) for make in SECTIONS)
+    sections = [section for section in made if section.plots or section.sheets or section.notes]
     plots = tuple(plot for section in (*(opening.sections if opening else ()), *sections) for plot in section.plots)
     prompts, prompt_note = _prompts(runs)
     html = _environment().get_template("page.html").render(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from goldilocks.report.run import Run, read_run, read_runs
 from goldilocks.report.sections import SECTIONS
 from goldilocks.report.sections.base import Plot, smoothed, thinned
+from goldilocks.report.sections.by_column import by_column
 from goldilocks.report.sections.learning import learning
 from goldilocks.report.sections.pass_rates import BINS, bin_of, pass_rates
 from goldilocks.report.sections.ratios import quantiles, ratios
@@ -178,3 +179,19 @@ def test_a_smoothed_series_has_the_same_steps(values: dict[int, float]) -> None:
     smooth = smoothed(values)
     assert list(smooth) == list(values)
     assert all(min(values.values()) - 1e-3 <= value <= max(values.values()) + 1e-3 for value in smooth.values())
+
+
+def test_accuracy_by_column_has_each_validation_and_its_ends(run: Run) -> None:
+    logged = [
+        {"step": step, "data": {f"val/level/{level}/acc": step / 10 / level for level in (10, 2, 1)}} for step in (0, 4)
+    ]
+    validated = replace(run, history=History.of([*logged, {"step": 4, "data": {"val/skill/<b>/acc": 0.5}}]))
+    section = by_column([run, validated])
+    assert [row["value"] for row in plot(section, "accuracy-by-column-1-2").values] == ["1", "1", "2", "2", "10", "10"]
+    assert section.sheets[0].rows == [
+        ["1", "–", "0.0% → 40.0%"],
+        ["2", "–", "0.0% → 20.0%"],
+        ["10", "–", "0.0% → 4.0%"],
+    ]
+    assert section.sheets[1].rows == [["<b>", "–", "50.0%"]]
+    assert section.notes == [f"accuracy by column (goldilocks.validate_by): not logged by {run.name}"]

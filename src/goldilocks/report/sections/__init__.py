@@ -1,6 +1,7 @@
 """The page's plots, one file per section, in the order of the page."""
 
 from goldilocks.report.sections.base import Plot, Section, SectionMaker, Sheet
+from goldilocks.report.sections.by_column import by_column
 from goldilocks.report.sections.learning import learning
 from goldilocks.report.sections.lengths import lengths
 from goldilocks.report.sections.pass_rates import pass_rates
@@ -8,6 +9,6 @@ from goldilocks.report.sections.ratios import ratios
 from goldilocks.report.sections.rollouts import rollouts
 from goldilocks.report.sections.tokens import tokens
 
-SECTIONS: tuple[SectionMaker, ...] = (learning, tokens, pass_rates, rollouts, lengths, ratios)
+SECTIONS: tuple[SectionMaker, ...] = (learning, by_column, tokens, pass_rates, rollouts, lengths, ratios)
 
 __all__ = ["SECTIONS", "Plot", "Section", "Sheet"]
