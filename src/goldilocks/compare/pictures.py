@@ -61,9 +61,10 @@ def _against(table: Table, colour: dict[str, str]) -> list[Section]:
 
 def _levels(table: Table, colour: dict[str, str]) -> list[Section]:
     shown = tables(table)[1 + len(table.baselines) :]
+    lead = f"At {table.cost}, and before training."
     return [
-        Section("by-level", "Accuracy by level", f"At {table.cost}.", levels(table), sheets=[_sheet(one, colour)])
-        for one in shown
+        Section(f"by-{place}", f"Accuracy by {column}", lead, [levels(table, column)], sheets=[_sheet(one, colour)])
+        for place, (column, one) in enumerate(zip(table.columns, shown, strict=True), start=1)
     ]
 
 

@@ -9,16 +9,17 @@ import altair as alt
 from goldilocks.compare.curve import at
 from goldilocks.compare.interval import Interval
 from goldilocks.compare.result import Results
+from goldilocks.compare.show import BEFORE
 from goldilocks.compare.study import Study
 from goldilocks.compare.table import RecipeRow, Table
 from goldilocks.compare.targets import Target
 from goldilocks.recipes import name_of
-from goldilocks.report.sections.base import Plot, Point, data, layered, number_axis, reference
+from goldilocks.report.sections.base import Plot, Point, data, file_word, layered, number_axis, reference
 from goldilocks.report.theme import run_colour
 from goldilocks.runs.costs import COSTS
 
 PARTS = 20  # of the cost; the seeds are averaged at the end of each
-BEFORE, BEFORE_COLOUR = "before training", "#9aa1ab"
+BEFORE_COLOUR = "#9aa1ab"
 
 
 def colours(recipes: Sequence[str]) -> dict[str, str]:
@@ -106,24 +107,23 @@ def _ratio(row: RecipeRow, target: Target, most: float) -> Point:
     }
 
 
-def levels(table: Table) -> list[Plot]:
-    """Plot the accuracy of each recipe by level, beside that before training."""
-    names = list(table.start_levels)
-    rows: list[Point] = [
-        {"recipe": BEFORE, "level": name, **_accuracy(Interval(table.start_levels[name], None))} for name in names
+def levels(table: Table, column: str) -> Plot:
+    """Plot the accuracy of each recipe by the values of a column, beside that before training."""
+    names = [BEFORE, *(name_of(row.recipe) for row in table.rows)]
+    found = [table.start_levels[column], *(row.levels[column] for row in table.rows)]
+    values = table.columns[column]
+    rows = [
+        {"recipe": name, "value": value, **_accuracy(own[value])}
+        for name, own in zip(names, found, strict=True)
+        for value in values
     ]
-    for row in table.rows:
-        rows += [{"recipe": name_of(row.recipe), "level": name, **_accuracy(row.levels[name])} for name in row.levels]
-    if not names:
-        return []
     base = alt.Chart(data()).encode(
-        x=alt.X("level:O", axis=alt.Axis(title="level", labelAngle=0), sort=names),
+        x=alt.X("value:O", axis=alt.Axis(title=column, labelAngle=0), sort=values),
         color=_by_recipe({BEFORE: BEFORE_COLOUR, **colours([row.recipe for row in table.rows])}),
-        tooltip=[alt.Tooltip("recipe:N"), alt.Tooltip("level:O"), alt.Tooltip("accuracy:Q", format=".1%")],
+        tooltip=[alt.Tooltip("recipe:N"), alt.Tooltip("value:O"), alt.Tooltip("accuracy:Q", format=".1%")],
     )
     band = base.mark_area(opacity=0.1).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
-    line = base.mark_line(point=alt.OverlayMarkDef(size=40)).encode(
-        y=alt.Y("accuracy:Q", axis=number_axis("accuracy", "~%"))
-    )
-    hint = f"at {table.cost}; grey: {BEFORE}"
-    return [Plot("levels", "Accuracy by level", layered(band, line), rows, hint=hint, wide=True)]
+    y = alt.Y("accuracy:Q", axis=number_axis("accuracy", "~%"))
+    line = base.mark_line(point=alt.OverlayMarkDef(size=40)).encode(y=y)
+    title, hint = f"Accuracy by {column}", f"at {table.cost}; grey: {BEFORE}"
+    return Plot(f"by-{file_word(column)}", title, layered(band, line), rows, hint=hint, wide=True)

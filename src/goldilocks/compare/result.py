@@ -16,22 +16,24 @@ from goldilocks.compare.units import BATCH, MINI_BATCH
 from goldilocks.launch.recipe import TRAINER
 from goldilocks.nested import value_at
 from goldilocks.runs.costs import Spending, spending
-from goldilocks.runs.history import History, validation_accuracy, validation_levels
+from goldilocks.runs.history import History, validation_accuracy
 from goldilocks.runs.jsonl import Lines
 from goldilocks.runs.progress import SCORE
+from goldilocks.runs.validation import by_column
 
+Levels = Mapping[str, Mapping[str, float]]  # accuracies by column and value
 INFORMATIVE, SIGNAL = "train/informative_groups", "train/signal"
 
 
 @dataclass(frozen=True)
 class Validation:
-    """An accuracy, the same by level where it is logged, and what had been spent by then."""
+    """An accuracy, the same by the columns of ``goldilocks.validate_by``, and what had been spent by then."""
 
     rollouts: float
     tokens: float
     minutes: float
     accuracy: float
-    levels: Mapping[str, float] = field(default_factory=dict)
+    levels: Levels = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,23 @@ class Result:
         assert value is not None, f"{self.recipe}, seed {self.seed}, has no validation at or beyond {cost}"
         return value
 
-    def levels_at(self, cost: EqualCost) -> dict[str, float]:
-        """Return the accuracy of each level at a cost that the arm has reached; none where levels were not logged."""
-        names = dict.fromkeys(name for one in self.validations for name in one.levels)
-        lines = {
-            name: curve((getattr(one, cost.kind), one.levels[name]) for one in self.validations if name in one.levels)
-            for name in names
+    def levels_at(self, cost: EqualCost) -> Levels:
+        """Return the accuracies by column at a cost that the arm has reached; empty where they were not logged."""
+        first, *later = [one.levels for one in self.validations]
+        return {
+            column: {
+                value: self._level_at(cost, column, value)
+                for value in own
+                if all(value in one.get(column, {}) for one in later)
+            }
+            for column, own in first.items()
         }
-        found = {name: at(line, cost.amount) for name, line in lines.items()}
-        return {name: value for name, value in found.items() if value is not None}
+
+    def _level_at(self, cost: EqualCost, column: str, value: str) -> float:
+        line = curve((getattr(one, cost.kind), one.levels[column][value]) for one in self.validations)
+        accuracy = at(line, cost.amount)
+        assert accuracy is not None, f"{self.recipe}, seed {self.seed}, has no validation at or beyond {cost}"
+        return accuracy
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -128,5 +138,5 @@ def _validations(history: History, spent: Spending) -> tuple[Validation, ...]:
         accuracy = validation_accuracy(data)
         if accuracy is not None:
             costs = {kind: spent.until(kind, step) or 0.0 for kind in ("rollouts", "tokens", "minutes")}
-            found.append(Validation(**costs, accuracy=accuracy, levels=validation_levels(data)))
+            found.append(Validation(**costs, accuracy=accuracy, levels=by_column(data)))
     return tuple(found)

@@ -16,7 +16,7 @@ from goldilocks.runs.progress import clock
 
 Cell = Callable[[RecipeRow], str]
 
-NOT_REACHED = "not reached"
+NOT_REACHED, BEFORE = "not reached", "before training"
 LEGEND = """\
 accuracy: at the equal cost, mean ± 95% t-interval over the seeds; groups: trained groups whose rewards differ; signal:
 Σ(r − r̄)² over the trained rollouts; both per rollout or token generated. time: wall-clock of an arm, with its start
@@ -35,7 +35,7 @@ class Shown:
 
 
 def tables(table: Table) -> list[Shown]:
-    """Return the study's table, one for each baseline, and the accuracies by level if there are any."""
+    """Return the study's table, one for each baseline, and the accuracies by column if there are any."""
     return [_main(table), *(_baseline(table, place) for place in range(len(table.baselines))), *_levels(table)]
 
 
@@ -83,12 +83,13 @@ def _baseline(table: Table, place: int) -> Shown:
 
 
 def _levels(table: Table) -> list[Shown]:
-    names = [name for name in table.start_levels if all(name in row.levels for row in table.rows)]
-    if not names:
-        return []
-    start = ("before training", *(f"{100 * table.start_levels[name]:.1f}%" for name in names))
-    rows = [(name_of(row.recipe), *(_percent(row.levels[name]) for name in names)) for row in table.rows]
-    return [Shown("accuracy by level", ("recipe", *names), (start, *rows))]
+    return [_by_column(table, column, values) for column, values in table.columns.items()]
+
+
+def _by_column(table: Table, column: str, values: Sequence[str]) -> Shown:
+    start = (BEFORE, *(f"{100 * table.start_levels[column][value].mean:.1f}%" for value in values))
+    rows = [(name_of(row.recipe), *(_percent(row.levels[column][value]) for value in values)) for row in table.rows]
+    return Shown(f"accuracy by {column}", ("recipe", *values), (start, *rows))
 
 
 def caption(table: Table) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from goldilocks.compare.arm import EqualCost
 from goldilocks.compare.grid import Edge, Values, edges
 from goldilocks.compare.interval import Interval
-from goldilocks.compare.result import Result, Results
+from goldilocks.compare.result import Levels, Result, Results
 from goldilocks.compare.study import Study
 from goldilocks.compare.targets import Target, targets
 
@@ -39,13 +39,13 @@ class Against:
 
 @dataclass(frozen=True)
 class RecipeRow:
-    """One recipe over its seeds. ``levels`` are accuracies by level at the equal cost, where the arms have them."""
+    """One recipe over its seeds. ``levels`` are accuracies by column and value, where the arms have them."""
 
     recipe: str
     settings: Values
     seeds: int
     accuracy: Interval
-    levels: Mapping[str, Interval]
+    levels: Mapping[str, Mapping[str, Interval]]
     against: tuple[Against, ...]
     updates: Interval
     rollouts_per_update: Interval
@@ -87,17 +87,26 @@ class Spent:
 
 @dataclass(frozen=True)
 class Table:
-    """The whole table. ``start`` is the mean accuracy before training, ``start_levels`` the same by level."""
+    """The whole table. ``start`` is the mean accuracy before training, ``start_levels`` by column and value."""
 
     cost: EqualCost
     start: float
-    start_levels: Mapping[str, float]
+    start_levels: Mapping[str, Mapping[str, Interval]]
     baselines: tuple[str, ...]
     rows: tuple[RecipeRow, ...]
     trials: tuple[Trial, ...]
     edges: tuple[Edge, ...]
     tuning: Spent
     reported: Spent
+
+    @property
+    def columns(self) -> dict[str, list[str]]:
+        """Return the values of each column whose accuracy every recipe has, before and after."""
+        found = {
+            column: [value for value in own if all(value in row.levels.get(column, {}) for row in self.rows)]
+            for column, own in self.start_levels.items()
+        }
+        return {column: values for column, values in found.items() if values}
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -113,7 +122,7 @@ def make_table(study: Study, results: Results) -> Table:
     return Table(
         cost=study.cost,
         start=fmean(one.accuracy for one in starts),
-        start_levels=_means([one.levels for one in starts]),
+        start_levels=_over_arms([one.levels for one in starts]),
         baselines=study.baselines,
         rows=tuple(_row(own, baselines, study.cost) for own in arms.values()),
         trials=_trials(study, results.tuned),
@@ -128,9 +137,16 @@ def _of(recipe: str, results: Sequence[Result]) -> list[Result]:
     return sorted((one for one in results if one.recipe == recipe), key=lambda one: one.seed)
 
 
-def _means(levels: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each level that all have."""
-    return {name: fmean(one[name] for one in levels) for name in levels[0] if all(name in one for one in levels)}
+def _over_arms(levels: Sequence[Levels]) -> dict[str, dict[str, Interval]]:
+    """Return the mean over arms for each column and value that all of them have."""
+    return {
+        column: {
+            value: Interval.of([one[column][value] for one in levels])
+            for value in own
+            if all(value in one.get(column, {}) for one in levels)
+        }
+        for column, own in levels[0].items()
+    }
 
 
 def _row(own: Sequence[Result], baselines: Sequence[Sequence[Result]], cost: EqualCost) -> RecipeRow:
@@ -142,7 +158,7 @@ def _row(own: Sequence[Result], baselines: Sequence[Sequence[Result]], cost: Equ
         settings=own[0].settings,
         seeds=len(own),
         accuracy=over_seeds(lambda one: one.accuracy_at(cost)),
-        levels=_levels(own, cost),
+        levels=_over_arms([one.levels_at(cost) for one in own]),
         against=tuple(_against(own, baseline, cost) for baseline in baselines),
         updates=over_seeds(lambda one: one.updates),
         rollouts_per_update=over_seeds(lambda one: one.rollouts / max(one.updates, 1)),
@@ -156,11 +172,6 @@ def _row(own: Sequence[Result], baselines: Sequence[Sequence[Result]], cost: Equ
         minutes=over_seeds(lambda one: one.minutes),
         wall_minutes=over_seeds(lambda one: one.wall_minutes),
     )
-
-
-def _levels(own: Sequence[Result], cost: EqualCost) -> dict[str, Interval]:
-    found = [one.levels_at(cost) for one in own]
-    return {name: Interval.of([one[name] for one in found]) for name in _means(found)}
 
 
 def _against(own: Sequence[Result], baseline: Sequence[Result], cost: EqualCost) -> Against:

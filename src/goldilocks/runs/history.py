@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 Series = dict[int, float]
-_LEVEL = re.compile(r"val-level/(?P<level>[^/]+)/mean@\d+")
 _VALIDATION = re.compile(r"val-core/(?P<source>.+)/[^/]+/mean@\d+")
 
 
@@ -75,11 +74,6 @@ def validation_accuracy(data: Mapping[str, Any]) -> float | None:
     """Return the mean validation accuracy over the data sources, or None if nothing was validated."""
     values = [value for name, value in data.items() if validated_source(name) is not None]
     return sum(values) / len(values) if values else None
-
-
-def validation_levels(data: Mapping[str, float]) -> dict[str, float]:
-    """Return the validation accuracy of each level; empty where levels are not logged."""
-    return {found["level"]: value for name, value in data.items() if (found := _LEVEL.fullmatch(name))}
 
 
 def increments(totals: Series) -> Series:

@@ -27,6 +27,23 @@ def column_and_value(metric: str) -> tuple[str, str] | None:
     return (found["column"], found["value"]) if found else None
 
 
+def by_column(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Return the accuracies of a validation by column and value, numbers in their order; empty where none is logged."""
+    found = [(column_and_value(name), accuracy) for name, accuracy in metrics.items()]
+    columns: dict[str, dict[str, float]] = defaultdict(dict)
+    for (column, value), accuracy in sorted((pair, accuracy) for pair, accuracy in found if pair):
+        columns[column][value] = accuracy
+    return {column: dict(sorted(own.items(), key=lambda item: _place(item[0]))) for column, own in columns.items()}
+
+
+def _place(value: str) -> tuple[bool, float, str]:
+    """Return the place of a value among those of its column: numbers come first."""
+    try:
+        return (False, float(value), value)
+    except ValueError:
+        return (True, 0.0, value)
+
+
 def value_of(row: Mapping[str, Any], column: str) -> Any:
     """Return the column of a row, or of its ``extra_info``."""
     info = row.get("extra_info") or {}

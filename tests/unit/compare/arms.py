@@ -29,12 +29,16 @@ def result(
     """``accuracies`` are (rollouts, accuracy), ``levels`` (level, first, last); a rollout has ten tokens."""
     spent = max(rollouts for rollouts, _ in accuracies)
     validations = tuple(
-        Validation(x, 10 * x, x / 1e4, accuracy, {str(level): last if x else first for level, first, last in levels})
+        Validation(x, 10 * x, x / 1e4, accuracy, {"level": own} if (own := _levels(levels, begun=x > 0)) else {})
         for x, accuracy in accuracies
     )
     return Result(
         recipe, seed, settings or {}, validations, updates, spent, 10 * spent, spent / 1e4, 2.0, informative, signal
     )
+
+
+def _levels(levels: Sequence[tuple[int, float, float]], *, begun: bool) -> dict[str, float]:
+    return {str(level): last if begun else first for level, first, last in levels}
 
 
 def of_arm(arm: Arm, final: float) -> Result:

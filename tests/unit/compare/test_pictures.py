@@ -43,12 +43,12 @@ def test_the_page_opens_with_the_study_and_its_arms_are_folded(made, tmp_path):
     study_part, folded = html.split('<details class="fold" id="arms">')
     headings = re.findall(r"<h2>(.*?)</h2>", study_part)
     assert headings == ["Result", "Against grpo", "Against dapo", "Accuracy by level", "Cost and tuning"]
-    assert re.findall(r'data-plot="(.*?)"', study_part) == ["curves", "costs-grpo", "costs-dapo", "levels"]
+    assert re.findall(r'data-plot="(.*?)"', study_part) == ["curves", "costs-grpo", "costs-dapo", "by-level"]
     assert "<h2>The arms of seeds 1 to 4</h2>" in folded
     assert folded.count("config.yaml is not there") == 1, "what all arms lack is said once"
     assert "config.yaml is not there" not in study_part
     pngs = {file.name for file in (tmp_path / "report").iterdir()}
-    assert {"curves.png", "costs-grpo.png", "levels.png"} <= pngs
+    assert {"curves.png", "costs-grpo.png", "by-level.png"} <= pngs
 
 
 def test_an_interval_without_an_upper_end_runs_to_the_equal_cost(made, tmp_path):

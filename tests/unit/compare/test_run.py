@@ -289,9 +289,9 @@ def test_of_verl_every_mini_batch_is_an_update_and_trl_logs_each(tmp_path, train
 def test_accuracy_by_level_is_read_where_it_was_logged(tmp_path):
     path = write_run(tmp_path / "run", "dapo", steps=12)
     with (path / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 0, "data": {"val-level/3/mean@4": 0.25}}) + "\n")
+        file.write(json.dumps({"step": 0, "data": {"val/level/3/acc": 0.25, "val/level/10/acc": 0.5}}) + "\n")
     read = read_result(Arm("run", "dapo", 1, {}, EqualCost("rollouts", 100)), path, wall_seconds=90)
-    assert [dict(one.levels) for one in read.validations] == [{"3": 0.25}, {}, {}, {}]
+    assert [one.levels for one in read.validations] == [{"level": {"3": 0.25, "10": 0.5}}, {}, {}, {}]
 
 
 def test_an_arm_that_ended_before_its_budget_is_an_error(tmp_path):

@@ -143,8 +143,14 @@ def test_accuracy_by_level_is_at_the_budget_beside_that_before_training():
         result("dapo", levels=((1, 0.5, 0.7), (2, 0.1, 0.2))),
     ]
     shown = tables(table(*arms))[-1]
-    assert shown.headings == ("recipe", "1", "2")
+    assert (shown.title, shown.headings) == ("accuracy by level", ("recipe", "1", "2"))
     assert shown.rows == (("before training", "50.0%", "10.0%"), ("grpo", "90.0%", "30.0%"), ("dapo", "70.0%", "20.0%"))
+
+
+def test_a_level_that_an_arm_lacks_is_left_out():
+    made = table(result("grpo", levels=((1, 0.5, 0.9), (2, 0.1, 0.3))), result("dapo", levels=((2, 0.1, 0.2),)))
+    assert tables(made)[-1].headings == ("recipe", "2")
+    assert len(tables(table(result("grpo", levels=((1, 0.5, 0.9),)), result("dapo")))) == 2
 
 
 def test_results_of_an_older_study_have_no_levels_and_are_read_all_the_same():

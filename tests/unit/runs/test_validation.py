@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goldilocks.runs.validation import MOST_VALUES, accuracy_by, column_and_value, metric_name, value_of
+from goldilocks.runs.validation import MOST_VALUES, accuracy_by, by_column, column_and_value, metric_name, value_of
 
 
 def test_the_mean_of_each_value():
@@ -36,3 +36,18 @@ def test_a_column_with_a_value_for_each_row_is_refused():
     many = list(range(MOST_VALUES + 1))
     with pytest.raises(ValueError, match=r"goldilocks\.validate_by='index'"):
         accuracy_by("index", many, [0.0] * len(many))
+
+
+def test_the_accuracies_of_a_validation_by_column_have_numbers_in_their_order():
+    metrics = {
+        "val/level/10/acc": 0.1,
+        "val/skill/sort/acc": 0.5,
+        "val/level/9/acc": 0.2,
+        "val-core/eval/reward/mean@4": 1.0,
+    }
+    found = by_column({**metrics, "val/level/none/acc": 0.3})
+    assert [(column, list(own.items())) for column, own in found.items()] == [
+        ("level", [("9", 0.2), ("10", 0.1), ("none", 0.3)]),
+        ("skill", [("sort", 0.5)]),
+    ]
+    assert by_column({"val-core/eval/reward/mean@4": 1.0}) == {}

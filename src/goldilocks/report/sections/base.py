@@ -5,6 +5,7 @@ A section shows what its runs have. A plot without data is left out, and a note 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -153,6 +154,11 @@ def smoothed(series: Series, share: float = 0.05) -> Series:
     values, reach = list(series.values()), int(len(series) * share)
     windows = (values[max(0, place - reach) : place + reach + 1] for place in range(len(values)))
     return {step: sum(window) / len(window) for step, window in zip(series, windows, strict=True)}
+
+
+def file_word(text: str) -> str:
+    """Return a text as a part of a file name."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def rounded(value: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Literal
 
@@ -15,6 +14,7 @@ from goldilocks.report.sections.base import (
     Section,
     by_run,
     data,
+    file_word,
     lacking,
     layered,
     line_plot,
@@ -74,9 +74,8 @@ def _validation(runs: Sequence[Run], metric: str, cost: Cost) -> list[Plot]:
     chart = line_plot(runs, ("value", "accuracy"), x=_cost_axis(cost), form="~%")
     ends = _ends(rows, cost) if 1 < len(runs) <= MOST_LABELS else []
     chart = layered(chart, *(_end_labels(runs, side) for side in SIDES if any(row["side"] == side for row in ends)))
-    name = re.sub(r"[^a-z0-9]+", "-", source.lower()).strip("-")
     title = f"Accuracy on {source}, by {cost.name}"
-    return [Plot(f"accuracy-{name}-by-{cost.name}", title, chart, rows + ends)]
+    return [Plot(f"accuracy-{file_word(source)}-by-{cost.name}", title, chart, rows + ends)]
 
 
 def _reward(runs: Sequence[Run], cost: Cost) -> list[Plot]:
