@@ -122,12 +122,17 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Roll ``prompt`` out ``n`` times; they are numbered ``first``, ``first + 1``, … within the group ``uid``."""
+    """Roll ``prompt`` out ``n`` times; they are numbered ``first``, ``first + 1``, … within the group ``uid``.
+
+    ``visit`` is how many visits to the prompt were issued before this one. A request that is made again after a restart
+    has the same number.
+    """
 
     uid: str
     prompt: Prompt
     n: int
     first: int = 0
+    visit: int = 0
 
 
 @dataclass(frozen=True, slots=True)

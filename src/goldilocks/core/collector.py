@@ -43,6 +43,7 @@ from goldilocks.core.allocators import Allocator
 from goldilocks.core.exhausted import Exhausted
 from goldilocks.core.filters import Filter
 from goldilocks.core.informative import is_informative
+from goldilocks.core.issued import IssuedVisits
 from goldilocks.core.keep_rate import KeepRate
 from goldilocks.core.ledger import Ledger
 from goldilocks.core.limits import Limits, Surplus
@@ -116,6 +117,7 @@ class Collector(Saved):
         self._owed = target_groups  # groups this step has yet to hand out; 0 while its batch is being trained
         self._exhausted = False
         self._open = OpenGroups()
+        self._issued = IssuedVisits(self.ledger.keys)
         self._paused = PausedRollouts(self.accounts)
 
     # -- what to do ----------------------------------------------------------------------------------------------------
@@ -135,12 +137,14 @@ class Collector(Saved):
         if not self._owed:
             self._begin_step()
         left = math.inf if room is None else room
-        sent = self._send(left)
-        left -= sum(request.n for request in sent)
-        while left > 0 and self._shortfall() > 0 and self._open_next():
+        sent = self._open.send_again(left)  # charged to the step that asked for it first
+        left -= _rollouts(sent)
+        going_on = left > 0
+        while going_on:
             more = self._send(left)
-            left -= sum(request.n for request in more)
-            sent.extend(more)
+            left -= _rollouts(more)
+            sent += more
+            going_on = left > 0 and self._shortfall() > 0 and self._open_next()
         if not sent and not self._open.in_flight and left > 0:
             return self._settle(room)
         return sent
@@ -223,11 +227,11 @@ class Collector(Saved):
         self._replay.put_back()
 
     def reissue(self, known: Collection[tuple[str, int]] = ()) -> None:
-        """Ask again for everything in flight: the engine was restarted.
+        """Ask again for everything in flight: the engine was restarted. No limit is charged with it again.
 
         ``known``: the paused rollouts (uid, index) that go on from what they had written. The others begin anew.
         """
-        self._statistics.rollouts_asked -= self._open.ask_again()
+        self._open.lose()
         self._paused.retain([name for name in known if name[0] in self._open])
 
     # -- what there is to see ------------------------------------------------------------------------------------------
@@ -303,7 +307,8 @@ class Collector(Saved):
         if head is None or head[1] > self._rollouts_left - self._open.unsent:
             return False
         index, n = self._queue.pop()
-        self._open.open(Visit(group_name(self.prompts_issued), self.source[index], planned=n, version=self.step))
+        uid, number = group_name(self.prompts_issued), self._issued.number(index)
+        self._open.open(Visit(uid, self.source[index], planned=n, version=self.step, number=number))
         self.prompts_issued += 1
         self._statistics.prompts_issued += 1
         return True
@@ -311,7 +316,7 @@ class Collector(Saved):
     def _send(self, room: float) -> list[Request]:
         """Requests for what open groups want, within the step's limits."""
         sent = self._open.send(min(room, self._rollouts_left))
-        self._statistics.rollouts_asked += sum(request.n for request in sent)
+        self._statistics.rollouts_asked += _rollouts(sent)
         return sent
 
     def _settle(self, room: int | None) -> list[Request]:
@@ -370,6 +375,10 @@ class Collector(Saved):
             return
         self._statistics.arrive(event, before=self._paused.end(event))
         self.accounts.post(Account.CANCELLED if visit is None else Account.DUPLICATE, event.tokens)
+
+
+def _rollouts(requests: Iterable[Request]) -> int:
+    return sum(request.n for request in requests)
 
 
 def _finite(rollout: Rollout) -> bool:

@@ -19,6 +19,7 @@ class OpenGroups:
         self.unsent = 0
         self._visits: dict[str, Visit] = {}
         self._waiting: dict[str, None] = {}  # groups with unsent rollouts, in the order they wanted them
+        self._again: dict[str, list[int]] = {}  # of each group, what is in flight and was lost by the engine
         self._cancelled: list[str] = []
 
     def __len__(self) -> int:
@@ -43,6 +44,11 @@ class OpenGroups:
     def waiting(self) -> list[Visit]:
         """The groups with unsent rollouts, in the order they wanted them."""
         return [self._visits[uid] for uid in self._waiting]
+
+    @property
+    def lost(self) -> int:
+        """How many of the rollouts in flight the engine has lost and was not asked for again yet."""
+        return sum(map(len, self._again.values()))
 
     def open(self, visit: Visit) -> None:
         """Add a group, with a first ask of as many rollouts as were planned."""
@@ -72,12 +78,15 @@ class OpenGroups:
     def arrive(self, visit: Visit, event: Rollout | Failure) -> None:
         """Take in what became of a rollout in flight."""
         visit.arrive(event)
+        if event.index in self._again.get(visit.uid, ()):
+            self._again[visit.uid].remove(event.index)
         self.in_flight -= 1
 
     def close(self, visit: Visit) -> None:
         """Remove a group. What it has in flight is cancelled."""
         del self._visits[visit.uid]
         self._waiting.pop(visit.uid, None)
+        self._again.pop(visit.uid, None)
         self.unsent -= len(visit.unsent)
         self.in_flight -= len(visit.in_flight)
         if visit.in_flight:
@@ -88,20 +97,27 @@ class OpenGroups:
         cancelled, self._cancelled = self._cancelled, []
         return cancelled
 
-    def ask_again(self) -> int:
-        """Want everything in flight once more, because the engine has forgotten it. Returns how much that was."""
-        lost, self.in_flight = self.in_flight, 0
-        for visit in self:
-            if visit.in_flight:
-                visit.ask_again()
-                self._waiting[visit.uid] = None
-        self.unsent += lost
-        return lost
+    def lose(self) -> None:
+        """Note that the engine has lost everything in flight. To the groups it stays in flight: it was asked for."""
+        self._again = {visit.uid: sorted(visit.in_flight) for visit in self if visit.in_flight}
+
+    def send_again(self, room: float) -> list[Request]:
+        """Return requests for rollouts that the engine has lost, at most ``room`` of them."""
+        sent: list[Request] = []
+        while self._again and room > 0:
+            uid, indices = next(iter(self._again.items()))
+            if indices:
+                sent.append(self._visits[uid].send_again(indices, int(min(len(indices), room))))
+                room -= sent[-1].n
+            if not indices:
+                del self._again[uid]
+        return sent
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "visits": [pack_visit(visit) for visit in self],
             "waiting": list(self._waiting),
+            "again": [[uid, list(indices)] for uid, indices in self._again.items()],
             "cancelled": list(self._cancelled),
         }
 
@@ -110,6 +126,7 @@ class OpenGroups:
         visits = [unpack_visit(packed, prompt(packed)) for packed in state["visits"]]
         self._visits = {visit.uid: visit for visit in visits}
         self._waiting = dict.fromkeys(state["waiting"])
+        self._again = {uid: list(indices) for uid, indices in state.get("again", ())}
         self._cancelled = list(state["cancelled"])
         self.in_flight = sum(len(visit.in_flight) for visit in visits)
         self.unsent = sum(len(visit.unsent) for visit in visits)

@@ -8,6 +8,7 @@ from typing import Any
 from goldilocks.core.accounts import Accounts
 from goldilocks.core.allocators import Allocator
 from goldilocks.core.filters import Filter
+from goldilocks.core.issued import IssuedVisits
 from goldilocks.core.keep_rate import KeepRate
 from goldilocks.core.ledger import Ledger
 from goldilocks.core.pool import Pool
@@ -36,6 +37,7 @@ class Saved(Views):
     _pool: Pool
     _queue: PromptQueue
     _keep_rate: KeepRate
+    _issued: IssuedVisits
     _statistics: StepStatistics
     _exhausted: bool
 
@@ -43,7 +45,7 @@ class Saved(Views):
         """Return everything, as JSON values and numpy arrays: a run cut here goes on exactly."""
         parts = (
             (name.removeprefix("_"), getattr(self, name))
-            for name in (*_PARTS, "_open", "_paused", "_shelf", "_replay", "_statistics")
+            for name in (*_PARTS, "_issued", "_open", "_paused", "_shelf", "_replay", "_statistics")
         )
         return {
             "layout": STATE_LAYOUT,
@@ -63,6 +65,7 @@ class Saved(Views):
         self._shelf.load_state_dict(state["shelf"], find)
         self._replay.load_state_dict(state["replay"], find)
         self._open.load_state_dict(state["open"], find)
+        self._load_issued(state.get("issued"))
         self._paused.load_state_dict(state.get("paused", []))
         self._statistics = StepStatistics.from_state_dict(state["statistics"])
         self.step, self.prompts_issued = state["step"], state["prompts_issued"]
@@ -71,3 +74,12 @@ class Saved(Views):
         self._pool.claim(self._queue.indices)
         self._pool.claim(visit.prompt.index for visit in self._open)
         self._pool.claim(group.prompt.index for group in self._shelf.kept)
+
+    def _load_issued(self, state: dict[str, Any] | None) -> None:
+        """A state of an earlier version counts the judged visits alone: the open ones come after those."""
+        if state is not None:
+            self._issued.load_state_dict(state)
+            return
+        self._issued.count_judged(self.ledger.visits)
+        for visit in self._open:
+            visit.number = self._issued.number(visit.prompt.index)

@@ -62,8 +62,8 @@ class Views:
 
     @property
     def in_flight(self) -> int:
-        """How many rollouts the engine was asked for and has not returned."""
-        return self._open.in_flight
+        """How many rollouts the engine was asked for and has not returned; it has lost those to ask for again."""
+        return self._open.in_flight - self._open.lost
 
     @property
     def paused(self) -> dict[tuple[str, int], int]:

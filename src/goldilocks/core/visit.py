@@ -23,6 +23,7 @@ class Visit:
     prompt: Prompt
     planned: int
     version: int
+    number: int = 0  # how many visits to the prompt were issued before this one
     rollouts: list[Rollout] = field(default_factory=list)
     settled: int = 0
     ahead: dict[int, Rollout | None] = field(default_factory=dict)  # None: the rollout failed
@@ -52,19 +53,24 @@ class Visit:
         self.unsent += range(self.asked, self.asked + n)
         self.asks += 1
 
-    def ask_again(self) -> None:
-        """Want what is in flight once more, under the same indices."""
-        self.unsent = sorted([*self.in_flight, *self.unsent])
-        self.in_flight.clear()
-
     def send(self, most: int) -> Request:
         """Return a request for the first unsent indices: as many as are consecutive, at most ``most``."""
-        first, n = self.unsent[0], 1
-        while n < min(most, len(self.unsent)) and self.unsent[n] == first + n:
+        request = self._request(self.unsent, most)
+        self.in_flight.update(self.unsent[: request.n])
+        del self.unsent[: request.n]
+        return request
+
+    def send_again(self, indices: list[int], most: int) -> Request:
+        """Return a request for the first of these indices, which are in flight, and remove them from the list."""
+        request = self._request(indices, most)
+        del indices[: request.n]
+        return request
+
+    def _request(self, indices: list[int], most: int) -> Request:
+        first, n = indices[0], 1
+        while n < min(most, len(indices)) and indices[n] == first + n:
             n += 1
-        self.in_flight.update(self.unsent[:n])
-        del self.unsent[:n]
-        return Request(self.uid, self.prompt, n, first)
+        return Request(self.uid, self.prompt, n, first, self.number)
 
     def arrive(self, event: Rollout | Failure) -> None:
         """Take in the outcome of an index that is in flight."""

@@ -105,8 +105,7 @@ class Decisions:
         return ()
 
     def _visit_seed(self, request: Request) -> int:
-        prompt = request.prompt
-        return hashed(self._seed, prompt.key, prompt.index, int(self.collector.ledger.visits[prompt.index]))
+        return hashed(self._seed, request.prompt.key, request.prompt.index, request.visit)
 
     def _begin_batch(self) -> None:
         """Count refills and judgements anew; ``next`` is asked many times for one batch."""

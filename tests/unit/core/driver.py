@@ -91,7 +91,7 @@ class Log:
 def turn(collector: Collector, engine: FaultyEngine, log: Log) -> None:
     """One turn of the loop in the collector's docstring."""
     for request in collector.requests(room=engine.free):
-        log.decisions.append(["ask", request.uid, request.prompt.index, request.n, request.first])
+        log.decisions.append(["ask", request.uid, request.prompt.index, request.n, request.first, request.visit])
         engine.submit(request)
     for event in engine.step():
         collector.observe(event)

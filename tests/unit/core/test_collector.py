@@ -470,6 +470,69 @@ def test_a_reordered_data_set_finds_its_groups_and_beliefs_again() -> None:
     assert visited == {request.prompt.payload for request in requests[:3]}
 
 
+# -- the number of a visit, by which its noise is seeded -------------------------------------------------------------
+
+
+def visits(requests: list[Any]) -> list[tuple[Any, int]]:
+    return [(request.prompt.payload, request.visit) for request in requests]
+
+
+def test_two_open_visits_to_one_prompt_have_different_numbers() -> None:
+    subject = collector(prompts=2, target_groups=6)
+    requests = subject.requests()
+    assert sorted(visits(requests)) == [(f"prompt {index}", visit) for index in range(2) for visit in range(3)]
+    answer(subject, requests)
+    subject.take()
+    assert {visit for _, visit in visits(subject.requests())} == {3, 4, 5}
+
+
+def test_a_prompt_that_goes_back_to_the_queue_is_visited_anew() -> None:
+    subject = collector(prompts=9, gen_batch_size=3, surplus=Surplus(0, "requeue"))
+    requests = subject.requests()
+    answer(subject, requests[:2])
+    subject.take()
+    again = subject.requests()
+    assert visits(again)[0] == (requests[2].prompt.payload, 1)
+    assert {visit for _, visit in visits(again)[1:]} == {0}
+
+
+def test_numbers_of_visits_are_saved_and_find_their_prompts_in_reordered_data() -> None:
+    names = [f"prompt {index}" for index in range(3)]
+    before = Collector(ListSource(names), Uniform(), Fixed(2), Everything(), target_groups=4)
+    asked = before.requests()
+    answer(before, asked[:2])
+    after = Collector(ListSource(names[::-1]), Uniform(), Fixed(2), Everything(), target_groups=4)
+    after.load_state_dict(before.state_dict())
+    after.reissue()
+    again = after.requests()
+    assert visits(again) == visits(asked[2:])
+    answer(after, again)
+    after.take()
+    numbers = {name: sum(one.prompt.payload == name for one in asked) for name in names}
+    for name, visit in visits(after.requests()):
+        assert visit == numbers[name]
+        numbers[name] += 1
+
+
+def test_a_state_without_numbers_counts_the_judged_visits_and_then_the_open_ones() -> None:
+    """Earlier versions seeded a visit by the visits that had been judged."""
+    subject = collector(prompts=1, target_groups=3, filter=Everything())
+    requests = subject.requests()
+    answer(subject, requests[:1])
+    state = subject.state_dict()
+    del state["issued"]
+    for visit in state["open"]["visits"]:
+        del visit["number"]
+    reborn = collector(prompts=1, target_groups=3, filter=Everything())
+    reborn.load_state_dict(state)
+    reborn.reissue()
+    again = reborn.requests()
+    assert [(request.uid, request.visit) for request in again] == [("g1", 1), ("g2", 2)]
+    answer(reborn, again)
+    reborn.take()
+    assert reborn.requests()[0].visit == 3
+
+
 def test_a_prompt_in_hand_that_is_gone_from_the_data_is_named() -> None:
     before = collector(prompts=5)
     before.requests()

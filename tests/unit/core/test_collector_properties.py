@@ -159,6 +159,19 @@ def test_the_same_seed_gives_the_same_decisions(case: dict[str, Any]) -> None:
 
 
 @properties
+@given(cases)
+def test_the_visits_to_a_prompt_are_numbered_in_the_order_they_are_issued(case: dict[str, Any]) -> None:
+    _, log = run_until_exhausted(case)
+    asks = [decision[1:] for decision in log.decisions if decision[0] == "ask"]
+    groups = {(uid, prompt, visit) for uid, prompt, _, _, visit in asks}
+    assert len(groups) == len({uid for uid, _, _ in groups})
+    issued: dict[int, list[int]] = {}
+    for _, prompt, visit in sorted(groups, key=lambda group: int(group[0][1:])):
+        issued.setdefault(prompt, []).append(visit)
+    assert all(numbers == list(range(len(numbers))) for numbers in issued.values())
+
+
+@properties
 @given(cases, st.integers(0, 2**31))
 def test_the_order_of_arrival_changes_neither_a_group_nor_what_is_asked_for_it(
     case: dict[str, Any], order: int
@@ -196,7 +209,8 @@ def test_cut_at_any_event_saved_and_loaded_it_decides_as_if_uncut(
     for _ in range(3):
         while not collector.ready:
             for request in collector.requests(room=engine.free):
-                log.decisions.append(["ask", request.uid, request.prompt.index, request.n, request.first])
+                index, n, first, visit = request.prompt.index, request.n, request.first, request.visit
+                log.decisions.append(["ask", request.uid, index, n, first, visit])
                 engine.submit(request)
             for event in engine.step():
                 collector.observe(event)

@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.core.driver import FaultyEngine, Log, run, take
+from unit.core.driver import MAX_TOKENS, FaultyEngine, Log, run, take, turn
 from unit.core.test_collector_properties import cases, make
 
-from goldilocks.core import Collector, Limits, ListSource, Surplus
+from goldilocks.core import Collector, Exhausted, Limits, ListSource, Surplus
 from goldilocks.core.allocators import Fixed
-from goldilocks.core.filters import Everything
+from goldilocks.core.filters import Everything, Variance
 from goldilocks.core.selectors import Uniform
 from goldilocks.runs.checkpoint import load_state, save_state
 from goldilocks.types import Failure, Paused, Request, Rollout
 
 partial = st.builds(Surplus, max_carry_steps=st.integers(1, 4), on_full=st.just("partial"))
 partial_cases = st.builds(lambda case, surplus: {**case, "limits": Limits(), "surplus": surplus}, cases, partial)
+limited = st.builds(
+    Limits,
+    max_rollouts_per_step=st.sampled_from([40, 60, 100]),
+    max_tokens_per_step=st.sampled_from([None, 3_000]),
+    max_tokens_per_rollout=st.just(MAX_TOKENS),
+    on_exhausted=st.sampled_from(["shrink", "backfill"]),
+)
+limited_cases = st.builds(lambda case, limits: {**case, "limits": limits}, partial_cases, limited)
 properties = settings(max_examples=15)
 
 
 def collector(carry: int = 2, **given: Any) -> Collector:
     chosen = {"target_groups": 2, "gen_batch_size": 4, "surplus": Surplus(carry, "partial"), **given}
-    return Collector(ListSource(range(50)), Uniform(), Fixed(2), Everything(), **chosen)
+    judge = chosen.pop("filter", Everything())
+    return Collector(ListSource(range(50)), Uniform(), Fixed(2), judge, **chosen)
 
 
 def finish(subject: Collector, request: Request, tokens: int = 10) -> None:
@@ -105,6 +116,100 @@ def test_a_restart_asks_for_what_was_paused_and_charges_only_what_is_new(
         second.observe(engine.outcome(uid, index, prompt))
         second.accounts.check()
     assert second.accounts.generated_tokens == charged + sum(totals) - sum(flights.values())
+
+
+class Restarted(FaultyEngine):
+    """Loses everything when it is restarted, and goes on in the same order once it is asked for that again."""
+
+    lost: Sequence[Any] = ()
+
+    def restart(self) -> None:
+        self.lost, self.pending = self.pending, []
+
+    def step(self) -> list[Rollout | Failure]:
+        assert [item for item in self.lost if item not in self.pending] == []
+        self.pending = [*self.lost, *(item for item in self.pending if item not in self.lost)]
+        self.lost = ()
+        return super().step()
+
+
+def decisions(case: dict[str, Any], cut: int, path: Path) -> tuple[list[Any], dict[str, float]]:
+    """Those of four steps, and the metrics. Before turn ``cut`` the run is saved, killed and taken up again."""
+    subject, engine, log, turns = make(case), Restarted(case["seed"], late_rate=0.0), Log(), 0
+    try:
+        for _ in range(4):
+            while not subject.ready:
+                if turns == cut:
+                    subject = taken_up(case, subject, path)
+                    engine.restart()
+                turns += 1
+                turn(subject, engine, log)
+            take(subject, engine, log)
+    except Exhausted:
+        log.decisions.append(["exhausted"])
+    return once(log.decisions), subject.metrics()
+
+
+def taken_up(case: dict[str, Any], before: Collector, path: Path) -> Collector:
+    save_state(before.state_dict(), path)
+    after = make(case)
+    after.load_state_dict(load_state(path))
+    after.reissue(known=after.paused)
+    return after
+
+
+def once(log: list[Any]) -> list[Any]:
+    """The decisions without the requests for what was asked for before."""
+    asked: set[tuple[str, int]] = set()
+    first_time: list[Any] = []
+    for one in log:
+        new = set()
+        if one[0] == "ask":
+            uid, n, first = one[1], one[3], one[4]
+            new = {(uid, index) for index in range(first, first + n)} - asked
+        if new or one[0] != "ask":
+            first_time.append(one)
+        asked |= new
+    return first_time
+
+
+@properties
+@given(limited_cases, st.integers(1, 30))
+def test_within_limits_a_run_that_is_cut_decides_as_if_uncut(
+    tmp_path_factory: pytest.TempPathFactory, case: dict[str, Any], cut: int
+) -> None:
+    path = tmp_path_factory.mktemp("state") / "collector.npz"
+    assert decisions(case, cut, path) == decisions(case, -1, path)
+
+
+def test_the_limit_of_a_step_is_not_charged_with_rollouts_of_the_step_before() -> None:
+    limits = Limits(max_rollouts_per_step=12, on_exhausted="shrink")
+    subject = collector(limits=limits, gen_batch_size=6, filter=Variance())
+    requests = subject.requests()
+    for request in requests[:2]:
+        finish(subject, request)
+    subject.take()
+    for request in requests[2:]:
+        for index in range(2):
+            subject.observe(Paused(request.uid, index, 7))
+    reborn = collector(limits=limits, gen_batch_size=6, filter=Variance())
+    reborn.load_state_dict(subject.state_dict())
+    reborn.reissue(known=reborn.paused)
+    assert asked_in_vain(subject, requests[2:]) == 12
+    assert asked_in_vain(reborn, []) == 8 + 12
+
+
+def asked_in_vain(subject: Collector, open: list[Request]) -> int:
+    """How many rollouts are asked for until the limits end a step whose groups are all dropped."""
+    asked = 0
+    while not subject.ready:
+        requests = subject.requests()
+        asked += sum(request.n for request in requests)
+        for request in (*open, *requests):
+            for index in range(request.first, request.first + request.n):
+                subject.observe(Rollout(request.uid, index, 0.0, 10))
+        open = []
+    return asked
 
 
 def test_a_prefix_that_is_lost_stays_charged_and_its_rollout_begins_anew() -> None:

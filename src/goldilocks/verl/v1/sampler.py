@@ -109,9 +109,8 @@ class CollectorSampler(ReplayBuffer):
         }
 
     def _visit_seed(self, request: Request) -> int:
-        """The visits to a prompt that were judged are this one's number: the same whatever is generated beside it."""
-        prompt = request.prompt
-        return visit_seed(self._config, prompt.key, prompt.index, int(self.collector.ledger.visits[prompt.index]))
+        """Seed by the number of the visit to the prompt: the same whatever is generated beside it."""
+        return visit_seed(self._config, request.prompt.key, request.prompt.index, request.visit)
 
     def _observe(self, within: float | None = None) -> int:
         """Take in what has happened; return how much that was."""
