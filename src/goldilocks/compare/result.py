@@ -22,6 +22,7 @@ from goldilocks.runs.progress import SCORE
 from goldilocks.runs.validation import by_column
 
 Levels = Mapping[str, Mapping[str, float]]  # accuracies by column and value
+EPOCHS = "actor_rollout_ref.actor.ppo_epochs"
 INFORMATIVE, SIGNAL = "train/informative_groups", "train/signal"
 
 
@@ -38,7 +39,10 @@ class Validation:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished arm. ``minutes`` are those of its updates, ``wall_minutes`` those from its start to its end."""
+    """A finished arm. ``minutes`` are those of its updates, ``wall_minutes`` those from its start to its end.
+
+    ``epochs`` is how often each group is trained, of which ``informative_groups`` and ``signal`` count one.
+    """
 
     recipe: str
     seed: int
@@ -51,6 +55,7 @@ class Result:
     wall_minutes: float
     informative_groups: float
     signal: float
+    epochs: int = 1
 
     def curve(self, kind: str) -> Curve:
         """Accuracy against a cost."""
@@ -108,28 +113,33 @@ def read_result(arm: Arm, path: Path, wall_seconds: float) -> Result:
             f"arm {arm.name} ended after {reached:,g} of {arm.cost}: "
             "trainer.total_training_steps or trainer.total_epochs ended it before its budget did"
         )
+    config = _config(path / "config.yaml")
     return Result(
         recipe=arm.recipe,
         seed=arm.seed,
         settings=dict(arm.settings),
         validations=_validations(history, spent),
-        updates=len(history.series(SCORE)) * _updates_per_line(path / "config.yaml"),
+        updates=len(history.series(SCORE)) * _updates_per_line(config),
         rollouts=spent.total("rollouts") or 0.0,
         tokens=spent.total("tokens") or 0.0,
         minutes=spent.total("minutes") or 0.0,
         wall_minutes=wall_seconds / 60,
         informative_groups=sum(history.series(INFORMATIVE).values()),
         signal=sum(history.series(SIGNAL).values()),
+        epochs=value_at(config, EPOCHS) or 1,
     )
 
 
-def _updates_per_line(file: Path) -> int:
+def _config(file: Path) -> dict[str, Any]:
+    return yaml.safe_load(file.read_text(encoding="utf-8")) or {} if file.is_file() else {}
+
+
+def _updates_per_line(config: Mapping[str, Any]) -> int:
     """TRL logs every update. verl logs every batch, and makes an update of each mini-batch in each epoch over it."""
-    config = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
     batch, mini_batch = value_at(config, BATCH), value_at(config, MINI_BATCH)
     if value_at(config, f"trainer.{TRAINER}") == "trl" or not (batch and mini_batch):
         return 1
-    return max(1, round(batch / mini_batch)) * (value_at(config, "actor_rollout_ref.actor.ppo_epochs") or 1)
+    return max(1, round(batch / mini_batch)) * (value_at(config, EPOCHS) or 1)
 
 
 def _validations(history: History, spent: Spending) -> tuple[Validation, ...]:

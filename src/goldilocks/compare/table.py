@@ -162,7 +162,7 @@ def _row(own: Sequence[Result], baselines: Sequence[Sequence[Result]], cost: Equ
         against=tuple(_against(own, baseline, cost) for baseline in baselines),
         updates=over_seeds(lambda one: one.updates),
         rollouts_per_update=over_seeds(lambda one: one.rollouts / max(one.updates, 1)),
-        informative_groups_per_update=over_seeds(lambda one: one.informative_groups / max(one.updates, 1)),
+        informative_groups_per_update=over_seeds(lambda one: one.informative_groups * one.epochs / max(one.updates, 1)),
         informative_groups_per_1k_rollouts=over_seeds(lambda one: 1e3 * one.informative_groups / one.rollouts),
         signal_per_1k_rollouts=over_seeds(lambda one: 1e3 * one.signal / one.rollouts),
         informative_groups_per_1m_tokens=over_seeds(lambda one: 1e6 * one.informative_groups / one.tokens),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -135,6 +136,8 @@ def test_what_an_update_cost_and_trained_is_shown():
     made = table(result("grpo", updates=20, informative=50))
     shown = dict(zip(tables(made)[0].headings, tables(made)[0].rows[0], strict=True))
     assert (shown["updates"], shown["rollouts\nper update"], shown["groups per\nupdate"]) == ("20", "50", "2.5")
+    twice = table(replace(result("grpo", updates=20, informative=50), epochs=2))
+    assert twice.rows[0].informative_groups_per_update.mean == 5, "each update of a batch trains all of its groups"
 
 
 def test_accuracy_by_level_is_at_the_budget_beside_that_before_training():
