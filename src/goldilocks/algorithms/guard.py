@@ -81,9 +81,9 @@ class UpdateGuard:
         self._sums = found if self._sums is None else self._sums + found
         return advantages * kept
 
-    def verdict(self, summed: Callable[[Tensor], Tensor], device: torch.device | str = "cpu") -> Verdict:
+    def verdict(self, summed: Callable[[Tensor], Tensor]) -> Verdict:
         """Return the verdict on the mini-batch, and begin the next; ``summed`` adds a tensor up over all processes."""
-        sums = torch.zeros(len(NAMES), dtype=torch.float64, device=device) if self._sums is None else self._sums
+        sums = torch.zeros(len(NAMES), dtype=torch.float64) if self._sums is None else self._sums
         self._sums = None
         found = dict(zip(NAMES, summed(sums).tolist(), strict=True))
         moment = found["squares"] / max(1.0, found["tokens"])

@@ -50,7 +50,7 @@ class GuardCallback(TrainerCallback):
         The optimizer then changes no parameter, no moment and no count of its own. The learning rate's schedule and
         the step count go on: a skipped update has been one of ``max_steps``.
         """
-        verdict = self._guard.verdict(self._summed, self._accelerator.device)
+        verdict = self._guard.verdict(self._summed)
         self.metrics = verdict.metrics
         for name, value in verdict.metrics.items():
             self._logged.setdefault(name, []).append(value)
@@ -58,4 +58,5 @@ class GuardCallback(TrainerCallback):
             given["optimizer"].zero_grad()
 
     def _summed(self, sums: Tensor) -> Tensor:
-        return self._accelerator.reduce(sums, reduction="sum")
+        device = self._accelerator.device  # a loss may be computed on the host; processes meet on their devices
+        return self._accelerator.reduce(sums.to(device), reduction="sum")
