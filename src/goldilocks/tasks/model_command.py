@@ -9,7 +9,7 @@ from pathlib import Path
 
 from goldilocks.errors import require
 
-TASKS, MODELS = ("arithmetic",), ("smollm2",)
+TASKS, MODELS = ("arithmetic", "ladder"), ("smollm2",)
 PROBLEMS, SAMPLES = 256, 8
 
 
@@ -48,13 +48,13 @@ def _get(args: argparse.Namespace) -> int:
 
 def _make(args: argparse.Namespace) -> int:
     """Make the tiny model, save it, and print its pass rates."""
-    from goldilocks.tasks.arithmetic import Arithmetic
+    from goldilocks.tasks.registry import create
     from goldilocks.tasks.tiny_model import make, pass_rates
 
     started = time.monotonic()
-    model, tokenizer = make(args.out, args.seed)
+    model, tokenizer = make(args.out, args.seed, task=args.task)
     print(f"{args.out}: {model.num_parameters():,} parameters, warmed up in {time.monotonic() - started:.0f} s")
-    rates = pass_rates(model, tokenizer, Arithmetic().problems("train", PROBLEMS, seed=0), SAMPLES)
+    rates = pass_rates(model, tokenizer, create(args.task).problems("train", PROBLEMS, seed=0), SAMPLES)
     print(histogram(rates, SAMPLES))
     return 0
 

@@ -1,0 +1,33 @@
+"""A model that is taught lessons: another model in another folder, the first one as it was."""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from goldilocks.tasks import ladder
+from goldilocks.tasks.taught import teach
+from goldilocks.tasks.tiny_model import build, encode
+from goldilocks.tasks.tokenizer import character_tokenizer
+from goldilocks.tasks.warm_start import _loss
+
+
+def weights(folder) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    return torch.cat([one.detach().flatten().float() for one in model.parameters()])
+
+
+def test_the_pupil_learns_and_the_model_stays(tmp_path):
+    tokenizer = character_tokenizer(ladder.CHARACTERS)
+    build(tokenizer, seed=0).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    before = weights(tmp_path / "model")
+    teach(tmp_path / "model", tmp_path / "taught", ladder.lessons, steps=40)
+    assert torch.equal(weights(tmp_path / "model"), before)
+    lessons = [encode(AutoTokenizer.from_pretrained(tmp_path / "taught"), "sort 321", "123")]
+    folders = [tmp_path / "model", tmp_path / "taught"]
+    assert {AutoModelForCausalLM.from_pretrained(one, dtype="auto").dtype for one in folders} == {torch.bfloat16}
+    untaught, taught = (
+        _loss(AutoModelForCausalLM.from_pretrained(one, dtype=torch.float32), lessons).item() for one in folders
+    )
+    assert taught < untaught
