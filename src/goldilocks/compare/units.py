@@ -23,12 +23,15 @@ BATCH, MINI_BATCH, GENERATED = (
     "actor_rollout_ref.actor.ppo_mini_batch_size",
     "data.gen_batch_size",
 )
+LIMIT = "algorithm.filter_groups.max_num_gen_batches"
 FILTERS = ("algorithm.filter_groups.enable", "goldilocks.filter", "batch_filter.enable")
 OVERSAMPLING = "batch_filter.prompt_oversampling_factor"  # another way to say gen_batch_size
 
-# Prompts that are rolled out at a time for each group wanted, where groups are dropped. With verl's default of one, a
-# small batch is generated in many small rounds, and max_num_gen_batches, a limit in rounds, ends the run.
-PROMPTS_PER_GROUP = 8
+# Where groups are dropped, prompts that are rolled out at a time for each group wanted. One, the default, generates a
+# small batch in many small rounds. With many more, a round keeps more groups than two updates can train.
+PROMPTS_PER_GROUP = 4
+# A recipe's limit on rounds is for batches of dozens of groups. How many prompts a few groups take varies far more.
+ROUNDS = 10
 
 
 def words(recipe: str, settings: Values, overrides: Sequence[str]) -> list[str]:
@@ -47,10 +50,16 @@ def _sizes(groups: int, config: Mapping[str, object]) -> list[str]:
     if isinstance(batch, int):
         require(batch % groups == 0, GROUPS, groups, f"a divisor of {BATCH}={batch}")
         return [f"{MINI_BATCH}={groups}"]
-    generated = groups * PROMPTS_PER_GROUP
-    free = value_at(config, GENERATED) is None and value_at(config, OVERSAMPLING) in (None, 1)
     drops = any(value_at(config, key) for key in FILTERS)
-    return [f"{BATCH}={groups}", f"{MINI_BATCH}={groups}", *([f"{GENERATED}={generated}"] if drops and free else [])]
+    return [f"{BATCH}={groups}", f"{MINI_BATCH}={groups}", *(_rounds(groups, config) if drops else [])]
+
+
+def _rounds(groups: int, config: Mapping[str, object]) -> list[str]:
+    """Return the size of a generation batch and the limit on their number, unless the words name the size."""
+    if value_at(config, GENERATED) is not None or value_at(config, OVERSAMPLING) not in (None, 1):
+        return []
+    limit = value_at(config, LIMIT) or 0
+    return [f"{GENERATED}={groups * PROMPTS_PER_GROUP}", *([f"{LIMIT}={limit * ROUNDS}"] if limit > 0 else [])]
 
 
 def _config(recipe: str, overrides: Iterable[str]) -> dict[str, object]:

@@ -6,7 +6,7 @@ import pytest
 
 from goldilocks.compare.arm import Arm, EqualCost
 from goldilocks.compare.grid import Edge, edges
-from goldilocks.compare.units import BATCH, GENERATED, GROUPS, MINI_BATCH, words
+from goldilocks.compare.units import BATCH, GENERATED, GROUPS, LIMIT, MINI_BATCH, words
 from goldilocks.launch.on_trl import slots
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.recipes import names
@@ -18,14 +18,16 @@ def test_without_a_filter_a_batch_has_as_many_prompts():
 
 
 def test_a_recipe_that_drops_groups_rolls_out_more_prompts_at_a_time_than_it_wants_groups():
-    assert words("dapo", {GROUPS: "4"}, []) == [f"{BATCH}=4", f"{MINI_BATCH}=4", f"{GENERATED}=32"]
+    sizes = [f"{BATCH}=4", f"{MINI_BATCH}=4", f"{GENERATED}=16", f"{LIMIT}=200"]
+    assert words("dapo", {GROUPS: "4"}, []) == sizes
+    assert words("dapo", {GROUPS: "4"}, [f"{LIMIT}=0"]) == sizes[:3], "no limit stays none"
 
 
 @pytest.mark.parametrize(
     "word", ["algorithm.filter_groups.enable=True", "goldilocks.filter=variance", "+batch_filter.enable=true"]
 )
 def test_a_filter_may_be_the_users_own_word(word):
-    assert f"{GENERATED}=32" in words("grpo", {GROUPS: "4"}, [word])
+    assert f"{GENERATED}=16" in words("grpo", {GROUPS: "4"}, [word])
 
 
 @pytest.mark.parametrize("word", [f"{GENERATED}=9", "batch_filter.prompt_oversampling_factor=2"])
@@ -52,7 +54,7 @@ def test_every_recipe_takes_small_batches_and_only_those_that_drop_groups_genera
     config = compose_config(choose(arm.command([]), "cpu"))
     settings = Settings.from_config(config)
     assert (config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size) == (2, 2)
-    assert config.data.gen_batch_size == (16 if settings.drops_groups else None)
+    assert config.data.gen_batch_size == (8 if settings.drops_groups else None)
 
 
 def test_a_best_value_at_an_end_of_its_list_is_an_edge_and_one_within_is_not():
@@ -65,4 +67,4 @@ def test_a_best_value_at_an_end_of_its_list_is_an_edge_and_one_within_is_not():
 def test_trl_generates_as_many_at_a_time_as_a_recipe_that_drops_groups_asks_for():
     arm = Arm("name", "dapo", 1, {GROUPS: "2"}, EqualCost("rollouts", 1000))
     config = compose_config(choose(arm.command(["trainer=trl", "actor_rollout_ref.rollout.name=transformers"]), "cpu"))
-    assert slots(config) == 16 * config.actor_rollout_ref.rollout.n
+    assert slots(config) == 8 * config.actor_rollout_ref.rollout.n
