@@ -71,7 +71,9 @@ def read_recipe(recipe: str) -> dict[str, Any]:
     return _read(find(recipe))
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Return the keys of a file; ``above`` are the files whose ``defaults:`` led to it."""
+    refuse_circle(file, above)
     try:
         content = yaml.load(file.read_text(encoding="utf-8"), _Loader) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -82,17 +84,37 @@ def _read(file: Path) -> dict[str, Any]:
     entries = list(content.get("defaults") or ["_self_"])
     config: dict[str, Any] = {}
     for entry in entries if "_self_" in entries else [*entries, "_self_"]:
-        config = merged(config, own if entry == "_self_" else _read(_default(entry, file)))
+        config = merged(config, own if entry == "_self_" else _read(_default(entry, file), (*above, file)))
     return config
 
 
+def refuse_circle(file: Path, above: tuple[Path, ...]) -> None:
+    """Raise ``ValueError`` for a file that builds on itself through others."""
+    if file.resolve() in [one.resolve() for one in above]:
+        circle = ", ".join(one.stem for one in (*above, file))
+        raise ValueError(f"recipe={str(above[0])!r}: defaults go in a circle: {circle}")
+
+
 def _default(entry: Any, file: Path) -> Path:
-    """Return the file that an entry of ``defaults:`` names: ``NAME`` beside its own file, or ``/GROUP/NAME``."""
+    """Return the file that an entry of ``defaults:`` names: ``NAME``, ``/GROUP/NAME`` or ``{/GROUP: NAME}``."""
     if isinstance(entry, Mapping) and len(entry) == 1:
         group, name = next(iter(entry.items()))
         entry = f"{group}/{name}"
     path = str(entry)
-    found = CONFIG / f"{path[1:]}{FILE}" if path.startswith("/") else file.parent / f"{path}{FILE}"
+    if not path.startswith("/"):
+        return named_in(file, path)
+    found = CONFIG / f"{path[1:]}{FILE}"
     if not found.is_file():
         raise ValueError(f"recipe={str(file)!r}: defaults has {entry!r}, which is not a file; write /recipe/NAME")
     return found
+
+
+def named_in(file: Path, name: str) -> Path:
+    """Return what a bare name in a file's ``defaults:`` means: the file of that name beside it, or else the recipe."""
+    beside = file.parent / f"{name}{FILE}"
+    if beside.is_file() and beside.resolve() != file.resolve():
+        return beside
+    if name_of(name) not in names():
+        known = f"known{nearest(name, names())}; a recipe's name, or a file beside it"
+        raise ValueError(f"recipe={str(file)!r}: defaults has {name!r}, which is not {known}")
+    return CONFIG / "recipe" / f"{name_of(name)}{FILE}"

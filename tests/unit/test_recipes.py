@@ -87,6 +87,42 @@ def test_a_file_builds_on_a_recipe_and_comes_before_or_after_it(own: Path) -> No
     assert value_at(read_recipe(str(own)), "algorithm.filter_groups.metric") == "acc"
 
 
+@pytest.mark.parametrize("entry", ["dapo", "/recipe/dapo", "{/recipe: dapo}"])
+@pytest.mark.parametrize("name", ["own.yaml", "dapo.yaml"])
+def test_a_file_builds_on_a_recipe_by_its_name_in_train_and_in_simulate(entry: str, name: str, tmp_path: Path) -> None:
+    own = tmp_path / name
+    own.write_text(f"defaults: [{entry}, _self_]\nalgorithm: {{filter_groups: {{metric: score}}}}\n")
+    wanted = merged(read_recipe("dapo"), {"algorithm": {"filter_groups": {"metric": "score"}}})
+    assert read_recipe(str(own)) == wanted
+    config = compose_config(choose([str(own)], "cpu"))
+    groups = value_at(wanted, "algorithm.filter_groups")
+    assert {key: value_at(config, f"algorithm.filter_groups.{key}") for key in groups} == groups
+
+
+def test_a_file_builds_on_files_beside_it_which_come_before_recipes(own: Path) -> None:
+    own.write_text("defaults: [base, greso, _self_]\ndata: {train_batch_size: 7}\n")
+    own.with_name("base.yaml").write_text("defaults: [dapo, _self_]\nalgorithm: {filter_groups: {metric: score}}\n")
+    own.with_name("greso.yaml").write_text("goldilocks: {forgetting: 0.5}\n")
+    config, read = compose_config(choose([str(own)], "cpu")), read_recipe(str(own))
+    for key, value in (
+        ("algorithm.filter_groups.enable", True),
+        ("algorithm.filter_groups.metric", "score"),
+        ("goldilocks.forgetting", 0.5),
+        ("goldilocks.selector", "uniform"),
+        ("data.train_batch_size", 7),
+    ):
+        assert value_at(config, key) == value
+        assert value_at(read, key) == value or (key, value_at(read, key)) == ("goldilocks.selector", None)
+
+
+def test_files_that_build_on_each_other_are_refused(own: Path) -> None:
+    own.write_text("defaults: [other, _self_]\na: 1\n")
+    own.with_name("other.yaml").write_text("defaults: [own, _self_]\nb: 1\n")
+    for read in (read_recipe, lambda file: compose_config(choose([file], "cpu"))):
+        with pytest.raises(ValueError, match="defaults go in a circle: own, other, own"):
+            read(str(own))
+
+
 def test_numbers_are_read_as_hydra_reads_them(own: Path) -> None:
     own.write_text("a: 1e-3\nb: 3.0e-4\nc: -2E5\nd: 12\ne: 1.2.3\n")
     assert read_recipe(str(own)) == {"a": 1e-3, "b": 3e-4, "c": -2e5, "d": 12, "e": "1.2.3"}
@@ -98,7 +134,11 @@ def test_numbers_are_read_as_hydra_reads_them(own: Path) -> None:
         ("a: [", "is not YAML"),
         ("- a", "has no keys"),
         ("", "has no keys"),
-        ("defaults: [dapo]\na: 1", "defaults has 'dapo', which is not a file; write /recipe/NAME"),
+        (
+            "defaults: [dappo]\na: 1",
+            r"defaults has 'dappo', which is not known \(did you mean 'dapo'\?\); a recipe's name",
+        ),
+        ("defaults: [/recipe/dappo]\na: 1", "defaults has '/recipe/dappo', which is not a file"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(own: Path, text: str, message: str) -> None:

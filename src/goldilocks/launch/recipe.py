@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -20,10 +21,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from goldilocks.errors import closest, nearest
-from goldilocks.recipes import CONFIG, DEFAULT, FILE, find, name_of, names
+from goldilocks.recipes import CONFIG, DEFAULT, FILE, find, name_of, named_in, names, refuse_circle
 
 DEFAULT_TASK = "arithmetic"
 GROUPS = ("device", "task")
+OWN = "recipe_file"  # Hydra's group of recipes that are files of the user's own
 TRAINER = "backend"  # the key under ``trainer`` that says who trains; verl where there is none
 TRAINERS = ("verl", "trl")
 
@@ -85,16 +87,36 @@ def compose_config(choice: Choice, extra: Sequence[str] = ()) -> DictConfig:
             raise ValueError(_explain(error, base, choice.overrides)) from None
 
 
-def _stored(file: str) -> str:
+def _stored(recipe: str) -> str:
     """Register a recipe's file with Hydra and return the override that chooses it."""
+    _store(find(recipe), "chosen", ())
+    return f"+{OWN}=chosen"
+
+
+def _store(file: Path, name: str, above: tuple[Path, ...]) -> None:
+    """Register a file, and the files beside it that it builds on: Hydra looks for names in its own folders alone."""
+    refuse_circle(file, above)
     try:
-        node = OmegaConf.load(find(file))
+        node = OmegaConf.load(file)
     except (YAMLError, OmegaConfBaseException) as error:
-        raise ValueError(f"recipe={file!r} is not YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"recipe={str(file)!r} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(node, DictConfig):
-        raise ValueError(f"recipe={file!r} has no keys; it is written like those in {CONFIG / 'recipe'}")
-    ConfigStore.instance().store(group="recipe_file", name="chosen", node=node, package="_global_")
-    return "+recipe_file=chosen"
+        raise ValueError(f"recipe={str(file)!r} has no keys; it is written like those in {CONFIG / 'recipe'}")
+    if node.get("defaults"):
+        node.defaults = [_default(entry, file, name, above) for entry in OmegaConf.to_container(node.defaults)]
+    ConfigStore.instance().store(group=OWN, name=name, node=node, package="_global_")
+
+
+def _default(entry: Any, file: Path, name: str, above: tuple[Path, ...]) -> Any:
+    """Return an entry of ``defaults:`` as Hydra finds it. ``file`` is registered under ``name``."""
+    if not isinstance(entry, str) or entry == "_self_" or entry.startswith("/"):
+        return entry
+    found = named_in(file, entry)
+    if found.parent == CONFIG / "recipe":
+        return f"/recipe/{found.stem}"
+    below = f"{name}_{entry.replace('/', '_')}"
+    _store(found, below, (*above, file))
+    return f"/{OWN}/{below}"
 
 
 def quoted(value: object) -> str:
