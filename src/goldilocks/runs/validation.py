@@ -33,11 +33,11 @@ def by_column(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
     columns: dict[str, dict[str, float]] = defaultdict(dict)
     for (column, value), accuracy in sorted((pair, accuracy) for pair, accuracy in found if pair):
         columns[column][value] = accuracy
-    return {column: dict(sorted(own.items(), key=lambda item: _place(item[0]))) for column, own in columns.items()}
+    return {column: dict(sorted(own.items(), key=lambda item: place_of(item[0]))) for column, own in columns.items()}
 
 
-def _place(value: str) -> tuple[bool, float, str]:
-    """Return the place of a value among those of its column: numbers come first."""
+def place_of(value: str) -> tuple[bool, float, str]:
+    """Return the place of a value among those of its column: numbers come first, in their order."""
     try:
         return (False, float(value), value)
     except ValueError:

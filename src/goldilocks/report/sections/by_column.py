@@ -10,7 +10,7 @@ from goldilocks.report.run import Run
 from goldilocks.report.sections.base import Plot, Point, Section, Sheet, data, lacking, rounded, step_axis, titled
 from goldilocks.report.theme import run_colour
 from goldilocks.runs.history import Series, validated_source
-from goldilocks.runs.validation import column_and_value, metric_name
+from goldilocks.runs.validation import column_and_value, metric_name, place_of
 
 ROW, MARGIN = 22, 60  # pixels of a value, and of the axis below
 
@@ -49,7 +49,7 @@ def columns_of(runs: Sequence[Run]) -> list[str]:
 
 def values_of(runs: Sequence[Run], column: str) -> list[str]:
     """Return the values of a column, numbers in their order."""
-    return sorted({value for one, value in _logged(runs) if one == column}, key=_order)
+    return sorted({value for one, value in _logged(runs) if one == column}, key=place_of)
 
 
 def accuracy(run: Run, column: str, value: str) -> Series:
@@ -60,13 +60,6 @@ def accuracy(run: Run, column: str, value: str) -> Series:
 def _logged(runs: Sequence[Run]) -> list[tuple[str, str]]:
     found = (column_and_value(name) for run in runs for name in run.history.names)
     return [one for one in found if one is not None]
-
-
-def _order(value: str) -> tuple[int, float, str]:
-    try:
-        return 0, float(value), value
-    except ValueError:
-        return 1, 0.0, value
 
 
 def _over_time(
