@@ -19,6 +19,7 @@ from goldilocks.runs.trl_checkpoints import last_whole
 
 LOSSES = {"token-mean": "dapo", "seq-mean-token-mean": "grpo", "seq-mean-token-sum-norm": "dr_grpo"}
 LEVELS = {"vanilla": "token", "gspo": "sequence"}
+VALIDATED_AT_ONCE = 64  # prompts
 ENGINE = "transformers"  # rollout.name; any other name leaves generation to TRL
 SECTIONS = ("adaptive_rollout", "goldilocks", "batch_filter")
 
@@ -57,9 +58,13 @@ def train(config: DictConfig, run_dir: Path) -> None:
 
 
 def slots(config: DictConfig) -> int | None:
-    """How many rollouts Goldilocks' engine decodes at a time, where it is the one that generates."""
+    """How many rollouts Goldilocks' engine decodes at a time, where it is the one that generates.
+
+    A small batch needs few slots, but a validation is decoded in the same ones. Idle slots cost memory alone.
+    """
     rollout, prompts = config.actor_rollout_ref.rollout, config.data.gen_batch_size or config.data.train_batch_size
-    return min(rollout.max_num_seqs, prompts * rollout.n) if rollout.name == ENGINE else None
+    wanted = max(prompts * rollout.n, VALIDATED_AT_ONCE * rollout.val_kwargs.n)
+    return min(rollout.max_num_seqs, wanted) if rollout.name == ENGINE else None
 
 
 def arguments(config: DictConfig) -> dict[str, Any]:
@@ -81,7 +86,7 @@ def arguments(config: DictConfig) -> dict[str, Any]:
         "gradient_accumulation_steps": accumulated,
         "steps_per_generation": mini_batches * accumulated,
         "num_iterations": actor.ppo_epochs,
-        "per_device_eval_batch_size": 64 * rollout.val_kwargs.n,
+        "per_device_eval_batch_size": VALIDATED_AT_ONCE * rollout.val_kwargs.n,
         "max_completion_length": config.data.max_response_length,
         "temperature": rollout.temperature,
         "top_p": float(rollout.top_p),

@@ -64,7 +64,12 @@ def test_a_best_value_at_an_end_of_its_list_is_an_edge_and_one_within_is_not():
     assert edges(grid, "dapo", {**chosen, "a.lr": "2e-4", GROUPS: "2"}) == [Edge("dapo", GROUPS, "2", "lowest")]
 
 
-def test_trl_generates_as_many_at_a_time_as_a_recipe_that_drops_groups_asks_for():
-    arm = Arm("name", "dapo", 1, {GROUPS: "2"}, EqualCost("rollouts", 1000))
-    config = compose_config(choose(arm.command(["trainer=trl", "actor_rollout_ref.rollout.name=transformers"]), "cpu"))
-    assert slots(config) == 8 * config.actor_rollout_ref.rollout.n
+@pytest.mark.parametrize(
+    ("groups", "answers", "slots_there"), [("16", 1, 256), ("2", 1, 64), ("2", 2, 128), ("2", 8, 256)]
+)
+def test_trl_decodes_a_generation_batch_at_a_time_and_no_validation_in_a_few_slots(groups, answers, slots_there):
+    """A generation batch of DAPO is four prompts for each group, n is 8, and ``max_num_seqs`` is 256."""
+    arm = Arm("name", "dapo", 1, {GROUPS: groups}, EqualCost("rollouts", 1000))
+    own = ["trainer=trl", "actor_rollout_ref.rollout.name=transformers"]
+    config = compose_config(choose(arm.command([*own, f"actor_rollout_ref.rollout.val_kwargs.n={answers}"]), "cpu"))
+    assert slots(config) == slots_there
