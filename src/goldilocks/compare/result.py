@@ -12,17 +12,15 @@ import yaml
 from goldilocks.compare.arm import Arm, EqualCost
 from goldilocks.compare.curve import Curve, at, curve
 from goldilocks.compare.grid import Values
-from goldilocks.compare.units import BATCH, MINI_BATCH
-from goldilocks.launch.recipe import TRAINER
 from goldilocks.nested import value_at
 from goldilocks.runs.costs import Spending, spending
 from goldilocks.runs.history import History, validation_accuracy
 from goldilocks.runs.jsonl import Lines
 from goldilocks.runs.progress import SCORE
+from goldilocks.runs.updates import EPOCHS, updates_per_line
 from goldilocks.runs.validation import by_column
 
 Levels = Mapping[str, Mapping[str, float]]  # accuracies by column and value
-EPOCHS = "actor_rollout_ref.actor.ppo_epochs"
 INFORMATIVE, SIGNAL = "train/informative_groups", "train/signal"
 
 
@@ -119,7 +117,7 @@ def read_result(arm: Arm, path: Path, wall_seconds: float) -> Result:
         seed=arm.seed,
         settings=dict(arm.settings),
         validations=_validations(history, spent),
-        updates=len(history.series(SCORE)) * _updates_per_line(config),
+        updates=len(history.series(SCORE)) * updates_per_line(config),
         rollouts=spent.total("rollouts") or 0.0,
         tokens=spent.total("tokens") or 0.0,
         minutes=spent.total("minutes") or 0.0,
@@ -132,14 +130,6 @@ def read_result(arm: Arm, path: Path, wall_seconds: float) -> Result:
 
 def _config(file: Path) -> dict[str, Any]:
     return yaml.safe_load(file.read_text(encoding="utf-8")) or {} if file.is_file() else {}
-
-
-def _updates_per_line(config: Mapping[str, Any]) -> int:
-    """TRL logs every update. verl logs every batch, and makes an update of each mini-batch in each epoch over it."""
-    batch, mini_batch = value_at(config, BATCH), value_at(config, MINI_BATCH)
-    if value_at(config, f"trainer.{TRAINER}") == "trl" or not (batch and mini_batch):
-        return 1
-    return max(1, round(batch / mini_batch)) * (value_at(config, EPOCHS) or 1)
 
 
 def _validations(history: History, spent: Spending) -> tuple[Validation, ...]:

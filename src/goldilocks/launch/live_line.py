@@ -28,8 +28,13 @@ class LiveLine:
         console: Console,
         frame: Callable[[str, Progress, float], str] | None = None,
         place: Display | None = None,
+        notice: Callable[[Progress], str | None] = lambda progress: None,
     ) -> None:
-        """``frame`` puts the line of a run into what is around it; ``place`` is where, if others are drawn too."""
+        """``frame`` puts the line of a run into what is around it; ``place`` is where, if others are drawn too.
+
+        ``notice`` is asked after each step until it has something to say, which is printed above the line.
+        """
+        self._console, self._notice, self._noticed = console, notice, False
         self._frame = frame or (lambda line, progress, elapsed: line)
         self._status = (place or console.status("starting")) if console.is_terminal else None
         self._printed = (-1, 0)
@@ -49,6 +54,9 @@ class LiveLine:
 
     def show(self, news: bool, progress: Progress, elapsed: float) -> None:
         """Show the state of the run."""
+        if news and not self._noticed and (said := self._notice(progress)):
+            self._noticed = True
+            self._console.print(f"goldilocks: {said}", highlight=False, markup=False, soft_wrap=True)
         if self._status is not None:
             waiting = f"starting Ray and verl · {clock(elapsed)}"
             line = progress.line() if progress.validations or progress.steps_done else waiting

@@ -103,7 +103,8 @@ def _store(file: Path, name: str, above: tuple[Path, ...]) -> None:
     if not isinstance(node, DictConfig):
         raise ValueError(f"recipe={str(file)!r} has no keys; it is written like those in {CONFIG / 'recipe'}")
     if node.get("defaults"):
-        node.defaults = [_default(entry, file, name, above) for entry in OmegaConf.to_container(node.defaults)]
+        entries: Any = OmegaConf.to_container(node.defaults)
+        node.defaults = [_default(entry, file, name, above) for entry in entries]
     ConfigStore.instance().store(group=OWN, name=name, node=node, package="_global_")
 
 

@@ -34,6 +34,7 @@ from goldilocks.recipes import names
 from goldilocks.runs.directory import RunDir
 from goldilocks.runs.jsonl import Tail
 from goldilocks.runs.progress import Progress
+from goldilocks.runs.updates import hint
 from goldilocks.verl.guarded_reward import TIMEOUT_S, guarded
 
 POLL_S = 0.25
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         trainer = launch.config.trainer.get(TRAINER)
         engine, path = launch.config.actor_rollout_ref.rollout.name, _relative(launch.run_dir)
         console.print(f"{choice.name} on {choice.device}, rollouts by {trainer or engine}, {path}")
-        with interruptible(), LiveLine(console) as line:
+        with interruptible(), LiveLine(console, notice=lambda seen: _few_updates(launch.config, seen)) as line:
             outcome = supervise(launch, line, args.stall_timeout)
     if outcome.failure is not None:
         print(f"goldilocks: the run failed: {outcome.failure}", file=sys.stderr)
@@ -148,6 +149,14 @@ def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S, stop: th
     line.close()
     failure = cut or (None if driver.status == 0 else run_dir.failure(driver.status))
     return Ended(progress, time.monotonic() - started, failure)
+
+
+def _few_updates(config: DictConfig, progress: Progress) -> str | None:
+    """Say when a recipe that drops groups makes far fewer updates of its rollouts than GRPO would."""
+    from goldilocks.settings import Settings
+
+    said = hint(config, progress.generated)
+    return said if said and Settings.from_config(config).drops_groups else None
 
 
 def _engine(choice: Choice) -> str:

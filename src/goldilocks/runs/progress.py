@@ -34,6 +34,7 @@ class Progress:
     validating: float = 0.0  # seconds of validation after steps
     spent: list[float] = field(default_factory=list)  # shares of the budget, beginning with 0.0; empty without a budget
     stages: dict[str, float] = field(default_factory=dict)
+    generated: list[int] = field(default_factory=list)  # rollouts in all, after each step
 
     def add(self, record: dict[str, Any]) -> None:
         """One line of metrics.jsonl: a validation, a training step, or both."""
@@ -58,6 +59,7 @@ class Progress:
         """Take the totals of the collector; a trainer without one trains all that it generates."""
         before = self.rollouts
         self.rollouts = int(data.get(costs.ROLLOUTS, before + self.rollouts_per_step))
+        self.generated.append(self.rollouts)
         self.tokens = int(data.get(costs.TOKENS, self.tokens + data.get(costs.LENGTH, 0.0) * (self.rollouts - before)))
 
     @property

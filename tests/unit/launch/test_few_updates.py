@@ -1,0 +1,58 @@
+"""``train`` says once that an update costs many times GRPO's rollouts, on a terminal and in a log."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from goldilocks.launch.live_line import LiveLine
+from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.launch.train import _few_updates
+from goldilocks.runs.progress import Progress
+
+
+def composed(*words: str) -> Any:
+    return compose_config(choose([*words, "data.train_batch_size=16", "actor_rollout_ref.rollout.n=8"], "cpu"))
+
+
+def progress_of(steps: int, rollouts: int) -> Progress:
+    progress = Progress(total_steps=100, rollouts_per_step=128)
+    for step in range(1, steps + 1):
+        progress.add({"step": step, "data": {"critic/score/mean": 0.5, "accounts/generated_rollouts": step * rollouts}})
+    return progress
+
+
+@pytest.fixture(autouse=True)
+def _somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOLDILOCKS_ARITHMETIC", "/nowhere")
+
+
+@pytest.mark.parametrize("trainer", ["verl", "trl"])
+def test_a_recipe_that_filters_is_told_and_one_that_does_not_is_not(trainer: str) -> None:
+    sizes = ["actor_rollout_ref.actor.ppo_mini_batch_size=16", f"trainer={trainer}"]
+    said = _few_updates(composed("dapo", *sizes), progress_of(5, 900))
+    assert said is not None
+    assert said.startswith("an update costs 900 rollouts, 7.0 times GRPO's 128: actor_rollout_ref.actor.ppo_mini_batch")
+    assert _few_updates(composed("dapo", *sizes), progress_of(5, 200)) is None
+    assert _few_updates(composed("grpo", *sizes), progress_of(5, 900)) is None
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_it_is_said_once(terminal: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=40)
+    asked: list[int] = []
+
+    def notice(progress: Progress) -> str | None:
+        asked.append(progress.step)
+        return "an update costs [much], and that is a line longer than the terminal" if progress.step >= 4 else None
+
+    with LiveLine(console, notice=notice) as line:
+        for steps in range(3, 7):
+            line.show(True, progress_of(steps, 900), 1.0)
+            line.show(False, progress_of(steps, 900), 1.0)
+    assert asked == [3, 4]
+    assert out.getvalue().count("goldilocks: an update costs [much], and that is a line longer than the terminal") == 1

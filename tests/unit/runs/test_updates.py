@@ -1,0 +1,76 @@
+"""What an update costs in rollouts, and the sizes that would make as many updates as GRPO makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from goldilocks.runs.updates import hint, updates_per_line
+
+
+def config(batch: int, mini_batch: int, *, n: int = 8, epochs: int = 1, backend: str | None = None) -> dict[str, Any]:
+    actor = {"ppo_mini_batch_size": mini_batch, "ppo_epochs": epochs}
+    return {
+        "data": {"train_batch_size": batch},
+        "actor_rollout_ref": {"actor": actor, "rollout": {"n": n}},
+        "trainer": {"backend": backend},
+    }
+
+
+def totals(of_a_batch: int, batches: int, lines: int = 1, before: int = 0) -> list[int]:
+    """The rollouts after each of a batch's lines, the first batch twice as dear."""
+    return [before + of_a_batch * (number + 2) for number in range(batches) for _ in range(lines)]
+
+
+def test_an_update_of_four_times_grpos_rollouts_is_not_worth_a_word() -> None:
+    assert hint(config(16, 16), totals(4 * 128, 10)) is None
+    assert hint(config(16, 16), totals(4 * 128 + 1, 10)) is not None
+
+
+def test_it_is_said_after_three_batches_and_not_by_the_first() -> None:
+    assert hint(config(16, 16), []) is None
+    assert hint(config(16, 16), [100_000]) is None
+    assert hint(config(16, 16), totals(900, 3)) is None
+    assert hint(config(16, 16), totals(900, 4)) is not None
+    assert hint(config(16, 16), totals(128, 4, before=100_000)) is None, "a resumed run has a total at its first line"
+
+
+def test_the_sizes_that_make_as_many_updates_are_named() -> None:
+    assert hint(config(16, 16), totals(900, 10)) == (
+        "an update costs 900 rollouts, 7.0 times GRPO's 128: "
+        "actor_rollout_ref.actor.ppo_mini_batch_size=2 would make as many updates of them, "
+        "or data.train_batch_size=2 with actor_rollout_ref.actor.ppo_mini_batch_size=2, each from newer rollouts"
+    )
+
+
+@pytest.mark.parametrize("backend", [None, "trl"])
+@pytest.mark.parametrize(("batch", "mini_batch", "epochs"), [(16, 16, 1), (512, 32, 1), (64, 16, 2), (12, 12, 1)])
+def test_with_those_sizes_there_are_as_many_updates_as_grpos(
+    backend: str | None, batch: int, mini_batch: int, epochs: int
+) -> None:
+    given = config(batch, mini_batch, epochs=epochs, backend=backend)
+    lines = batch // mini_batch * epochs if backend else 1
+    of_a_batch = 6 * batch * 8
+    said = hint(given, totals(of_a_batch, 6, lines))
+    assert said is not None
+    assert f"6.0 times GRPO's {mini_batch * 8 // epochs:,}: " in said
+    words = said.replace(",", " ").split()
+    first, smaller, size = (int(word.split("=")[1]) for word in words if "=" in word)
+    assert batch % first == 0
+    assert smaller // size == batch // mini_batch
+    of_a_group, plain = of_a_batch / batch, mini_batch * 8 / epochs
+    assert first * of_a_group / epochs <= plain
+    assert size * of_a_group / epochs <= plain < (size + 1) * of_a_group / epochs
+
+
+def test_the_smallest_mini_batch_cannot_be_smaller() -> None:
+    said = hint(config(4, 1), totals(4 * 8 * 10, 6))
+    assert said is not None
+    assert said.endswith("choose prompts that differ more (goldilocks.selector), or other data")
+
+
+def test_a_line_of_verl_is_a_batch_and_one_of_trl_an_update() -> None:
+    assert updates_per_line(config(64, 16, epochs=2)) == 8
+    assert updates_per_line(config(64, 16, epochs=2, backend="trl")) == 1
+    assert updates_per_line({}) == 1
