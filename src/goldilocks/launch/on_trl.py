@@ -19,7 +19,8 @@ from goldilocks.runs.trl_checkpoints import last_whole
 
 LOSSES = {"token-mean": "dapo", "seq-mean-token-mean": "grpo", "seq-mean-token-sum-norm": "dr_grpo"}
 LEVELS = {"vanilla": "token", "gspo": "sequence"}
-VALIDATED_AT_ONCE = 64  # prompts
+VALIDATED_AT_ONCE = 64  # prompts in the slots of our engine, or in TRL's own generation
+VALIDATED_IN_A_PASS = 1024  # prompts, with our engine: no loss is computed, so a row is small
 ENGINE = "transformers"  # rollout.name; any other name leaves generation to TRL
 SECTIONS = ("adaptive_rollout", "goldilocks", "batch_filter")
 
@@ -78,6 +79,7 @@ def arguments(config: DictConfig) -> dict[str, Any]:
     accumulated = rows // micro
     updates = mini_batches * actor.ppo_epochs  # of one batch: what verl calls a step
     validates = trainer.test_freq > 0
+    validated = VALIDATED_AT_ONCE if slots(config) is None else VALIDATED_IN_A_PASS
     return {
         "output_dir": str(trainer.default_local_dir),
         "num_generations": n,
@@ -86,7 +88,7 @@ def arguments(config: DictConfig) -> dict[str, Any]:
         "gradient_accumulation_steps": accumulated,
         "steps_per_generation": mini_batches * accumulated,
         "num_iterations": actor.ppo_epochs,
-        "per_device_eval_batch_size": VALIDATED_AT_ONCE * rollout.val_kwargs.n,
+        "per_device_eval_batch_size": validated * rollout.val_kwargs.n,
         "max_completion_length": config.data.max_response_length,
         "temperature": rollout.temperature,
         "top_p": float(rollout.top_p),

@@ -7,7 +7,10 @@ have seen.
 from __future__ import annotations
 
 import logging
+from inspect import signature
 from typing import Any
+
+from trl import GRPOTrainer
 
 from goldilocks.digests import digest
 
@@ -60,6 +63,9 @@ KNOWN: dict[str, frozenset[str]] = {
         }
     ),
 }
+
+# What ``_get_per_token_logps_and_entropies`` returns: log-probs and entropies, and later a router's loss too.
+RETURNED = 3 if "compute_aux_loss" in signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters else 2
 
 
 def changed(trainer: type[Any]) -> list[str]:

@@ -40,9 +40,10 @@ from goldilocks.trl.record import RunRecord
 from goldilocks.trl.rows import LOG_PROBS, Row, RowStore, join_rows, split_rows
 from goldilocks.trl.saved import Saved
 from goldilocks.trl.sections import Section, Sections
-from goldilocks.trl.supported import check_engine, check_trl
+from goldilocks.trl.supported import RETURNED, check_engine, check_trl
 
 TOTALS = ("accounts/", "data/", "budget/")  # running totals: of several steps, the last counts, not the mean
+NUMBERED = 64  # prompts of an evaluation whose rollouts are numbered together: its batches may have any size
 MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses whose policy term is divided by the number of rows
 
 
@@ -288,6 +289,8 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
 
     def _get_per_token_logps_and_entropies(self, model: Any, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         """TRL's, back where the ids came from; in a loss, log-probs of now are what the rest of it waits for."""
+        if not (self._eval_loss or self.model.training):
+            return self._no_log_probs(input_ids, *args, **kwargs)
         asked = moved((input_ids, *args), self.accelerator.device)
         found = super()._get_per_token_logps_and_entropies(model, *asked, **moved(kwargs, self.accelerator.device))
         found = moved(found, input_ids.device)
@@ -295,6 +298,12 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         if inputs is not None:
             self._use_log_probs(inputs, found[0].detach())
         return found
+
+    @staticmethod
+    def _no_log_probs(input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *_: Any, **__: Any) -> Any:
+        """Return zeros for an evaluation that computes no loss."""
+        zeros = torch.zeros(len(input_ids), logits_to_keep)
+        return (zeros, *[None] * (RETURNED - 1))
 
     def _use_log_probs(self, inputs: dict[str, Any], log_probs: Tensor) -> None:
         """Rows that this very policy wrote get their old log-probs; the guard masks tokens of rows that it did not."""
@@ -343,8 +352,10 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
 
     def _plain_seeds(self, prompt_ids: Sequence[Sequence[int]]) -> list[int]:
         """Of rollouts that no collector asked for: an evaluation draws the same noise each time, a batch its own."""
-        when = self._step if self.model.training else "evaluation"
-        return [hashed(self.args.seed, when, number, *ids) for number, ids in enumerate(prompt_ids)]
+        if self.model.training:
+            return [hashed(self.args.seed, self._step, number, *ids) for number, ids in enumerate(prompt_ids)]
+        size = NUMBERED * self.num_generations_eval
+        return [hashed(self.args.seed, "evaluation", number % size, *ids) for number, ids in enumerate(prompt_ids)]
 
     # -- logs ----------------------------------------------------------------------------------------------------------
 

@@ -41,3 +41,29 @@ def test_a_column_that_the_validation_data_lack_is_named(tmp_path: Path) -> None
     trainer = world.trainer(tmp_path, sections=sections, eval_dataset=world.dataset(4), per_device_eval_batch_size=16)
     with pytest.raises(ValueError, match=r"goldilocks\.validate_by='level' .*prompt, right"):
         trainer.evaluate()
+
+
+@pytest.mark.parametrize("chosen", [{}, {"steps_per_generation": 4}], ids=["one update", "several updates of a batch"])
+def test_an_evaluation_without_a_loss_has_the_same_answers_in_batches_of_any_size(
+    chosen: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("goldilocks.trl.trainer.NUMBERED", 2)
+
+    def answers(out: Path, size: int, **sections: Any) -> tuple[list[str], dict[str, float]]:
+        seen: list[str] = []
+
+        def acc(completions: list[Any], right: list[int], **columns: Any) -> list[float]:
+            seen.extend(one[0]["content"] for one in completions)
+            return world.reward(completions, right, **columns)
+
+        evaluated = {"eval_dataset": world.dataset(12), "per_device_eval_batch_size": size, **chosen}
+        own = {"goldilocks": {}, "engine_slots": 5, **sections}
+        trainer = world.trainer(out, sections=own, reward_funcs=acc, per_device_train_batch_size=4, **evaluated)
+        return seen, trainer.evaluate()
+
+    small, with_loss = answers(tmp_path / "small", 8)
+    large, without = answers(tmp_path / "large", 48, eval_loss=False)
+    assert large == small
+    assert without["eval_reward"] == pytest.approx(with_loss["eval_reward"])
+    assert "eval_loss" in with_loss
+    assert "eval_loss" not in without
