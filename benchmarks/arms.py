@@ -218,6 +218,8 @@ def side(given: argparse.Namespace, without: Sequence[str], folder: Path) -> Sid
         server = stack.enter_context(ForkServer())
         cores = {} if "threads" in without else share_of_cores(given.arms)
         forks = {} if "forks" in without else server.variables(cores | launches[0].env)
+        if not forks and "forks" not in without:
+            print(f"no arm is forked: {server.reason}")
         began = time.time()
         processes = [started(launch, {**cores, **launch.env, **forks}, without) for launch in launches]
         failed = [launch for process, launch in zip(processes, launches, strict=True) if process.wait() != 0]

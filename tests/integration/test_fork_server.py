@@ -73,6 +73,7 @@ def test_without_a_server_a_run_is_a_process_of_its_own(
     """An import fails in the server, as one that has touched CUDA would end it."""
     monkeypatch.setattr(fork_server, "NVML", {"PYTHONPATH": "/nowhere", "PYTHONSTARTUP": "", "PYTHONHOME": "/nowhere"})
     assert SOCKET not in server.variables(environment)
+    assert server.reason != "it was not started"
     run, (pid, *said) = sleeper(server, environment)
     assert said == ["False", "word", "2"]
     assert int(pid) == run.pid

@@ -64,20 +64,27 @@ class ForkServer:
         return {SOCKET: str(self._address)} if serving else {}
 
     @property
+    def reason(self) -> str:
+        """Why there is no server: the last line that it printed."""
+        log = self._folder / "log"
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        return lines[-1] if lines else "it was not started"
+
+    @property
     def _address(self) -> Path:
         return self._folder / "runs"
 
     def _started(self, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start the server and wait until it listens, or has ended."""
-        log = (self._folder / "log").open("wb")
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(self._address)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={**os.environ, **env, **NVML},
-            start_new_session=True,  # Ctrl-C in the terminal is for the command alone
-        )
+        with (self._folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(self._address)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, **env, **NVML},
+                start_new_session=True,  # Ctrl-C in the terminal is for the command alone
+            )
         assert process.stdout is not None
         if not process.stdout.read(1):
             process.wait()
