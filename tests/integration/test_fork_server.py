@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="forks by 
 
 SLEEPER = """
 import os, sys, time
-print(os.getpid(), "trl" in sys.modules, sys.argv[1], os.environ["B"], flush=True)
 try:
+    print(os.getpid(), "trl" in sys.modules, sys.argv[1], os.environ["B"], flush=True)
     time.sleep(600)
 except KeyboardInterrupt:
     sys.exit(130)

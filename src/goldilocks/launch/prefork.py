@@ -52,18 +52,36 @@ def become_worker(argv: list[str]) -> None:
         server.connect(os.environ[SOCKET])
     except (KeyError, OSError):
         os.execv(sys.executable, [sys.executable, *argv])
+    forward = Interrupts() if argv[0] == MODULE else None
     order = json.dumps({"argv": argv, "env": dict(os.environ), "cwd": os.getcwd()}).encode()
     socket.send_fds(server, [_LENGTH.pack(len(order))], [0, 1, 2])
     server.sendall(order)
     worker = server.recv(_LENGTH.size)
-    if worker and argv[0] == MODULE:  # the one whom an interrupt is for; a worker of Ray's ends with its client
-        pid = _LENGTH.unpack(worker)[0]
-        signal.signal(signal.SIGINT, lambda *_: os.kill(pid, signal.SIGINT))
+    if worker and forward is not None:
+        forward.to(_LENGTH.unpack(worker)[0])
     answer = server.recv(_LENGTH.size)
     status = _LENGTH.unpack(answer)[0] if answer else 1
     if status < 0:
         os.kill(os.getpid(), -status)
     os._exit(status)
+
+
+class Interrupts:
+    """Passes SIGINT on to the worker, now or as soon as it is known. A worker of Ray's ends with its client instead."""
+
+    def __init__(self) -> None:
+        self._worker, self._came = 0, False
+        signal.signal(signal.SIGINT, self._interrupted)
+
+    def to(self, worker: int) -> None:
+        self._worker = worker
+        if self._came:
+            os.kill(worker, signal.SIGINT)
+
+    def _interrupted(self, *_: object) -> None:
+        self._came = True
+        if self._worker:
+            os.kill(self._worker, signal.SIGINT)
 
 
 # -- the driver's side -------------------------------------------------------------------------------------------------
@@ -165,9 +183,12 @@ class Server:
             order = json.loads(stream.read(_LENGTH.unpack(head)[0]))
         pid = os.fork()
         if pid == 0:
-            os.setsid()  # a group of its own: Ray ends the process group of a worker that died
-            _end_with_parent()
-            _work(order, files)
+            try:
+                os.setsid()  # a group of its own: Ray ends the process group of a worker that died
+                _end_with_parent()
+                _work(order, files)
+            finally:  # the server's code is not the worker's to go on with
+                os._exit(1)
         for file in files:
             os.close(file)
         with contextlib.suppress(OSError):  # the client may have ended by now
