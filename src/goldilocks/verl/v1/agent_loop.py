@@ -10,6 +10,7 @@ import asyncio
 import functools
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
@@ -53,6 +54,14 @@ class Drained(NamedTuple):
     engine_s: dict[str, float]  # of each server, since it was started
 
 
+class SoFar(NamedTuple):
+    """A worker at one moment: every session is told of in an event, or is unfinished and has its answers here."""
+
+    replies: int  # that ``events`` has made since the run began
+    events: list[Rollout | Failure]  # since the last of those replies
+    answers: list[Saved]
+
+
 class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[name-defined]
     """verl's worker, which tells of each session as it ends."""
 
@@ -69,12 +78,22 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         self.llm_client = StreamingClient(client)
         self._events: list[Rollout | Failure] = []
         self._news = asyncio.Event()
+        self._replies = 0
         self.watch = Stopwatch()
 
     async def events(self) -> list[Rollout | Failure]:
         """What has happened since this was last asked; waits until something has."""
-        await self._news.wait()
-        self._news.clear()
+        while not self._events:
+            await self._news.wait()
+            self._news.clear()
+        self._replies += 1
+        return self._new_events()
+
+    async def so_far(self) -> SoFar:
+        """What has happened up to this moment, without waiting for anything."""
+        return SoFar(self._replies, self._new_events(), self._answers())
+
+    def _new_events(self) -> list[Rollout | Failure]:
         events, self._events = self._events, []
         return events
 
@@ -94,6 +113,9 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
 
     async def answers(self) -> list[Saved]:
         """What every session has been answered so far."""
+        return self._answers()
+
+    def _answers(self) -> list[Saved]:
         sessions = self.llm_client.unfinished
         return [[one.uid, one.index, [answer.state_dict() for answer in one.answers]] for one in sessions]
 
@@ -244,7 +266,8 @@ class StreamingManager(AgentLoopManagerTQ):
         ask_for(Kind.REPORTS)
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(StreamingWorker)
-        self._waiting: dict[Any, Any] = {}
+        self._waiting: dict[Any, int] = {}  # the replies that we wait for, each with its worker's number
+        self._replies: Counter[int] = Counter()  # that came, by worker
         self._drained: list[Drained] = []
         self._engine_s: dict[str, float] = {}
 
@@ -261,15 +284,30 @@ class StreamingManager(AgentLoopManagerTQ):
         ``within``: seconds after which nothing is an answer too.
         """
         workers: list[Any] = self.agent_loop_workers
-        for worker in workers:
-            if worker not in self._waiting.values():
-                self._waiting[worker.events.remote()] = worker
+        for number, worker in enumerate(workers):
+            if number not in self._waiting.values():
+                self._waiting[worker.events.remote()] = number
         ready, _ = ray.wait(list(self._waiting), num_returns=1, timeout=within)
         more, _ = ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
+        return [event for reference in {*ready, *more} for event in self._reply(reference)]
+
+    def so_far(self) -> tuple[list[Rollout | Failure], list[Saved]]:
+        """What has happened since this was last asked and what unfinished rollouts have been answered, at one moment.
+
+        Every worker is asked once: this returns however much goes on happening.
+        """
+        workers: list[Any] = self.agent_loop_workers
+        snapshots: list[SoFar] = ray.get([worker.so_far.remote() for worker in workers])
         events: list[Rollout | Failure] = []
-        for reference in {*ready, *more}:
-            del self._waiting[reference]
-            events += ray.get(reference)
+        for number, snapshot in enumerate(snapshots):
+            if snapshot.replies > self._replies[number]:  # one more is on its way, and older than the snapshot
+                events += self._reply(next(one for one, worker in self._waiting.items() if worker == number))
+            events += snapshot.events
+        return events, [saved for snapshot in snapshots for saved in snapshot.answers]
+
+    def _reply(self, reference: Any) -> list[Rollout | Failure]:
+        self._replies[self._waiting.pop(reference)] += 1
+        events: list[Rollout | Failure] = ray.get(reference)
         return events
 
     def pause(self) -> list[Paused]:

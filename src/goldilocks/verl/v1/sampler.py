@@ -14,19 +14,18 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from goldilocks.core import Collector
-from goldilocks.types import Request, Rollout
+from goldilocks.types import Failure, Request, Rollout
 from goldilocks.verl.failures import published_error
 from goldilocks.verl.sampling_seed import visit_seed
 from goldilocks.verl.source import DatasetSource
 from goldilocks.verl.v1.rows import ANSWERS, FIRST, PARTITION, ROLLOUTS, VISIT_SEED, QueueRows, batch_of
 from goldilocks.verl.v1.stopwatch import Stopwatch
-from goldilocks.verl.v1.unfinished import Unfinished
+from goldilocks.verl.v1.unfinished import Saved, Unfinished
 
 if TYPE_CHECKING:
     from goldilocks.verl.v1.agent_loop import StreamingManager
 
 MAX_FAILURES = 64  # in a row: it is not bad luck any more
-SETTLED_S = 0.2  # without news: there is none
 POLL_INTERVAL = 0.05  # seconds; validation waits on verl's own replay buffer
 
 
@@ -46,7 +45,7 @@ class CollectorSampler(ReplayBuffer):
         self._config = config
         self.collector: Collector
         self.manager: StreamingManager
-        self.rows = QueueRows(Unfinished(lambda: self.manager.answers()))
+        self.rows = QueueRows(Unfinished(self._unfinished))
         self._failures = 0
         self._succeeded_at = 0.0
         self._watch = Stopwatch()
@@ -112,10 +111,16 @@ class CollectorSampler(ReplayBuffer):
         """Seed by the number of the visit to the prompt: the same whatever is generated beside it."""
         return visit_seed(self._config, request.prompt.key, request.prompt.index, request.visit)
 
-    def _observe(self, within: float | None = None) -> int:
-        """Take in what has happened; return how much that was."""
+    def _unfinished(self) -> list[Saved]:
+        return self.manager.answers()
+
+    def _observe(self, within: float | None = None) -> None:
+        """Wait for something to happen, and take it in."""
         with self._watch.timed("wait"):
             events = self.manager.events(within)
+        self._take_in(events)
+
+    def _take_in(self, events: list[Rollout | Failure]) -> None:
         for event in events:
             self._failures = 0 if isinstance(event, Rollout) else self._failures + (event.reason != "cancelled")
             if self._failures >= MAX_FAILURES:
@@ -126,7 +131,6 @@ class CollectorSampler(ReplayBuffer):
                 self.rows.note(event.uid, [key for key, _ in event.payload])
             self.collector.observe(event)
         self._cancel()
-        return len(events)
 
     def _cancel(self) -> None:
         self.manager.cancel(self.collector.cancelled())
@@ -135,10 +139,17 @@ class CollectorSampler(ReplayBuffer):
 class NeverPausing(CollectorSampler):
     """For servers with devices of their own, which generate while the trainer trains."""
 
+    _answers: list[Saved] | None = None
+
     def _stop(self) -> None:
         """Nothing stops: verl stops what is being written when it has new weights, and lets it go on."""
 
     def observe_all(self) -> None:
-        """Take in everything that has happened so far, before it is saved."""
-        while self._observe(within=SETTLED_S):
-            pass
+        """Take in everything that has happened up to one moment, of which the answers are saved too."""
+        events, self._answers = self.manager.so_far()
+        self._take_in(events)
+
+    def _unfinished(self) -> list[Saved]:
+        """Of the moment of ``observe_all``: a rollout that has ended since then is unfinished to the collector."""
+        answers, self._answers = self._answers, None
+        return super()._unfinished() if answers is None else answers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from verl.workers.rollout.replica import TokenOutput
 from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from goldilocks.types import Failure
-from goldilocks.verl.v1.agent_loop import StreamingWorker
+from goldilocks.verl.v1.agent_loop import SoFar, StreamingManager, StreamingWorker
 from goldilocks.verl.v1.rows import FIRST, ROLLOUTS, VISIT_SEED
 
 
@@ -151,6 +152,59 @@ def test_a_server_that_cannot_abort_is_waited_for_and_in_the_end_said_to_run_on(
         await task
 
     asyncio.run(run())
+
+
+def test_at_any_moment_a_session_is_told_of_or_is_unfinished_with_its_answers(server: Server) -> None:
+    async def run() -> tuple[SoFar, SoFar, list[Any]]:
+        worker = Worker(server)
+        task = await worker.start("g0", rollouts=3)
+        one, two, three = server.running
+        server.end(one, tokens=5)
+        first = await worker.events()
+        server.end(two, tokens=6)
+        while not worker._events:
+            await asyncio.sleep(0)
+        moment, next_moment = await worker.so_far(), await worker.so_far()
+        server.end(three, tokens=7)
+        await task
+        return moment, next_moment, [*first, *await worker.events()]
+
+    moment, next_moment, others = asyncio.run(run())
+    assert (moment.replies, [event.tokens for event in moment.events], len(moment.answers)) == (1, [6], 1)
+    assert next_moment == moment._replace(events=[])
+    assert [event.tokens for event in others] == [5, 7]
+
+
+class Reference:
+    """Of a reply: ``arrived`` says whether it can be seen yet."""
+
+    def __init__(self, value: Any, *, arrived: bool) -> None:
+        self.value, self.arrived = value, arrived
+
+
+def test_a_reply_on_its_way_is_waited_for_and_comes_before_what_happened_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = Failure("g0", 0, "lost"), Failure("g0", 1, "lost")
+    unanswered = Reference(None, arrived=False)
+    replies = [Reference([old], arrived=False), unanswered]
+    snapshots = [SoFar(1, [new], ["answer"]), SoFar(1, [], [])]
+    worker = SimpleNamespace(
+        events=Method(lambda: replies.pop(0)), so_far=Method(lambda: Reference(snapshots.pop(0), arrived=True))
+    )
+
+    def get(wanted: Any) -> Any:
+        assert wanted is not unanswered, "there may never be an answer"
+        return [one.value for one in wanted] if isinstance(wanted, list) else wanted.value
+
+    def wait(references: list[Reference], num_returns: int, timeout: float | None) -> Any:
+        return [one for one in references if one.arrived], []
+
+    monkeypatch.setattr("goldilocks.verl.v1.agent_loop.ray", SimpleNamespace(get=get, wait=wait))
+    manager = StreamingManager.__new__(StreamingManager)
+    manager.agent_loop_workers, manager._waiting, manager._replies = [worker], {}, Counter()
+    assert manager.events(within=0.0) == []
+    assert manager.so_far() == ([old, new], ["answer"])
+    assert manager.events(within=0.0) == []
+    assert manager.so_far() == ([], [])
 
 
 def test_a_session_of_a_cancelled_group_makes_no_further_request(server: Server) -> None:
