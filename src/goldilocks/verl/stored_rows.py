@@ -1,11 +1,13 @@
-"""Rows of rollouts on disk: tensors and arrays as safetensors, everything else as JSON. Loading executes no code.
+"""Rows of rollouts on disk: tensors, arrays and bytes as safetensors, the rest as JSON. Loading executes no code.
 
-A row is any nesting of dicts and lists. A tensor comes back as a tensor and an array of numbers as an array, however
-deep it was. What is neither of these nor a JSON value cannot be saved, and the error names it.
+A row is any nesting of dicts and lists. A tensor comes back as a tensor, an array of numbers as an array, bytes as
+bytes and a picture as a picture, however deep it was. Bytes that several rows have, such as the picture of their
+prompt, are stored once. What is none of these and no JSON value cannot be saved, and the error names it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +17,12 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from goldilocks.verl.stored_pictures import as_png, from_pixels, from_png, is_picture
+
 TENSORS, VALUES = "tensors.safetensors", "values.json"
-TENSOR, ARRAY, PAIRS = "__tensor__", "__array__", "__pairs__"  # what stands in the JSON for what it cannot hold
+# What stands in the JSON for what it cannot hold.
+TENSOR, ARRAY, PAIRS = "__tensor__", "__array__", "__pairs__"
+BYTES, PNG, PIXELS = "__bytes__", "__png__", "__pixels__"
 
 Tensors = dict[str, torch.Tensor]
 
@@ -47,14 +53,33 @@ def _to_json(value: Any, tensors: Tensors) -> Any:
         return [_to_json(item, tensors) for item in value]
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
+    if isinstance(value, (bytes, bytearray)):
+        return {BYTES: _store_bytes(value, tensors)}
+    if is_picture(value):
+        return _picture_to_json(value, tensors)
     return _to_json(_plain(value), tensors)
 
 
 def _mapping_to_json(value: Mapping[Any, Any], tensors: Tensors) -> Any:
     """JSON has text keys only, and a key of the user's may be one of our marks."""
-    if all(isinstance(key, str) and key not in (TENSOR, ARRAY, PAIRS) for key in value):
+    if all(isinstance(key, str) and key not in _MARKS for key in value):
         return {key: _to_json(item, tensors) for key, item in value.items()}
     return {PAIRS: [[_to_json(key, tensors), _to_json(item, tensors)] for key, item in value.items()]}
+
+
+def _picture_to_json(image: Any, tensors: Tensors) -> Any:
+    png = as_png(image)
+    if png is not None:
+        return {PNG: _store_bytes(png, tensors)}
+    return {PIXELS: [image.mode, image.size, _store_bytes(image.tobytes(), tensors)]}
+
+
+def _store_bytes(data: bytes | bytearray, tensors: Tensors) -> str:
+    """Store bytes under a name that is a function of them; a tensor's name is a number."""
+    name = f"bytes-{hashlib.blake2b(data, digest_size=16).hexdigest()}"
+    if name not in tensors:
+        tensors[name] = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
+    return name
 
 
 def _store(tensor: torch.Tensor, tensors: Tensors) -> str:
@@ -70,7 +95,8 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump()
     raise ValueError(
-        f"a rollout has a field that is neither a tensor nor a JSON value: {type(value).__name__} {value!r:.80}"
+        "a rollout has a field that is neither a tensor nor a JSON value, and neither bytes nor a picture: "
+        f"{type(value).__name__} {value!r:.80}"
     )
 
 
@@ -85,8 +111,15 @@ def _from_json(value: Any, tensors: Tensors) -> Any:
     return {key: _from_json(item, tensors) for key, item in value.items()}
 
 
+def _bytes(name: str, tensors: Tensors) -> bytes:
+    return tensors[name].numpy().tobytes()
+
+
 _MARKS: dict[str, Callable[[Any, Tensors], Any]] = {
     TENSOR: lambda name, tensors: tensors[name],
     ARRAY: lambda name, tensors: tensors[name].numpy(),
+    BYTES: _bytes,
+    PNG: lambda name, tensors: from_png(_bytes(name, tensors)),
+    PIXELS: lambda about, tensors: from_pixels(about[0], tuple(about[1]), _bytes(about[2], tensors)),
     PAIRS: lambda pairs, tensors: {_from_json(key, tensors): _from_json(item, tensors) for key, item in pairs},
 }

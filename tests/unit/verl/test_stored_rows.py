@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from goldilocks.verl.stored_rows import load_rows, save_rows
 
@@ -38,14 +39,43 @@ def test_inputs_of_another_modality_are_tensors_again(tmp_path: Path) -> None:
         assert torch.equal(row["multi_modal_inputs"][name], tensor)
 
 
+def picture(mode: str) -> Image.Image:
+    """Nine by five pixels, of which no two rows are alike."""
+    ramp = Image.linear_gradient("L").resize((9, 5))
+    return ramp.convert("RGB").convert(mode) if mode != "I;16" else Image.frombytes("I;16", (9, 5), bytes(range(90)))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I", "F", "I;16"])
+def test_a_picture_comes_back_pixel_by_pixel(tmp_path: Path, mode: str) -> None:
+    image = picture(mode)
+    content = [{"type": "image", "image": image}, {"type": "text", "text": "What is in it?"}]
+    row = again({"raw_prompt": [{"role": "user", "content": content}]}, tmp_path)
+    back = row["raw_prompt"][0]["content"][0]["image"]
+    assert isinstance(back, Image.Image)
+    assert (back.mode, back.size) == (image.mode, image.size)
+    assert back.tobytes() == image.tobytes()
+    assert back.convert("RGB").tobytes() == image.convert("RGB").tobytes()
+
+
+def test_the_bytes_of_a_picture_come_back_and_are_stored_once_for_all_rows_that_have_them(tmp_path: Path) -> None:
+    photo = bytes(range(256)) * 100
+    rows = [{"image": {"bytes": photo, "path": None}, "index": index} for index in range(8)]
+    save_rows(rows, tmp_path)
+    assert load_rows(tmp_path) == rows
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 2 * len(photo)
+
+
 def test_what_is_no_value_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="neither a tensor nor a JSON value: object"):
+    with pytest.raises(ValueError, match=r"neither a tensor nor a JSON value, .*: object"):
         save_rows([{"it": object()}], tmp_path)
 
 
-KEYS = st.one_of(st.sampled_from(["__tensor__", "__array__", "__pairs__"]), st.text(max_size=3), st.integers())
+MARKS = st.sampled_from(["__tensor__", "__array__", "__pairs__", "__bytes__", "__png__", "__pixels__"])
+KEYS = st.one_of(MARKS, st.text(max_size=3), st.integers())
 VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5)),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5), st.binary(max_size=5)
+    ),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=3)),
     max_leaves=8,
 )

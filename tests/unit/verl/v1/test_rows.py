@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from unit.verl.v1.queue_world import Queue
 
 from goldilocks.types import Rollout
 from goldilocks.verl.v1.rows import QueueRows
 from goldilocks.verl.v1.unfinished import Unfinished
+
+PICTURE = Image.linear_gradient("L").resize((4, 4))
 
 
 def rollout(queue: Queue, uid: str, index: int) -> Rollout:
@@ -23,6 +26,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     queue = Queue(monkeypatch)
     for uid, length in (("g0", 3), ("g1", 5)):
         queue.add(f"{uid}_0_0", version=0, length=length, old_log_probs=-0.5)
+        queue.rows[f"{uid}_0_0"]["raw_prompt"] = [{"role": "user", "content": [{"image": PICTURE}, {"bytes": b"\x00"}]}]
         queue.rows[f"{uid}_0_0"]["multi_modal_inputs"] = {"pixel_values": torch.randn(length, 2)}
     return queue
 
@@ -39,6 +43,9 @@ def test_rows_come_back_into_the_queue_as_they_were(queue: Queue, tmp_path: Path
     for key, fields in before.items():
         assert torch.equal(queue.rows[key]["response_mask"], fields["response_mask"])
         assert torch.equal(queue.rows[key]["old_log_probs"], fields["old_log_probs"])
+        image, photo = queue.rows[key]["raw_prompt"][0]["content"]
+        assert image["image"].tobytes() == PICTURE.tobytes()
+        assert photo == {"bytes": b"\x00"}
         pixels = queue.rows[key]["multi_modal_inputs"]["pixel_values"]
         assert torch.equal(pixels, fields["multi_modal_inputs"]["pixel_values"])
     rows.retain({"g1"})
