@@ -21,14 +21,13 @@ class BeliefScore:
 
     belief_loss: float = 0.0
     mean_loss: float = 0.0
-    passes: float = 1.0  # one pass and one failure before anything was seen
-    trials: float = 2.0
+    rates: float = 0.0
+    weight: float = 0.0
     groups: int = 0
 
-    @property
-    def mean(self) -> float:
-        """The pass rate of uniform draws."""
-        return self.passes / self.trials
+    def mean(self, believed: float) -> float:
+        """The mean of all: as believed, and as uniform draws show. A few dozen of these are few where little is right."""
+        return (self.rates + MEMORY * believed) / (self.weight + MEMORY)
 
     @property
     def skill(self) -> float:
@@ -40,7 +39,7 @@ class BeliefScore:
         kept = 1 - 1 / MEMORY
         self.belief_loss = kept * self.belief_loss + log_loss(belief, passes / trials)
         self.mean_loss = kept * self.mean_loss + log_loss(mean, passes / trials)
-        self.passes, self.trials = kept * self.passes + passes, kept * self.trials + trials
+        self.rates, self.weight = kept * self.rates + passes / trials, kept * self.weight + 1
         self.groups += 1
 
     def state_dict(self) -> dict[str, Any]:

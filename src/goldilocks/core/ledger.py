@@ -18,7 +18,7 @@ from goldilocks.core.source import KeyedPositions
 from goldilocks.errors import require
 from goldilocks.types import Group
 
-FIELDS = ("positives", "negatives", "visits", "streak", "tokens", "last_step")
+FIELDS = ("positives", "negatives", "visits", "streak", "tokens", "last_step", "drawn_step")
 
 
 class Ledger:
@@ -43,6 +43,7 @@ class Ledger:
         self.streak = np.zeros(size, dtype=np.uint16)
         self.tokens = np.zeros(size, dtype=np.float32)
         self.last_step = np.zeros(size, dtype=np.uint32)
+        self.drawn_step = np.zeros(size, dtype=np.uint32)  # of the last visit that was not owed to its own rollouts
         self.mean_tokens = 0.0
         self.now = 0  # the last update that a group was recorded at
         self.prior = prior or Flat()
@@ -63,6 +64,8 @@ class Ledger:
     def record(self, group: Group, *, informative: bool, step: int) -> None:
         """Learn from one finished visit. ``informative``: its rewards differed."""
         row, seen = group.prompt.index, len(group)
+        if not self.visits[row] or group.prompt.key in self._probes:
+            self.drawn_step[row] = step
         positives = self._observe(group)
         tokens = group.tokens / seen
         self.positives[row] = self.forgetting * self.positives[row] + positives
@@ -90,7 +93,8 @@ class Ledger:
 
     def probe(self, rows: np.ndarray) -> np.ndarray:
         """Note that these prompts were drawn uniformly: beliefs are scored by what comes of them. Returns them."""
-        keys, expected, mean = self.keys[rows].tolist(), self.pass_rate(rows).tolist(), self.score.mean
+        keys, expected = self.keys[rows].tolist(), self.pass_rate(rows).tolist()
+        mean = self.score.mean(self.prior.overall())
         self._probes.update((key, (one, mean)) for key, one in zip(keys, expected, strict=True))
         return rows
 
@@ -146,7 +150,7 @@ class Ledger:
         for name in FIELDS:
             column = getattr(self, name)
             column[:] = 0
-            column[rows[rows >= 0]] = np.asarray(state[name])[rows >= 0]
+            column[rows[rows >= 0]] = np.asarray(state.get(name, state["last_step"]))[rows >= 0]
         self.mean_tokens = float(state["mean_tokens"])
         self.now = int(self.last_step.max(initial=0))
         self.prior.load_state_dict(state.get("prior", {}))

@@ -32,12 +32,14 @@ class StrataSettings:
         named = not isinstance(self.columns, str) and all(isinstance(name, str) for name in self.columns)
         require(named, "goldilocks.strata.columns", self.columns, "a list of column names")
 
-    def of(self, source: Any) -> list[np.ndarray]:
-        """For each depth, the coarsest first, the stratum of each prompt of a source."""
+    def of(self, source: Any) -> list[list[np.ndarray]]:
+        """Trees of strata: for each depth, the coarsest first, the stratum of each prompt of a source."""
         if not self.columns:
-            return nested([*_data_source(source), *shapes(source.texts())])
-        columns = [source.column(name, "goldilocks.strata.columns") for name in self.columns]
-        return nested([depth for column in columns for depth in column_depths(column)])
+            above = _data_source(source)
+            return [nested([*above, *tree]) for tree in shapes(source.texts())]
+        columns = [column_depths(source.column(name, "goldilocks.strata.columns")) for name in self.columns]
+        turns = range(len(columns))  # each column has its turn to be the first that divides
+        return [nested([depth for column in columns[turn:] + columns[:turn] for depth in column]) for turn in turns]
 
 
 def nested(labels: Sequence[Sequence[object]]) -> list[np.ndarray]:
@@ -85,19 +87,24 @@ def _data_source(source: Any) -> list[list[object]]:
         return []
 
 
-def shapes(texts: Sequence[str]) -> list[Sequence[object]]:
-    """What texts have in common: words that many have, how many numbers there are, and the whole without rare words."""
+def shapes(texts: Sequence[str]) -> list[list[Sequence[object]]]:
+    """Trees by what texts have in common.
+
+    The first word, the words that many have, the numbers, the length, and the whole without rare words.
+    """
     tokens = [words(text) for text in texts]
     many = Counter(token for one in tokens for token in set(one))
     common = {token for token, prompts in many.items() if prompts >= max(COMMON * len(texts), SMALLEST)}
     rare = {token for token, prompts in many.items() if prompts < SMALLEST}
-    frames = [tuple(dict.fromkeys(t for t in one if t in common and len(t) > 1 and t[0] != "#")) for one in tokens]
-    amounts = [_amount(one) for one in tokens]
-    wholes = [" ".join(token for token in one if token not in rare) for one in tokens]
-    return [frames, amounts, wholes]
+    first = [one[0] if one else "" for one in tokens]
+    frame = [tuple(dict.fromkeys(t for t in one if t in common and len(t) > 1 and t[0] != "#")) for one in tokens]
+    numbers = [_numbers_of(one) for one in tokens]
+    length = [len(one) for one in tokens]
+    whole = [" ".join(token for token in one if token not in rare) for one in tokens]
+    return [[first, numbers, whole], [frame, numbers, whole], [numbers, frame], [first, length, whole], [length, frame]]
 
 
-def _amount(tokens: Sequence[str]) -> tuple[int, int]:
+def _numbers_of(tokens: Sequence[str]) -> tuple[int, int]:
     """How many numbers there are, and of how many digits together."""
     digits = [int(token[1:]) for token in tokens if token[0] == "#"]
     return len(digits), sum(digits)

@@ -10,8 +10,8 @@ from goldilocks.features import StrataSettings
 
 
 def strata(source: ListSource, *columns: str) -> np.ndarray:
-    """The finest strata."""
-    return StrataSettings(list(columns)).of(source)[-1]
+    """The finest strata of the first tree."""
+    return StrataSettings(list(columns)).of(source)[0][-1]
 
 
 def many(*values: object) -> list[object]:
@@ -31,13 +31,14 @@ def test_a_stratum_is_a_value_of_a_column_word_or_number(values):
 
 def test_columns_divide_one_another():
     source = ListSource(range(32), columns={"skill": many("a", "a", "b", "b"), "level": many(1, 2, 1, 2)})
-    coarse, fine = StrataSettings(["skill", "level"]).of(source)
-    assert (distinct(coarse), distinct(fine)) == (2, 4)
+    trees = StrataSettings(["skill", "level"]).of(source)
+    assert [[distinct(depth) for depth in tree] for tree in trees] == [[2, 4], [2, 4]]
+    assert trees[0][0].tolist() != trees[1][0].tolist(), "each column is the first that divides once"
 
 
 def test_many_different_numbers_are_divided_by_their_order():
     source = ListSource(range(1000), columns={"length": np.linspace(0, 1, 1000).tolist()})
-    coarse, fine = StrataSettings(["length"]).of(source)
+    ((coarse, fine),) = StrataSettings(["length"]).of(source)
     assert (distinct(coarse), distinct(fine)) == (8, 32)
     assert (np.diff(coarse) >= 0).all()
 

@@ -21,7 +21,9 @@ class Counts(Protocol):
     positives: np.ndarray
     negatives: np.ndarray
     visits: np.ndarray
-    last_step: np.ndarray
+    drawn_step: (
+        np.ndarray
+    )  # of the last visit that was the first or a uniform draw: it is not owed to what others showed
     now: int
 
 
@@ -31,6 +33,10 @@ class Prior(Policy):
     @abstractmethod
     def mean(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The expected Beta of each prompt: passes and failures."""
+
+    @abstractmethod
+    def overall(self) -> float:
+        """The expected pass rate of a prompt of which nothing is known."""
 
     def draw(self, rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The same by one draw of what prompts share, the same draw for every prompt that shares it."""
@@ -49,3 +55,6 @@ class Flat(Prior):
     def mean(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         ones = np.ones(len(rows), dtype=np.float32)
         return ones, ones
+
+    def overall(self) -> float:
+        return 0.5

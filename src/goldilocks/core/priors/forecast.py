@@ -17,6 +17,7 @@ from goldilocks.core.source import KeyedPositions
 from goldilocks.errors import require
 from goldilocks.types import Prompt
 
+SOME = 1024  # prompts that stand for all
 Observation = tuple[int, int, int, int, int]  # a prompt's key and row, passes, trials, the version of the policy
 
 
@@ -38,6 +39,9 @@ class Forecast(Prior):
 
     def mean(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._counts(self._model.predict(self._features[rows]))
+
+    def overall(self) -> float:
+        return float(self._model.predict(self._features[:: max(len(self._features) // SOME, 1)]).mean())
 
     def draw(self, rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """By one draw of the weights, the same for every prompt."""

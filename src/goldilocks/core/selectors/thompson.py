@@ -1,7 +1,8 @@
 """Draws each prompt's pass rate from its posterior and takes the prompts nearest the target.
 
 Uncertain prompts draw widely and are tried now and then; prompts known to be always right or always wrong are not.
-A share of every choice is uniform, so that no belief goes untested; the ledger scores beliefs on these.
+A share of every choice is the next of the shuffled pass, so that no belief goes untested; the ledger scores beliefs on
+these.
 No prompt is chosen while it is in hand: a batch needs at least as many prompts with signal as it has groups. Of a very
 large data set a fresh random ``window`` is drawn for: the nearest thousand of a quarter million are near enough.
 """
@@ -33,12 +34,12 @@ class Thompson(Selector):
 
     def choose(self, pool: Pool, ledger: Ledger, k: int, rng: np.random.Generator) -> np.ndarray:
         rows = pool.free()
+        # Rounded up as often as the fraction says: a tenth of a choice of four is one prompt in two choices of five.
+        probes = np.intersect1d(pool.next(int(self.explore * k + rng.random())), rows)
         window = max(self.window, k)
         if len(rows) > window:
             rows = rng.choice(rows, window, replace=False, shuffle=False)
-        # Rounded up as often as the fraction says: a tenth of a choice of four is one prompt in two choices of five.
-        probes = rng.choice(rows, min(len(rows), int(self.explore * k + rng.random())), replace=False)
-        rest = np.setdiff1d(rows, probes, assume_unique=True)
+        rest = rows[~np.isin(rows, probes)]
         return np.concatenate([ledger.probe(probes), self._nearest(rest, ledger, k - len(probes), rng)])
 
     def _nearest(self, rows: np.ndarray, ledger: Ledger, k: int, rng: np.random.Generator) -> np.ndarray:
