@@ -26,7 +26,7 @@ class BeliefScore:
     groups: int = 0
 
     def mean(self, believed: float) -> float:
-        """The mean of all: as believed, and as uniform draws show. A few dozen of these are few where little is right."""
+        """The mean of all: as believed, and as uniform draws show. Where little is right, a few dozen draws are few."""
         return (self.rates + MEMORY * believed) / (self.weight + MEMORY)
 
     @property
