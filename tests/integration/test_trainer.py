@@ -95,6 +95,7 @@ def test_dynamic_sampling_on_two_ranks_is_killed_and_goes_on_where_it_was(
         f"trainer.total_training_steps={saved + 3}",
         "trainer.resume_mode=auto",
         "algorithm.adv_estimator=reinforce_plus_plus",
+        *("actor_rollout_ref.actor.ppo_epochs=2", "+goldilocks.guard.enable=True", "+goldilocks.guard.skip=1e-9"),
     )
     assert_trained(resumed, saved + 1, saved + 2, saved + 3)
     after = [trained_groups(dumps, step) for step in range(saved + 1, saved + 4)]
@@ -112,6 +113,9 @@ def test_dynamic_sampling_on_two_ranks_is_killed_and_goes_on_where_it_was(
         )  # carried groups are one update old at most
         assert step["accounts/filtered_tokens"] > 0
         assert step["train/num_gen_batches"] >= 1
+        # In the second epoch the policy is another one than that which wrote the batch.
+        assert step["replay/m2"] > 1e-9
+        assert step["replay/skipped_updates"] in (1, 2)
 
 
 def trained_prompts(folder: Path, step: int) -> list[str]:
