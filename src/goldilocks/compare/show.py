@@ -135,11 +135,12 @@ def by_seed(table: Table, place: int) -> list[str]:
     others = [(row, row.against[place]) for row in table.rows if len(row.against[place].differences) > 1]
     lines = [_by_seed(row, against) for row, against in others]
     lines += [_along(row, against, table.cost.kind) for row, against in others]
-    return lines + [line for row, against in others for line in _unsure(row, against)]
+    lines += [line for row, against in others for line in _unsure(row, against)]
+    return lines + _without_gain(table.rows[0].against[place])
 
 
 def _by_seed(row: RecipeRow, against: Against) -> str:
-    points = ", ".join(f"{100 * difference:+.1f}" for difference in against.differences)
+    points = ", ".join(f"{100 * difference:+z.1f}" for difference in against.differences)
     return f"{name_of(row.recipe)} against {name_of(against.baseline)}, seed by seed: {points} points"
 
 
@@ -154,6 +155,14 @@ def _unsure(row: RecipeRow, against: Against) -> list[str]:
     shares = [f"{goal.share:.0%} in {goal.reached:.0%}" for goal in against.targets if 0 < goal.reached < 1]
     pair = f"{name_of(row.recipe)} against {name_of(against.baseline)}"
     return [f"{pair}, shares of the gain by how many draws of the seeds reach them: {', '.join(shares)}"] * bool(shares)
+
+
+def _without_gain(against: Against) -> list[str]:
+    gained = against.targets[0].gained if against.targets else 1.0
+    line = (
+        f"{name_of(against.baseline)} gains nothing in {1 - gained:.0%} of the draws of the seeds, which are left out"
+    )
+    return [line] if gained < 1 else []
 
 
 def settings(values: Values) -> str:
@@ -199,7 +208,7 @@ def _percent(value: Interval) -> str:
 
 
 def _points(value: Interval | None) -> str:
-    return "" if value is None else f"{100 * value.mean:+.1f}" + _half(value, scale=100)
+    return "" if value is None else f"{100 * value.mean:+z.1f}" + _half(value, scale=100)
 
 
 def _spread(value: Interval) -> str:

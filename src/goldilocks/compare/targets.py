@@ -31,13 +31,18 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Target:
-    """A share of the baseline's gain. ``reached`` is the share of the draws that reach it."""
+    """A share of the baseline's gain.
+
+    ``gained`` is the share of the draws in which the baseline gains anything. The others have no target and are left
+    out. ``reached`` is the share of the rest that reaches the target.
+    """
 
     share: float
     accuracy: float
     cost: Estimate
     ratio: Estimate
     reached: float
+    gained: float
 
 
 def targets(own: Sequence[Curve], baseline: Sequence[Curve], until: float) -> tuple[Target, ...]:
@@ -51,16 +56,21 @@ def targets(own: Sequence[Curve], baseline: Sequence[Curve], until: float) -> tu
     gained = its[:, -1] > its[:, 0]
     if not gained[0]:
         return ()
-    return tuple(_target(share, knots, mine[gained], its[gained]) for share in SHARES_OF_GAIN)
+    often = _share(gained)
+    return tuple(_target(share, knots, mine[gained], its[gained], often) for share in SHARES_OF_GAIN)
 
 
-def _target(share: float, knots: np.ndarray, mine: np.ndarray, its: np.ndarray) -> Target:
+def _target(share: float, knots: np.ndarray, mine: np.ndarray, its: np.ndarray, gained: float) -> Target:
     """Return one target; the first row is the seeds as they are, the others are draws of them."""
     accuracy = (1 - share) * its[:, 0] + share * its[:, -1]
     cost = _first_reached(knots, mine, accuracy)
     ratio = cost / _first_reached(knots, its, accuracy)
-    reached = float(np.isfinite(cost[1:]).mean()) if len(cost) > 1 else float(np.isfinite(cost[0]))
-    return Target(share, float(accuracy[0]), _estimate(cost), _estimate(ratio), reached)
+    return Target(share, float(accuracy[0]), _estimate(cost), _estimate(ratio), _share(np.isfinite(cost)), gained)
+
+
+def _share(which: np.ndarray) -> float:
+    """Return the share of the draws, which come after the first row; of one seed there are none, and it counts."""
+    return float(which[1:].mean() if len(which) > 1 else which[0])
 
 
 def _knots(lines: Sequence[Curve], until: float) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -124,6 +125,20 @@ def test_a_target_that_some_draws_of_the_seeds_miss_says_so():
     )
     assert tables(made)[1].rows[1][3] == "267 0.53× (0.40–not reached)"
     assert any(line.startswith("dapo against grpo, shares of the gain by how many draws") for line in notes(made))
+
+
+def test_draws_without_a_gain_of_the_baseline_are_said():
+    made = table(
+        *(result("grpo", [(0, 0.2), (1000, end)], seed=seed) for seed, end in ((1, 0.6), (2, 0.2))),
+        *(result("dapo", seed=seed) for seed in (1, 2)),
+    )
+    (line,) = [line for line in notes(made) if "gains nothing" in line]
+    assert re.fullmatch(r"grpo gains nothing in 2\d% of the draws of the seeds, which are left out", line)
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_minus():
+    made = table(result("grpo", [(0, 0.2), (1000, 0.6)]), result("dapo", [(0, 0.2), (1000, 0.59999)]))
+    assert tables(made)[1].rows[1][1] == "+0.0"
 
 
 def test_a_baseline_that_has_not_gained_has_no_targets_and_the_title_says_so():

@@ -78,6 +78,15 @@ def test_an_interval_has_no_upper_end_where_draws_do_not_reach_the_target():
     assert whole.cost == Estimate(None, (None, None))
 
 
+def test_draws_in_which_the_baseline_gains_nothing_are_left_out_and_counted():
+    """Of two seeds the baseline gains in the first alone: a quarter of the draws are the second one twice."""
+    flat = curve([(0, 0.2), (400, 0.2)])
+    half, *_ = targets([LINE, LINE], [LINE, flat], UNTIL)
+    assert half.gained == pytest.approx(0.75, abs=0.02)
+    assert half.reached == 1
+    assert half.ratio.interval == pytest.approx((0.5, 1.0))
+
+
 accuracies = st.lists(st.floats(0, 1), min_size=3, max_size=3)
 
 
