@@ -140,7 +140,7 @@ def by_seed(table: Table, place: int) -> list[str]:
 
 
 def _by_seed(row: RecipeRow, against: Against) -> str:
-    points = ", ".join(f"{100 * difference:+z.1f}" for difference in against.differences)
+    points = ", ".join(map(_signed, against.differences))
     return f"{name_of(row.recipe)} against {name_of(against.baseline)}, seed by seed: {points} points"
 
 
@@ -208,7 +208,12 @@ def _percent(value: Interval) -> str:
 
 
 def _points(value: Interval | None) -> str:
-    return "" if value is None else f"{100 * value.mean:+z.1f}" + _half(value, scale=100)
+    return "" if value is None else _signed(value.mean) + _half(value, scale=100)
+
+
+def _signed(difference: float) -> str:
+    """Return a difference in points; one that rounds to nothing is +0.0, not -0.0."""
+    return f"{round(100 * difference, 1) + 0.0:+.1f}"
 
 
 def _spread(value: Interval) -> str:
