@@ -212,7 +212,8 @@ def test_the_table_of_completions_has_the_advantage_of_what_was_trained(tmp_path
     assert set(logged) <= set(trained)
 
 
-def test_a_recipe_runs_on_trl(tmp_path: Path) -> None:
+def recipe_on_trl(out: Path, recipe: str, *words: str) -> list[dict[str, Any]]:
+    """Train two steps of a recipe on an untrained model; return the lines of its metrics."""
     from goldilocks.launch import on_trl
     from goldilocks.launch.recipe import choose, compose_config
     from goldilocks.tasks.arithmetic import Arithmetic
@@ -220,25 +221,55 @@ def test_a_recipe_runs_on_trl(tmp_path: Path) -> None:
     from goldilocks.tasks.tiny_model import make
 
     task = Arithmetic()
-    make(tmp_path / "model", steps=1)
+    make(out / "model", steps=1)
     files = {
-        key: write_split(tmp_path, task.data_source, split, task.problems(split, size, seed=0))
+        key: write_split(out, task.data_source, split, task.problems(split, size, seed=0))
         for key, split, size in (("train_files", "train", 32), ("val_files", "val", 4))
     }
-    words = [
-        "grpo",
+    given = [
+        recipe,
         "trainer=trl",
-        f"actor_rollout_ref.model.path={tmp_path / 'model'}",
-        f"trainer.default_local_dir={tmp_path / 'run' / 'checkpoints'}",
+        f"actor_rollout_ref.model.path={out / 'model'}",
+        f"trainer.default_local_dir={out / 'run' / 'checkpoints'}",
         *(f"data.{key}={file}" for key, file in files.items()),
         *("data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=4"),
         *("trainer.total_training_steps=2", "trainer.test_freq=2", "trainer.val_before_train=false"),
+        *words,
     ]
-    on_trl.train(compose_config(choose(words, "cpu")), tmp_path / "run")
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    on_trl.train(compose_config(choose(given, "cpu")), out / "run")
+    return [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_recipe_runs_on_trl(tmp_path: Path) -> None:
+    lines = recipe_on_trl(tmp_path, "grpo")
     steps = [line["step"] for line in lines if "critic/score/mean" in line["data"]]
     assert steps == [1, 2, 3, 4]  # each batch of four prompts serves two updates
     assert "val-core/eval/reward/mean@1" in lines[-1]["data"]
+
+
+HANGS_ONCE = """
+import threading
+from pathlib import Path
+
+def compute_score(data_source, solution_str, ground_truth, extra_info):
+    try:
+        Path(__file__).with_suffix(".hung").touch(exist_ok=False)
+    except FileExistsError:
+        return {"score": float(sum(map(ord, solution_str)) % 2)}
+    threading.Event().wait(60)
+"""
+
+
+def test_a_reward_without_acc_that_hangs_once_costs_a_recipe_one_rollout(tmp_path: Path) -> None:
+    from goldilocks.verl.guarded_reward import guarded
+
+    (tmp_path / "reward.py").write_text(HANGS_ONCE)
+    reward = guarded({"path": str(tmp_path / "reward.py"), "name": "compute_score"}, timeout_s=1.0)
+    words = [f"++reward.custom_reward_function={json.dumps(reward).replace(chr(34), '')}".replace(" ", "")]
+    lines = recipe_on_trl(tmp_path, "dapo", "algorithm.filter_groups.metric=score", "trainer.test_freq=-1", *words)
+    trained = [line["data"] for line in lines if "train/rollout_failures" in line["data"]]
+    assert [line["train/rollout_failures/non_finite_reward"] for line in trained[:1]] == [1]
+    assert trained[-1]["accounts/failed_rollouts"] == 1
 
 
 @pytest.mark.parametrize(

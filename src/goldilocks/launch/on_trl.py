@@ -5,20 +5,20 @@ What TRL has no word for is an error that names the key. The folder is that of a
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.errors import require
-from goldilocks.launch.recipe import TRAINER
+from goldilocks.launch import trl_keys
+from goldilocks.launch.recipe import TRAINER, verl_defaults
+from goldilocks.launch.trl_data import dataset
+from goldilocks.launch.trl_keys import LEVELS, LOSSES
+from goldilocks.launch.trl_rewards import SCORE, Grader
 from goldilocks.runs.trl_checkpoints import last_whole
+from goldilocks.settings import REWARD_METRICS
 
-LOSSES = {"token-mean": "dapo", "seq-mean-token-mean": "grpo", "seq-mean-token-sum-norm": "dr_grpo"}
-LEVELS = {"vanilla": "token", "gspo": "sequence"}
 VALIDATED_AT_ONCE = 64  # prompts in the slots of our engine, or in TRL's own generation
 VALIDATED_IN_A_PASS = 1024  # prompts, with our engine: no loss is computed, so a row is small
 ENGINE = "transformers"  # rollout.name; any other name leaves generation to TRL
@@ -38,12 +38,13 @@ def train(config: DictConfig, run_dir: Path) -> None:
 
     sections: dict[str, Any] = {name: OmegaConf.to_container(config[name]) for name in SECTIONS if name in config}
     sections["filter_groups"] = OmegaConf.to_container(config.algorithm.filter_groups)
+    grader = Grader(config.reward.custom_reward_function)
     trainer = GoldilocksGRPOTrainer(
         model=str(Path(config.actor_rollout_ref.model.path).expanduser()),
         args=GRPOConfig(**arguments(config)),
-        reward_funcs=[rewarded(config, name) for name in ("score", "acc")],
-        train_dataset=prompts(config.data.train_files),
-        eval_dataset=prompts(config.data.val_files),
+        reward_funcs=[grader.value(name) for name in (SCORE, judged_by(config))],
+        train_dataset=dataset(config, "train"),
+        eval_dataset=dataset(config, "val"),
         gen_batch_size=config.data.get("gen_batch_size"),
         engine_slots=slots(config),
         only_signal=True,
@@ -51,11 +52,22 @@ def train(config: DictConfig, run_dir: Path) -> None:
         run_dir=run_dir,
         **sections,
     )
-    folder = Path(config.trainer.default_local_dir)
-    found = None if config.trainer.resume_mode == "disable" else last_whole(folder)
+    found = _checkpoint(config)
     trainer.train(resume_from_checkpoint=None if found is None else str(found))
     if config.trainer.save_freq > 0:
-        trainer.save_model(str(folder / "model"))
+        trainer.save_model(str(Path(config.trainer.default_local_dir) / "model"))
+
+
+def check_keys(config: DictConfig) -> None:
+    """Refuse what TRL cannot do and every key that it would not read; ``config`` is as Hydra composed it."""
+    check(config)
+    trl_keys.check(config, verl_defaults())
+
+
+def judged_by(config: DictConfig) -> str:
+    """Return the value, beside the score, that groups are judged by: the filter's metric, else ``acc``."""
+    groups = config.algorithm.filter_groups
+    return groups.metric if groups.enable and groups.metric not in (SCORE, *REWARD_METRICS) else "acc"
 
 
 def slots(config: DictConfig) -> int | None:
@@ -75,7 +87,7 @@ def arguments(config: DictConfig) -> dict[str, Any]:
     prompts_at_once, n = config.data.train_batch_size, rollout.n
     mini_batches = prompts_at_once // actor.ppo_mini_batch_size
     rows = actor.ppo_mini_batch_size * n
-    micro = min(actor.ppo_micro_batch_size_per_gpu or rows, rows)
+    micro = _micro_batch(rows, actor.ppo_micro_batch_size_per_gpu)
     accumulated = rows // micro
     updates = mini_batches * actor.ppo_epochs  # of one batch: what verl calls a step
     validates = trainer.test_freq > 0
@@ -97,15 +109,17 @@ def arguments(config: DictConfig) -> dict[str, Any]:
         "weight_decay": actor.optim.weight_decay,
         "adam_beta1": actor.optim.betas[0],
         "adam_beta2": actor.optim.betas[1],
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": actor.grad_clip,
+        **_schedule(config, updates),
+        "max_grad_norm": actor.optim.clip_grad,
         "epsilon": actor.clip_ratio_low,
         "epsilon_high": actor.clip_ratio_high,
+        "delta": actor.clip_ratio_c if actor.policy_loss.loss_mode == "vanilla" else None,
+        **_entropy_bonus(config),
         "loss_type": LOSSES[actor.loss_agg_mode],
         "importance_sampling_level": LEVELS[actor.policy_loss.loss_mode],
         "beta": actor.kl_loss_coef if actor.use_kl_loss else 0.0,
         "scale_rewards": "group" if config.algorithm.norm_adv_by_std_in_grpo else "none",
-        "reward_weights": [1.0, 0.0],  # acc is there to be judged by, not to be trained on
+        "reward_weights": [1.0, 0.0],  # the second is there to be judged by, not to be trained on
         "max_steps": trainer.total_training_steps * updates if trainer.total_training_steps else -1,
         "num_train_epochs": trainer.total_epochs,
         "eval_strategy": "steps" if validates else "no",
@@ -113,11 +127,13 @@ def arguments(config: DictConfig) -> dict[str, Any]:
         "eval_on_start": bool(trainer.val_before_train and validates),
         "save_strategy": "steps" if trainer.save_freq > 0 else "no",
         "save_steps": max(trainer.save_freq, 1) * updates,
+        "save_total_limit": trainer.max_actor_ckpt_to_keep,
         "logging_steps": 1,
         "report_to": "none",
         "disable_tqdm": True,
         "logging_nan_inf_filter": False,  # it would wait for the loss of every micro-batch
         "dataloader_pin_memory": False,  # rows are text
+        "shuffle_dataset": bool(config.data.shuffle),
         "seed": 1 if config.data.get("seed") is None else config.data.seed,
         "use_cpu": trainer.device == "cpu",
         "bf16": rollout.dtype == "bfloat16",
@@ -127,60 +143,45 @@ def arguments(config: DictConfig) -> dict[str, Any]:
 
 def check(config: DictConfig) -> None:
     """Refuse what TRL cannot do, by its key."""
-    actor = config.actor_rollout_ref.actor
-    prompts_at_once, mini = config.data.train_batch_size, actor.ppo_mini_batch_size
-    for key, value, accepted in (
-        ("algorithm.adv_estimator", config.algorithm.adv_estimator, ("grpo",)),
-        ("actor_rollout_ref.actor.loss_agg_mode", actor.loss_agg_mode, tuple(LOSSES)),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode", actor.policy_loss.loss_mode, tuple(LEVELS)),
-        ("algorithm.use_kl_in_reward", config.algorithm.use_kl_in_reward, (False,)),
-        ("trainer.nnodes", config.trainer.nnodes, (1,)),
-        ("trainer.n_gpus_per_node", config.trainer.n_gpus_per_node, (1,)),
-    ):
-        require(value in accepted, key, value, f"{' or '.join(map(str, accepted))} with trainer=trl")
+    trl_keys.check_choices(config)
+    prompts_at_once, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     divides = prompts_at_once % mini == 0
     require(divides, "actor_rollout_ref.actor.ppo_mini_batch_size", mini, f"a divisor of {prompts_at_once}")
+    optim, steps = config.actor_rollout_ref.actor.optim, config.trainer.total_training_steps
+    ratio, accepted = optim.lr_warmup_steps_ratio, "0 without trainer.total_training_steps; or set lr_warmup_steps"
+    counted = not ratio or optim.lr_warmup_steps > 0 or steps is not None
+    require(counted, "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio", ratio, accepted)
 
 
-def prompts(files: Any) -> Any:
-    """Return verl's parquet files as TRL's data: the prompt, and what the reward function reads."""
-    from datasets import concatenate_datasets, load_dataset
-
-    names = [files] if isinstance(files, str) else list(files)
-    return concatenate_datasets(
-        [load_dataset("parquet", data_files=str(Path(name).expanduser()), split="train") for name in names]
-    )
-
-
-def rewarded(config: DictConfig, value: str) -> Callable[..., list[float]]:
-    """Return verl's reward function as one of TRL's, for one of the values it returns."""
-    section = config.reward.custom_reward_function
-    inner = (section.get("reward_kwargs") or {}).get("guarded_function", section)  # a guard for verl's reward workers
-    score = _load(inner.path, inner.name)
-    extra = dict(inner.get("reward_kwargs") or {})
-
-    def reward(
-        completions: Sequence[Any], reward_model: Sequence[Any], data_source: Sequence[str], **columns: Any
-    ) -> list[float]:
-        infos = columns.get("extra_info") or [None] * len(completions)
-        found = []
-        for answer, source, truth, info in zip(completions, data_source, reward_model, infos, strict=True):
-            text = answer if isinstance(answer, str) else answer[-1]["content"]
-            graded = score(source, text, truth["ground_truth"], info, **extra)
-            found.append(float(graded[value]) if isinstance(graded, Mapping) else float(graded))
-        return found
-
-    reward.__name__ = value
-    return reward
+def _schedule(config: DictConfig, updates: int) -> dict[str, Any]:
+    """Return verl's schedule of the learning rate. verl counts steps, TRL updates, ``updates`` for each step."""
+    optim, steps = config.actor_rollout_ref.actor.optim, config.trainer.total_training_steps
+    warm = optim.lr_warmup_steps if optim.lr_warmup_steps > 0 else int(optim.lr_warmup_steps_ratio * (steps or 0))
+    if optim.lr_scheduler_type == "cosine":
+        shape = {"min_lr_rate": optim.min_lr_ratio or 0.0, "num_cycles": optim.num_cycles}
+        return {"lr_scheduler_type": "cosine_with_min_lr", "warmup_steps": warm * updates, "lr_scheduler_kwargs": shape}
+    return {"lr_scheduler_type": "constant_with_warmup" if warm else "constant", "warmup_steps": warm * updates}
 
 
-def _load(path: str, name: str) -> Callable[..., Any]:
-    """Import the function from ``pkg://module`` or from a file, as verl does."""
-    if path.startswith("pkg://"):
-        return getattr(importlib.import_module(path.removeprefix("pkg://")), name)
-    spec = importlib.util.spec_from_file_location("goldilocks_custom_reward", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, name)
+def _entropy_bonus(config: DictConfig) -> dict[str, float]:
+    """Return the entropy bonus in the words of this TRL; the oldest that are supported have none."""
+    from trl import GRPOConfig
+
+    weight = float(config.actor_rollout_ref.actor.entropy_coeff)
+    there = not weight or "entropy_coef" in GRPOConfig.__dataclass_fields__
+    require(there, "actor_rollout_ref.actor.entropy_coeff", weight, "0 with this TRL, which has no entropy bonus")
+    return {"entropy_coef": weight} if weight else {}
+
+
+def _micro_batch(rows: int, most: int | None) -> int:
+    """Return how many rows of a mini-batch are computed at a time: at most as many as verl would, and always as many,
+    so that every row counts alike and none is left out."""
+    return next(size for size in range(min(most or rows, rows), 0, -1) if rows % size == 0)
+
+
+def _checkpoint(config: DictConfig) -> Path | None:
+    """Return the checkpoint to go on from, by ``trainer.resume_mode``."""
+    trainer = config.trainer
+    if trainer.resume_mode == "resume_path":
+        return Path(trainer.resume_from_path)
+    return None if trainer.resume_mode == "disable" else last_whole(Path(trainer.default_local_dir))

@@ -22,7 +22,7 @@ def check_paths(config: DictConfig) -> None:
     if not Path(model).expanduser().is_dir() and not _HUB_NAME.fullmatch(model):
         raise ValueError(f"actor_rollout_ref.model.path={model!r} is neither a folder nor a name on the hub (org/name)")
     for key in ("train_files", "val_files"):
-        for file in _files(config.data[key]):
+        for file in files_of(config.data[key]):
             if "://" not in file and not Path(file).expanduser().is_file():
                 raise ValueError(
                     f"data.{key}={file!r} does not exist; goldilocks data make TASK --out DIR makes such files"
@@ -66,8 +66,8 @@ def check_prompts(config: DictConfig) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(Path(config.actor_rollout_ref.model.path).expanduser().as_posix())
     for key in ("train_files", "val_files"):
-        for file in _files(data[key]):
-            lengths = [_length(tokenizer, prompt) for prompt in _prompts(file, data.get("prompt_key", "prompt"))]
+        for file in files_of(data[key]):
+            lengths = [prompt_length(tokenizer, prompt) for prompt in _prompts(file, data.get("prompt_key", "prompt"))]
             longer = sum(length > data.max_prompt_length for length in lengths)
             if longer:
                 raise ValueError(
@@ -77,7 +77,8 @@ def check_prompts(config: DictConfig) -> None:
                 )
 
 
-def _files(value: Any) -> list[str]:
+def files_of(value: Any) -> list[str]:
+    """Return the files of a key that takes one or several."""
     return [str(file) for file in value] if isinstance(value, ListConfig | list | tuple) else [str(value)]
 
 
@@ -93,7 +94,8 @@ def _prompts(file: str, key: str) -> Iterable[Any]:
     return pq.read_table(path, columns=[key])[key].to_pylist()
 
 
-def _length(tokenizer: Any, prompt: Any) -> int:
+def prompt_length(tokenizer: Any, prompt: Any) -> int:
+    """Return the tokens of a prompt, a text or a conversation, as the policy reads it."""
     if isinstance(prompt, str):
         return len(tokenizer.encode(prompt))
     return len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False))

@@ -87,6 +87,12 @@ def compose_config(choice: Choice, extra: Sequence[str] = ()) -> DictConfig:
             raise ValueError(_explain(error, base, choice.overrides)) from None
 
 
+def verl_defaults() -> DictConfig:
+    """Compose verl's config alone: what every key is where nobody has set it."""
+    with initialize_config_dir(str(_verl_config()), version_base=None):
+        return compose("ppo_trainer")
+
+
 def _stored(recipe: str) -> str:
     """Register a recipe's file with Hydra and return the override that chooses it."""
     _store(find(recipe), "chosen", ())

@@ -119,7 +119,7 @@ def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIME
         check_paths(config)
         check_budget(config)
         if on_trl.chosen(config):
-            on_trl.check(config)
+            on_trl.check_keys(config)
         if config.reward.custom_reward_function.path:
             with open_dict(config):
                 config.reward.custom_reward_function = guarded(config.reward.custom_reward_function, reward_timeout)
@@ -160,7 +160,8 @@ def _few_updates(config: DictConfig, progress: Progress) -> str | None:
 
 
 def _engine(choice: Choice) -> str:
-    return f"actor_rollout_ref.rollout.name={rollout_engine(choice.device)}"
+    on_trl = f"+trainer.{TRAINER}=trl" in choice.overrides  # TRL takes our engine into its own process
+    return f"actor_rollout_ref.rollout.name={'transformers' if on_trl else rollout_engine(choice.device)}"
 
 
 def _own_overrides(choice: Choice, run_path: Path, ray_folder: str) -> list[str]:

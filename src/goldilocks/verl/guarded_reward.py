@@ -16,11 +16,16 @@ from dataclasses import dataclass
 from functools import cache, partial
 from queue import SimpleQueue
 from typing import Any
+from weakref import WeakKeyDictionary
 
 TIMEOUT_S = 60.0
 AT_ONCE = 32  # calls running at the same time in one worker, as in Python's own thread pool
 
 Function = Callable[..., Any]
+
+
+class RewardTimeout(RuntimeError):
+    """A reward function that did not return in time."""
 
 
 def guarded(reward: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
@@ -33,6 +38,11 @@ def guarded(reward: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str
     }
 
 
+def is_guarded(reward: Mapping[str, Any]) -> bool:
+    """Whether ``reward.custom_reward_function`` was wrapped by ``guarded``."""
+    return bool(reward["path"] == f"pkg://{__name__}")
+
+
 async def compute_score(*, guarded_function: Mapping[str, Any], timeout_s: float, **arguments: Any) -> Any:
     """Call the function under the time limit; this is what verl sees."""
     function = _known(guarded_function)
@@ -42,7 +52,7 @@ async def compute_score(*, guarded_function: Mapping[str, Any], timeout_s: float
             running = call() if function.is_async else _in_thread(call)
             return await asyncio.wait_for(running, timeout_s)
     except TimeoutError:
-        raise RuntimeError(
+        raise RewardTimeout(
             f"the reward function {function.name} of {function.path} did not return within {timeout_s:g} s "
             f"(data_source={arguments.get('data_source')!r})"
         ) from None
@@ -80,10 +90,12 @@ def _load(path: str, name: str) -> Function:
     return function
 
 
-@cache
+_rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
 def _room() -> asyncio.Semaphore:
-    """Bounds the calls in flight. Waiting here does not count against a call's time."""
-    return asyncio.Semaphore(AT_ONCE)
+    """Bounds the calls in flight on this event loop. Waiting here does not count against a call's time."""
+    return _rooms.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
 
 
 async def _in_thread(call: Function) -> Any:
