@@ -20,10 +20,12 @@ from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from goldilocks.errors import require
 from goldilocks.features.data import conversation_text
-from goldilocks.launch import defaults, on_trl
+from goldilocks.launch import defaults
 from goldilocks.launch.machine import find_device
 from goldilocks.launch.preflight import check_paths
 from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.launch.trl_data import read
+from goldilocks.launch.trl_rewards import SCORE, Grader
 from goldilocks.runs.records import row_key
 from goldilocks.runs.rollout_file import Row, growing, whole_groups
 from goldilocks.runs.validation import value_of
@@ -112,7 +114,7 @@ class Asked:
 
 def _asked(config: DictConfig, args: argparse.Namespace) -> Iterator[Asked]:
     """Yield prompts of the training files in an order of their own, each content once."""
-    data = on_trl.prompts(config.data.train_files)
+    data = read(config.data.train_files)
     places = list(range(len(data)))
     random.Random(args.seed).shuffle(places)
     seen: set[str] = set()
@@ -234,11 +236,11 @@ def _answers(
 
 def _grader(config: DictConfig) -> Callable[[Row, str], float]:
     """Return the config's reward function as a function of a row of the data and an answer."""
-    reward = on_trl.rewarded(config, "score")
+    reward = Grader(config.reward.custom_reward_function).value(SCORE)
 
     def grade(row: Row, answer: str) -> float:
         columns = {name: [value] for name, value in row.items() if name != "prompt"}
-        return reward([answer], **columns)[0]
+        return reward([answer], **columns)[0] or 0.0  # one that takes too long to grade is not right
 
     return grade
 
@@ -268,7 +270,7 @@ def _hidden_states(config: DictConfig, device: str, out: Path, groups: Mapping[s
     from goldilocks.runs.atomic import replacing
     from goldilocks.verl.hidden_states import compute
 
-    data = on_trl.prompts(config.data.train_files)
+    data = read(config.data.train_files)
     rows = {f"{content_key(prompt):016x}": prompt for prompt in data["prompt"]}
     model = str(Path(config.actor_rollout_ref.model.path).expanduser())
     states = compute(model, [rows[uid] for uid in groups], device, config.data.max_prompt_length)

@@ -15,14 +15,19 @@ PROMPT = "prompt"  # TRL's name for the column
 
 def dataset(config: DictConfig, split: str) -> Any:
     """Return the rows of ``data.train_files`` or ``data.val_files`` that verl would use, in their order."""
-    from datasets import concatenate_datasets, load_dataset
-
     data = config.data
-    paths = [str(Path(file).expanduser()) for file in files_of(data[f"{split}_files"])]
-    rows = concatenate_datasets([load_dataset("parquet", data_files=path, split="train") for path in paths])
+    rows = read(data[f"{split}_files"])
     if data.prompt_key != PROMPT:
         rows = rows.rename_column(data.prompt_key, PROMPT)
     return _short(_some(rows, data[f"{split}_max_samples"], data), config)
+
+
+def read(files: Any) -> Any:
+    """Return all rows of parquet files, one after another."""
+    from datasets import concatenate_datasets, load_dataset
+
+    paths = [str(Path(file).expanduser()) for file in files_of(files)]
+    return concatenate_datasets([load_dataset("parquet", data_files=path, split="train") for path in paths])
 
 
 def _some(rows: Any, most: int, data: DictConfig) -> Any:

@@ -17,6 +17,7 @@ WITH = "with trainer=trl"
 LOSSES = {"token-mean": "dapo", "seq-mean-token-mean": "grpo", "seq-mean-token-sum-norm": "dr_grpo"}
 LEVELS = {"vanilla": "token", "gspo": "sequence"}
 SCHEDULES = ("constant", "cosine")
+NOISE = "actor_rollout_ref.rollout.seed"  # TRL has one seed, data.seed; this one may say the same
 
 # Translated by ``on_trl``. A name that ends with a dot stands for every key below it.
 READ = (
@@ -65,6 +66,7 @@ READ = (
     "goldilocks.",
     "reasoning_gym.",
     "reward.custom_reward_function.",
+    "task_columns",
     "trainer.backend",
     "trainer.default_local_dir",
     "trainer.device",
@@ -97,6 +99,7 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
 # Where and how verl's own processes compute: a run of one process learns the same whatever they say.
 NO_PART = (
     "actor_rollout_ref.actor.calculate_entropy",
+    "actor_rollout_ref.actor.data_loader_seed",  # of a shuffle that is refused
     "actor_rollout_ref.actor.entropy_checkpointing",
     "actor_rollout_ref.actor.fsdp_config.mixed_precision.",
     "actor_rollout_ref.actor.fsdp_config.use_torch_compile",
@@ -140,7 +143,8 @@ def check(config: DictConfig, defaults: DictConfig) -> None:
     for key, value in leaves(config):
         default = known.get(key)
         accepted = repr(default) if key in known else "TRL does not know this key, so not"
-        require(value == default or key in ACCEPTED or _listed(key), key, value, f"{accepted} {WITH}")
+        same = value == default or (key == NOISE and value == config.data.seed)
+        require(same or key in ACCEPTED or _listed(key), key, value, f"{accepted} {WITH}")
 
 
 def check_choices(config: DictConfig) -> None:

@@ -42,6 +42,7 @@ def composed(*words: str, recipe: str = "grpo") -> DictConfig:
         (f"{ROLLOUT}.tensor_model_parallel_size=4", "1 or 2"),
         (f"{ROLLOUT}.val_kwargs.temperature=0.6", "0"),
         (f"{ROLLOUT}.multi_turn.enable=true", "False"),
+        (f"{ROLLOUT}.seed=7", "42"),
         (f"{ROLLOUT}.prompt_length=3", "'${oc.select:data.max_prompt_length,512}'"),
         ("data.truncation=left", "'error'"),
         ("data.custom_cls.path=mine.py", "None"),
@@ -71,6 +72,10 @@ def test_a_key_that_trl_would_drop_is_refused(word: str, accepted: str) -> None:
     assert "\n" not in line
 
 
+def test_trl_has_one_seed_and_both_keys_may_name_it() -> None:
+    on_trl.check_keys(composed(f"{ROLLOUT}.seed=7", "data.seed=7"))
+
+
 def test_every_shipped_recipe_and_task_is_accepted() -> None:
     defaults = verl_defaults()
     for recipe in names("recipe"):
@@ -83,7 +88,7 @@ def test_every_shipped_recipe_and_task_is_accepted() -> None:
 def test_a_key_is_in_one_part_of_the_table_and_is_one_of_verls_or_ours() -> None:
     parts = [set(trl_keys.READ), set(trl_keys.NO_PART), set(trl_keys.ACCEPTED) - {"trainer.resume_mode"}]
     assert sum(map(len, parts)) == len(set.union(*parts))
-    configs = verl_defaults(), composed("task=reasoning_gym"), composed("device=cuda")
+    configs = verl_defaults(), composed("task=reasoning_gym"), composed("device=cuda"), composed("task=ladder")
     known = {key for config in configs for key, _ in trl_keys.leaves(config)}
     unknown = [name for name in set.union(*parts) if not any(key.startswith(name) for key in known)]
     assert unknown == []
