@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     kept = whole_groups(args.out, args.n)
     missing = [one for one in asked if one.uid not in kept]
     if missing:
-        model = Model.load(config, choice.device)
+        model = Model.load(config, choice.device, rollouts=len(missing) * args.n)
         with growing(args.out, kept) as append:
             _fill(model, missing, args, append, _grader(config), console)
     groups = whole_groups(args.out, args.n)
@@ -139,7 +139,7 @@ class Model:
     sampling: Mapping[str, Any]
 
     @classmethod
-    def load(cls, config: DictConfig, device: str) -> Model:
+    def load(cls, config: DictConfig, device: str, rollouts: int) -> Model:
         """Load the config's model in the precision it is rolled out with."""
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -157,7 +157,7 @@ class Model:
         length = config.data.max_prompt_length + config.data.max_response_length
         engine = Engine(
             network,
-            slots=rollout.max_num_seqs,
+            slots=min(rollout.max_num_seqs, rollouts),
             max_length=min(length, known or length),
             eos_ids=ends,
             pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends),
