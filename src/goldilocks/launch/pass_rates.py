@@ -218,7 +218,8 @@ def _answers(
     model: Model, missing: Sequence[Asked], args: argparse.Namespace
 ) -> Iterator[tuple[str, list[tuple[str, int]]]]:
     """Yield each prompt with its answers and their tokens, in the order in which prompts are finished."""
-    waiting, parts = iter(missing), {}
+    waiting = iter(missing)
+    parts: dict[str, dict[int, tuple[str, int]]] = {}
     engine, decode = model.engine, model.tokenizer.decode
     while True:
         while engine.free and (one := next(waiting, None)):

@@ -34,15 +34,15 @@ class ValidatesByColumn:
         finally:
             self.val_dataloader = loader
 
-    def _val_metrics_update(
-        self, data_sources: Any, sample_uids: Sequence[str], infos: Mapping[str, Sequence[Any]], *args: Any, **kw: Any
-    ) -> dict[str, float]:
-        metrics: dict[str, float] = super()._val_metrics_update(data_sources, sample_uids, infos, *args, **kw)  # type: ignore[misc]
+    def _val_metrics_update(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        metrics: dict[str, float] = super()._val_metrics_update(*args, **kwargs)  # type: ignore[misc]
+        uids: Sequence[str] = args[1]
+        infos: Mapping[str, Sequence[Any]] = args[2]
         columns = self.settings.policies.validate_by
         right = infos.get("acc") or infos["reward"]
         rows = self._validated.rows() if columns else {}
         for column in columns:
-            values = [value_of(rows[str(uid)], column) for uid in sample_uids]
+            values = [value_of(rows[str(uid)], column) for uid in uids]
             metrics |= accuracy_by(column, values, [float(one or 0.0) for one in right])
         return metrics
 

@@ -12,6 +12,9 @@ from verl import DataProto
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from goldilocks.verl.v0.trainer import RayPPOTrainerWithSampling
+from goldilocks.verl.v1.async_trainer import GoldilocksAsyncTrainer
+from goldilocks.verl.v1.trainer import GoldilocksTrainer
 from goldilocks.verl.validation import ValidatesByColumn
 
 LEVELS = [1, 2, 1, 2]
@@ -79,3 +82,9 @@ def test_accuracy_by_column_stands_beside_verls_metrics(kind):
 def test_without_columns_the_metrics_are_verls_own():
     trainer = type("Trainer", (ValidatesByColumn, OfV1), {})([])
     assert not [name for name in trainer._validate() if name.startswith("val/")]
+
+
+@pytest.mark.parametrize("kind", [RayPPOTrainerWithSampling, GoldilocksTrainer, GoldilocksAsyncTrainer])
+@pytest.mark.parametrize("name", ["_validate", "_val_metrics_update"])
+def test_every_trainer_of_ours_validates_by_column(kind, name):
+    assert getattr(kind, name) is getattr(ValidatesByColumn, name)

@@ -54,7 +54,7 @@ PROMPT_MEAN = "prompt-mean"
 MULTI_MODAL = ("multi_modal_inputs",)
 
 
-class CollectorTrainer(SavesCollector, ReplayedRows, ValidatesByColumn):
+class CollectorTrainer(SavesCollector, ValidatesByColumn, ReplayedRows):
     """Mixed into one of verl's trainers: a ``Collector`` decides which prompts are rolled out, how often, and which
     groups are trained."""
 
