@@ -48,8 +48,9 @@ def _advice(batch: int, mini_batch: int, wanted: float) -> str:
     size = max(1, int(wanted))
     fits = max(one for one in range(1, size + 1) if batch % one == 0)
     smaller = size * (batch // mini_batch)
+    many = "as many updates" if wanted >= 1 else f"{mini_batch} times the updates, still fewer than GRPO's,"
     return (
-        f"{MINI_BATCH}={fits} would make as many updates of them, "
+        f"{MINI_BATCH}={fits} would make {many} of them, "
         f"or {BATCH}={smaller} with {MINI_BATCH}={size}, each from newer rollouts"
     )
 

@@ -64,6 +64,14 @@ def test_with_those_sizes_there_are_as_many_updates_as_grpos(
     assert size * of_a_group / epochs <= plain < (size + 1) * of_a_group / epochs
 
 
+def test_where_no_size_makes_as_many_updates_that_is_said() -> None:
+    said = hint(config(4, 4), totals(19 * 32, 6))
+    assert said is not None
+    assert (
+        "ppo_mini_batch_size=1 would make 4 times the updates, still fewer than GRPO's, of them, or data.train" in said
+    )
+
+
 def test_the_smallest_mini_batch_cannot_be_smaller() -> None:
     said = hint(config(4, 1), totals(4 * 8 * 10, 6))
     assert said is not None
