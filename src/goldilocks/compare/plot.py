@@ -76,7 +76,9 @@ def costs(table: Table, place: int) -> list[Plot]:
     )
     y = alt.Y("ratio:Q", axis=number_axis(f"{table.cost.kind}, as a multiple", "~r"), scale=alt.Scale(zero=True))
     intervals = base.mark_rule(strokeWidth=2, opacity=0.5).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
-    triangles = base.mark_point(shape="triangle-up", filled=True, size=70, opacity=0.7).encode(y=alt.Y("open:Q"))
+    triangles = base.mark_point(shape="triangle-up", filled=True, size=70, opacity=0.7, yOffset=-9).encode(
+        y=alt.Y("open:Q")
+    )
     open_ends = [triangles] if any(row["open"] is not None for row in rows) else []
     chart = layered(reference(1.0), intervals, *open_ends, base.mark_circle(size=90, opacity=1).encode(y=y))
     name = name_of(baseline.recipe)
