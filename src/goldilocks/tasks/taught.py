@@ -32,12 +32,21 @@ def teach(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pupil = pupil.to(device, torch.float32)
     optimizers = [(torch.optim.AdamW(pupil.parameters(), LR, betas=(0.9, 0.99), weight_decay=0.0), LR)]
-    with Progress(transient=True) as bar, torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+    with Progress(transient=True) as bar, mixed_precision(device.type, enabled=device.type == "cuda"):
         line = bar.add_task(f"teaching {model.name} its first lessons", total=steps)
         told = partial(_tell, bar, line)
         warm_start(pupil, partial(encode, tokenizer), seed, steps, told, taught, optimizers)
     pupil.to(kept).save_pretrained(out)
     tokenizer.save_pretrained(out)
+
+
+def mixed_precision(device: str, *, enabled: bool) -> torch.autocast:
+    """Return a context for many steps of training in bfloat16.
+
+    autocast keeps a bfloat16 copy of each weight until its context ends, so that within one context an update would
+    never reach the next forward pass: the copies are switched off.
+    """
+    return torch.autocast(device, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
 
 def _tell(bar: Progress, line: Any, done: int) -> None:

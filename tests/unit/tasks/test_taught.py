@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from goldilocks.tasks import ladder
-from goldilocks.tasks.taught import teach
+from goldilocks.tasks.taught import mixed_precision, teach
 from goldilocks.tasks.tiny_model import build, encode
 from goldilocks.tasks.tokenizer import character_tokenizer
 from goldilocks.tasks.warm_start import _loss
@@ -31,3 +31,12 @@ def test_the_pupil_learns_and_the_model_stays(tmp_path):
         _loss(AutoModelForCausalLM.from_pretrained(one, dtype=torch.float32), lessons).item() for one in folders
     )
     assert taught < untaught
+
+
+def test_in_mixed_precision_a_forward_pass_sees_the_last_update():
+    layer = torch.nn.Linear(4, 4)
+    with mixed_precision("cpu", enabled=True):
+        first = layer(torch.ones(4))
+        with torch.no_grad():
+            layer.weight.add_(1)
+        assert not torch.equal(layer(torch.ones(4)), first)
