@@ -8,6 +8,7 @@ from pathlib import Path
 
 from goldilocks.runs.checkpoint import load_state
 from goldilocks.runs.records import group_uids, read_records
+from goldilocks.runs.trl_checkpoints import checkpoints, torn, updates
 from goldilocks.types import Account
 
 CLASSES = [account.value for account in Account]
@@ -17,9 +18,23 @@ CLASSES = [account.value for account in Account]
 
 
 def checkpointed(run: Path) -> int:
-    """The last step whose checkpoint counts."""
+    """The last step whose checkpoint counts: verl has a file that says so, on TRL a checkpoint must be whole."""
     file = run / "checkpoints" / "latest_checkpointed_iteration.txt"
-    return int(file.read_text() or 0) if file.exists() else 0
+    if file.exists():
+        return int(file.read_text() or 0)
+    newest_first = sorted(map(updates, checkpoints(run / "checkpoints")), reverse=True)
+    return next((step for step in newest_first if torn(of_trl(run, step)) is None), 0)
+
+
+def of_trl(run: Path, step: int) -> Path:
+    """TRL's checkpoint of a step; a step of these runs is one update."""
+    return run / "checkpoints" / f"checkpoint-{step}"
+
+
+def is_saving(run: Path) -> bool:
+    """Whether the newest checkpoint of a TRL run is being written."""
+    steps = [updates(folder) for folder in checkpoints(run / "checkpoints")]
+    return bool(steps) and torn(of_trl(run, max(steps))) is not None
 
 
 def logged(run: Path) -> list[tuple[int, dict[str, float]]]:
@@ -47,12 +62,14 @@ def dumped(run: Path, step: int) -> list[str]:
 class Step:
     """What a step has trained, and what its checkpoint carries on.
 
-    verl dumps the rows of a step after it has saved the checkpoint. A life that is killed in between leaves no dump, or
-    half of one; of such a step the checkpoint tells how many rows it trained, and which carried groups.
+    TRL's rows are dumped before the update, verl's after the checkpoint. A life of verl's that is killed in between leaves
+    no dump, or half of one; of such a step the checkpoint tells how many rows it trained, and which carried groups.
     """
 
     def __init__(self, run: Path, number: int, before: Step | None, killed_after: bool) -> None:
-        state = load_state(run / "checkpoints" / f"global_step_{number}" / "goldilocks.npz")["collector"]
+        of_verl = run / "checkpoints" / f"global_step_{number}"
+        folder = of_verl if of_verl.exists() else of_trl(run, number)
+        state = load_state(folder / "goldilocks.npz")["collector"]
         self.kept = {group["uid"] for group in state["shelf"]["kept"]}
         self.trained_so_far = state["accounts"]["rollouts"][Account.TRAINED.value]
         uids = dumped(run, number)

@@ -3,10 +3,12 @@
     python scripts/faults.py --kills 50 --seed 1
     python scripts/faults.py --kills 10 --seed 2 --out campaigns/2      # several side by side, each in its own folder
     python scripts/faults.py --sum campaigns/*                          # and one table of all
+    python scripts/faults.py --trainer trl --kills 20                   # a run on TRL, which is one process
 
 Each life of the run ends with SIGKILL to one process, the driver, the task runner, a training worker, the rollout
 server or an agent loop worker: either at a random moment after that process has appeared, or at a random moment after
-the first step of this life. After every life nothing of the run may be left running and the reason must be named. At
+the first step of this life. A run on TRL is one process; a third of its kills fall into the writing of a checkpoint.
+After every life nothing of the run may be left running and the reason must be named. At
 the end, over all lives together: no group was trained twice, no kept group was lost, the accounts go on where they
 were, and every step is there. The exit status is 1 if one of these does not hold. A campaign that was interrupted goes
 on if it is started with the same ``--out``.
@@ -31,7 +33,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import psutil
-from fault_checks import checkpointed, history_faults, last_logged
+from fault_checks import checkpointed, history_faults, is_saving, last_logged
 
 from goldilocks.launch.supervisor import MARK
 from goldilocks.runs.atomic import write_text
@@ -45,6 +47,7 @@ VICTIMS = {
     "server": "ray::RolloutServer",
     "agent loop": "ray::StreamingWorker",
 }
+ON_TRL = {"trainer": "goldilocks.launch.driver"}
 # A small run with surplus to carry over from step to step. Nothing expires, so that whatever is kept has to be trained.
 SETTINGS = [
     "data.train_batch_size=4",
@@ -72,6 +75,7 @@ class Plan:
     victim: str
     training: bool  # whether the moment counts from the first step of the life, or from the process's first sight
     moment: float  # seconds
+    saving: bool = False  # whether it is then put off until a checkpoint is being written
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Life:
     reason: str  # empty if it named none, or did not end
     left_running: int
     seconds: float
+    saving: bool = False
 
 
 def main() -> int:
@@ -102,6 +107,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--within", type=float, default=20.0, help="seconds in which a process is killed, after it "
         "appears or after the first step (default %(default)s)")  # fmt: skip
+    parser.add_argument("--trainer", choices=["verl", "trl"], default="verl", help="who trains (default %(default)s)")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no life after so long (default: no limit)")
     parser.add_argument("--out", type=Path, help="where the run's directory goes and stays (default: a temporary one)")
     parser.add_argument("--sum", type=Path, nargs="+", metavar="OUT", help="print the table of these campaigns instead")
@@ -115,12 +121,13 @@ def campaign(out: Path, args: argparse.Namespace) -> int:
     lives = told(out)
     print(f"{'life':>4}  {'killed':<12} {'after':>7} {'of':<8}  {'steps':<9} {'time':>6}  reason", flush=True)
     while len(lives) < args.kills and time.monotonic() < deadline:
-        lives.append(live(run, plan(args.seed, len(lives), args.within)))
+        draw = plan if args.trainer == "verl" else plan_on_trl
+        lives.append(live(run, draw(args.seed, len(lives), args.within), args.trainer))
         with (out / "lives.jsonl").open("a") as file:
             file.write(json.dumps(asdict(lives[-1])) + "\n")
         show(len(lives), lives[-1])
     total = checkpointed(run) + 2
-    done = subprocess.run(command(run, total), capture_output=True, text=True, check=False)
+    done = subprocess.run(command(run, args.trainer, total), capture_output=True, text=True, check=False)
     print(f"then to its end: {total} steps, status {done.returncode}", flush=True)
     checks = {"steps": total, "faults": faults(run, lives, done, total)}
     write_text(out / "checks.json", json.dumps(checks))
@@ -133,37 +140,46 @@ def plan(seed: int, number: int, within: float) -> Plan:
     return Plan(draw.choice(list(VICTIMS)), draw.random() < 0.5, draw.uniform(0, within))
 
 
-def command(run: Path, steps: int = 1_000_000) -> list[str]:
+def plan_on_trl(seed: int, number: int, within: float) -> Plan:
+    """A third of the lives ends at a random moment of its start, of training, and while it saves."""
+    draw = random.Random(f"{seed}, life {number}, on TRL")
+    when = draw.choice(["start", "training", "saving"])
+    return Plan("trainer", when != "start", draw.uniform(0, within), saving=when == "saving")
+
+
+def command(run: Path, trainer: str, steps: int = 1_000_000) -> list[str]:
     """The command of every life; only the last one knows where to end."""
-    words = ["dapo", "--name", run.name, "--runs", str(run.parent), *SETTINGS, f"trainer.total_training_steps={steps}"]
-    return [sys.executable, "-m", "goldilocks.cli", "train", *words]
+    words = ["dapo", f"trainer={trainer}", *SETTINGS, f"trainer.total_training_steps={steps}"]
+    return [sys.executable, "-m", "goldilocks.cli", "train", *words, "--name", run.name, "--runs", str(run.parent)]
 
 
 # -- a life ------------------------------------------------------------------------------------------------------------
 
 
-def live(run: Path, plan: Plan) -> Life:
+def live(run: Path, plan: Plan, trainer: str) -> Life:
     """Start, kill, wait for the end."""
     started, first = time.monotonic(), checkpointed(run)
-    process = subprocess.Popen(command(run), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command(run, trainer), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if plan.training:
         wait_for(lambda: checkpointed(run) > first, process, "a step")
     # The process is held from its first sight on: Ray renames it with every method that it runs.
     target = wait_for(lambda: victim(run, plan.victim), process, f"a {plan.victim}")
     time.sleep(plan.moment)
+    if plan.saving:
+        wait_for(lambda: is_saving(run), process, "a checkpoint in the making", every=0.001)
     while not killed(target):
         target = wait_for(lambda: victim(run, plan.victim), process, f"another {plan.victim}")
     reason, left = end(run, process)
-    last = last_logged(run, first)
-    return Life(plan.victim, plan.training, plan.moment, first, last, reason, left, time.monotonic() - started)
+    last, seconds = last_logged(run, first), time.monotonic() - started
+    return Life(plan.victim, plan.training, plan.moment, first, last, reason, left, seconds, plan.saving)
 
 
-def wait_for(there: Callable[[], Found | None], process: subprocess.Popen[str], what: str) -> Found:
-    """Wait until it is there, and return it."""
+def wait_for(there: Callable[[], Found | None], process: subprocess.Popen[str], what: str, every: float = 0.1) -> Found:
+    """Wait until it is there, and return it; look ``every`` so many seconds."""
     while not (found := there()):
         if process.poll() is not None:
             raise SystemExit(f"the run ended before there was {what}: {process.communicate()[1]}")
-        time.sleep(0.1)
+        time.sleep(every)
     return found
 
 
@@ -177,7 +193,7 @@ def killed(target: psutil.Process) -> bool:
 
 def victim(run: Path, name: str) -> psutil.Process | None:
     """The process of that name, if it is there."""
-    return next((found for found in processes(run) if is_one(found, VICTIMS[name])), None)
+    return next((found for found in processes(run) if is_one(found, (VICTIMS | ON_TRL)[name])), None)
 
 
 def end(run: Path, process: subprocess.Popen[str]) -> tuple[str, int]:
@@ -232,7 +248,8 @@ def told(out: Path) -> list[Life]:
 
 
 def show(number: int, life: Life) -> None:
-    since, steps = "training" if life.training else "its life", f"{life.first}-{life.last}"
+    since = "saving" if life.saving else "training" if life.training else "its life"
+    steps = f"{life.first}-{life.last}"
     print(
         f"{number:>4}  {life.victim:<12} {life.moment:>5.1f} s {since:<8}  {steps:<9} {life.seconds:>4.0f} s  "
         f"{brief(life.reason)}",
@@ -251,11 +268,13 @@ def summary(folders: list[Path]) -> int:
     """Print the kills of some campaigns by process, and their faults; 1 if there is one."""
     lives = [life for out in folders for life in told(out)]
     print(f"\n{'killed':<12} {'lives':>6} {'in training':>12} {'steps made':>11} {'mean time':>10}")
-    for name in [*VICTIMS, "all"]:
+    for name in [*dict.fromkeys(life.victim for life in lives), "all"]:
         of = [life for life in lives if name in (life.victim, "all")]
         steps, seconds = sum(max(0, life.last - life.first) for life in of), sum(life.seconds for life in of)
         mean = f"{seconds / len(of):.0f} s" if of else "-"
         print(f"{name:<12} {len(of):>6} {sum(life.training for life in of):>12} {steps:>11} {mean:>10}")
+    if saving := sum(life.saving for life in lives):
+        print(f"killed while a checkpoint was being written: {saving}")
     ended = [json.loads((out / "checks.json").read_text()) for out in folders if (out / "checks.json").exists()]
     found: Counter[str] = Counter({"campaigns not ended": len(folders) - len(ended)})
     for checks in ended:

@@ -1,4 +1,4 @@
-"""The campaign of ``make faults`` in its short form: killed twice, and nothing is lost or made twice."""
+"""The campaigns of ``make faults`` in their short form: killed twice, and nothing is lost or made twice."""
 
 from __future__ import annotations
 
@@ -18,9 +18,16 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 SCRIPT = Path(__file__).parents[2] / "scripts" / "faults.py"
 
 
-def test_a_run_that_is_killed_twice_trains_no_group_twice_and_loses_none(arithmetic: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [["--seed", "1"], ["--trainer", "trl", "--seed", "8", "--within", "5"]],
+    ids=["verl", "TRL, while it trains and while it saves"],
+)
+def test_a_run_that_is_killed_twice_trains_no_group_twice_and_loses_none(
+    options: list[str], arithmetic: Path, tmp_path: Path
+) -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--kills", "2", "--seed", "1", "--out", str(tmp_path)],
+        [sys.executable, str(SCRIPT), "--kills", "2", *options, "--out", str(tmp_path)],
         env={**os.environ, defaults.VARIABLE: str(arithmetic), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,

@@ -33,8 +33,9 @@ def faults() -> Iterator[ModuleType]:
 class History:
     """A run of two steps as it lies on disk: two groups of two rollouts each, the second of them carried for a step."""
 
-    def __init__(self, run: Path, classes: list[str]) -> None:
+    def __init__(self, run: Path, classes: list[str], checkpoint: str = "global_step_") -> None:
         self.run = run
+        self.checkpoint = checkpoint  # what the folders of verl or of TRL are called
         self.trained = {1: ["g0"], 2: ["g1"]}
         self.kept: dict[int, list[str]] = {1: ["g1"], 2: []}
         accounts = dict.fromkeys(classes, 0)
@@ -51,7 +52,7 @@ class History:
             rows = [self._row(step, f"{uid}_{index}_0") for uid in uids for index in range(2)]
             dump = "".join(json.dumps(row) + "\n" for row in [*rows, self._row(step, "pad0_0_0")])
             (self.run / "rollouts" / f"{step}.jsonl").write_text(dump)
-            folder = self.run / "checkpoints" / f"global_step_{step}"
+            folder = self.run / "checkpoints" / f"{self.checkpoint}{step}"
             folder.mkdir(parents=True)
             shelf = {"kept": [{"uid": uid} for uid in self.kept[step]]}
             accounts = {"rollouts": {"trained": 2 * step}}
@@ -76,6 +77,23 @@ def found(faults: ModuleType, run: Path, killed_after: tuple[int, ...] = ()) -> 
 
 def test_a_whole_run_has_no_faults(faults: ModuleType, history: History) -> None:
     assert found(faults, history.write()) == {}
+
+
+def test_a_run_on_trl_is_checked_by_the_same_rules(faults: ModuleType, tmp_path: Path) -> None:
+    history = History(tmp_path / "run", CLASSES, checkpoint="checkpoint-")
+    assert found(faults, history.write()) == {}
+    again = History(tmp_path / "again", CLASSES, checkpoint="checkpoint-")
+    again.trained[2] = ["g2"]
+    assert found(faults, again.write()) == {"kept groups lost": 1}
+
+
+def test_of_a_run_on_trl_the_last_whole_checkpoint_counts(faults: ModuleType, tmp_path: Path) -> None:
+    run = History(tmp_path / "run", CLASSES, checkpoint="checkpoint-").write()
+    assert (faults.checkpointed(run), faults.is_saving(run)) == (0, True)
+    (run / "checkpoints" / "checkpoint-1" / "trainer_state.json").write_text("{}")
+    assert (faults.checkpointed(run), faults.is_saving(run)) == (1, True)
+    (run / "checkpoints" / "checkpoint-2" / "trainer_state.json").write_text("{}")
+    assert (faults.checkpointed(run), faults.is_saving(run)) == (2, False)
 
 
 def test_a_group_in_two_steps_was_trained_twice(faults: ModuleType, history: History) -> None:
@@ -153,6 +171,13 @@ def test_a_campaign_that_is_interrupted_goes_on_with_the_lives_of_its_seed(fault
     assert faults.plan(1, 2, 20.0) == faults.plan(1, 2, 20.0)
     assert len({faults.plan(1, number, 20.0) for number in range(20)}) == 20
     assert {faults.plan(seed, 0, 20.0).victim for seed in range(50)} == set(faults.VICTIMS)
+    on_trl = {faults.plan_on_trl(1, number, 20.0) for number in range(20)}
+    assert on_trl == {faults.plan_on_trl(1, number, 20.0) for number in range(20)}
+    assert {(one.victim, one.training, one.saving) for one in on_trl} == {
+        ("trainer", False, False),
+        ("trainer", True, False),
+        ("trainer", True, True),
+    }
 
 
 def test_the_reason_is_the_line_that_names_it_whatever_libraries_print_before(faults: ModuleType) -> None:

@@ -19,7 +19,7 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 def last_whole(root: Path) -> Path | None:
     """Return the checkpoint of the most updates that is whole, and log which ones are skipped and why."""
-    for folder in sorted(_checkpoints(root), key=updates, reverse=True):
+    for folder in sorted(checkpoints(root), key=updates, reverse=True):
         fault = torn(folder)
         if fault is None:
             return folder
@@ -50,6 +50,7 @@ def begin(folder: Path) -> None:
     (folder / LAST_FILE).unlink(missing_ok=True)
 
 
-def _checkpoints(root: Path) -> list[Path]:
+def checkpoints(root: Path) -> list[Path]:
+    """Return every checkpoint that was begun."""
     there = root.iterdir() if root.is_dir() else ()
     return [folder for folder in there if _NAME.fullmatch(folder.name) and folder.is_dir()]
