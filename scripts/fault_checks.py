@@ -62,7 +62,7 @@ def dumped(run: Path, step: int) -> list[str]:
 class Step:
     """What a step has trained, and what its checkpoint carries on.
 
-    TRL's rows are dumped before the update, verl's after the checkpoint. A life of verl's that is killed in between leaves
+    TRL's rows are dumped before the update, verl's after the checkpoint. A life of verl's that is killed between leaves
     no dump, or half of one; of such a step the checkpoint tells how many rows it trained, and which carried groups.
     """
 
