@@ -294,7 +294,7 @@ class Settings:
         if self.prior_name == "strata":
             return Strata(self.strata().of(source), **self.policies.prior_kwargs)
         if self.prior_name == FORECAST:
-            return Forecast(self.features().of(source, hidden_states), **self._forecast_kwargs)
+            return Forecast(self.features().of(source, hidden_states), source.keys(), **self._forecast_kwargs)
         return Flat()
 
     @property

@@ -18,6 +18,7 @@ from goldilocks.features.text import LENGTHS, column_features, text_features
 SAMPLE = 20_000
 CHUNK = 4_096
 DIMENSIONS = 48
+LEAST = 1e-3  # of the first component's variance: what varies less is rounding, or next to nothing
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def feature_matrix(
     """Features of the texts, and of the columns named: an intercept, lengths, components of n-grams, the columns."""
     require(dimensions >= 1, "goldilocks.features.dimensions", dimensions, "1 or more")
     reduced = reduce(lambda rows: text_features([texts[row] for row in rows]), len(texts), dimensions, LENGTHS)
-    named = [column_features(name, values)[:, None] for name, values in (columns or {}).items()]
+    named = [column_features(name, values) for name, values in (columns or {}).items()]
     return with_intercept(reduced, *named)
 
 
@@ -51,13 +52,24 @@ def reduce(features: Callable[[np.ndarray], np.ndarray], size: int, dimensions: 
     sample = features(np.unique(np.linspace(0, size - 1, min(size, SAMPLE)).astype(np.int64)))
     standard = Standard.of(sample)
     wide = standard(sample)[:, untouched:]
-    _, vectors = np.linalg.eigh(wide.T @ wide)
-    components = vectors[:, ::-1][:, : min(dimensions, len(sample))]
+    components = _components(wide, dimensions)
     parts = []
     for start in range(0, size, CHUNK):
         rows = standard(features(np.arange(start, min(start + CHUNK, size))))
         parts.append(np.hstack([rows[:, :untouched], rows[:, untouched:] @ components]))
     return np.concatenate(parts)
+
+
+def _components(values: np.ndarray, dimensions: int) -> np.ndarray:
+    """The directions in which the rows vary most; those in which they hardly vary are left out.
+
+    The sign of each is fixed, so that the order of the rows does not decide it.
+    """
+    variances, vectors = np.linalg.eigh((values.T @ values).astype(np.float64))
+    variances, vectors = variances[::-1][:dimensions], vectors[:, ::-1][:, :dimensions]
+    vectors = vectors[:, variances > LEAST * max(variances[0], 1e-12)]
+    largest = np.abs(vectors).argmax(axis=0)
+    return np.asarray(vectors * np.sign(vectors[largest, np.arange(vectors.shape[1])]))
 
 
 def with_intercept(*blocks: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ KINDS = ("text", "hidden")
 
 @dataclass(frozen=True)
 class Features:
-    """``kind``: from the text alone, or from the policy's hidden states; ``columns`` of numbers are added to either."""
+    """``kind``: from the text alone, or from the policy's hidden states; ``columns`` are added to either."""
 
     kind: str = "text"
     columns: Sequence[str] = field(default_factory=list)
@@ -37,5 +37,5 @@ class Features:
         require(hidden_states is not None, "goldilocks.features.kind", self.kind, "text: there is no model here")
         assert hidden_states is not None
         states = hidden_states()
-        named = [column_features(name, values)[:, None] for name, values in columns.items()]
+        named = [column_features(name, values) for name, values in columns.items()]
         return with_intercept(reduce(lambda rows: states[rows], len(states), self.dimensions), *named)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -16,6 +17,7 @@ import numpy as np
 
 BUCKETS = 512
 LONGEST_GRAM = 3
+MOST_WORDS = 32  # of a column
 LENGTHS = 4  # columns before the buckets
 _TOKEN = re.compile(r"\d+|[^\W\d_]+|[^\w\s]|_")
 
@@ -49,12 +51,20 @@ def _bucket(gram: str) -> int:
 
 
 def column_features(name: str, values: Sequence[object]) -> np.ndarray:
-    """A numeric column of the data; what is missing in it counts as its mean."""
+    """A column of numbers, in which a missing one counts as their mean; of words, a column for each frequent word."""
+    if all(value is None for value in values):
+        raise ValueError(f"goldilocks.features.columns: {name!r} has no value")
     try:
         column = np.array([math.nan if value is None else float(value) for value in values])  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise ValueError(f"goldilocks.features.columns: {name!r} is not a column of numbers") from None
+        return _indicators(list(map(str, values)))
     known = np.isfinite(column)
     if not known.any():
         raise ValueError(f"goldilocks.features.columns: {name!r} has no finite number")
-    return np.where(known, column, column[known].mean())
+    return np.asarray(np.where(known, column, column[known].mean())[:, None])
+
+
+def _indicators(values: Sequence[str]) -> np.ndarray:
+    """1 where a prompt has the value, for the most frequent values; the rest have 0 in all."""
+    frequent = [value for value, _ in Counter(sorted(values)).most_common(MOST_WORDS)]
+    return np.array(values)[:, None] == np.array(frequent)[None, :]

@@ -231,7 +231,7 @@ def test_strata_that_are_not_nested_are_refused():
 @pytest.mark.parametrize("prior", ["strata", "forecast"])
 def test_prompts_near_the_target_are_chosen_also_those_never_tried(prior):
     x, rates = world()
-    run = Run(Forecast(x) if prior == "forecast" else Strata([[np.digitize(x[:, 1], [-1, -0.3, 0.3, 1])]]), rates)
+    run = Run(Forecast(x, KEYS) if prior == "forecast" else Strata([[np.digitize(x[:, 1], [-1, -0.3, 0.3, 1])]]), rates)
     for version in range(1, 5):
         run.step(version)
     unseen = np.flatnonzero(run.ledger.visits == 0)
@@ -293,7 +293,7 @@ def test_what_was_right_long_ago_does_not_count_for_ever():
 
 
 def test_a_prompt_s_own_rollouts_outweigh_the_forecast_in_the_end():
-    run = Run(Forecast(world()[0], worth=3.0), np.full(SIZE, 0.5))
+    run = Run(Forecast(world()[0], KEYS, worth=3.0), np.full(SIZE, 0.5))
     run.ledger.negatives[:200] = 300.0
     drawn = run.ledger.draw(EVERY, run.rng)
     assert drawn[:200].max() < 0.1
@@ -302,7 +302,10 @@ def test_a_prompt_s_own_rollouts_outweigh_the_forecast_in_the_end():
 
 def test_groups_of_an_older_policy_count_for_less():
     x, _ = world()
-    fresh, stale = Run(Forecast(x, forgetting=0.5), np.ones(SIZE)), Run(Forecast(x, forgetting=0.5), np.ones(SIZE))
+    fresh, stale = (
+        Run(Forecast(x, KEYS, forgetting=0.5), np.ones(SIZE)),
+        Run(Forecast(x, KEYS, forgetting=0.5), np.ones(SIZE)),
+    )
     for run, version in ((fresh, 8), (stale, 2)):
         for row in range(32):
             run.visit(row, version)
@@ -310,7 +313,7 @@ def test_groups_of_an_older_policy_count_for_less():
     assert 0.5 < stale.ledger.pass_rate(np.array([0]))[0] < fresh.ledger.pass_rate(np.array([0]))[0]
 
 
-@pytest.mark.parametrize("prior", [Forecast(world()[0])])
+@pytest.mark.parametrize("prior", [Forecast(world()[0], KEYS)])
 def test_a_group_that_was_given_up_teaches_too(prior):
     ledger = Ledger(KEYS, prior=prior)
     before = ledger.pass_rate(np.array([0]))[0]
@@ -323,7 +326,37 @@ def test_a_flat_prior_has_no_metrics():
     assert Ledger(KEYS, prior=Flat()).metrics() == {}
 
 
+def learnt() -> Forecast:
+    prior = Forecast(world()[0], KEYS)
+    run = Run(prior, world()[1])
+    for row in range(100):
+        run.visit(row)
+    run.ledger.pass_rate(EVERY)
+    return prior
+
+
+def test_a_saved_regression_is_taken_up_though_the_data_were_reordered():
+    saved, x, order = learnt(), world()[0], np.random.default_rng(1).permutation(SIZE)
+    moved = Forecast(x[order], KEYS[order])
+    moved.load_state_dict(saved.state_dict())
+    assert_allclose(moved.mean(np.argsort(order)), saved.mean(EVERY), rtol=1e-5)
+
+
+@pytest.mark.parametrize("changed", ["sign", "width", "older"])
+def test_a_regression_on_other_features_is_learnt_anew(changed):
+    state, x = learnt().state_dict(), world()[0].copy()
+    if changed == "sign":
+        x[:, 2] *= -1  # of a weight that is near 0: the width alone would not tell
+    if changed == "width":
+        x = x[:, :3]
+    if changed == "older":
+        del state["sample"]
+    fresh = Forecast(x, KEYS)
+    fresh.load_state_dict(state)
+    assert_allclose(fresh.mean(EVERY)[0], 4.0)
+
+
 @pytest.mark.parametrize(("key", "value"), [("worth", 0), ("forgetting", 0), ("precision", 0)])
 def test_parameters_out_of_range_are_named(key, value):
     with pytest.raises(ValueError, match=f"goldilocks.forecast.{key}={value}"):
-        Forecast(world()[0], **{key: value})
+        Forecast(world()[0], KEYS, **{key: value})

@@ -59,13 +59,36 @@ def test_more_prompts_than_the_sample_are_all_projected():
 
 
 def test_what_is_missing_in_a_column_counts_as_its_mean():
-    assert_allclose(column_features("level", [1, None, 3]), [1, 2, 3])
+    assert_allclose(column_features("level", [1, None, 3]), [[1], [2], [3]])
 
 
-@pytest.mark.parametrize("values", [["easy", "hard"], [None, None]])
-def test_a_column_without_numbers_is_named(values):
-    with pytest.raises(ValueError, match="'level'"):
-        column_features("level", values)
+def test_a_column_of_words_has_a_column_for_each():
+    assert_allclose(
+        column_features("level", ["easy", "hard", "easy", None]), [[1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0]]
+    )
+    assert column_features("name", [f"name {number}" for number in range(100)]).shape == (100, 32)
+    x = feature_matrix(SUMS, {"level": ["easy", "hard"] * (len(SUMS) // 2)})
+    assert np.abs(x[:, 1:].T @ np.tile([1.0, -1.0], len(SUMS) // 2)).max() == pytest.approx(len(SUMS), rel=1e-3)
+
+
+def test_a_column_without_values_is_named():
+    with pytest.raises(ValueError, match="'level' has no value"):
+        column_features("level", [None, None])
+
+
+def test_what_hardly_varies_is_left_out_and_not_blown_up():
+    rng = np.random.default_rng(0)
+    latent = rng.standard_normal((300, 3))
+    wide = latent @ rng.standard_normal((3, 40)) + 1e-7 * rng.standard_normal((300, 40))
+    assert with_intercept(reduce(lambda rows: wide[rows], 300, 10)).shape[1] == 1 + 3
+
+
+def test_the_order_of_the_data_does_not_change_the_features_of_a_prompt():
+    texts = [f"Calculate {a} {'+-*'[a % 3]} {b}." for a in (3, 40, 500, 6000) for b in (7, 80, 900) for _ in range(9)]
+    order = np.random.default_rng(0).permutation(len(texts))
+    here, moved = feature_matrix(texts), feature_matrix([texts[place] for place in order])
+    assert here.shape == moved.shape
+    assert_allclose(moved, here[order], atol=1e-2)
 
 
 def table(**columns):

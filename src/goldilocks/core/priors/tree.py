@@ -52,7 +52,7 @@ class Depth:
     @property
     def handed_up(self) -> np.ndarray:
         """The share of each node's trials that counts for the node above: trials of one node are alike."""
-        return (self.concentration + 1) / (self.concentration + np.maximum(self.trials, 1))
+        return np.asarray((self.concentration + 1) / (self.concentration + np.maximum(self.trials, 1)))
 
 
 class Tree:
@@ -127,7 +127,7 @@ class Tree:
         mean = mean / (mean + np.maximum(failures - own * (1 - visited.rate), NOTHING))
         for passes, trials, concentration in reversed(path):
             mean = (passes + concentration * mean) / (trials + concentration)
-        return mean
+        return np.asarray(mean)
 
 
 @dataclass(frozen=True)
