@@ -16,7 +16,7 @@ from goldilocks.core.belief_score import BeliefScore
 from goldilocks.core.priors import Flat, Prior
 from goldilocks.core.source import KeyedPositions
 from goldilocks.errors import require
-from goldilocks.types import Group
+from goldilocks.types import Group, Prompt
 
 FIELDS = ("positives", "negatives", "visits", "streak", "tokens", "last_step", "drawn_step")
 
@@ -48,7 +48,7 @@ class Ledger:
         self.now = 0  # the last update that a group was recorded at
         self.prior = prior or Flat()
         self.score = BeliefScore()
-        self._news = False  # since the prior last caught up
+        self._news = True  # since the prior last caught up
         self._probes: dict[int, tuple[float, float]] = {}  # by key: what beliefs and the mean expect of uniform draws
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class Ledger:
     def record(self, group: Group, *, informative: bool, step: int) -> None:
         """Learn from one finished visit. ``informative``: its rewards differed."""
         row, seen = group.prompt.index, len(group)
-        if not self.visits[row] or group.prompt.key in self._probes:
+        if self._is_fair(group.prompt):
             self.drawn_step[row] = step
         positives = self._observe(group)
         tokens = group.tokens / seen
@@ -84,12 +84,16 @@ class Ledger:
     def _observe(self, group: Group) -> int:
         """Score the beliefs if the prompt was drawn uniformly, tell the prior, and return how many rollouts passed."""
         passes, trials = sum(self.is_positive(rollout.reward) for rollout in group.rollouts), len(group)
-        expected = self._probes.pop(group.prompt.key, None)
+        fair, expected = self._is_fair(group.prompt), self._probes.pop(group.prompt.key, None)
         if expected is not None:
             self.score.add(*expected, passes, trials)
-        self.prior.observe(group.prompt, passes, trials, group.version)
+        self.prior.observe(group.prompt, passes, trials, group.version, fair=fair)
         self._news = True
         return passes
+
+    def _is_fair(self, prompt: Prompt) -> bool:
+        """Whether the visit is not owed to the prompt's own rollouts: it is the first, or was drawn uniformly."""
+        return not self.visits[prompt.index] or prompt.key in self._probes
 
     def probe(self, rows: np.ndarray) -> np.ndarray:
         """Note that these prompts were drawn uniformly: beliefs are scored by what comes of them. Returns them."""

@@ -42,8 +42,11 @@ class Prior(Policy):
         """The same by one draw of what prompts share, the same draw for every prompt that shares it."""
         return self.mean(rows)
 
-    def observe(self, prompt: Prompt, passes: int, trials: int, version: int) -> None:
-        """Told of every group, also of one that is given up before it is judged; ``version`` of the policy wrote it."""
+    def observe(self, prompt: Prompt, passes: int, trials: int, version: int, *, fair: bool) -> None:
+        """Told of every group, also of one that is given up before it is judged; ``version`` of the policy wrote it.
+
+        ``fair``: the visit was the prompt's first or a uniform draw, and so not owed to the prompt's own rollouts.
+        """
 
     def catch_up(self, counts: Counts) -> None:
         """Learn what was told since. Called before beliefs are read, and never twice for the same news."""

@@ -1,8 +1,11 @@
 """A prompt never tried is believed to be what a regression on its features forecasts.
 
-The regression learns from every group that comes in, kept or not, and forgets as the policy moves. A forecast counts as
-``worth`` rollouts of the prompt. Given the features, the rollouts of one group are alike: the regression weighs them as
-a beta-binomial of the same ``worth`` does.
+The regression learns from every group that comes in, kept or not, and forgets as the policy moves. A second regression
+of two weights, the mean of all and a slope, learns how good the forecasts of groups were before they came in. The slope
+begins at 0. So a forecast begins as the mean, and stays there while it is no better.
+
+A forecast counts as ``worth`` rollouts of the prompt, estimated from how far groups are from their forecasts beyond
+chance. Given the features, the rollouts of one group are alike: both regressions weigh them as a beta-binomial does.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import numpy as np
 
 from goldilocks.core.logistic import Logistic
 from goldilocks.core.priors.base import Counts, Prior
+from goldilocks.core.priors.strata import WORTHS
+from goldilocks.core.priors.tree import GUESS, GUESS_WEIGHT, TINY, UNKNOWN
 from goldilocks.core.source import KeyedPositions
 from goldilocks.errors import require
 from goldilocks.types import Prompt
@@ -20,59 +25,90 @@ from goldilocks.types import Prompt
 SAMPLE = 64  # prompts whose features are saved with the regression
 SAME = 0.1  # standard deviations: data that a few prompts were added to have features that differ by less
 SOME = 1024  # prompts that stand for all
-Observation = tuple[int, int, int, int, int]  # a prompt's key and row, passes, trials, the version of the policy
+MEMORY = 512  # groups that the estimate of worth is over, for the most part
+Observation = tuple[int, int, int, int, int, int]  # key, row, passes, trials, version, whether fair
 
 
 class Forecast(Prior):
-    """``features``: a row for each prompt, in the order of ``keys``, the prompts' keys."""
+    """``features``: a row for each prompt, in the order of ``keys``. ``worth``: None estimates it."""
 
     def __init__(
         self,
         features: np.ndarray,
         keys: np.ndarray,
         *,
-        worth: float = 8.0,
+        worth: float | None = None,
         forgetting: float = 0.98,
         precision: float = 1.0,
     ) -> None:
-        require(worth > 0, "goldilocks.forecast.worth", worth, "rollouts above 0 that a forecast counts as")
-        require(0 < forgetting <= 1, "goldilocks.forecast.forgetting", forgetting, "what an update leaves, in (0, 1]")
-        require(precision > 0, "goldilocks.forecast.precision", precision, "a precision above 0")
-        self.worth = worth
+        accepted = "rollouts above 0 that a forecast counts as"
+        require(worth is None or worth > 0, "goldilocks.prior_kwargs.worth", worth, accepted)
+        accepted = "what an update leaves, in (0, 1]"
+        require(0 < forgetting <= 1, "goldilocks.prior_kwargs.forgetting", forgetting, accepted)
+        require(precision > 0, "goldilocks.prior_kwargs.precision", precision, "a precision above 0")
         self.forgetting = forgetting
+        self._worth = worth
         self._features = features
         self._keys = keys
         self._model = Logistic(features.shape[1], prior=precision, forgetting=forgetting)
+        self._calibration = Logistic(2, forgetting=forgetting)
+        self._spread = np.array([GUESS_WEIGHT * GUESS, GUESS_WEIGHT])  # around forecasts, and the most there can be
         self._pending: list[Observation] = []
         self._version = 0
 
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    @property
+    def worth(self) -> float:
+        correlation = max(self._spread[0] / self._spread[1], TINY**2)
+        return float(np.clip(1 / correlation - 1, *WORTHS)) if self._worth is None else self._worth
+
     def mean(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self._counts(self._model.predict(self._features[rows]))
+        return self._counts(self._forecast(rows))
 
     def overall(self) -> float:
-        return float(self._model.predict(self._features[:: max(len(self._features) // SOME, 1)]).mean())
+        return float(self._forecast(np.arange(0, len(self._features), max(len(self._features) // SOME, 1))).mean())
 
     def draw(self, rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """By one draw of the weights, the same for every prompt."""
-        return self._counts(self._model.draw(self._features[rows], rng))
+        """By one draw of all weights, the same for every prompt."""
+        return self._counts(self._calibration.draw(_with_logits(self._model.draw(self._features[rows], rng)), rng))
+
+    def _forecast(self, rows: np.ndarray) -> np.ndarray:
+        return self._calibration.predict(_with_logits(self._model.predict(self._features[rows])))
 
     def _counts(self, rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        right = np.clip(self.worth * rates, 1e-3, self.worth - 1e-3).astype(np.float32)
+        right = np.clip(self.worth * rates, TINY, self.worth - TINY).astype(np.float32)
         return right, np.float32(self.worth) - right
 
-    def observe(self, prompt: Prompt, passes: int, trials: int, version: int) -> None:
-        self._pending.append((prompt.key, prompt.index, passes, trials, version))
+    # -- learning ------------------------------------------------------------------------------------------------------
+
+    def observe(self, prompt: Prompt, passes: int, trials: int, version: int, *, fair: bool) -> None:
+        self._pending.append((prompt.key, prompt.index, passes, trials, version, fair))
 
     def catch_up(self, counts: Counts) -> None:
-        pending, self._pending = np.array(self._pending, dtype=np.uint64).reshape(-1, 5), []
+        pending, self._pending = np.array(self._pending, dtype=np.uint64).reshape(-1, 6), []
         rows = KeyedPositions(self._keys).find(pending[:, 0], pending[:, 1])
         there = rows >= 0  # the others are gone from the data
-        passes, trials, versions = pending[there, 2:].astype(np.float64).T
+        rows, (passes, trials, versions, fair) = rows[there], pending[there, 2:].astype(np.float64).T
         now = int(versions.max(initial=self._version))
         self._model.forget(now - self._version)
+        self._calibration.forget(now - self._version)
         self._version = now
-        weights = self.forgetting ** (now - versions) * (self.worth + 1) / (self.worth + trials)
-        self._model.learn(self._features[rows[there]], weights * passes, weights * trials)
+        weights = self.forgetting ** (now - versions) * (UNKNOWN + 1) / (UNKNOWN + trials)
+        self._compare(rows, passes, trials, weights * fair)
+        self._model.learn(self._features[rows], weights * passes, weights * trials)
+
+    def _compare(self, rows: np.ndarray, passes: np.ndarray, trials: np.ndarray, weights: np.ndarray) -> None:
+        """Learn what the forecasts of these groups were worth; the regression has not learnt from them yet."""
+        forecast = self._forecast(rows)
+        possible, fair = forecast * (1 - forecast), weights > 0
+        beyond = (passes / trials - forecast) ** 2 - possible / trials
+        news = np.array([beyond[fair].sum(), (possible * (1 - 1 / trials))[fair].sum()])
+        self._spread = self._spread * (1 - 1 / MEMORY) ** int(fair.sum()) + news
+        logits = _with_logits(self._model.predict(self._features[rows]))
+        self._calibration.learn(logits, weights * passes, weights * trials)
+
+    # -- state ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         sample = np.argsort(self._keys, kind="stable")[:SAMPLE]
@@ -80,6 +116,8 @@ class Forecast(Prior):
             "pending": list(self._pending),
             "version": self._version,
             "model": self._model.state_dict(),
+            "calibration": self._calibration.state_dict(),
+            "spread": self._spread,
             "sample": {"keys": self._keys[sample], "rows": sample, "features": self._features[sample]},
         }
 
@@ -87,8 +125,10 @@ class Forecast(Prior):
         """A regression on other features than those of today is not taken over: it is learnt anew."""
         if self._knows(state.get("sample")):
             self._model.load_state_dict(state["model"])
+            self._calibration.load_state_dict(state["calibration"])
+            self._spread = np.array(state["spread"])
             self._version = state["version"]
-            self._pending = [tuple(one) for one in state["pending"]]
+            self._pending = [(int(k), int(r), int(p), int(t), int(v), int(f)) for k, r, p, t, v, f in state["pending"]]
 
     def _knows(self, sample: dict[str, np.ndarray] | None) -> bool:
         """Whether the prompts of a saved sample have the features today that they had then."""
@@ -101,3 +141,9 @@ class Forecast(Prior):
 
     def metrics(self) -> dict[str, float]:
         return {"belief/worth": self.worth}
+
+
+def _with_logits(rates: np.ndarray) -> np.ndarray:
+    """A column of ones, and one of logits."""
+    clipped = np.clip(rates, TINY, 1 - TINY)
+    return np.stack([np.ones(len(rates)), np.log(clipped / (1 - clipped))], axis=1)
