@@ -68,6 +68,11 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
     ``run_dir`` is where ``goldilocks report`` finds the run (default: ``output_dir``).
     """
 
+    train_dataset: Any  # TRL's own, which has no types
+    data_collator: Any
+    _step: int
+    _buffered_inputs: Any
+
     def __init__(
         self,
         *args: Any,
