@@ -36,8 +36,10 @@ def train(config: DictConfig, run_dir: Path) -> None:
 
     from goldilocks.trl import GoldilocksGRPOTrainer
 
-    sections: dict[str, Any] = {name: OmegaConf.to_container(config[name]) for name in SECTIONS if name in config}
-    sections["filter_groups"] = OmegaConf.to_container(config.algorithm.filter_groups)
+    sections: dict[str, Any] = {
+        name: OmegaConf.to_container(config[name], resolve=True) for name in SECTIONS if name in config
+    }
+    sections["filter_groups"] = OmegaConf.to_container(config.algorithm.filter_groups, resolve=True)
     grader = Grader(config.reward.custom_reward_function)
     trainer = GoldilocksGRPOTrainer(
         model=str(Path(config.actor_rollout_ref.model.path).expanduser()),
