@@ -89,6 +89,10 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
     ) -> None:
         self.num_generations: int
         self.beta: Any  # the weight of the KL term
+        self._step: int
+        self._buffered_inputs: Any
+        self.train_dataset: Any
+        self.data_collator: Any
         self.collection: Collection | None = None
         self._scored: Scored | None = None
         self._seeds: Seeds | None = None  # of the round that is being generated
@@ -221,9 +225,10 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
     def _count_by_column(self, inputs: list[dict[str, Any]], rewards: Tensor) -> None:
         """Log each answer of a validation under the values of its row's columns; TRL logs the mean."""
         names: list[str] = self.reward_func_names
-        right = (
-            rewards[:, names.index("acc")] if "acc" in names else rewards.nan_to_num() @ self.reward_weights.to(rewards)
-        )
+        right = rewards.nan_to_num() @ self.reward_weights.to(rewards)
+        if "acc" in names:  # NaN where the reward function returned none
+            accuracy = rewards[:, names.index("acc")]
+            right = torch.where(accuracy.isnan(), right, accuracy)
         rows = [[metric_name(column, value_of(row, column)) for column in self._validate_by] for row in inputs]
         for labels, one in zip(Processes(self.accelerator).gathered(rows), right.tolist(), strict=True):
             for label in labels:

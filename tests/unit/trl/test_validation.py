@@ -36,6 +36,24 @@ def test_accuracy_by_column_is_the_mean_over_the_answers_of_each_value(tmp_path:
     assert "val-core/eval/reward/mean@4" in lines[-1]
 
 
+def test_where_the_reward_has_no_acc_an_answer_counts_by_its_score(tmp_path: Path) -> None:
+    def acc(completions: list[Any], **_: Any) -> list[None]:
+        return [None for _ in completions]
+
+    trainer = world.trainer(
+        tmp_path,
+        sections={"goldilocks": {"validate_by": ["right"]}, "run_dir": tmp_path},
+        reward_funcs=[world.reward, acc],
+        reward_weights=[1.0, 0.0],
+        eval_dataset=world.dataset(4),
+        per_device_eval_batch_size=16,
+    )
+    found = trainer.evaluate()
+    by_column = [value for name, value in found.items() if "right" in name]
+    assert len(by_column) == 4
+    assert sum(by_column) / 4 == pytest.approx(found["eval_reward"])
+
+
 def test_a_column_that_the_validation_data_lack_is_named(tmp_path: Path) -> None:
     sections = {"goldilocks": {"validate_by": ["level"]}}
     trainer = world.trainer(tmp_path, sections=sections, eval_dataset=world.dataset(4), per_device_eval_batch_size=16)
