@@ -1,4 +1,4 @@
-"""What a prior is worth: informative groups per 1,000 rollouts on generated pass rates, against DAPO.
+"""What strata are worth: ``dapo``'s informative groups per 1,000 rollouts, and ``dapo_strata``'s as multiples of them.
 
     python benchmarks/priors.py [--worlds 8] [--seed 0]
 
@@ -19,6 +19,7 @@ from goldilocks.simulate import PassRates, Setup, simulate
 from goldilocks.simulate.policies import recipe_config, settings_of
 
 BUDGETS = (4_096, 16_384)
+COLUMNS = ("dapo", "column", "text", "column*", "text*")  # *: shuffled, so that strata say nothing
 WORDINGS = ("numbers", "verbose", "operands", "letters")
 NAMES = ("add", "sub", "mul", "sort", "count", "max", "reverse", "divide")
 PEOPLE = ("Ann", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana")
@@ -116,29 +117,22 @@ def row(world: World, seeds: range) -> list[float]:
     return figures
 
 
+def line(name: str, figures: list[float]) -> str:
+    return f"{name:<56}" + "".join(f"{one:>8.2f}" for one in figures)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first world")
     parser.add_argument("--runs", type=int, default=2, help="simulations of each world and policy")
     args = parser.parse_args()
-    print(
-        f"{'world':<58}"
-        + "".join(
-            f"{rollouts:>9,}: " + " ".join(f"{one:>8}" for one in ("dapo", "column", "text", "col-", "text-"))
-            for rollouts in BUDGETS
-        )
-    )
+    print(f"{'':<56}" + "".join(f"{f'after {rollouts:,} rollouts':>40}" for rollouts in BUDGETS))
+    print(f"{'skills x levels':<56}" + len(BUDGETS) * "".join(f"{one:>8}" for one in COLUMNS))
     for seed in range(args.seed, args.seed + args.worlds):
         world = World.drawn(seed)
         name = f"{world.skills}x{world.levels} mean {world.mean} steep {world.steep:.1f} spread {world.spread:.0f}"
-        name += f" {world.wording}"
-        figures = row(world, range(1, args.runs + 1))
-        print(
-            f"{name:<58}"
-            + "".join(" " * 11 + " ".join(f"{one:8.2f}" for one in figures[5 * i : 5 * i + 5]) for i in range(2)),
-            flush=True,
-        )
+        print(line(f"{name} {world.wording}", row(world, range(1, args.runs + 1))), flush=True)
 
 
 if __name__ == "__main__":
