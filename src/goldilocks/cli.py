@@ -24,7 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "goldilocks.launch.pass_rates",
         "how often does a model answer each prompt right? One pass, one file",
     ),
-    "forecast": ("goldilocks.forecast.command", "what would a forecast of pass rates have been worth in this run?"),
+    "forecast": ("goldilocks.forecast.command", "what would priors have known of prompts never tried in this run?"),
     "report": ("goldilocks.report.command", "a run directory, or several, as one page to look at"),
     "filter": ("goldilocks.filtering.command", "run the batch filter on saved rollouts"),
     "data": ("goldilocks.tasks.command", "make a data set as verl parquet files"),

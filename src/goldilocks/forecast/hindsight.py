@@ -1,7 +1,7 @@
 """Go through a run's groups in their order, forecast each prompt's first visit from what came before, and score that.
 
-No group is forecast by a model that has learnt from it or from a later one, so the figures are what the selector
-``forecast`` would have had to go by. Only first visits are scored: of a prompt that was tried, its own rollouts tell.
+The forecasts are those of ``goldilocks.prior=strata`` or ``forecast``. No group is forecast by a prior that has learnt
+from it or from a later one. Only first visits are scored: of a prompt that was tried, its own rollouts tell.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from goldilocks.core import Ledger, ListSource
 from goldilocks.core.belief_score import log_loss
-from goldilocks.core.logistic import Logistic
+from goldilocks.core.priors import Forecast, Prior, Strata
 from goldilocks.errors import require
-from goldilocks.features import feature_matrix
+from goldilocks.features import Features, StrataSettings
 from goldilocks.runs.records import Record, group_uids, read_records
+from goldilocks.types import Group, Rollout
 
 POSITIVE_THRESHOLD = 0.5
 WORTHS = np.geomspace(0.1, 1000, 161)  # rollouts
 RANKS = 4
-WORTH = 8.0  # as the prior begins with
 ENOUGH = 32  # first visits, after those of the first step
 
 
@@ -30,7 +31,7 @@ ENOUGH = 32  # first visits, after those of the first step
 class Outcomes:
     """Groups in the order of their steps: which prompt, at which step, passes among trials."""
 
-    texts: list[str]  # of the prompts
+    prompts: ListSource  # what they say, and the other columns of their rows
     prompt: np.ndarray
     step: np.ndarray
     passes: np.ndarray
@@ -78,10 +79,13 @@ def _outcomes(groups: Sequence[Sequence[Record]], path: Path) -> Outcomes:
     require(column is not None, "RUN", str(path), "rollouts with a column input or prompt, score and step")
     places: dict[str, int] = {}
     prompt = [places.setdefault(str(group[0][str(column)]), len(places)) for group in groups]
+    first = {place: group[0] for place, group in reversed(list(zip(prompt, groups, strict=True)))}
+    columns = {name: [first[place].get(name) for place in range(len(places))] for name in groups[0][0]}
     passes = [sum(_number(row, "score") >= POSITIVE_THRESHOLD for row in group) for group in groups]
     steps = [_number(group[0], "step") for group in groups]
     trials = [len(group) for group in groups]
-    return Outcomes(list(places), np.array(prompt), np.array(steps), np.array(passes, float), np.array(trials, float))
+    source = ListSource(list(places), columns=columns)
+    return Outcomes(source, np.array(prompt), np.array(steps), np.array(passes, float), np.array(trials, float))
 
 
 def _number(row: Record, column: str) -> float:
@@ -90,9 +94,9 @@ def _number(row: Record, column: str) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def look_back(outcomes: Outcomes) -> Hindsight:
-    """Score the forecasts that the regression would have made."""
-    scored, forecasts, means = _forecasts(outcomes, feature_matrix(outcomes.texts))
+def look_back(outcomes: Outcomes, prior: str = "forecast", columns: Sequence[str] = ()) -> Hindsight:
+    """Score the forecasts that a prior would have made; ``columns`` of the rollouts are its strata, or its features."""
+    scored, forecasts, means = _forecasts(outcomes, _prior(prior, outcomes.prompts, columns))
     require(len(scored) >= ENOUGH, "RUN", f"{len(scored)} first visits", f"{ENOUGH} or more after the first step")
     passes, trials = outcomes.passes[scored], outcomes.trials[scored]
     several = trials > 1
@@ -100,7 +104,7 @@ def look_back(outcomes: Outcomes) -> Hindsight:
     ranks = _ranks(forecasts, outcomes.step[scored])
     informative = (passes > 0) & (passes < trials)
     return Hindsight(
-        prompts=len(outcomes.texts),
+        prompts=len(outcomes.prompts),
         groups=len(outcomes.step),
         rollouts=int(outcomes.trials.sum()),
         scored=len(scored),
@@ -115,29 +119,39 @@ def look_back(outcomes: Outcomes) -> Hindsight:
     )
 
 
-def _forecasts(outcomes: Outcomes, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _prior(name: str, prompts: ListSource, columns: Sequence[str]) -> Prior:
+    if name == "strata":
+        return Strata(StrataSettings(list(columns)).of(prompts))
+    return Forecast(Features(columns=list(columns)).of(prompts), prompts.keys())
+
+
+def _forecasts(outcomes: Outcomes, prior: Prior) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The groups that are first visits after the first step, with the forecast and the mean of all before each."""
-    model = Logistic(x.shape[1])
-    seen, passes, trials = np.zeros(len(outcomes.texts), dtype=bool), 1.0, 2.0
-    scored: list[np.ndarray] = []
-    forecasts: list[np.ndarray] = []
-    means: list[np.ndarray] = []
+    ledger = Ledger(outcomes.prompts.keys(), prior=prior)
+    seen, passes, trials = np.zeros(len(ledger), dtype=bool), 1.0, 2.0
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for number, step in enumerate(np.unique(outcomes.step)):
         groups = np.flatnonzero(outcomes.step == step)
         prompts = outcomes.prompt[groups]
         fresh = groups[~seen[prompts]]
-        if number and len(fresh):
-            scored.append(fresh)
-            forecasts.append(model.predict(x[outcomes.prompt[fresh]]))
-            means.append(np.full(len(fresh), passes / trials))
-        weights = (WORTH + 1) / (WORTH + outcomes.trials[groups])
-        model.forget(1)
-        model.learn(x[prompts], weights * outcomes.passes[groups], weights * outcomes.trials[groups])
+        if number:
+            mean = np.full(len(fresh), passes / trials)
+            parts.append((fresh, ledger.pass_rate(outcomes.prompt[fresh]).astype(np.float64), mean))
+        for group in groups.tolist():
+            _record(ledger, outcomes, group, number)
         passes, trials = passes + outcomes.passes[groups].sum(), trials + outcomes.trials[groups].sum()
         seen[prompts] = True
-    empty = np.empty(0)
-    joined = [np.concatenate(parts) if parts else empty for parts in (scored, forecasts, means)]
-    return joined[0].astype(np.int64), joined[1], joined[2]
+    none = (np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))
+    scored, forecasts, means = (np.concatenate(column) for column in zip(none, *parts, strict=True))
+    return scored, forecasts, means
+
+
+def _record(ledger: Ledger, outcomes: Outcomes, group: int, step: int) -> None:
+    passes, trials = int(outcomes.passes[group]), int(outcomes.trials[group])
+    rollouts = tuple(Rollout("g0", index, float(index < passes), 1) for index in range(trials))
+    prompt = outcomes.prompts[int(outcomes.prompt[group])]
+    told = Group("g0", prompt, rollouts, trials, step)
+    ledger.record(told, informative=0 < passes < trials, step=step)
 
 
 def _loss(forecasts: np.ndarray, rates: np.ndarray) -> float:

@@ -30,7 +30,7 @@ def dump(path, *, seed=0, steps=12, groups=24, told=True, spread=None):
                 score = float(rng.random() < rate)
                 uid = f"s{step}g{group}_{rollout}_0"
                 rows.append({"input": f"Add {text} and {number}x.", "output": "", "gts": "", "score": score,
-                             "step": step, "uid": uid})  # fmt: skip
+                             "step": step, "uid": uid, "digits": digits})  # fmt: skip
             number += 1
         write_records(path / f"{step}.jsonl", rows)
     return path
@@ -68,9 +68,22 @@ def test_the_command_says_it_in_lines_and_as_json(tmp_path, capsys):
     assert main(["forecast", str(tmp_path / "run")]) == 0
     printed = capsys.readouterr().out
     assert "264 first visits forecast" in printed
-    assert "goldilocks.selector=forecast would have used them" in printed
+    assert [line.split()[0] for line in printed.splitlines()[5:8]] == ["mean", "strata", "forecast"]
+    assert "would have known most" in printed
     assert main(["forecast", str(tmp_path / "run"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["scored"] == 264
+    found = json.loads(capsys.readouterr().out)
+    assert found["strata"]["scored"] == found["forecast"]["scored"] == 264
+
+
+def test_strata_are_of_the_text_or_of_a_column_of_the_rollouts(tmp_path, capsys):
+    assert look_back(read_outcomes(dump(tmp_path / "told")), "strata").skill > 0.25
+    dump(tmp_path / "untold", told=False)
+    assert main(["forecast", str(tmp_path / "untold")]) == 0
+    assert "no prior would have known more than the mean" in capsys.readouterr().out
+    outcomes = read_outcomes(tmp_path / "untold")
+    assert look_back(outcomes, "strata", ["digits"]).skill > 0.25
+    with pytest.raises(ValueError, match=r"no column 'level'; there are .*digits"):
+        look_back(outcomes, "strata", ["level"])
 
 
 def test_a_run_that_is_too_short_to_say_anything_is_refused(tmp_path, capsys):
