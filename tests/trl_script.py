@@ -39,7 +39,7 @@ def train(options: dict[str, Any]) -> None:
         "batch": [[group.uid, len(group), group.prompt.index] for group in collection.batch.groups],
         "rows": [len(part["advantages"]) for part in trainer._buffered_inputs],
         "metrics": collection.batch.metrics,
-        "guard": trainer._guard.metrics,
+        "guard": {} if trainer._guard is None else trainer._guard.metrics,
     }
     (out / f"seen{trainer.accelerator.process_index}.json").write_text(json.dumps(seen))
 

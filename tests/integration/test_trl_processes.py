@@ -17,6 +17,8 @@ import pytest
 
 pytest.importorskip("trl")
 
+from goldilocks.runs.trl_checkpoints import last_whole
+
 ENDED = 0
 KILLED = -9
 ADAPTIVE = {"enable": True, "max_n": 9, "rollouts_per_batch": 3, "stop": "contrast"}
@@ -37,13 +39,31 @@ def seen(out: Path, rank: int = 0) -> dict[str, Any]:
     return dict(json.loads((out / f"seen{rank}.json").read_text()))
 
 
+TWO_PROCESSES = [
+    *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"),
+    *("--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"),
+]
+
+
+def test_two_processes_judge_a_batch_and_write_one_checkpoint(tmp_path: Path) -> None:
+    sections = {"batch_filter": {"enable": True}}
+    saved = {"per_device_train_batch_size": 8, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    ended = start({"out": str(tmp_path), "sections": sections, **saved}, *TWO_PROCESSES)
+    assert ended.returncode == ENDED, ended.stderr[-4000:]
+    metrics = seen(tmp_path, 0)["metrics"]
+    assert metrics == seen(tmp_path, 1)["metrics"]
+    assert metrics["batch/total_groups_generated"] == 4 + metrics["train/groups_rejected"]
+    whole = last_whole(tmp_path)
+    assert whole == tmp_path / "checkpoint-2"
+    assert {"rng_state_0.pth", "rng_state_1.pth"} <= {file.name for file in whole.iterdir()}
+
+
 def test_two_processes_train_one_batch_that_the_first_decided(tmp_path: Path) -> None:
     guard = {"enable": True, "skip": 1e-6}  # every second update, by the policy that the first one left, is skipped
     sections = {"filter_groups": {"enable": True}, "adaptive_rollout": ADAPTIVE, "goldilocks": {"guard": guard}}
     sizes = {"per_device_train_batch_size": 8, "num_iterations": 2, "max_steps": 4}
     options = {"out": str(tmp_path), "sections": sections, **sizes}
-    accelerate = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"]
-    ended = start(options, *accelerate, "--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0")
+    ended = start(options, *TWO_PROCESSES)
     assert ended.returncode == ENDED, ended.stderr[-4000:]
     first, second = seen(tmp_path, 0), seen(tmp_path, 1)
     assert first["batch"] == second["batch"]

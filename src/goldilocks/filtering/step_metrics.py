@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class Mean(float):
@@ -11,9 +12,18 @@ class Mean(float):
     count: float
 
     def __new__(cls, total: float, count: float) -> Mean:
-        mean = super().__new__(cls, total / count if count else 0.0)
+        return cls.of(total / count if count else 0.0, count)
+
+    @classmethod
+    def of(cls, value: float, count: float) -> Mean:
+        """Return a mean whose value is known."""
+        mean = super().__new__(cls, value)
         mean.count = count
         return mean
+
+    def __reduce__(self) -> tuple[Any, tuple[float, float]]:
+        """The first process of several sends its metrics to the others."""
+        return Mean.of, (float(self), self.count)
 
 
 def combine(batches: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from hypothesis import given
@@ -48,3 +50,10 @@ def test_counts_are_summed_and_means_are_weighed() -> None:
     steps = [{"dropped": 2, "rate": Mean(1, 2)}, {"dropped": 3, "rate": Mean(0, 6)}, {"dropped": 1}]
     assert combine(steps) == {"dropped": 6, "rate": 1 / 8}
     assert combined_metrics([{}, {}]) == {}
+
+
+@pytest.mark.parametrize("mean", [Mean(1.0, 3), Mean(0.1 * 7, 7), Mean(0.0, 0)])
+def test_a_mean_is_the_same_in_another_process(mean: Mean) -> None:
+    there = pickle.loads(pickle.dumps(mean))
+    assert isinstance(there, Mean)
+    assert (float(there), there.count) == (float(mean), mean.count)
