@@ -27,13 +27,14 @@ from goldilocks.core import (
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed
 from goldilocks.core.filters import Everything, Filter, Variance
 from goldilocks.core.guard import Guard
-from goldilocks.core.priors import PRIORS, Flat, Forecast, Prior, Strata
+from goldilocks.core.priors import PRIORS, Flat, Forecast, Oracle, Prior, Strata
 from goldilocks.core.selectors import Selector
 from goldilocks.errors import nearest, require, require_type
 from goldilocks.features import Features, StrataSettings
 from goldilocks.filtering.config import PPOFilterConfig
 from goldilocks.nested import value_at
 from goldilocks.runs.budget import Budget
+from goldilocks.runs.validation import metric_name
 from goldilocks.types import OnExhausted, OnFull
 
 S = TypeVar("S")
@@ -166,6 +167,10 @@ class Settings:
         policies = self.policies
         known = ", ".join(PRIORS) + nearest(policies.prior, PRIORS)
         require(policies.prior in PRIORS, "goldilocks.prior", policies.prior, f"one of {known}")
+        columns = list(self.strata().columns)
+        told = len(columns) == 1 and columns[0] in policies.validate_by
+        accepted = "with goldilocks.prior=oracle one column, which is in goldilocks.validate_by too"
+        require(policies.prior != "oracle" or told, "goldilocks.strata.columns", columns, accepted)
         other = policies.selector == FORECAST and policies.prior not in ("flat", FORECAST)
         accepted = "flat or forecast with goldilocks.selector=forecast"
         require(not other, "goldilocks.prior", policies.prior, accepted)
@@ -293,6 +298,9 @@ class Settings:
         """Where beliefs about the prompts of this source begin."""
         if self.prior_name == "strata":
             return Strata(self.strata().of(source), **self.policies.prior_kwargs)
+        if self.prior_name == "oracle":
+            (column,) = self.strata().columns
+            return Oracle([metric_name(column, value) for value in source.column(column, "goldilocks.strata.columns")])
         if self.prior_name == FORECAST:
             return Forecast(self.features().of(source, hidden_states), source.keys(), **self._forecast_kwargs)
         return Flat()

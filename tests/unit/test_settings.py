@@ -262,12 +262,24 @@ def test_the_prior_is_named_and_strata_are_columns_or_the_shape_of_the_text() ->
     ("overrides", "message"),
     [
         (["goldilocks.prior=stratum"], r"goldilocks.prior='stratum' is not accepted: one of .*did you mean 'strata'"),
+        (
+            ["goldilocks.prior=oracle", "goldilocks.strata.columns=[level]"],
+            "one column, which is in goldilocks.validate_by",
+        ),
         (["goldilocks.strata.columns=level"], "goldilocks.strata.columns='level' is not accepted: a list"),
     ],
 )
 def test_a_prior_that_is_not_known_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         settings(*overrides)
+
+
+def test_an_oracle_has_a_name_for_the_rate_of_each_level() -> None:
+    keys = ["goldilocks.prior=oracle", "goldilocks.strata.columns=[level]", "goldilocks.validate_by=[level]"]
+    prior = settings(*keys).collector(ListSource(["a", "b"], columns={"level": [1, 2]})).ledger.prior
+    prior.tell({"val/level/2/acc": 0.25})
+    passes, failures = prior.mean(np.array([1]))
+    assert passes / (passes + failures) == pytest.approx(0.25)
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:

@@ -22,6 +22,7 @@ class ValidatesByColumn:
 
     config: Any
     settings: Any
+    collector: Any
     val_dataloader: Any
 
     def _validate(self, *args: Any, **kwargs: Any) -> Any:
@@ -44,6 +45,7 @@ class ValidatesByColumn:
         for column in columns:
             values = [value_of(rows[str(uid)], column) for uid in uids]
             metrics |= accuracy_by(column, values, [float(one or 0.0) for one in right])
+        self.collector.ledger.prior.tell(metrics)
         return metrics
 
 

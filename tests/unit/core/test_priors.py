@@ -15,7 +15,7 @@ from goldilocks.core.belief_score import BeliefScore
 from goldilocks.core.filters import Variance
 from goldilocks.core.logistic import Logistic, sigmoid
 from goldilocks.core.pool import Pool
-from goldilocks.core.priors import Flat, Forecast, Prior, Strata
+from goldilocks.core.priors import Flat, Forecast, Oracle, Prior, Strata
 from goldilocks.core.selectors import Thompson
 from goldilocks.types import Group, OnExhausted, OnFull, Prompt, Rollout
 
@@ -226,6 +226,18 @@ def test_visits_that_are_owed_to_a_prompt_s_own_rollouts_do_not_make_it_speak_fo
 def test_strata_that_are_not_nested_are_refused():
     with pytest.raises(ValueError, match="each stratum within one of the depth above"):
         Strata([[EVERY % 2, EVERY % 3]])
+
+
+def test_an_oracle_believes_what_it_is_told_and_what_visits_show_of_the_rest():
+    names = [f"val/level/{level}/acc" for level in FIVE]
+    run = Run(Oracle(names), RATES)
+    run.ledger.prior.tell({"val/level/2/acc": 0.7, "val/level/9/acc": 0.1, "other": 1.0})
+    for row in range(100):
+        run.visit(row)
+    assert_allclose(run.ledger.pass_rate(np.arange(395, 400)), [0.0, 0.02, 0.7, 0.9, 1.0], atol=0.06)
+    loaded = Ledger(KEYS, prior=Oracle(names))
+    loaded.load_state_dict(run.ledger.state_dict())
+    assert_allclose(loaded.pass_rate(EVERY), run.ledger.pass_rate(EVERY))
 
 
 # -- choosing ----------------------------------------------------------------------------------------------------------

@@ -36,6 +36,18 @@ def test_accuracy_by_column_is_the_mean_over_the_answers_of_each_value(tmp_path:
     assert "val-core/eval/reward/mean@4" in lines[-1]
 
 
+def test_an_oracle_is_told_what_the_validation_shows(tmp_path: Path) -> None:
+    sections = {"goldilocks": {"validate_by": ["right"], "prior": "oracle", "strata": {"columns": ["right"]}}}
+    trainer = world.trainer(tmp_path, sections=sections, eval_dataset=world.dataset(10), per_device_eval_batch_size=32)
+    found = trainer.evaluate()
+    assert trainer.collection is not None
+    assert trainer.collection.decisions is not None
+    told = trainer.collection.decisions.collector.ledger.prior.state_dict()["told"]
+    shown = {name.removeprefix("eval_"): value for name, value in found.items() if "val/right" in name}
+    assert told
+    assert {name: shown[name] for name in told} == pytest.approx(told)
+
+
 def test_where_the_reward_has_no_acc_an_answer_counts_by_its_score(tmp_path: Path) -> None:
     def acc(completions: list[Any], **_: Any) -> list[None]:
         return [None for _ in completions]

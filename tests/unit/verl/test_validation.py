@@ -12,6 +12,8 @@ from verl import DataProto
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from goldilocks.core import Ledger
+from goldilocks.core.priors import Oracle
 from goldilocks.verl.v0.trainer import RayPPOTrainerWithSampling
 from goldilocks.verl.v1.async_trainer import GoldilocksAsyncTrainer
 from goldilocks.verl.v1.trainer import GoldilocksTrainer
@@ -38,6 +40,8 @@ class Validation:
 
     def __init__(self, columns):
         self.settings = SimpleNamespace(policies=SimpleNamespace(validate_by=columns))
+        prior = Oracle(["val/level/1/acc", "val/level/2/acc"])
+        self.collector = SimpleNamespace(ledger=Ledger(np.arange(2, dtype=np.uint64), prior=prior))
         self.val_dataloader = list(batches())
 
     def _validate(self):
@@ -77,6 +81,8 @@ def test_accuracy_by_column_stands_beside_verls_metrics(kind):
     }
     assert metrics["val-core/a/acc/mean@1"] == 0.75
     assert trainer.val_dataloader is loader
+    believed = trainer.collector.ledger.pass_rate(np.arange(2))
+    assert believed == pytest.approx([1.0, 0.5], abs=0.01), "an oracle is told"
 
 
 def test_without_columns_the_metrics_are_verls_own():

@@ -6,6 +6,7 @@ The ledger adds a prompt's own rollouts to it. Selectors and allocators read the
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -47,6 +48,9 @@ class Prior(Policy):
 
         ``fair``: the visit was the prompt's first or a uniform draw, and so not owed to the prompt's own rollouts.
         """
+
+    def tell(self, rates: Mapping[str, float]) -> None:
+        """Told of pass rates that a validation measured, by their names; only an oracle listens."""
 
     def catch_up(self, counts: Counts) -> None:
         """Learn what was told since. Called before beliefs are read, and never twice for the same news."""

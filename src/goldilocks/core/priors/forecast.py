@@ -16,7 +16,7 @@ import numpy as np
 
 from goldilocks.core.logistic import Logistic
 from goldilocks.core.priors.base import Counts, Prior
-from goldilocks.core.priors.strata import WORTHS
+from goldilocks.core.priors.strata import WORTHS, counts_of
 from goldilocks.core.priors.tree import GUESS, GUESS_WEIGHT, TINY, UNKNOWN
 from goldilocks.core.source import KeyedPositions
 from goldilocks.errors import require
@@ -64,21 +64,18 @@ class Forecast(Prior):
         return float(np.clip(1 / correlation - 1, *WORTHS)) if self._worth is None else self._worth
 
     def mean(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self._counts(self._forecast(rows))
+        return counts_of(self._forecast(rows), self.worth)
 
     def overall(self) -> float:
         return float(self._forecast(np.arange(0, len(self._features), max(len(self._features) // SOME, 1))).mean())
 
     def draw(self, rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """By one draw of all weights, the same for every prompt."""
-        return self._counts(self._calibration.draw(_with_logits(self._model.draw(self._features[rows], rng)), rng))
+        logits = _with_logits(self._model.draw(self._features[rows], rng))
+        return counts_of(self._calibration.draw(logits, rng), self.worth)
 
     def _forecast(self, rows: np.ndarray) -> np.ndarray:
         return self._calibration.predict(_with_logits(self._model.predict(self._features[rows])))
-
-    def _counts(self, rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        right = np.clip(self.worth * rates, TINY, self.worth - TINY).astype(np.float32)
-        return right, np.float32(self.worth) - right
 
     # -- learning ------------------------------------------------------------------------------------------------------
 

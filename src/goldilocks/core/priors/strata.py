@@ -38,7 +38,7 @@ class Strata(Prior):
     def mean(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The mean over the trees, each with its weight."""
         rates = sum(w * tree.means()[tree.leaf[rows]] for w, tree in zip(self.weights, self.trees, strict=True))
-        return _counts(np.asarray(rates), self.worth)
+        return counts_of(np.asarray(rates), self.worth)
 
     def overall(self) -> float:
         return float(self.weights @ [tree.overall() for tree in self.trees])
@@ -46,12 +46,12 @@ class Strata(Prior):
     def draw(self, rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """One tree by its weight, and the rate of each of its strata once: a stratum is explored as a whole."""
         tree = self.trees[int(rng.choice(len(self.trees), p=self.weights))]
-        return _counts(tree.draw(rng)[tree.leaf[rows]], worth(tree))
+        return counts_of(tree.draw(rng)[tree.leaf[rows]], worth_of(tree))
 
     @property
     def worth(self) -> float:
         """The mean over the trees, each with its weight."""
-        return float(self.weights @ [worth(tree) for tree in self.trees])
+        return float(self.weights @ [worth_of(tree) for tree in self.trees])
 
     def catch_up(self, counts: Counts) -> None:
         rows = np.flatnonzero(counts.visits)
@@ -72,11 +72,12 @@ class Strata(Prior):
         return {"belief/strata": float(len(best)), "belief/worth": self.worth}
 
 
-def worth(tree: Tree) -> float:
+def worth_of(tree: Tree) -> float:
     """The rollouts that a stratum of this tree counts as for one of its prompts."""
     return float(np.clip(tree.concentration, *WORTHS))
 
 
-def _counts(rates: np.ndarray, worth: float) -> tuple[np.ndarray, np.ndarray]:
+def counts_of(rates: np.ndarray, worth: float) -> tuple[np.ndarray, np.ndarray]:
+    """The Beta that counts as ``worth`` rollouts at these rates: passes and failures."""
     right = np.clip(worth * rates, TINY, worth - TINY).astype(np.float32)
     return right, np.float32(worth) - right
