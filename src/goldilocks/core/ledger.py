@@ -1,4 +1,4 @@
-"""Beliefs about each prompt: flat arrays with a row per prompt, 30 bytes per row.
+"""Beliefs about each prompt: flat arrays with a row per prompt, 34 bytes per row.
 
 A belief is a Beta posterior: the rollouts of the prompt on a prior (``goldilocks.core.priors``). Counts are stored
 under ``prompt.key``; ``prompt.index`` is the row in this run. Every visit forgets a little of the earlier ones, since
@@ -143,6 +143,7 @@ class Ledger:
             "keys": self.keys[rows],
             "rows": rows,
             "mean_tokens": self.mean_tokens,
+            "priors": np.stack(self.prior.mean(rows)),  # for whoever reads the file: what each belief began with
             "prior": self.prior.state_dict(),
             "score": self.score.state_dict(),
             "probes": sorted((key, *expected) for key, expected in self._probes.items()),

@@ -12,6 +12,8 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from goldilocks.runs.checkpoint import load_state
 
 FILE = "goldilocks.npz"
@@ -52,6 +54,8 @@ def read_beliefs(step: int, file: Path) -> Beliefs:
     try:
         ledger = load_state(file)["collector"]["ledger"]
         columns = [ledger[name].tolist() for name in COLUMNS]
+        flat = np.ones((2, len(columns[0])))  # of a run from before there were priors
+        columns += np.asarray(ledger.get("priors", flat)).tolist()
     except (KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise ValueError(f"{file} holds no beliefs: {error}") from error
     rows = [_belief(*values) for values in zip(*columns, strict=True)]
@@ -59,8 +63,17 @@ def read_beliefs(step: int, file: Path) -> Beliefs:
 
 
 def _belief(
-    key: int, positives: float, negatives: float, visits: int, streak: int, tokens: float, last_step: int
+    key: int,
+    positives: float,
+    negatives: float,
+    visits: int,
+    streak: int,
+    tokens: float,
+    last_step: int,
+    passes: float,
+    failures: float,
 ) -> Belief:
-    a, b = 1 + positives, 1 + negatives
+    """``passes`` and ``failures`` are the prior's."""
+    a, b = passes + positives, failures + negatives
     spread = math.sqrt(a * b / (a + b + 1)) / (a + b)
     return Belief(key, a / (a + b), spread, visits, streak, tokens, last_step)

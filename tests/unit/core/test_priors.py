@@ -223,6 +223,14 @@ def test_visits_that_are_owed_to_a_prompt_s_own_rollouts_do_not_make_it_speak_fo
     assert run.ledger.pass_rate(np.array([199]))[0] < 0.1, "all hundred are as old as each other"
 
 
+def test_of_very_many_prompts_the_latest_draws_count(monkeypatch):
+    monkeypatch.setattr("goldilocks.core.priors.strata.MOST", 50)
+    run = Run(Strata([[EVERY // 200]], forgetting=1.0), np.where(EVERY < 100, 1.0, 0.0))
+    for row in range(150):
+        run.visit(row, version=row)
+    assert run.ledger.pass_rate(np.array([199]))[0] < 0.1
+
+
 def test_strata_that_are_not_nested_are_refused():
     with pytest.raises(ValueError, match="each stratum within one of the depth above"):
         Strata([[EVERY % 2, EVERY % 3]])

@@ -21,6 +21,7 @@ from goldilocks.core.priors.tree import TINY, Tree, Visited
 from goldilocks.errors import require
 
 BENEFIT_OF_DOUBT = 3.0  # nats by which strata must forecast better than the mean of all to count for as much
+MOST = 65_536  # prompts that strata are estimated from, those of the latest draws: a choice takes a tenth of a second
 WORTHS = (1.0, 64.0)  # rollouts that a stratum counts as for one of its prompts, at least and at most
 
 
@@ -55,6 +56,9 @@ class Strata(Prior):
 
     def catch_up(self, counts: Counts) -> None:
         rows = np.flatnonzero(counts.visits)
+        if len(rows) > MOST:
+            latest = np.argsort(counts.drawn_step[rows], kind="stable")[-MOST:]
+            rows = rows[np.sort(latest)]
         passes = counts.positives[rows].astype(np.float64)
         trials = passes + counts.negatives[rows]
         # Prompts that show signal are visited again and again. If that kept them fresh, they would speak for all.
