@@ -66,8 +66,9 @@ class Strata(Prior):
         visited = Visited(rows, passes / trials, trials, fresh)
         for tree in self.trees:
             tree.fit(visited)
-        likelihoods = np.array([tree.log_likelihood(visited) for tree in self.trees])
-        likelihoods[0] += BENEFIT_OF_DOUBT
+        alike = self.trees[0].concentration
+        likelihoods = np.array([tree.log_likelihood(visited, alike) for tree in self.trees])
+        likelihoods[0] += BENEFIT_OF_DOUBT + np.log(len(self.trees))  # of many trees, one is better by chance
         weights = np.exp(likelihoods - likelihoods.max())
         self.weights = weights / weights.sum()
 

@@ -106,9 +106,12 @@ class Tree:
         self._depths = depths[::-1]
         self._all = (NOTHING + passes[0], NOTHING + trials[0] - passes[0])
 
-    def log_likelihood(self, visited: Visited) -> float:
-        """How well the other prompts of the tree forecast each that was visited, in nats over effective trials."""
-        effective = visited.fresh * visited.trials * (UNKNOWN + 1) / (UNKNOWN + visited.trials)
+    def log_likelihood(self, visited: Visited, concentration: float) -> float:
+        """How well the other prompts of the tree forecast each that was visited, in nats over effective trials.
+
+        Trials of one prompt are as alike as ``concentration`` says, the same for all trees that are compared.
+        """
+        effective = visited.fresh * visited.trials * (concentration + 1) / (concentration + visited.trials)
         mean = np.clip(self._without_own(visited), 0.01, 0.99)
         return float(effective @ (visited.rate * np.log(mean) + (1 - visited.rate) * np.log(1 - mean)))
 
