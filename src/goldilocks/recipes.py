@@ -19,6 +19,7 @@ from goldilocks.nested import merged
 
 DEFAULT = "grpo"
 FILE = ".yaml"  # a recipe that ends so is a file
+_OF_A_TASK = re.compile(r"\$\{oc\.select:task_\w+,(?P<default>.*)\}")
 CONFIG = Path(__file__).parent / "launch" / "config"
 OLD_NAMES = {"uniform": "grpo", "thompson+contrast": "thompson_contrast"}
 
@@ -68,7 +69,15 @@ def about(recipe: str) -> str:
 
 def read_recipe(recipe: str) -> dict[str, Any]:
     """Return every key that a recipe sets, by itself or through its ``defaults:``."""
-    return _read(find(recipe))
+    return {key: _without_task(value) for key, value in _read(find(recipe)).items()}
+
+
+def _without_task(value: Any) -> Any:
+    """Return a value with the default of everything in it that a task may set: a recipe read here has no task."""
+    if isinstance(value, Mapping):
+        return {key: _without_task(one) for key, one in value.items()}
+    found = _OF_A_TASK.fullmatch(value) if isinstance(value, str) else None
+    return yaml.load(found["default"], _Loader) if found else value
 
 
 def _read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
