@@ -23,12 +23,13 @@ from goldilocks.core import Collector, ListSource, limits
 from goldilocks.core.allocators import Fixed
 from goldilocks.core.filters import Variance
 from goldilocks.core.selectors import Uniform
+from goldilocks.drive.gate import Judgement
+from goldilocks.drive.refill import Refills
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.runs.records import row_key
 from goldilocks.settings import Settings
 from goldilocks.simulate import EngineConfig, PassRates, SimulatedEngine, batches
 from goldilocks.types import Group, Rollout
-from goldilocks.verl.refill import replacements
 from goldilocks.verl.v1.gates import BatchFilterGate
 
 UPDATES, GROUPS, N, TOKENS, FACTOR = 20, 64, 8, 5, 2.0
@@ -72,20 +73,19 @@ def update(own: Collector, config: PPOFilterConfig, informative: int, carries: b
                 for index in range(request.first, request.first + request.n):
                     own.observe(Rollout(request.uid, index, float(mixed and index % 2), TOKENS))
 
-    def judge(groups: Sequence[Group]) -> None:
+    def judge(groups: Sequence[Group]) -> Judgement:
         half = None if carries else math.ceil(len(groups) / FACTOR)
         rows = [(group.uid, rollout) for group in groups for rollout in group.trained]
         keys = [row_key(uid, rollout.index, 0) for uid, rollout in rows]
         rewards, mask = torch.tensor([rollout.reward for _, rollout in rows]), torch.ones(len(rows), TOKENS).long()
         gate = BatchFilterGate(replace(config, target_num_groups=half), seed=1)
-        refused, cut, _ = gate.select(keys, {"rewards": rewards, "response_mask": mask})
-        own.reject(refused, gate.reason)
-        own.trim(cut)
+        return gate.select(keys, {"rewards": rewards, "response_mask": mask})
 
+    refills = Refills(own, BatchFilterGate.reason, flat=BatchFilterGate.refuses_flat)
     fill()
-    judge(own.take())
-    for groups in replacements(own, fill):
-        judge(groups)
+    refills.judge(own.take(), judge)
+    for groups in refills.replacements(fill):
+        refills.judge(groups, judge)
     return own.in_hand
 
 

@@ -53,8 +53,9 @@ def test_settled_frequencies_are_those_of_short_texts_and_stay() -> None:
     with torch.inference_mode():
         rotary.settle(model)
         assert torch.equal(model(short).logits, plain(short).logits)
-        assert not torch.allclose(model(long).logits, plain(long).logits, atol=0.01)
-        assert torch.equal(model(long).logits[:, :40], model(short).logits)
+        assert not torch.allclose(model(long).logits[:, :40], plain(long).logits[:, :40], atol=0.01)
+        # Rounding may follow the shape: another number of tokens may take another kernel.
+        torch.testing.assert_close(model(long).logits[:, :40], model(short).logits, atol=1e-4, rtol=0.0)
 
 
 def test_the_kernel_normalises_rows_as_long_as_the_weight() -> None:
