@@ -155,3 +155,14 @@ def test_the_engine_leaves_the_attention_of_the_model_that_is_trained_alone(tmp_
     trainer = trained(tmp_path, {"engine_slots": 8}, max_steps=1)
     assert trainer._engine._engine is not None
     assert trainer.model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_on_a_gpu_the_batch_stays_on_the_host_and_the_model_does_not(iterations: int, tmp_path: Path) -> None:
+    """With two updates of a batch TRL asks for the log-probs of its rows while it makes the batch."""
+    sections = {**FILTERED, "engine_slots": 8}
+    trainer = trained(tmp_path, sections, max_steps=4, num_iterations=iterations, use_cpu=False)
+    assert next(trainer.model.parameters()).is_cuda
+    assert all(value.device.type == "cpu" for part in trainer._buffered_inputs for value in part.values())
+    assert all(map(torch.isfinite, map(torch.tensor, world.losses(trainer))))

@@ -100,6 +100,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         self._in_loss: dict[str, Any] | None = None  # what the loss being computed is of, until its log-probs are known
         self._validate_by: Sequence[str] = []
         super().__init__(*args, **kwargs)
+        self._device = self.accelerator.device  # the model's, also while the accelerator stands for the host
         self._engine = None if engine_slots is None else self._rollouts(engine_slots)
         routed = getattr(self, "aux_loss_enabled", False)  # a router's loss is over all rows
         alone = self.accelerator.num_processes == 1
@@ -160,7 +161,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
             folder = self._save_unfinished()
             raise Exhausted(f"{error} What was generated is saved in {folder}.") from error
         self._log_batch(logged)
-        return output if self._on_host else moved(output, self.accelerator.device)
+        return output if self._on_host else moved(output, self._device)
 
     def _generate_and_score(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         with on_host(self) if self._on_host else nullcontext():
@@ -261,7 +262,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
     def _log_probs(self, rows: list[Row]) -> list[Tensor]:
         """Return the log-probs of each row's completion under the policy of now."""
         columns = join_rows(rows, self.processing_class.pad_token_id, None)
-        device = self.accelerator.device
+        device = self._device
         ids = torch.cat([columns["prompt_ids"], columns["completion_ids"]], 1).to(device)
         mask = torch.cat([columns["prompt_mask"], columns["completion_mask"]], 1).to(device)
         size = self.args.per_device_train_batch_size
@@ -278,7 +279,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
             inputs, share = signal_rows.with_signal(inputs)
             if not share:
                 begins = self._step % self.args.gradient_accumulation_steps == 0
-                return signal_rows.no_loss(model if begins else None, self.accelerator.device)
+                return signal_rows.no_loss(model if begins else None, self._device)
             scale = share if scale is None else scale * share
         inputs = dict(inputs)  # a batch may serve several updates, each with advantages of its own
         if scale is None or self.loss_type not in MEAN_OF_ROWS:
@@ -290,7 +291,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
     def _loss_of(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         self._in_loss = inputs
         try:
-            return super().compute_loss(model, inputs, *args, **kwargs).to(self.accelerator.device)
+            return super().compute_loss(model, inputs, *args, **kwargs).to(self._device)
         finally:
             self._in_loss = None
 
@@ -310,8 +311,8 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         """TRL's, back where the ids came from; in a loss, log-probs of now are what the rest of it waits for."""
         if not (self._eval_loss or self.model.training):
             return self._no_log_probs(input_ids, *args, **kwargs)
-        asked = moved((input_ids, *args), self.accelerator.device)
-        found = super()._get_per_token_logps_and_entropies(model, *asked, **moved(kwargs, self.accelerator.device))
+        asked = moved((input_ids, *args), self._device)
+        found = super()._get_per_token_logps_and_entropies(model, *asked, **moved(kwargs, self._device))
         found = moved(found, input_ids.device)
         inputs, self._in_loss = self._in_loss, None
         if inputs is not None:
@@ -345,7 +346,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         check_engine(GRPOTrainer)
         for what, there in (("tools", getattr(self, "tools", None)), ("PEFT", hasattr(self.model, "peft_config"))):
             require(not there, "engine_slots", slots, f"none with {what}")
-        tokenizer, device = self.processing_class, self.accelerator.device
+        tokenizer, device = self.processing_class, self._device
         eos = getattr(self, "eos_token_ids", [tokenizer.eos_token_id])  # TRL 1.0 knows the tokenizer's alone
         made = EngineRollouts(self.args, slots=slots, eos_ids=eos, pad_id=tokenizer.pad_token_id, device=device)
         check_length(self.model.config, self.args.max_completion_length + 1, "max_completion_length + 1")
@@ -445,5 +446,5 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if self.collection is not None and checkpoint is not None:
-            device = HOST if self._on_host else self.accelerator.device
+            device = HOST if self._on_host else self._device
             self._step, self._buffered_inputs = self._saved.read(Path(checkpoint), device)
