@@ -21,6 +21,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from goldilocks.features.data import conversation_text
 from goldilocks.runs.directory import RunDir, set_aside
+from goldilocks.runs.history import validated_source
 from goldilocks.runs.progress import FRESH_SCORE, SCORE, SECONDS
 from goldilocks.runs.validation import column_and_value
 from goldilocks.trl.collection import Collection
@@ -40,18 +41,20 @@ NAMES = {
 }
 
 
+def accuracy_name(value: str, samples: int) -> str:
+    """Return verl's name for the mean of a value over a validation that has ``samples`` answers of each prompt."""
+    return f"val-core/eval/{value}/mean@{samples}"
+
+
 class RunRecord(TrainerCallback):
     """Writes on the first process only.
 
-    ``samples`` is how many answers an evaluation has of each prompt, ``spent`` what is known after an update alone.
+    ``spent`` is what is known after an update alone.
     """
 
-    def __init__(
-        self, path: Path, config: Mapping[str, Any], samples: int, spent: Callable[[], Mapping[str, float]]
-    ) -> None:
+    def __init__(self, path: Path, config: Mapping[str, Any], spent: Callable[[], Mapping[str, float]]) -> None:
         self._run = RunDir(path)
         self._config = config
-        self._accuracy = f"val-core/eval/reward/mean@{samples}"
         self._spent = spent
         self._batch: dict[str, float] = {}
         self._began = time.monotonic()
@@ -91,12 +94,10 @@ class RunRecord(TrainerCallback):
         self._batch = {name: value for name, value in self._batch.items() if name.startswith(kept)}
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any) -> None:
-        """Write what only TRL knows: the loss of an update, the reward of an evaluation."""
+        """Write what only TRL knows: the loss of an update, the accuracy of an evaluation."""
         known = {NAMES[name]: value for name, value in (logs or {}).items() if name in NAMES}
-        if "eval_reward" in (logs or {}):
-            known[self._accuracy] = logs["eval_reward"]
-            own = {name.removeprefix("eval_"): value for name, value in logs.items()}
-            known |= {name: value for name, value in own.items() if column_and_value(name)}
+        own = {name.removeprefix("eval_"): value for name, value in (logs or {}).items()}
+        known |= {name: value for name, value in own.items() if validated_source(name) or column_and_value(name)}
         if known:
             self._write(state.global_step, known)
 

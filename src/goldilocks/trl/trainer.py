@@ -36,7 +36,7 @@ from goldilocks.trl.guard import check as check_guard
 from goldilocks.trl.host import HOST, Unread, Unsent, moved, on_host
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts, SamplerOrder
-from goldilocks.trl.record import RunRecord
+from goldilocks.trl.record import RunRecord, accuracy_name
 from goldilocks.trl.rows import LOG_PROBS, Row, RowStore, join_rows, split_rows
 from goldilocks.trl.saved import Saved
 from goldilocks.trl.sections import Section, Sections
@@ -44,6 +44,7 @@ from goldilocks.trl.supported import RETURNED, check_engine, check_trl
 
 TOTALS = ("accounts/", "data/", "budget/")  # running totals: of several steps, the last counts, not the mean
 NUMBERED = 64  # prompts of an evaluation whose rollouts are numbered together: its batches may have any size
+ACCURACY = "acc"  # the reward function, of those there are, that says whether an answer is right
 MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses whose policy term is divided by the number of rows
 
 
@@ -135,8 +136,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
             self._guard = GuardCallback(settings.guard(), self.accelerator, self._metrics["train"])
             self.add_callback(self._guard)
         if processes.first:
-            config, samples = sections.config(self.args), self.num_generations_eval
-            self._record = RunRecord(run_dir, config, samples, self._update_metrics)
+            self._record = RunRecord(run_dir, sections.config(self.args), self._update_metrics)
             self.add_callback(self._record)
 
     def _decisions(self, settings: Settings, prompts: DatasetPrompts, rows: RowStore) -> Decisions:
@@ -219,18 +219,23 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self._scored = Scored(prompts, completions, completion_ids_list, rewards)
-        if self._validate_by and not self.model.training:
-            self._count_by_column(inputs, rewards)
+        if self.collection is not None and not self.model.training:
+            self._count_answers(inputs, rewards)
         return rewards
 
-    def _count_by_column(self, inputs: list[dict[str, Any]], rewards: Tensor) -> None:
-        """Log each answer of a validation under the values of its row's columns; TRL logs the mean."""
-        names: list[str] = self.reward_func_names
+    def _count_answers(self, inputs: list[dict[str, Any]], rewards: Tensor) -> None:
+        """Log each answer of a validation, in all and under the values of its row's columns; TRL logs the mean.
+
+        TRL's own ``eval_reward`` is a mean over batches, of which the last may be small.
+        """
+        judged = ACCURACY in self.reward_func_names
         right = rewards.nan_to_num() @ self.reward_weights.to(rewards)
-        if "acc" in names:  # NaN where the reward function returned none
-            accuracy = rewards[:, names.index("acc")]
+        if judged:  # NaN where the reward function returned none
+            accuracy = rewards[:, self.reward_func_names.index(ACCURACY)]
             right = torch.where(accuracy.isnan(), right, accuracy)
-        rows = [[metric_name(column, value_of(row, column)) for column in self._validate_by] for row in inputs]
+        whole = accuracy_name(ACCURACY if judged else "reward", self.num_generations_eval)
+        columns = self._validate_by
+        rows = [[whole, *(metric_name(column, value_of(row, column)) for column in columns)] for row in inputs]
         for labels, one in zip(Processes(self.accelerator).gathered(rows), right.tolist(), strict=True):
             for label in labels:
                 self._metrics["eval"][label].append(one)

@@ -33,7 +33,33 @@ def test_accuracy_by_column_is_the_mean_over_the_answers_of_each_value(tmp_path:
     lines = [json.loads(line)["data"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert len(expected) == 6
     assert {name: value for name, value in lines[-1].items() if name.startswith("val/")} == expected
-    assert "val-core/eval/reward/mean@4" in lines[-1]
+    answers = [one for ones in seen.values() for one in ones]
+    assert lines[-1]["val-core/eval/acc/mean@4"] == pytest.approx(sum(answers) / len(answers))
+
+
+def test_accuracy_is_how_often_answers_are_right_where_the_reward_trained_on_is_another(tmp_path: Path) -> None:
+    """Of ten prompts in batches of eight and two, every answer counts the same."""
+    seen: list[float] = []
+
+    def acc(completions: list[Any], right: list[int], **columns: Any) -> list[float]:
+        seen.extend(world.reward(completions, right, **columns))
+        return seen[-len(completions) :]
+
+    def marks(completions: list[Any], right: list[int], **columns: Any) -> list[float]:
+        return [0.25 + value / 2 for value in world.reward(completions, right, **columns)]
+
+    trainer = world.trainer(
+        tmp_path,
+        sections={"goldilocks": {}, "run_dir": tmp_path},
+        reward_funcs=[marks, acc],
+        reward_weights=[1.0, 0.0],
+        eval_dataset=world.dataset(10),
+        per_device_eval_batch_size=32,
+    )
+    trainer.evaluate()
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert len(seen) == 40
+    assert json.loads(line)["data"] == {"val-core/eval/acc/mean@4": pytest.approx(sum(seen) / len(seen))}
 
 
 def test_an_oracle_is_told_what_the_validation_shows(tmp_path: Path) -> None:
