@@ -101,6 +101,7 @@ class Policies:
     replay: Mapping[str, Any] = field(default_factory=lambda: asdict(Replay()))
     guard: Mapping[str, Any] = field(default_factory=lambda: asdict(Guard()))
     budget: Mapping[str, Any] = field(default_factory=lambda: asdict(Budget()))
+    study: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,8 @@ class Settings:
         policies = self.policies
         known = ", ".join(PRIORS) + nearest(policies.prior, PRIORS)
         require(policies.prior in PRIORS, "goldilocks.prior", policies.prior, f"one of {known}")
+        accepted = "flat, strata or forecast; oracle is for the arms of goldilocks compare"
+        require(policies.prior != "oracle" or policies.study, "goldilocks.prior", policies.prior, accepted)
         columns = list(self.strata().columns)
         told = len(columns) == 1 and columns[0] in policies.validate_by
         accepted = "with goldilocks.prior=oracle one column, which is in goldilocks.validate_by too"

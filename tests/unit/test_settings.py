@@ -263,8 +263,12 @@ def test_the_prior_is_named_and_strata_are_columns_or_the_shape_of_the_text() ->
     [
         (["goldilocks.prior=stratum"], r"goldilocks.prior='stratum' is not accepted: one of .*did you mean 'strata'"),
         (
-            ["goldilocks.prior=oracle", "goldilocks.strata.columns=[level]"],
+            ["goldilocks.prior=oracle", "goldilocks.study=true", "goldilocks.strata.columns=[level]"],
             "one column, which is in goldilocks.validate_by",
+        ),
+        (
+            ["goldilocks.prior=oracle", "goldilocks.strata.columns=[level]", "goldilocks.validate_by=[level]"],
+            "goldilocks.prior='oracle' is not accepted: flat, strata or forecast; oracle is for the arms of goldi",
         ),
         (["goldilocks.strata.columns=level"], "goldilocks.strata.columns='level' is not accepted: a list"),
     ],
@@ -275,8 +279,9 @@ def test_a_prior_that_is_not_known_is_refused(overrides: list[str], message: str
 
 
 def test_an_oracle_has_a_name_for_the_rate_of_each_level() -> None:
-    keys = ["goldilocks.prior=oracle", "goldilocks.strata.columns=[level]", "goldilocks.validate_by=[level]"]
-    prior = settings(*keys).collector(ListSource(["a", "b"], columns={"level": [1, 2]})).ledger.prior
+    columns = ["goldilocks.strata.columns=[level]", "goldilocks.validate_by=[level]"]
+    chosen = settings("goldilocks.prior=oracle", "goldilocks.study=true", *columns)
+    prior = chosen.collector(ListSource(["a", "b"], columns={"level": [1, 2]})).ledger.prior
     prior.tell({"val/level/2/acc": 0.25})
     passes, failures = prior.mean(np.array([1]))
     assert passes / (passes + failures) == pytest.approx(0.25)

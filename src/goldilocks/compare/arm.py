@@ -66,6 +66,7 @@ class Arm:
             "trainer.val_before_train=True",
             f"goldilocks.budget.{self.cost.kind}={self.cost.amount}",
             f"goldilocks.budget.validations={VALIDATIONS}",
+            "goldilocks.study=True",
             *(f"{key}={self.seed}" for key in SEEDS),
         ]
 

@@ -16,7 +16,14 @@ from goldilocks.launch.preflight import check_budget, check_paths
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.settings import Settings
 
-OWN = ("goldilocks.budget", "trainer.val_before_train", "trainer.test_freq", "trainer.resume_mode", *SEEDS)
+OWN = (
+    "goldilocks.budget",
+    "goldilocks.study",
+    "trainer.val_before_train",
+    "trainer.test_freq",
+    "trainer.resume_mode",
+    *SEEDS,
+)
 
 
 def check_study(study: Study, device: str) -> None:

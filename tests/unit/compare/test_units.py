@@ -57,6 +57,12 @@ def test_every_recipe_takes_small_batches_and_only_those_that_drop_groups_genera
     assert config.data.gen_batch_size == (8 if settings.drops_groups else None)
 
 
+def test_an_arm_may_have_an_oracle():
+    arm = Arm("name", "strata", 1, {"goldilocks.prior": "oracle"}, EqualCost("rollouts", 1000))
+    columns = ["goldilocks.strata.columns=[level]", "goldilocks.validate_by=[level]"]
+    assert Settings.from_config(compose_config(choose(arm.command(columns), "cpu"))).prior_name == "oracle"
+
+
 def test_a_best_value_at_an_end_of_its_list_is_an_edge_and_one_within_is_not():
     grid = {"a.lr": ("3e-4", "1e-4", "2e-4"), GROUPS: ("2", "4", "8"), "loss": ("grpo", "gspo"), "one": ("1",)}
     chosen = {"a.lr": "3e-4", GROUPS: "4", "loss": "gspo", "one": "1"}

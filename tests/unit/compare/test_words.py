@@ -70,6 +70,7 @@ def test_other_budgets_are_refused_in_one_line(word, capsys, tmp_path):
         (["grpo", *ENOUGH, "--tune", "a=[1,2"], "--tune 'a=[1,2' is not accepted"),
         (["grpo", *ENOUGH, "data.seed=3"], "goldilocks compare sets data.seed itself"),
         (["grpo", *ENOUGH, "goldilocks.budget.tokens=3"], "sets goldilocks.budget.tokens itself"),
+        (["grpo", *ENOUGH, "goldilocks.study=False"], "sets goldilocks.study itself"),
         (["grpo", *ENOUGH, "--tune", "data.seed=3,4"], "sets data.seed itself"),
         (["grpo", *ENOUGH, "--tune", "data.train_batch=3,4"], "unknown key 'data.train_batch'"),
         (["grpo", *ENOUGH, "trainer.use_v1=False"], "needs trainer.use_v1=True"),

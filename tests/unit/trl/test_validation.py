@@ -63,7 +63,8 @@ def test_accuracy_is_how_often_answers_are_right_where_the_reward_trained_on_is_
 
 
 def test_an_oracle_is_told_what_the_validation_shows(tmp_path: Path) -> None:
-    sections = {"goldilocks": {"validate_by": ["right"], "prior": "oracle", "strata": {"columns": ["right"]}}}
+    oracle = {"prior": "oracle", "study": True, "strata": {"columns": ["right"]}}
+    sections = {"goldilocks": {"validate_by": ["right"], **oracle}}
     trainer = world.trainer(tmp_path, sections=sections, eval_dataset=world.dataset(10), per_device_eval_batch_size=32)
     found = trainer.evaluate()
     assert trainer.collection is not None
