@@ -21,7 +21,7 @@ mkdir -p "$WHEELS" "$SITE"
 
 # 1. What travels, pinned to what was run.
 PACKAGES=(
-  verl==0.9.1 ray==2.60.0
+  verl==0.9.1 trl==1.16.0 ray==2.60.0
   transformers==5.10.4 tokenizers==0.22.2          # verl 0.9.1 wants transformers<5.11, and that wants tokenizers<=0.23.0
   tensordict==0.10.0 pyvers==0.1.0 orjson==3.13.0 importlib_metadata==10.2.0 zipp==4.1.2 lazy-importer==0.1.0
   torchdata==0.11.0 codetiming==1.4.0 cachetools==8.0.0 pylatexenc==2.11
