@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from goldilocks.errors import require
-from goldilocks.features.text import words
+from goldilocks.features.text import digits_of, words
 
 SMALLEST = 4  # prompts of a stratum
 DISTINCT = 32  # numbers of a column that are strata each; more are divided by their order first
@@ -97,7 +97,7 @@ def shapes(texts: Sequence[str]) -> list[list[Sequence[object]]]:
     common = {token for token, prompts in many.items() if prompts >= max(COMMON * len(texts), SMALLEST)}
     rare = {token for token, prompts in many.items() if prompts < SMALLEST}
     first = [one[0] if one else "" for one in tokens]
-    frame = [tuple(dict.fromkeys(t for t in one if t in common and len(t) > 1 and t[0] != "#")) for one in tokens]
+    frame = [tuple(dict.fromkeys(t for t in one if t in common and len(t) > 1 and not digits_of(t))) for one in tokens]
     numbers = [_numbers_of(one) for one in tokens]
     length = [len(one) for one in tokens]
     whole = [" ".join(token for token in one if token not in rare) for one in tokens]
@@ -106,5 +106,5 @@ def shapes(texts: Sequence[str]) -> list[list[Sequence[object]]]:
 
 def _numbers_of(tokens: Sequence[str]) -> tuple[int, int]:
     """How many numbers there are, and of how many digits together."""
-    digits = [int(token[1:]) for token in tokens if token[0] == "#"]
+    digits = [digits for digits in map(digits_of, tokens) if digits]
     return len(digits), sum(digits)

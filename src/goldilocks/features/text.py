@@ -27,7 +27,7 @@ def text_features(texts: Sequence[str]) -> np.ndarray:
     counts = np.zeros((len(texts), LENGTHS + BUCKETS), dtype=np.float32)
     for row, text in zip(counts, texts, strict=True):
         found = words(text)
-        numbers = [word for word in found if word[0] == "#"]
+        numbers = [word for word in found if digits_of(word)]
         digits = sum(character.isdigit() for character in text)
         row[:LENGTHS] = len(text), len(found), len(numbers), digits
         for size in range(1, LONGEST_GRAM + 1):
@@ -43,6 +43,11 @@ def words(text: str) -> list[str]:
 
 def _word(token: str) -> str:
     return f"#{len(token)}" if token[0].isdigit() else token
+
+
+def digits_of(word: str) -> int:
+    """How many digits a number has; 0 for other words, the sign ``#`` among them."""
+    return int(word[1:]) if word[0] == "#" and len(word) > 1 else 0
 
 
 @lru_cache(maxsize=1 << 16)

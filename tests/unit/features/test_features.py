@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 from goldilocks.features import feature_matrix, text_features, with_intercept
 from goldilocks.features.data import column
 from goldilocks.features.matrix import SAMPLE, reduce
-from goldilocks.features.text import column_features
+from goldilocks.features.text import LENGTHS, column_features
 
 SUMS = [f"Calculate {a} {'+-'[a % 2]} {b}." for a in range(20) for b in (3, 40, 500)]
 
@@ -22,6 +22,11 @@ def test_numbers_count_by_how_many_digits_they_have():
     one, same, other = text_features(["add 17 and 250", "add 23 and 118", "add 1 and 250"])
     assert_allclose(one, same)
     assert abs(one - other).max() > 0
+
+
+def test_a_sign_is_no_number():
+    sign, dash = text_features(["answer after #: 5", "answer after -: 5"])
+    assert_allclose(sign[:LENGTHS], dash[:LENGTHS])
 
 
 def test_features_are_the_same_in_every_process():

@@ -55,6 +55,12 @@ def test_texts_are_alike_whose_numbers_have_as_many_digits():
     assert distinct(codes[:8]) == 1
 
 
+def test_the_sign_that_stands_before_an_answer_is_no_number():
+    texts = [f"add {10**digits + number}; answer after ####" for digits in (1, 2) for number in range(8)]
+    numbers_first = StrataSettings().of(ListSource(texts))[2]
+    assert distinct(numbers_first[0]) == 2
+
+
 def test_words_that_hardly_any_prompt_has_make_no_difference():
     texts = [
         f"{word} buys {number} pens" for number, word in enumerate(["Ann", "Bo", "Cy", "Di", "Ed", "Flo", "Gus", "Hy"])
