@@ -184,6 +184,18 @@ def test_what_strata_were_is_forgotten_by_updates():
     assert run.ledger.pass_rate(np.array([199]))[0] < 0.1, "what was right sixty updates ago counts for nothing"
 
 
+@pytest.mark.parametrize("updates", [7_000, 100_000])
+def test_a_stratum_that_was_seen_very_long_ago_is_as_if_never_seen(updates):
+    run = Run(Strata([[EVERY // 200, EVERY // 40]], forgetting=0.9), np.full(SIZE, 0.5))
+    for row in range(20):
+        run.visit(row, version=0)
+    for row in range(200, 220):
+        run.visit(row, version=updates)
+    never, long_ago = run.ledger.pass_rate(np.array([100, 30]))
+    assert long_ago == pytest.approx(never)
+    assert np.isfinite(run.ledger.draw(EVERY, run.rng)).all()
+
+
 def test_the_rollouts_of_one_prompt_do_not_speak_for_its_stratum():
     run = Run(Strata([[EVERY // 200]]), np.where(EVERY == 0, 1.0, 0.0))
     for row in range(20):

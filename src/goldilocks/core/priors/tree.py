@@ -16,6 +16,7 @@ import numpy as np
 from goldilocks.errors import require
 
 CONCENTRATIONS = (0.05, 1024.0)  # rollouts that a node counts as for one below it, at least and at most
+FORGOTTEN = 1e-9  # trials: of so few nothing is learnt, and in the end there would be no number for them
 GUESS = 0.25  # correlation of two rollouts of one node, before anything is known
 GUESS_WEIGHT = 0.1  # of the guess, in units of Σ μ(1 − μ) over nodes
 NOTHING = 0.5  # passes and failures of all prompts before anything is known
@@ -98,7 +99,7 @@ class Tree:
         self.concentration, passes, trials = units.gathered(len(self))
         depths = []
         for parents in reversed(self._parents):
-            seen = trials > 0
+            seen = trials > FORGOTTEN
             units = Units(passes[seen] / trials[seen], trials[seen], np.ones(int(seen.sum())), parents[seen])
             concentration, above_passes, above_trials = units.gathered(int(parents.max()) + 1)
             depths.append(Depth(parents, passes, trials, concentration))
