@@ -47,6 +47,7 @@ FORECAST_PRIOR = {
     "forgetting": "forgetting",
     "prior": "precision",
 }  # selector=forecast's, and the prior's
+PRIOR_PARAMETERS = {"strata": ("forgetting",), FORECAST: tuple(FORECAST_PRIOR.values())}  # flat and oracle have none
 REWARD_METRICS = ("reward", "seq_reward", FINAL_METRIC)  # the summed token-level score
 
 
@@ -191,8 +192,9 @@ class Settings:
         judges = f"False with goldilocks.filter={policies.filter!r}, which judges groups instead"
         unused = self.filter_groups.enable and policies.filter is not None
         require(not unused, "algorithm.filter_groups.enable", True, judges)
-        if self.prior_name == "flat":
-            self._require_parameters("prior", (), "none with goldilocks.prior=flat")
+        name = self.prior_name
+        known = PRIOR_PARAMETERS.get(name, ())
+        self._require_parameters("prior", known, f"{', '.join(known) or 'none'} with goldilocks.prior={name}")
 
     def _require_parameters(self, kind: str, known: tuple[str, ...], accepted: str) -> None:
         given = dict(getattr(self.policies, f"{kind}_kwargs"))

@@ -22,6 +22,12 @@ from goldilocks.settings import AdaptiveRollout, FilterGroups, Policies, Setting
 from goldilocks.verl.baseline import estimator_for
 
 DEFAULTS = Path(goldilocks.launch.__file__).parent / "config" / "goldilocks" / "defaults.yaml"
+ORACLE = (
+    "goldilocks.prior=oracle",
+    "goldilocks.study=true",
+    "goldilocks.strata.columns=[level]",
+    "goldilocks.validate_by=[level]",
+)
 
 
 def settings(*overrides: str) -> Settings:
@@ -267,8 +273,20 @@ def test_the_prior_is_named_and_strata_are_columns_or_the_shape_of_the_text() ->
             "one column, which is in goldilocks.validate_by",
         ),
         (
-            ["goldilocks.prior=oracle", "goldilocks.strata.columns=[level]", "goldilocks.validate_by=[level]"],
+            [*ORACLE, "goldilocks.study=false"],
             "goldilocks.prior='oracle' is not accepted: flat, strata or forecast; oracle is for the arms of goldi",
+        ),
+        (
+            ["goldilocks.prior=strata", "goldilocks.prior_kwargs.worth=4"],
+            r"goldilocks.prior_kwargs=\{'worth': 4\} is not accepted: forgetting with goldilocks.prior=strata",
+        ),
+        (
+            [*ORACLE, "goldilocks.prior_kwargs.forgetting=0.9"],
+            r"goldilocks.prior_kwargs=\{'forgetting': 0.9\} is not accepted: none with goldilocks.prior=oracle",
+        ),
+        (
+            ["goldilocks.prior=forecast", "goldilocks.prior_kwargs.prior=2"],
+            r"is not accepted: worth, forgetting, precision with goldilocks.prior=forecast",
         ),
         (["goldilocks.strata.columns=level"], "goldilocks.strata.columns='level' is not accepted: a list"),
     ],
@@ -279,9 +297,7 @@ def test_a_prior_that_is_not_known_is_refused(overrides: list[str], message: str
 
 
 def test_an_oracle_has_a_name_for_the_rate_of_each_level() -> None:
-    columns = ["goldilocks.strata.columns=[level]", "goldilocks.validate_by=[level]"]
-    chosen = settings("goldilocks.prior=oracle", "goldilocks.study=true", *columns)
-    prior = chosen.collector(ListSource(["a", "b"], columns={"level": [1, 2]})).ledger.prior
+    prior = settings(*ORACLE).collector(ListSource(["a", "b"], columns={"level": [1, 2]})).ledger.prior
     prior.tell({"val/level/2/acc": 0.25})
     passes, failures = prior.mean(np.array([1]))
     assert passes / (passes + failures) == pytest.approx(0.25)
