@@ -51,7 +51,7 @@ async def compute_score(*, guarded_function: Mapping[str, Any], timeout_s: float
         async with _room():
             running = call() if function.is_async else _in_thread(call)
             return await asyncio.wait_for(running, timeout_s)
-    except TimeoutError:
+    except asyncio.TimeoutError:  # on Python 3.10 not the built-in one
         raise RewardTimeout(
             f"the reward function {function.name} of {function.path} did not return within {timeout_s:g} s "
             f"(data_source={arguments.get('data_source')!r})"
