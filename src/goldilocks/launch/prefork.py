@@ -178,9 +178,15 @@ class Server:
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
-        head, files, *_ = socket.recv_fds(client, _LENGTH.size, 3)
-        with client.makefile("rb") as stream:
-            order = json.loads(stream.read(_LENGTH.unpack(head)[0]))
+        order, files = _received(client)
+        if order is None:
+            client.close()
+        else:
+            self._fork(order, files, client)
+        for file in files:
+            os.close(file)
+
+    def _fork(self, order: dict[str, Any], files: list[int], client: socket.socket) -> None:
         pid = os.fork()
         if pid == 0:
             try:
@@ -189,8 +195,6 @@ class Server:
                 _work(order, files)
             finally:  # the server's code is not the worker's to go on with
                 os._exit(1)
-        for file in files:
-            os.close(file)
         with contextlib.suppress(OSError):  # the client may have ended by now
             client.send(_LENGTH.pack(pid))
         self._watch(pid, client)
@@ -216,6 +220,15 @@ class Server:
 
         self._ready.register(ended, selectors.EVENT_READ, worker_ended)
         self._ready.register(client, selectors.EVENT_READ, client_ended)
+
+
+def _received(client: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """Return a client's order and its files; no order where the client was killed before it had sent it all."""
+    head, files, *_ = socket.recv_fds(client, _LENGTH.size, 3)
+    size = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
+    with client.makefile("rb") as stream:
+        text = stream.read(size)
+    return (json.loads(text) if text and len(text) == size else None), files
 
 
 def _work(order: dict[str, Any], files: list[int]) -> None:

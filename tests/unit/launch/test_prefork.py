@@ -76,6 +76,26 @@ def test_a_worker_ends_with_its_client_its_driver_and_the_other_way_round(script
     assert alive == []
 
 
+@pytest.mark.parametrize("sent", ["nothing", "half an order"])
+def test_a_client_that_ends_before_its_order_is_there_takes_no_other_worker_along(script: Path, sent: str) -> None:
+    script.write_text("print('worked', flush=True)\n")
+    body = f"""
+    import socket, struct
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(os.environ[prefork.SOCKET])
+    if {sent!r} != "nothing":
+        socket.send_fds(client, [struct.pack("!q", 100)], [0, 1, 2])
+        client.sendall(b"{{")
+    client.close()
+    subprocess.run([*python, {str(script)!r}])
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(os.environ[prefork.SOCKET])
+    print("listens")
+    """
+    out, _ = driver(body).communicate(timeout=60)
+    assert out.split() == ["worked", "listens"]
+
+
 def test_a_worker_that_dies_with_its_client_takes_no_other_worker_along(script: Path) -> None:
     script.write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
     body = (
