@@ -48,6 +48,13 @@ def test_of_a_baseline_that_has_not_gained_there_are_no_targets():
     assert targets([LINE], [curve([(0, 0.4), (200, 0.6), (400, 0.4)])], UNTIL) == ()
 
 
+def test_rounding_of_a_mean_is_no_gain():
+    """The seeds end with each other's accuracies, so that the mean stays what it was, but for its last digit."""
+    before, after = (0.2775, 0.645, 0.1775), (0.645, 0.1775, 0.2775)
+    baseline = [curve([(0, low), (400, high)]) for low, high in zip(before, after, strict=True)]
+    assert targets([LINE] * 3, baseline, UNTIL) == ()
+
+
 def test_seeds_that_agree_leave_no_doubt_of_the_ratio():
     half, *_ = targets([curve([(0, 0.2), (200, 0.6), (400, 0.6)])] * 3, [LINE] * 3, UNTIL)
     assert half.ratio.value == pytest.approx(0.5)
