@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -11,9 +12,10 @@ from goldilocks.compare.grid import Grid, combinations
 from goldilocks.compare.study import Study
 from goldilocks.compare.units import GROUPS, MINI_BATCH
 from goldilocks.errors import require
-from goldilocks.launch import defaults
+from goldilocks.launch import defaults, on_trl
 from goldilocks.launch.preflight import check_budget, check_paths
-from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.launch.recipe import choose
+from goldilocks.launch.train import composed
 from goldilocks.settings import Settings
 
 OWN = (
@@ -31,11 +33,12 @@ def check_study(study: Study, device: str) -> None:
     _check_keys(study)
     arms = study.reported_arms(study.choose([]))[: len(study.recipes)]
     for arm in [*arms, *(replace(arms[0], settings=settings) for settings in _every_value(study.grid))]:
-        choice = choose(arm.command(study.overrides), device)
-        config = compose_config(choice)
+        config = composed(choose(arm.command(study.overrides), device), Path(arm.name))
         defaults.locate(config)
         check_budget(config)
         Settings.from_config(config)
+        if on_trl.chosen(config):
+            on_trl.check_keys(config)
         if not any(_key(word) == STEPS for word in study.overrides):
             _check_schedule(config)
         defaults.provide(config)

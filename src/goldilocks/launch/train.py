@@ -114,7 +114,7 @@ class Ended:
 def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIMEOUT_S) -> Iterator[Launch]:
     """Compose and check the config and make the run directory. Errors are raised before any process starts."""
     with _ray_folder() as ray_folder:
-        config = compose_config(choice, _own_overrides(choice, runs / name, ray_folder))
+        config = composed(choice, runs / name, ray_folder)
         defaults.provide(config)
         check_paths(config)
         check_budget(config)
@@ -129,6 +129,11 @@ def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIME
             join(config, env)
         run_dir.config.write_text(_yaml(config))
         yield Launch(run_dir, config, env)
+
+
+def composed(choice: Choice, run_path: Path, ray_folder: str = "") -> DictConfig:
+    """Return the config of a run; nothing is made, and only names and types are checked."""
+    return compose_config(choice, _own_overrides(choice, run_path, ray_folder))
 
 
 def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S, stop: threading.Event | None = None) -> Ended:

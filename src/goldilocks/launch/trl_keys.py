@@ -89,7 +89,9 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
     "actor_rollout_ref.rollout.name": ("transformers", "hf"),
     "actor_rollout_ref.rollout.tensor_model_parallel_size": (1, 2),  # one device has one part; verl's default is 2
     "algorithm.adv_estimator": ("grpo",),
+    "algorithm.filter_groups.on_full": ("finish", "requeue"),
     "algorithm.use_kl_in_reward": (False,),
+    "goldilocks.loss_agg": (None,),  # loss_agg_mode alone decides it
     "trainer.n_gpus_per_node": (1,),
     "trainer.nnodes": (1,),
     "trainer.resume_mode": ("auto", "disable", "resume_path"),

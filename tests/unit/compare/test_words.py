@@ -12,6 +12,7 @@ from goldilocks.compare.grid import combinations, parse_grid
 from goldilocks.launch import defaults
 
 ENOUGH = ["--budget", "rollouts=64", "--seeds", "1"]
+ON_FULL = "algorithm.filter_groups.on_full"
 MINI = "actor_rollout_ref.actor.ppo_mini_batch_size=4"
 
 
@@ -75,6 +76,15 @@ def test_other_budgets_are_refused_in_one_line(word, capsys, tmp_path):
         (["grpo", *ENOUGH, "--tune", "data.train_batch=3,4"], "unknown key 'data.train_batch'"),
         (["grpo", *ENOUGH, "trainer.use_v1=False"], "needs trainer.use_v1=True"),
         (["grpo", *ENOUGH, "goldilocks.selector=tompson"], "did you mean 'thompson'?"),
+        (
+            ["grpo", "dapo", *ENOUGH, "trainer=trl", "data.truncation=left"],
+            "data.truncation='left' is not accepted: 'error'",
+        ),
+        (
+            ["grpo", *ENOUGH, "trainer=trl", "--tune", f"{ON_FULL}=finish,partial"],
+            f"{ON_FULL}='partial' is not accepted",
+        ),
+        (["grpo", *ENOUGH, "trainer=trl", "goldilocks.loss_agg=prompt-mean"], "not accepted: None with trainer=trl"),
         (["grpo", *ENOUGH, "data.val_files=/no/such.parquet"], "data.val_files='/no/such.parquet' does not exist"),
         (["grpo", *ENOUGH, "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"], "needs a number of steps"),
     ],
