@@ -18,7 +18,7 @@ from goldilocks.core.belief_score import log_loss
 from goldilocks.core.priors import Forecast, Prior, Strata
 from goldilocks.errors import require
 from goldilocks.features import Features, StrataSettings
-from goldilocks.runs.records import Record, group_uids, read_records
+from goldilocks.runs.records import Record, columns_of, group_uids, read_records
 from goldilocks.types import Group, Rollout
 
 POSITIVE_THRESHOLD = 0.5
@@ -80,7 +80,7 @@ def _outcomes(groups: Sequence[Sequence[Record]], path: Path) -> Outcomes:
     places: dict[str, int] = {}
     prompt = [places.setdefault(str(group[0][str(column)]), len(places)) for group in groups]
     first = {place: group[0] for place, group in reversed(list(zip(prompt, groups, strict=True)))}
-    columns = {name: [first[place].get(name) for place in range(len(places))] for name in groups[0][0]}
+    columns = columns_of([first[place] for place in range(len(places))])
     passes = [sum(_number(row, "score") >= POSITIVE_THRESHOLD for row in group) for group in groups]
     steps = [_number(group[0], "step") for group in groups]
     trials = [len(group) for group in groups]

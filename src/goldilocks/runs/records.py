@@ -85,6 +85,18 @@ def _group_uid(row: Mapping[str, object], number: int, column: str | None) -> st
     return split_row_key(uid)[0] if named else uid
 
 
+def columns_of(rows: Sequence[Record]) -> dict[str, list[object]]:
+    """Return the columns of the rows and of their ``extra_info``; what a row lacks is None."""
+    infos = [{**_extra_info(row), **row} for row in rows]
+    names = dict.fromkeys(name for info in infos for name in info)
+    return {name: [info.get(name) for info in infos] for name in names}
+
+
+def _extra_info(row: Record) -> Record:
+    info = row.get("extra_info")
+    return dict(info) if isinstance(info, Mapping) else {}
+
+
 def dump_files(directory: Path) -> list[Path]:
     """Return verl's ``<step>.jsonl`` files by step: 10 comes after 9."""
     files = [file for file in directory.glob("*.jsonl") if file.stem.isdecimal()]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from goldilocks.runs.records import Record, read_records
+from goldilocks.runs.records import Record, columns_of, read_records
 from goldilocks.types import content_key
 
 POSITIVE_THRESHOLD = 0.5
@@ -97,18 +97,8 @@ def _pass_rates(
     contents: Iterable[object], rates: Sequence[float], lengths: Sequence[float], rows: Sequence[Record]
 ) -> PassRates:
     """``rows``: the row that first speaks of each prompt, for its other columns and those of its ``extra_info``."""
-    infos = [{**_extra_info(row), **row} for row in rows]
-    columns = {
-        name: [info.get(name) for info in infos] for name in dict.fromkeys(name for info in infos for name in info)
-    }
-    return PassRates(
-        tuple(contents), np.asarray(rates, dtype=np.float64), np.asarray(lengths, dtype=np.float64), columns=columns
-    )
-
-
-def _extra_info(row: Record) -> Record:
-    info = row.get("extra_info")
-    return dict(info) if isinstance(info, Mapping) else {}
+    known = columns_of(rows)
+    return PassRates(tuple(contents), np.array(rates, float), np.array(lengths, float), columns=known)
 
 
 def _each(read: Callable[[Record], Any], rows: Sequence[Record]) -> list[Any]:

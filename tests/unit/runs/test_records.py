@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from goldilocks.runs.records import group_uids, read_records, row_key, split_row_key, write_records
+from goldilocks.runs.records import columns_of, group_uids, read_records, row_key, split_row_key, write_records
 
 ROWS = [
     {"uid": "a", "reward": 1.0, "length": 12, "text": "first\nsecond, with a comma", "solved": True},
@@ -138,3 +138,10 @@ def test_the_name_of_a_row_says_its_group_and_rollout() -> None:
     assert split_row_key(row_key("a_1_b", 0, 2)) == ("a_1_b", 0)  # a group may have any name
     with pytest.raises(ValueError, match=r"'g12' is not the name of a row: \{group\}_\{rollout\}_\{part\}"):
         split_row_key("g12")
+
+
+def test_columns_are_those_of_the_rows_and_of_their_extra_info():
+    rows = [{"input": "a", "extra_info": {"level": 3}}, {"input": "b", "extra_info": None, "level": 4}, {"input": "c"}]
+    found = columns_of(rows)
+    assert found["input"] == ["a", "b", "c"]
+    assert found["level"] == [3, 4, None]
