@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import random
@@ -16,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.core.driver import MAX_TOKENS, FaultyEngine, Log, run, take, turn
 
-from goldilocks.core import Collector, Exhausted, Limits, ListSource, Surplus
+from goldilocks.core import Collector, Exhausted, Ledger, Limits, ListSource, Surplus
 from goldilocks.core.allocators import Adaptive, Allocator
 from goldilocks.core.filters import Everything, Variance
+from goldilocks.core.priors import Prior
 from goldilocks.recipes import names
 from goldilocks.runs.checkpoint import load_state, save_state
 from goldilocks.simulate import Setup, recipe_settings
@@ -58,18 +60,17 @@ def source(prompts: int) -> ListSource:
 
 
 @functools.cache
-def features(policy: str, prompts: int) -> Any:
-    """Made once: the same prompts have the same ones."""
-    return SETTINGS[policy].features().of(source(prompts))
+def prior(policy: str, prompts: int) -> Prior:
+    """Made once, to be copied: it has learnt nothing, and making it takes longer than a run."""
+    return SETTINGS[policy].prior(source(prompts))
 
 
 def make(case: dict[str, Any], allocator: Allocator | None = None) -> Collector:
     chosen = SETTINGS[case["policy"]]
     bounds = {name: case[name] for name in ("target_groups", "gen_batch_size", "limits", "surplus", "seed")}
-    selector = chosen.selector()
-    if selector.needs_features:
-        selector.use_features(features(case["policy"], case["prompts"]))
-    return Collector(source(case["prompts"]), selector, allocator or chosen.allocator(), chosen.filter(), **bounds)
+    prompts = source(case["prompts"])
+    bounds["ledger"] = Ledger(prompts.keys(), prior=copy.deepcopy(prior(case["policy"], case["prompts"])))
+    return Collector(prompts, chosen.selector(), allocator or chosen.allocator(), chosen.filter(), **bounds)
 
 
 def run_until_exhausted(case: dict[str, Any], steps: int = 4) -> tuple[Collector, Log]:

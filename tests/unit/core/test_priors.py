@@ -431,7 +431,7 @@ def test_a_regression_on_other_features_is_learnt_anew(changed):
     assert_allclose(a, b)
 
 
-@pytest.mark.parametrize(("key", "value"), [("worth", 0), ("forgetting", 0), ("precision", 0)])
+@pytest.mark.parametrize(("key", "value"), [("worth", 0), ("worth", 0.01), ("forgetting", 0), ("precision", 0)])
 def test_parameters_out_of_range_are_named(key, value):
     with pytest.raises(ValueError, match=f"goldilocks.prior_kwargs.{key}={value}"):
         Forecast(world()[0], KEYS, **{key: value})

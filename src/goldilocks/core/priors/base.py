@@ -22,9 +22,7 @@ class Counts(Protocol):
     positives: np.ndarray
     negatives: np.ndarray
     visits: np.ndarray
-    drawn_step: (
-        np.ndarray
-    )  # of the last visit that was the first or a uniform draw: it is not owed to what others showed
+    drawn_step: np.ndarray  # of the last visit that was not owed to the prompt's own rollouts
     now: int
 
 

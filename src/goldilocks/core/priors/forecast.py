@@ -41,8 +41,8 @@ class Forecast(Prior):
         forgetting: float = 0.98,
         precision: float = 1.0,
     ) -> None:
-        accepted = "rollouts above 0 that a forecast counts as"
-        require(worth is None or worth > 0, "goldilocks.prior_kwargs.worth", worth, accepted)
+        accepted = f"{WORTHS[0]:g} or more rollouts that a forecast counts as"  # draws of less are 0 / 0 now and then
+        require(worth is None or worth >= WORTHS[0], "goldilocks.prior_kwargs.worth", worth, accepted)
         accepted = "what an update leaves, in (0, 1]"
         require(0 < forgetting <= 1, "goldilocks.prior_kwargs.forgetting", forgetting, accepted)
         require(precision > 0, "goldilocks.prior_kwargs.precision", precision, "a precision above 0")

@@ -163,10 +163,8 @@ class Units:
     def _concentration(self, share: np.ndarray, effective: np.ndarray, passes: np.ndarray, trials: np.ndarray) -> float:
         """E(r − μ)² = μ(1 − μ)(1/n + ρ(1 − 1/n)) for n trials of a unit, and ρ = 1 / (concentration + 1)."""
         total = np.maximum(trials, TINY)[self.parent]
-        mean, others = (
-            passes[self.parent] / total,
-            1 - effective / total,
-        )  # others: the share that is not the unit's own
+        mean = passes[self.parent] / total
+        others = 1 - effective / total  # the share that is not the unit's own
         weight = np.where(others > TINY, share**2, 0)
         beyond = (self.rate - mean) ** 2 / np.maximum(others, TINY) - mean * (1 - mean) / self.trials
         expected = mean * (1 - mean) * (1 - 1 / np.maximum(self.trials, 1))
