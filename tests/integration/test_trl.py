@@ -266,7 +266,7 @@ def test_a_reward_without_acc_that_hangs_once_costs_a_recipe_one_rollout(tmp_pat
     from goldilocks.verl.guarded_reward import guarded
 
     (tmp_path / "reward.py").write_text(HANGS_ONCE)
-    reward = guarded({"path": str(tmp_path / "reward.py"), "name": "compute_score"}, timeout_s=1.0)
+    reward = guarded({"path": str(tmp_path / "reward.py"), "name": "compute_score"}, timeout_s=5.0)
     words = [f"++reward.custom_reward_function={json.dumps(reward).replace(chr(34), '')}".replace(" ", "")]
     lines = recipe_on_trl(tmp_path, "dapo", "algorithm.filter_groups.metric=score", "trainer.test_freq=-1", *words)
     trained = [line["data"] for line in lines if "train/rollout_failures" in line["data"]]
