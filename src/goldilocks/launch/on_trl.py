@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from goldilocks.errors import require
 from goldilocks.launch import trl_keys
 from goldilocks.launch.recipe import TRAINER, verl_defaults
-from goldilocks.launch.trl_data import dataset
+from goldilocks.launch.trl_data import dataset, seed_of
 from goldilocks.launch.trl_keys import LEVELS, LOSSES
 from goldilocks.launch.trl_rewards import SCORE, Grader
 from goldilocks.runs.trl_checkpoints import last_whole
@@ -136,7 +136,7 @@ def arguments(config: DictConfig) -> dict[str, Any]:
         "logging_nan_inf_filter": False,  # it would wait for the loss of every micro-batch
         "dataloader_pin_memory": False,  # rows are text
         "shuffle_dataset": bool(config.data.shuffle),
-        "seed": 1 if config.data.get("seed") is None else config.data.seed,
+        "seed": seed_of(config.data),
         "use_cpu": trainer.device == "cpu",
         "bf16": rollout.dtype == "bfloat16",
         "gradient_checkpointing": bool(config.actor_rollout_ref.model.enable_gradient_checkpointing),

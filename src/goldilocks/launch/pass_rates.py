@@ -24,11 +24,11 @@ from goldilocks.launch import defaults
 from goldilocks.launch.machine import find_device
 from goldilocks.launch.preflight import check_paths
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.launch.trl_data import read
+from goldilocks.launch.trl_data import PROMPT, dataset
 from goldilocks.launch.trl_rewards import SCORE, Grader
 from goldilocks.runs.records import row_key
 from goldilocks.runs.rollout_file import Row, growing, whole_groups
-from goldilocks.runs.validation import value_of
+from goldilocks.runs.validation import place_of, value_of
 from goldilocks.seeds import hashed
 from goldilocks.types import content_key
 
@@ -99,10 +99,10 @@ class Asked:
 
     def rollout(self, index: int, output: str, score: float, tokens: int) -> Row:
         """Return a line of the file."""
-        told = {name: value for name, value in self.row.items() if name not in ("prompt", "reward_model")}
+        told = {name: value for name, value in self.row.items() if name not in (PROMPT, "reward_model")}
         return {
             **told,
-            "input": conversation_text(self.row["prompt"]),
+            "input": conversation_text(self.row[PROMPT]),
             "output": output,
             "gts": self.row["reward_model"]["ground_truth"],
             "score": score,
@@ -114,13 +114,13 @@ class Asked:
 
 def _asked(config: DictConfig, args: argparse.Namespace) -> Iterator[Asked]:
     """Yield prompts of the training files in an order of their own, each content once."""
-    data = read(config.data.train_files)
+    data = dataset(config, "train")
     places = list(range(len(data)))
     random.Random(args.seed).shuffle(places)
     seen: set[str] = set()
     for place in places:
         row = data[place]
-        uid = f"{content_key(row['prompt']):016x}"
+        uid = f"{content_key(row[PROMPT]):016x}"
         if args.prompts and len(seen) == args.prompts:
             return
         if uid not in seen:
@@ -141,16 +141,17 @@ class Model:
     @classmethod
     def load(cls, config: DictConfig, device: str, rollouts: int) -> Model:
         """Load the config's model in the precision it is rolled out with."""
-        import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from verl.utils.torch_dtypes import PrecisionType
 
         from goldilocks.engine import Engine
         from goldilocks.verl.hidden_states import prompt_tokens
 
         path, rollout = str(Path(config.actor_rollout_ref.model.path).expanduser()), config.actor_rollout_ref.rollout
         auto: Any = AutoModelForCausalLM
+        precision: Any = PrecisionType
         tokenizer: Any = AutoTokenizer.from_pretrained(path)
-        network = auto.from_pretrained(path, dtype=torch.bfloat16 if device == "cuda" else torch.float32).eval()
+        network = auto.from_pretrained(path, dtype=precision.to_dtype(rollout.dtype)).eval()
         named = getattr(network.generation_config, "eos_token_id", None)
         ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
         known = getattr(network.config, "max_position_embeddings", None)
@@ -176,7 +177,7 @@ class Model:
         """Ask for ``n`` answers; a prompt longer than ``data.max_prompt_length`` is left out."""
         from goldilocks.engine import SamplingParams
 
-        tokens = self.encode(one.row["prompt"])
+        tokens = self.encode(one.row[PROMPT])
         if len(tokens) > self.longest_prompt:
             return False
         for index in range(n):
@@ -195,7 +196,7 @@ def _fill(
 ) -> None:
     """Generate, grade and write under a progress bar, a prompt as soon as its last answer is there."""
     by_uid = {one.uid: one for one in missing}
-    started, tokens = time.monotonic(), 0
+    started, rollouts, tokens = time.monotonic(), 0, 0
     columns = (
         "[progress.description]{task.description}",
         BarColumn(),
@@ -207,10 +208,9 @@ def _fill(
         for uid, answers in _answers(model, missing, args):
             one = by_uid[uid]
             append([one.rollout(index, text, grade(one.row, text), size) for index, (text, size) in enumerate(answers)])
-            tokens += sum(size for _, size in answers)
+            rollouts, tokens = rollouts + len(answers), tokens + sum(size for _, size in answers)
             bar.advance(line)
     seconds = time.monotonic() - started
-    rollouts = len(missing) * args.n
     console.print(f"{rollouts:,} answers, {tokens:,} tokens, {seconds:.0f} s", highlight=False)
 
 
@@ -240,7 +240,7 @@ def _grader(config: DictConfig) -> Callable[[Row, str], float]:
     reward = Grader(config.reward.custom_reward_function).value(SCORE)
 
     def grade(row: Row, answer: str) -> float:
-        columns = {name: [value] for name, value in row.items() if name != "prompt"}
+        columns = {name: [value] for name, value in row.items() if name != PROMPT}
         return reward([answer], **columns)[0] or 0.0  # one that takes too long to grade is not right
 
     return grade
@@ -250,9 +250,9 @@ def summary(groups: Sequence[Sequence[Row]], columns: Sequence[str]) -> list[str
     """Return the mean pass rate and the share of informative groups, of all prompts and by the columns named."""
     lines = [f"{len(groups):,} prompts × {len(groups[0]) if groups else 0}: {_figures(groups)}"]
     for column in columns:
-        values = sorted({value_of(group[0], column) for group in groups})
-        for value in values:
-            own = [group for group in groups if value_of(group[0], column) == value]
+        names = [str(value_of(group[0], column)) for group in groups]
+        for value in sorted(set(names), key=place_of):
+            own = [group for group, name in zip(groups, names, strict=True) if name == value]
             lines.append(f"  {column}={value:<10} {len(own):6,} prompts: {_figures(own)}")
     return lines
 
@@ -271,8 +271,8 @@ def _hidden_states(config: DictConfig, device: str, out: Path, groups: Mapping[s
     from goldilocks.runs.atomic import replacing
     from goldilocks.verl.hidden_states import compute
 
-    data = read(config.data.train_files)
-    rows = {f"{content_key(prompt):016x}": prompt for prompt in data["prompt"]}
+    data = dataset(config, "train")
+    rows = {f"{content_key(prompt):016x}": prompt for prompt in data[PROMPT]}
     model = str(Path(config.actor_rollout_ref.model.path).expanduser())
     states = compute(model, [rows[uid] for uid in groups], device, config.data.max_prompt_length)
     path = out.with_suffix(".npy")

@@ -30,13 +30,18 @@ def read(files: Any) -> Any:
     return concatenate_datasets([load_dataset("parquet", data_files=path, split="train") for path in paths])
 
 
+def seed_of(data: DictConfig) -> int:
+    """Return the seed of a run: one that has none is the same after each start, its draw of rows too."""
+    return 1 if data.get("seed") is None else int(data.seed)
+
+
 def _some(rows: Any, most: int, data: DictConfig) -> Any:
     """Choose ``most`` rows as verl does; below zero, all."""
     if not 0 < most < len(rows):
         return rows
     if not data.shuffle:
         return rows.select(range(most))
-    return rows.select(np.random.default_rng(data.get("seed")).choice(len(rows), size=most, replace=False).tolist())
+    return rows.select(np.random.default_rng(seed_of(data)).choice(len(rows), size=most, replace=False).tolist())
 
 
 def _short(rows: Any, config: DictConfig) -> Any:

@@ -40,7 +40,6 @@ READ = (
     "actor_rollout_ref.actor.use_kl_loss",
     "actor_rollout_ref.model.enable_gradient_checkpointing",
     "actor_rollout_ref.model.path",
-    "actor_rollout_ref.rollout.dtype",
     "actor_rollout_ref.rollout.max_num_seqs",
     "actor_rollout_ref.rollout.n",
     "actor_rollout_ref.rollout.temperature",
@@ -86,6 +85,7 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
     "actor_rollout_ref.actor.optim.lr_scheduler_type": SCHEDULES,
     "actor_rollout_ref.actor.policy_loss.loss_mode": tuple(LEVELS),
     "actor_rollout_ref.model.override_config.attn_implementation": ("sdpa",),
+    "actor_rollout_ref.rollout.dtype": ("bfloat16", "float32"),
     "actor_rollout_ref.rollout.name": ("transformers", "hf"),
     "actor_rollout_ref.rollout.tensor_model_parallel_size": (1, 2),  # one device has one part; verl's default is 2
     "algorithm.adv_estimator": ("grpo",),

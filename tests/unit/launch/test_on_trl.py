@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.launch import on_trl, trl_keys
 from goldilocks.launch.recipe import choose, compose_config, names, verl_defaults
+from goldilocks.launch.trl_data import dataset
 
 ACTOR, MODEL, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "rollout"))
 
@@ -38,6 +42,7 @@ def composed(*words: str, recipe: str = "grpo") -> DictConfig:
         (f"{ACTOR}.optim.lr_scheduler_type=linear", "constant or cosine"),
         (f"{ACTOR}.fsdp_config.param_offload=true", "False"),
         (f"{ACTOR}.fsdp_config.dtype=float16", "'bfloat16'"),
+        (f"{ROLLOUT}.dtype=float16", "bfloat16 or float32"),
         (f"{ROLLOUT}.name=vllm", "transformers or hf"),
         (f"{ROLLOUT}.tensor_model_parallel_size=4", "1 or 2"),
         (f"{ROLLOUT}.val_kwargs.temperature=0.6", "0"),
@@ -208,3 +213,12 @@ def test_where_a_run_goes_on_from(mode: str, tmp_path: Any) -> None:
     config = OmegaConf.create({"trainer": {"resume_mode": mode, **place}})
     found = {"auto": tmp_path / "checkpoint-3", "disable": None}.get(mode, on_trl.Path("/elsewhere/checkpoint-9"))
     assert on_trl._checkpoint(config) == found
+
+
+def test_a_run_without_a_seed_draws_the_same_rows_after_each_start(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"prompt": [f"{one}+{one}=" for one in range(100)]}), tmp_path / "rows.parquet")
+    words = [f"data.train_files={tmp_path}/rows.parquet", "data.train_max_samples=10", "data.seed=null"]
+    first, again = (dataset(composed(*words), "train")["prompt"][:] for _ in range(2))
+    assert first == again
+    assert len(set(first)) == 10
+    assert first != dataset(composed(*words[:2], "data.seed=2"), "train")["prompt"][:]

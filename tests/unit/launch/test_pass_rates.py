@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+import torch
 
 from goldilocks.cli import main
+from goldilocks.launch.pass_rates import Model, summary
+from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.simulate.pass_rates import read_pass_rates
 from goldilocks.tasks import ladder
 from goldilocks.tasks.base import write_split
@@ -16,6 +20,7 @@ from goldilocks.tasks.tiny_model import build
 from goldilocks.tasks.tokenizer import character_tokenizer
 
 PROMPTS, N = 6, 3
+ALL = ("--prompts", "0")
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +72,36 @@ def test_the_simulator_finds_prompts_columns_and_tokens_in_the_file(words, tmp_p
     states = np.load(tmp_path / "rates.npy", allow_pickle=False)
     assert states.shape == (PROMPTS, 2 * 64)
     assert len(np.unique(states[:, 0])) == PROMPTS
+
+
+def test_the_prompts_are_those_that_a_run_with_these_words_trains_on(words, tmp_path, capsys):
+    file = Path(words[2].partition("=")[2])
+    rows = pq.read_table(file)
+    renamed = rows.rename_columns(["question" if name == "prompt" else name for name in rows.column_names])
+    pq.write_table(renamed, tmp_path / "train.parquet")
+    own = [f"data.train_files={tmp_path}/train.parquet", "data.prompt_key=question", "data.train_max_samples=4"]
+    found = passed([*words, *own], tmp_path / "rates.jsonl")
+    assert len(found) == 4 * N
+    assert "12 answers" in capsys.readouterr().err
+    assert {row["input"] for row in found} <= {row["input"] for row in passed(words, tmp_path / "all.jsonl", *ALL)}
+
+
+def test_answers_that_are_not_there_are_not_counted(words, tmp_path, capsys):
+    assert passed([*words, "data.max_prompt_length=1"], tmp_path / "rates.jsonl") == []
+    assert "0 answers, 0 tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float32])
+def test_the_model_has_the_precision_that_it_is_rolled_out_with(words, precision):
+    word = f"actor_rollout_ref.rollout.dtype={str(precision).removeprefix('torch.')}"
+    config = compose_config(choose([*words, word], "cpu"))
+    assert Model.load(config, "cpu", rollouts=1).engine._model.dtype == precision
+
+
+def test_values_of_a_column_come_in_their_order():
+    groups = [[{"level": level, "score": 1.0}] for level in (10, 2, None, 1)]
+    lines = summary(groups, ["level"])
+    assert [line.split()[0] for line in lines[1:]] == ["level=1", "level=2", "level=10", "level=None"]
 
 
 def test_a_file_with_more_answers_a_prompt_is_not_mixed_with_fewer(words, tmp_path, capsys):
