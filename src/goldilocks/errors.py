@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "none"}
 
@@ -17,7 +17,15 @@ def require(condition: bool, key: str, value: object, accepted: str) -> None:
 
 
 def require_type(key: str, value: object, hint: object) -> None:
-    """Raise a ``ValueError`` unless the value has the hinted type; only plain types and their unions are checked."""
+    """Raise a ``ValueError`` unless the value has the hinted type.
+
+    Plain types and their unions are checked, mappings, and lists of words.
+    """
+    if typing.get_origin(hint) is Mapping:
+        require(isinstance(value, Mapping), key, value, "keys with their values, such as {key: 1}")
+    if hint == Sequence[str]:
+        words = isinstance(value, Sequence) and all(isinstance(word, str) for word in value)
+        require(words and not isinstance(value, str), key, value, "a list of words, such as [level]")
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     accepted = set(typing.get_args(hint)) if union else {hint}
     if accepted <= set(PLAIN):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 
@@ -47,7 +47,10 @@ FORECAST_PRIOR = {
     "forgetting": "forgetting",
     "prior": "precision",
 }  # selector=forecast's, and the prior's
-PRIOR_PARAMETERS = {"strata": ("forgetting",), FORECAST: tuple(FORECAST_PRIOR.values())}  # flat and oracle have none
+PRIOR_PARAMETERS: dict[str, dict[str, object]] = {  # flat and oracle have none
+    "strata": {"forgetting": float},
+    FORECAST: {"worth": float | None, "forgetting": float, "precision": float},
+}
 REWARD_METRICS = ("reward", "seq_reward", FINAL_METRIC)  # the summed token-level score
 
 
@@ -193,8 +196,10 @@ class Settings:
         unused = self.filter_groups.enable and policies.filter is not None
         require(not unused, "algorithm.filter_groups.enable", True, judges)
         name = self.prior_name
-        known = PRIOR_PARAMETERS.get(name, ())
-        self._require_parameters("prior", known, f"{', '.join(known) or 'none'} with goldilocks.prior={name}")
+        known = PRIOR_PARAMETERS.get(name, {})
+        self._require_parameters("prior", tuple(known), f"{', '.join(known) or 'none'} with goldilocks.prior={name}")
+        for key, value in policies.prior_kwargs.items():
+            require_type(f"goldilocks.prior_kwargs.{key}", value, known[key])
 
     def _require_parameters(self, kind: str, known: tuple[str, ...], accepted: str) -> None:
         given = dict(getattr(self.policies, f"{kind}_kwargs"))
@@ -385,7 +390,10 @@ class Settings:
 def _section(cls: type[S], config: Mapping[str, Any], name: str) -> S:
     """Return a section of the config as its dataclass; an unknown key is an error that suggests the nearest."""
     hints = get_type_hints(cls)
-    chosen = {key: value for key, value in (value_at(config, name) or {}).items() if key != "_target_"}
+    given = value_at(config, name) or {}
+    require_type(name, given, Mapping[str, Any])
+    empty = {key for key, value in given.items() if value is None and get_origin(hints.get(key)) is Mapping}
+    chosen = {key: value for key, value in given.items() if key not in empty | {"_target_"}}
     for key, value in chosen.items():
         if key not in hints:
             there = ", ".join(sorted(hints))

@@ -230,6 +230,10 @@ def test_the_guard_is_off_unless_it_is_asked_for_and_needs_no_replay() -> None:
         ("goldilocks.guard.bound=0", "guard.bound=0 is not accepted: a number above 0"),
         ("goldilocks.guard.skip=-1", "guard.skip=-1 is not accepted: a number above 0, or null: never skip"),
         ("goldilocks.guard.limit=1", "goldilocks.guard.limit is not a key"),
+        ("goldilocks.guard=true", "goldilocks.guard=True is not accepted: keys with their values"),
+        ("adaptive_rollout=true", "adaptive_rollout=True is not accepted: keys with their values"),
+        ("goldilocks.validate_by=level", r"goldilocks.validate_by='level' is not accepted: a list of words"),
+        ("goldilocks.validate_by=[1]", r"goldilocks.validate_by=\[1\] is not accepted: a list of words"),
         ("goldilocks.features.kind=images", "goldilocks.features.kind='images' is not accepted: one of text, hidden"),
         ("goldilocks.features.columns=level", "goldilocks.features.columns='level' is not accepted: a list"),
     ],
@@ -237,6 +241,11 @@ def test_the_guard_is_off_unless_it_is_asked_for_and_needs_no_replay() -> None:
 def test_replay_guard_and_features_are_checked_before_anything_starts(override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         settings(override)
+
+
+def test_a_section_that_is_left_empty_has_its_defaults() -> None:
+    sections = ("selector_kwargs", "allocator_kwargs", "filter_kwargs", "prior_kwargs", "strata", "features", "guard")
+    assert settings(*(f"goldilocks.{name}=null" for name in sections)).policies == settings().policies
 
 
 def test_a_forecast_is_given_features_of_the_prompts() -> None:
@@ -288,6 +297,11 @@ def test_the_prior_is_named_and_strata_are_columns_or_the_shape_of_the_text() ->
             ["goldilocks.prior=forecast", "goldilocks.prior_kwargs.prior=2"],
             r"is not accepted: worth, forgetting, precision with goldilocks.prior=forecast",
         ),
+        (
+            ["goldilocks.prior=strata", "goldilocks.prior_kwargs.forgetting=much"],
+            "goldilocks.prior_kwargs.forgetting='much' is not accepted: a number",
+        ),
+        (["goldilocks.prior_kwargs=[worth]"], r"prior_kwargs=\['worth'\] is not accepted: keys with their values"),
         (["goldilocks.strata.columns=level"], "goldilocks.strata.columns='level' is not accepted: a list"),
     ],
 )

@@ -26,8 +26,6 @@ class Features:
     def __post_init__(self) -> None:
         require(self.kind in KINDS, "goldilocks.features.kind", self.kind, f"one of {', '.join(KINDS)}")
         require(self.dimensions >= 1, "goldilocks.features.dimensions", self.dimensions, "1 or more components")
-        named = not isinstance(self.columns, str) and all(isinstance(name, str) for name in self.columns)
-        require(named, "goldilocks.features.columns", self.columns, "a list of column names")
 
     def of(self, source: Any, hidden_states: Callable[[], np.ndarray] | None = None) -> np.ndarray:
         """The matrix for a source with ``texts()`` and, where columns are named, ``column(name)``."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from goldilocks.errors import require
 from goldilocks.features.text import digits_of, words
 
 SMALLEST = 4  # prompts of a stratum
@@ -27,10 +26,6 @@ class StrataSettings:
     """``columns``: whose values are the strata, the first divides first; none: ``data_source`` and the text's shape."""
 
     columns: Sequence[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        named = not isinstance(self.columns, str) and all(isinstance(name, str) for name in self.columns)
-        require(named, "goldilocks.strata.columns", self.columns, "a list of column names")
 
     def of(self, source: Any) -> list[list[np.ndarray]]:
         """Trees of strata: for each depth, the coarsest first, the stratum of each prompt of a source."""
