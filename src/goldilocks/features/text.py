@@ -71,5 +71,7 @@ def column_features(name: str, values: Sequence[object]) -> np.ndarray:
 
 def _indicators(values: Sequence[str]) -> np.ndarray:
     """1 where a prompt has the value, for the most frequent values; the rest have 0 in all."""
-    frequent = [value for value, _ in Counter(sorted(values)).most_common(MOST_WORDS)]
-    return np.array(values)[:, None] == np.array(frequent)[None, :]
+    frequent = Counter(sorted(values)).most_common(MOST_WORDS)
+    places = {value: place for place, (value, _) in enumerate(frequent)}
+    found = np.array([places.get(value, -1) for value in values])
+    return found[:, None] == np.arange(len(places))[None, :]

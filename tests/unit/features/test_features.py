@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -74,6 +75,16 @@ def test_a_column_of_words_has_a_column_for_each():
     assert column_features("name", [f"name {number}" for number in range(100)]).shape == (100, 32)
     x = feature_matrix(SUMS, {"level": ["easy", "hard"] * (len(SUMS) // 2)})
     assert np.abs(x[:, 1:].T @ np.tile([1.0, -1.0], len(SUMS) // 2)).max() == pytest.approx(len(SUMS), rel=1e-3)
+
+
+def test_one_long_text_in_a_column_does_not_make_all_as_long():
+    values = ["word" * 25_000, *(f"word {number % 3}" for number in range(999))]
+    tracemalloc.start()
+    try:
+        assert column_features("notes", values).shape == (1000, 4)
+        assert tracemalloc.get_traced_memory()[1] < 10e6, "every row had the memory of the longest"
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_column_without_values_is_named():
