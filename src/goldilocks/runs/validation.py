@@ -58,5 +58,10 @@ def accuracy_by(column: str, values: Sequence[Any], right: Sequence[float]) -> d
     by_name: dict[str, list[float]] = defaultdict(list)
     for value, one in zip(values, right, strict=True):
         by_name[metric_name(column, value)].append(one)
-    require(len(by_name) <= MOST_VALUES, KEY, column, f"a column of at most {MOST_VALUES} values, not {len(by_name)}")
+    check_values(column, len(by_name))
     return {name: math.fsum(ones) / len(ones) for name, ones in by_name.items()}
+
+
+def check_values(column: str, count: int) -> None:
+    """Refuse a column of too many values."""
+    require(count <= MOST_VALUES, KEY, column, f"a column of at most {MOST_VALUES} values, not {count}")

@@ -22,7 +22,7 @@ from goldilocks.engine.reach import check_length
 from goldilocks.errors import require
 from goldilocks.platforms import cudnn
 from goldilocks.runs import trl_checkpoints
-from goldilocks.runs.validation import column_and_value, metric_name, value_of
+from goldilocks.runs.validation import by_column, check_values, column_and_value, metric_name, value_of
 from goldilocks.seeds import hashed
 from goldilocks.settings import Settings
 from goldilocks.trl import signal_rows
@@ -239,14 +239,14 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         for labels, one in zip(Processes(self.accelerator).gathered(rows), right.tolist(), strict=True):
             for label in labels:
                 self._metrics["eval"][label].append(one)
-        self._tell_prior()
+        shown = {name: sum(ones) / len(ones) for name, ones in self._metrics["eval"].items() if column_and_value(name)}
+        for column, values in by_column(shown).items():
+            check_values(column, len(values))
+        self._tell_prior(shown)
 
-    def _tell_prior(self) -> None:
+    def _tell_prior(self, shown: dict[str, float]) -> None:
         """Tell the first process's prior what this validation has shown so far; only an oracle listens."""
         if self.collection is not None and self.collection.decisions is not None:
-            shown = {
-                name: sum(ones) / len(ones) for name, ones in self._metrics["eval"].items() if column_and_value(name)
-            }
             self.collection.decisions.collector.ledger.prior.tell(shown)
 
     @contextmanager

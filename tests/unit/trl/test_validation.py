@@ -100,6 +100,14 @@ def test_a_column_that_the_validation_data_lack_is_named(tmp_path: Path) -> None
         trainer.evaluate()
 
 
+def test_a_column_of_too_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("goldilocks.runs.validation.MOST_VALUES", 3)
+    sections = {"goldilocks": {"validate_by": ["right"]}}
+    trainer = world.trainer(tmp_path, sections=sections, eval_dataset=world.dataset(6), per_device_eval_batch_size=8)
+    with pytest.raises(ValueError, match=r"goldilocks\.validate_by='right' .*at most 3 values, not 4"):
+        trainer.evaluate()
+
+
 @pytest.mark.parametrize("chosen", [{}, {"steps_per_generation": 4}], ids=["one update", "several updates of a batch"])
 def test_an_evaluation_without_a_loss_has_the_same_answers_in_batches_of_any_size(
     chosen: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
