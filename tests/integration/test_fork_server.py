@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,3 +80,35 @@ def test_without_a_server_a_run_is_a_process_of_its_own(
     assert int(pid) == run.pid
     run.kill()
     run.wait(60)
+
+
+STUDY = """
+import os, shlex, subprocess, sys
+from pathlib import Path
+from goldilocks.compare.arm import EqualCost
+from goldilocks.compare.folder import StudyFolder
+from goldilocks.compare.study import Study
+from goldilocks.launch.fork_server import ForkServer
+from goldilocks.launch.prefork import py_executable
+study = Study(recipes=("grpo",), cost=EqualCost("rollouts", 64), seeds=1)
+with StudyFolder.open(Path(sys.argv[1]), study), ForkServer() as server:
+    print("locked", flush=True)
+    if sys.argv[2:]:
+        command = [*shlex.split(py_executable()), "-m", "sleeper", "word"]
+        subprocess.run(command, env={**os.environ, **server.variables(os.environ)})
+"""
+
+
+def test_a_study_that_is_killed_leaves_no_run_and_its_folder_to_the_next(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", STUDY, str(tmp_path / "study")]
+    killed = subprocess.Popen([*command, "run"], env=environment, stdout=subprocess.PIPE, text=True)
+    assert killed.stdout is not None
+    assert killed.stdout.readline() == "locked\n"
+    run = psutil.Process(int(killed.stdout.readline().split()[0]))
+    killed.kill()
+    killed.wait(60)
+    following = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert following.stdout == "locked\n"
+    assert psutil.wait_procs([run], timeout=60)[1] == []
