@@ -89,6 +89,7 @@ def show(browser: webdriver.Chrome, address: str, size: tuple[int, int] = DESK, 
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     feature = {"name": "prefers-color-scheme", "value": theme}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    browser.get("about:blank")  # a live page asks for its server until it is left
     browser.get_log("browser")  # what an earlier page said is not this one's
     browser.get(address)
     wait(lambda: script(browser, "return document.documentElement.dataset.drawn"))

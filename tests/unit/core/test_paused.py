@@ -134,7 +134,10 @@ class Restarted(FaultyEngine):
 
 
 def decisions(case: dict[str, Any], cut: int, path: Path) -> tuple[list[Any], dict[str, float]]:
-    """Those of four steps, and the metrics. Before turn ``cut`` the run is saved, killed and taken up again."""
+    """Those of four steps, and the metrics. Before turn ``cut`` the run is saved, killed and taken up again.
+
+    At the end the engine is gone. What it still held of closed groups is cancelled then; a cut cancels it earlier.
+    """
     subject, engine, log, turns = make(case), Restarted(case["seed"], late_rate=0.0), Log(), 0
     try:
         for _ in range(4):
@@ -147,6 +150,7 @@ def decisions(case: dict[str, Any], cut: int, path: Path) -> tuple[list[Any], di
             take(subject, engine, log)
     except Exhausted:
         log.decisions.append(["exhausted"])
+    subject.reissue(known=subject.paused)
     return once(log.decisions), subject.metrics()
 
 
