@@ -12,14 +12,9 @@ from trl.trainer.utils import RepeatSampler
 
 from goldilocks.trl.prompts import DatasetPrompts, SamplerOrder
 from goldilocks.trl.sections import Sections
-from goldilocks.trl.supported import changed, check_trl
+from goldilocks.trl.supported import check_trl
 
 ARGS = SimpleNamespace(generation_batch_size=32, num_generations=8, max_completion_length=64, seed=5)
-
-
-def test_the_installed_trl_is_one_that_this_was_written_for() -> None:
-    """Fails when TRL changes a function: read its new source, see whether ours still holds, write down its digest."""
-    assert changed(GRPOTrainer) == []
 
 
 def test_a_trl_that_has_changed_is_named(caplog: pytest.LogCaptureFixture) -> None:

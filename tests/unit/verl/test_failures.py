@@ -6,21 +6,20 @@ import asyncio
 from typing import Any
 
 import pytest
-import transfer_queue
+from transfer_queue import KVBatchMeta
+from verl_world import Queue
 
 from goldilocks.verl import failures
 
 
-class Table:
-    """The keys and tags of verl's TransferQueue, in this process."""
+class Processes:
+    """Processes that fail at given times; what they tell is in the queue of this test."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.tags: dict[str, dict[str, dict[str, Any]]] = {}
+        self.now = 0.0
         self._patch = monkeypatch
-        self._now = 0.0
-        monkeypatch.setattr(transfer_queue, "async_kv_put", self._put)
-        monkeypatch.setattr(transfer_queue, "kv_list", lambda: self.tags)
-        monkeypatch.setattr(failures.time, "time", lambda: self._now)
+        Queue(monkeypatch)
+        monkeypatch.setattr(failures.time, "time", lambda: self.now)
         self.process("driver")
 
     def process(self, node: str) -> None:
@@ -29,67 +28,63 @@ class Table:
         self._patch.setattr(failures, "_told", False)
 
     def fail(self, at: float, error: BaseException) -> None:
-        self._now = at
+        self.now = at
         asyncio.run(failures.publish(error))
-
-    async def _put(self, key: str, partition_id: str, tag: dict[str, Any]) -> None:
-        self.tags.setdefault(partition_id, {})[key] = tag
 
 
 @pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> Table:
-    return Table(monkeypatch)
+def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
+    return Processes(monkeypatch)
 
 
-def test_the_first_error_of_a_process_is_not_overwritten(table: Table) -> None:
-    table.fail(1.0, LookupError("the first"))
-    table.fail(2.0, KeyError("a later one"))
+def test_the_first_error_of_a_process_is_not_overwritten(processes: Processes) -> None:
+    processes.fail(1.0, LookupError("the first"))
+    processes.fail(2.0, KeyError("a later one"))
     assert failures.published_error() == "LookupError: the first"
 
 
-def test_the_earliest_of_several_processes_is_named(table: Table) -> None:
-    table.process("b")
-    table.fail(1.0, LookupError("the first"))
-    table.process("a")
-    table.fail(2.0, KeyError("a later one"))
+def test_the_earliest_of_several_processes_is_named(processes: Processes) -> None:
+    processes.process("b")
+    processes.fail(1.0, LookupError("the first"))
+    processes.process("a")
+    processes.fail(2.0, KeyError("a later one"))
     assert failures.published_error() == "LookupError: the first"
 
 
-def test_an_error_that_was_got_over_is_not_named(table: Table) -> None:
-    table.process("a")
-    table.fail(1.0, TimeoutError("long ago"))
-    table.process("b")
-    table.fail(2.0, TimeoutError("as long ago"))
+def test_an_error_that_was_got_over_is_not_named(processes: Processes) -> None:
+    processes.process("a")
+    processes.fail(1.0, TimeoutError("long ago"))
+    processes.process("b")
+    processes.fail(2.0, TimeoutError("as long ago"))
     failures.succeeded()
-    table.fail(5.0, LookupError("the first"))
-    table.fail(6.0, KeyError("a later one"))
+    processes.fail(5.0, LookupError("the first"))
+    processes.fail(6.0, KeyError("a later one"))
     assert failures.published_error(since=4.0) == "LookupError: the first"
     assert failures.published_error(since=9.0) == "TimeoutError: long ago"
 
 
-def test_without_an_error_there_is_none(table: Table) -> None:
+def test_without_an_error_there_is_none(processes: Processes) -> None:
     assert failures.published_error() is None
 
 
-class Batch:
-    def __init__(self, *keys: str) -> None:
-        self.keys = list(keys)
+def batch(*keys: str) -> KVBatchMeta:
+    return KVBatchMeta(partition_id="train", keys=list(keys), tags=[{} for _ in keys])
 
 
-def test_a_batch_without_rollouts_names_what_came_since_the_last_one_with_some(table: Table) -> None:
-    batches = [Batch("row"), Batch()]
+def test_a_batch_without_rollouts_names_what_came_since_the_last_one_with_some(processes: Processes) -> None:
+    batches = [batch("row"), batch()]
     sample = failures.name_first_error(lambda self: (batches.pop(0), {}))
-    table.fail(1.0, TimeoutError("long ago"))
+    processes.fail(1.0, TimeoutError("long ago"))
     failures.succeeded()
-    table._now = 2.0
+    processes.now = 2.0
     assert sample(None)[0].keys == ["row"]
-    table.process("another")
-    table.fail(3.0, LookupError("the first"))
+    processes.process("another")
+    processes.fail(3.0, LookupError("the first"))
     with pytest.raises(RuntimeError, match="no rollout succeeded; the first to fail said: LookupError: the first"):
         sample(None)
 
 
-def test_a_prompt_without_errors_is_a_success(table: Table) -> None:
+def test_a_prompt_without_errors_is_a_success(processes: Processes) -> None:
     found: list[list[BaseException]] = [[TimeoutError("one")], [], [LookupError("two")]]
 
     async def original(tasks: list[Any]) -> list[BaseException]:

@@ -1,8 +1,9 @@
+"""Our rollout server: what it generates, how it pauses and aborts, and how new weights reach it."""
+
 from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +12,12 @@ from tokenizers import Tokenizer
 from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
 from unit.engine.models import VOCABULARY, fresh, logits_after, reference
+from verl.workers.config import HFModelConfig, RolloutConfig
+from verl_world import Actor, balancer_of, client_of
 
+from goldilocks.verl.server.server import RolloutServer
 from goldilocks.verl.server.transfer import Bucket
+from goldilocks.verl.v1.client import current_session
 
 EOS = 60
 PROMPT = [5, 6, 7]
@@ -29,10 +34,6 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _server(model_path: Path, **options: Any) -> Any:
-    from verl.workers.config import HFModelConfig, RolloutConfig
-
-    from goldilocks.verl.server.server import RolloutServer
-
     defaults = {"load_format": "auto", "dtype": "float32", "max_num_seqs": 4, "prompt_length": 8, "response_length": 24}
     config = RolloutConfig(
         name="transformers", tensor_model_parallel_size=1, n_gpus_per_node=2, **{**defaults, **options}
@@ -223,45 +224,12 @@ def test_pictures_are_refused(server: Any) -> None:
         asyncio.run(server.generate(PROMPT, {}, "r", image_data=["picture"]))
 
 
-class _Actor:
-    """A server in this process, called as a Ray actor is."""
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._server, name)
-        return SimpleNamespace(remote=lambda *args, **kwargs: asyncio.ensure_future(method(*args, **kwargs)))
-
-
-class _Balancer:
-    def __init__(self, server: Any) -> None:
-        self._servers = {"a": _Actor(server)}
-
-    async def _of(self, value: Any) -> Any:
-        return value
-
-    def __getattr__(self, name: str) -> Any:
-        handle = ("a", self._servers["a"])
-        values = {"get_all_servers": self._servers, "acquire_server": handle}
-        return SimpleNamespace(remote=lambda *_, **__: asyncio.ensure_future(self._of(values.get(name, []))))
-
-
 def _client(server: Any) -> Any:
-    from omegaconf import OmegaConf
-    from verl.workers.rollout.llm_server import LLMServerClient
-
-    from goldilocks.verl.v1.client import StreamingClient
-
-    rollout = {"name": "transformers", "max_num_seqs": 4, "response_length": 56, "agent": {"num_workers": 1}}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
-    return StreamingClient(LLMServerClient(config=config, load_balancer_handle=_Balancer(server)))
+    return client_of(balancer_of(a=Actor(server)), max_num_seqs=4, response_length=56)
 
 
 def test_paused_and_resumed_an_answer_is_what_it_would_have_been(model_path: Path) -> None:
     """The real client over the real engine, with the same weights; some answers are as long as they may be."""
-    from goldilocks.verl.v1.client import current_session
-
     server = _server(model_path, response_length=56)
 
     async def answers(pauses: bool) -> tuple[list[Any], int]:
@@ -291,8 +259,6 @@ def test_paused_and_resumed_an_answer_is_what_it_would_have_been(model_path: Pat
 
 
 def test_tokens_written_before_and_after_an_update_say_so(model_path: Path) -> None:
-    from goldilocks.verl.v1.client import current_session
-
     server = _server(model_path, response_length=56, ignore_eos=True)
 
     async def scenario() -> tuple[Any, ...]:

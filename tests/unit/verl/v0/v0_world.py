@@ -49,7 +49,9 @@ class Prompts(Dataset):
 
 
 class Engine:
-    """In the place of verl's rollout manager: every row of a batch is answered and graded."""
+    """Stands for verl's ``AgentLoopManager``: every row of a batch is answered and graded."""
+
+    STANDS_FOR = ("generate_sequences",)
 
     def __init__(self, workers: int, actor: Workers) -> None:
         self.agent_loop_workers = [None] * workers
@@ -57,16 +59,17 @@ class Engine:
         self.calls: list[int] = []
         self.asked: Counter[int] = Counter()
 
-    def generate_sequences(self, batch: DataProto) -> DataProto:
-        assert len(batch) % len(self.agent_loop_workers) == 0, "verl splits a batch evenly or not at all"
-        self.calls.append(len(batch))
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        assert len(prompts) % len(self.agent_loop_workers) == 0, "verl splits a batch evenly or not at all"
+        self.calls.append(len(prompts))
         lengths, right = [], []
-        for index, model in zip(batch.non_tensor_batch["index"], batch.non_tensor_batch["reward_model"], strict=True):
+        rows = prompts.non_tensor_batch
+        for index, model in zip(rows["index"], rows["reward_model"], strict=True):
             self.asked[index] += 1
             draw = random.Random(f"{index}/{self.asked[index]}")
             right.append(float(draw.random() * 100 < float(model["ground_truth"])))
             lengths.append(draw.randint(1, RESPONSE))
-        answers = _answered(np.array(lengths), np.array(right), batch.non_tensor_batch["raw_prompt"])
+        answers = _answered(np.array(lengths), np.array(right), rows["raw_prompt"])
         answers.batch["rollout_log_probs"] = answers.batch["response_mask"] * self.actor.log_prob
         return answers
 
@@ -96,7 +99,20 @@ def _answered(lengths: np.ndarray, right: np.ndarray, prompts: np.ndarray) -> Da
 
 
 class Workers:
-    """In the place of verl's worker groups: splits a batch over ``ranks`` as they do, and remembers what it trained."""
+    """Stands for verl's groups of ``ActorRolloutRefWorker`` and ``TrainingWorker``.
+
+    A batch is split over ``ranks`` as they do; ``trained`` are the batches of all updates.
+    """
+
+    STANDS_FOR = (
+        "compute_log_prob",
+        "compute_ref_log_prob",
+        "infer_batch",
+        "update_actor",
+        "train_mini_batch",
+        "save_checkpoint",
+        "load_checkpoint",
+    )
 
     def __init__(self, ranks: int) -> None:
         self._dispatch_info = {"actor": list(range(ranks))}
@@ -108,26 +124,28 @@ class Workers:
         """Of every token, under the policy as it is after so many updates."""
         return INITIAL_LOG_PROB - UPDATE * len(self.trained)
 
-    def compute_log_prob(self, batch: Any) -> Any:
-        return self._per_token(batch, log_probs=self.log_prob, entropy=0.5)
+    def compute_log_prob(self, data: Any) -> Any:
+        return self._per_token(data, log_probs=self.log_prob, entropy=0.5)
 
-    def compute_ref_log_prob(self, batch: Any) -> Any:
-        return self._per_token(batch, log_probs=INITIAL_LOG_PROB)
+    def compute_ref_log_prob(self, data: Any) -> Any:
+        return self._per_token(data, log_probs=INITIAL_LOG_PROB)
 
-    def infer_batch(self, batch: Any) -> Any:
-        return SimpleNamespace(get=lambda: self._per_token(batch, values=0.25))
+    def infer_batch(self, data: Any) -> Any:
+        return SimpleNamespace(get=lambda: self._per_token(data, values=0.25))
 
-    def update_actor(self, batch: Any) -> Any:
-        return self._train(batch)
+    def update_actor(self, data: Any) -> Any:
+        return self._train(data)
 
-    def train_mini_batch(self, batch: Any) -> Any:
-        return SimpleNamespace(get=lambda: self._train(batch))
+    def train_mini_batch(self, data: Any) -> Any:
+        return SimpleNamespace(get=lambda: self._train(data))
 
-    def save_checkpoint(self, folder: str, *args: Any, **kwargs: Any) -> None:
-        Path(folder).mkdir(parents=True)  # which fails where weights are saved twice
+    def save_checkpoint(
+        self, local_path: str, hdfs_path: None = None, global_step: int = 0, max_ckpt_to_keep: int | None = None
+    ) -> None:
+        Path(local_path).mkdir(parents=True)  # which fails where weights are saved twice
 
-    def load_checkpoint(self, folder: str, **kwargs: Any) -> None:
-        assert Path(folder).is_dir()
+    def load_checkpoint(self, local_path: str, hdfs_path: None = None, del_local_after_load: bool = False) -> None:
+        assert Path(local_path).is_dir()
 
     def _train(self, batch: Any) -> Any:
         mini_batch, rows = tu.get(batch, "mini_batch_size"), batch.shape[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from unit.verl.v1.queue_world import Queue
+from verl_world import Queue
 
 from goldilocks.verl.v1.behaviour import use_behaviour_log_probs
 

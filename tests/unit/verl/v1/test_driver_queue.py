@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
-from unit.verl.v1.queue_world import Queue
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.v1 import trainer_base
+from verl_world import Queue
 
 from goldilocks.algorithms import Untrained, untrained_rollouts
 from goldilocks.verl import estimators  # noqa: F401  # registers the pool estimators

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from omegaconf import OmegaConf
-from unit.verl.v1.queue_world import Queue
+from verl_world import Queue
 
 from goldilocks.core import Collector, ListSource
 from goldilocks.drive.gate import Judgement

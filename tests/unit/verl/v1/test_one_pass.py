@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from unit.verl.v1.queue_world import Queue
+from verl_world import Queue
 
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.verl.patches.one_pass import WHOLE_ROWS, WHOLE_TOKENS

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from transfer_queue import KVBatchMeta
-from unit.verl.v1.queue_world import Queue
+from verl_world import Queue, UpdatedBatches
 
 from goldilocks.core import Collector, ListSource, Replay
 from goldilocks.core.allocators import Fixed
@@ -22,23 +20,7 @@ WRITTEN, NOW = -1.0, -3.0  # log-probs: by the policy that wrote a row, and by t
 N, GROUPS = 2, 4
 
 
-class Verl:
-    """What verl does with a batch after its update; every call is noted with the rows it was given."""
-
-    def __init__(self, collector: Collector, dumps: bool) -> None:
-        self.collector = collector
-        self.config = SimpleNamespace(trainer={"rollout_data_dir": "dumps" if dumps else None})
-        self.measured: list[str] = []
-        self.dumped: list[str] = []
-
-    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, float]) -> None:
-        self.measured = list(batch.keys)
-
-    def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict[str, float], folder: str) -> None:
-        self.dumped = list(batch.keys)
-
-
-class Trainer(ReplayedRows, Verl):  # type: ignore[misc]
+class Trainer(ReplayedRows, UpdatedBatches):  # type: ignore[misc]
     def end_step(self, batch: KVBatchMeta) -> list[str]:
         """As verl's ``fit`` ends a step: returns the rows that it clears."""
         self._compute_metrics(batch, {})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
-from unit.verl.v1.queue_world import Queue
+from verl_world import Queue
 
 from goldilocks.types import Rollout
 from goldilocks.verl.v1.rows import QueueRows

@@ -7,17 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from unit.verl.v1.wave_world import Server, Worker
 from verl.experimental.agent_loop import agent_loop
+from verl_world import Worker
 
-from goldilocks.digests import digest
 from goldilocks.platforms import PATCHES_VARIABLE
-from goldilocks.verl.v1.single_turn import AGENT, FOLLOWED, SingleTurn
+from goldilocks.verl.v1.single_turn import AGENT, SingleTurn
 
 
 def chosen(change: Callable[[Any], None]) -> bool:
     async def main() -> bool:
-        worker = Worker(Server(lambda *_: None), whole=False)  # type: ignore[arg-type]  # it is not asked
+        worker = Worker(whole=False)
         change(worker)
         return SingleTurn.of(worker) is not None
 
@@ -62,8 +61,3 @@ def test_a_loop_that_a_user_registers_under_verls_name_is_theirs(monkeypatch: py
 def test_with_patches_switched_off_verl_makes_its_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PATCHES_VARIABLE, "none")
     assert not chosen(lambda worker: None)
-
-
-@pytest.mark.parametrize(("function", "known"), FOLLOWED, ids=lambda value: getattr(value, "__qualname__", ""))
-def test_the_functions_of_verl_are_those_that_were_followed(function: Any, known: str) -> None:
-    assert digest(function) == known

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from unit.verl.v1.wave_world import LIMIT, Queue, Server, Worker, prompt, queue_in
+import transfer_queue
 from verl.experimental.agent_loop import agent_loop
+from verl_world import ABORTED, LIMIT, Queue, Server, Worker, prompt, worker_queue, written
 
 from goldilocks.engine.request import Generation
 from goldilocks.types import Failure, Rollout
+from goldilocks.verl.failures import published_error
+from goldilocks.verl.v1 import outbox
 from goldilocks.verl.v1.single_turn import AGENT
 
 TIMES = ("generate_sequences", "compute_score")  # of the metrics of a row
@@ -54,9 +57,10 @@ def _plain(value: Any) -> Any:
 @pytest.mark.parametrize("servers", [1, 2])
 def test_rows_and_events_are_those_of_verls_loop(servers: int, columns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [prompt(index, n=4, first=index % 3) for index in range(6)]
-    by_verl = queue_in(monkeypatch, columns=False)
+    by_verl = worker_queue(monkeypatch, columns=False)
     expected = run(prompts, *(Server(drawn) for _ in range(servers)), whole=False)
-    ours = queue_in(monkeypatch, columns)
+    ours = worker_queue(monkeypatch, columns=columns)
+    assert outbox.takes_columns() is columns
     found = run(prompts, *(Server(drawn) for _ in range(servers)), whole=True)
     assert found == expected
     assert {type(event) for event in found} == {Rollout, Failure}  # an empty answer is no rollout
@@ -66,7 +70,7 @@ def test_rows_and_events_are_those_of_verls_loop(servers: int, columns: bool, mo
 
 
 def test_a_wave_is_one_message_to_each_server_and_what_ends_together_one_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = queue_in(monkeypatch)
+    queue = worker_queue(monkeypatch)
     servers = [Server(drawn), Server(drawn)]
     run([prompt(index, n=8) for index in range(4)], *servers, whole=True)
     assert [server.messages for server in servers] == [[16], [16]]
@@ -74,19 +78,19 @@ def test_a_wave_is_one_message_to_each_server_and_what_ends_together_one_put(mon
 
 
 def test_the_load_balancer_is_told_of_every_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue_in(monkeypatch)
+    worker_queue(monkeypatch)
 
     async def main() -> list[int]:
         worker = Worker(Server(drawn), Server(drawn), whole=True)
         await worker.start([prompt(0, n=6)])
         await worker.finish()
-        return [worker.balancer.balancer.get_inflight_count(name) for name in ("s0", "s1")]
+        return [worker.balancer.subject.get_inflight_count(name) for name in ("s0", "s1")]
 
     assert asyncio.run(main()) == [0, 0]
 
 
 def test_other_agent_loops_are_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue_in(monkeypatch)
+    worker_queue(monkeypatch)
     server = Server(drawn)
     registry = agent_loop._agent_loop_registry
     monkeypatch.setitem(registry, "own", registry[AGENT])
@@ -96,33 +100,29 @@ def test_other_agent_loops_are_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_cancelled_sessions_are_aborted_and_charged_and_the_drain_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = queue_in(monkeypatch)
-
-    def three(request_id: str, prompt_ids: list[int], seed: int) -> Generation:
-        return Generation(request_id, [7, 8, 1], [-1.0] * 3, [-0.5] * 3, "stop")
+    queue = worker_queue(monkeypatch)
 
     async def main() -> list[Any]:
-        server = Server(three, hold=True)
+        server = Server()
         worker = Worker(server, whole=True)
         await worker.start([prompt(0, n=2), prompt(1, n=1)])
-        while len(server.held) < 3:
-            await asyncio.sleep(0)
+        await server.holds(3)
         drained = asyncio.create_task(worker.drained(within=60))
         await worker.cancel(["g0"])
         await asyncio.sleep(0.01)
         assert not drained.done()  # one is still at the server
-        server.release(next(iter(server.held)), whole=True)
-        assert (await drained)[:4] == (0, 2, 2, 2)
+        server.answer(next(iter(server.held)), [7, 8, 1])
+        assert (await drained)[:4] == (0, 2, 2, 2 * len(ABORTED))
         return await worker.finish()
 
     *cancelled, kept = asyncio.run(main())
-    assert cancelled == [Failure("g0", 0, "cancelled", 1), Failure("g0", 1, "cancelled", 1)]
+    assert cancelled == [Failure("g0", index, "cancelled", len(ABORTED)) for index in range(2)]
     assert (kept.uid, kept.tokens) == ("g1", 3)
     assert list(queue.rows) == ["g1_0_0"]
 
 
 def test_a_group_that_is_cancelled_before_it_is_sent_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue_in(monkeypatch)
+    worker_queue(monkeypatch)
     server = Server(drawn)
 
     async def main() -> list[Any]:
@@ -137,12 +137,12 @@ def test_a_group_that_is_cancelled_before_it_is_sent_costs_nothing(monkeypatch: 
 
 
 def test_a_refused_request_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue_in(monkeypatch)
+    worker_queue(monkeypatch)
 
     def refused(request_id: str, prompt_ids: list[int], seed: int) -> Generation:
         if len(prompt_ids) > 6:
             raise ValueError("a prompt of 8 tokens leaves no room")
-        return Generation(request_id, [7, 1], [-1.0] * 2, [-0.5] * 2, "stop")
+        return written(request_id, [7, 1])
 
     short, long = run([prompt(3, n=1), prompt(44, n=1)], Server(refused), whole=True)
     assert isinstance(short, Rollout)
@@ -150,32 +150,32 @@ def test_a_refused_request_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_server_every_rollout_fails_with_the_balancers_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue_in(monkeypatch)
+    worker_queue(monkeypatch)
     assert run([prompt(0, n=2)], whole=True) == [Failure("g0", index, "RuntimeError", 0) for index in range(2)]
 
 
 def test_a_prompt_that_cannot_be_rendered_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue_in(monkeypatch)
+    worker_queue(monkeypatch)
     broken = prompt(1, n=2, raw_prompt=None)
-    server = Server(lambda one, ids, seed: Generation(one, [7], [-1.0], [-1.0], "stop"))
+    server = Server(lambda one, ids, seed: written(one, [7]))
     good, *bad = run([prompt(0, n=1), broken], server, whole=True)
     assert isinstance(good, Rollout)
     assert [(event.uid, event.index, event.tokens) for event in bad] == [("g1", 0, 0), ("g1", 1, 0)]
 
 
 def test_a_server_that_is_gone_fails_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue_in(monkeypatch)
+    worker_queue(monkeypatch)
 
     class Gone(Server):
-        async def _generate_all(self, wave: str, requests: list[Any]) -> Any:
-            return await super()._generate_all(wave, requests[:1])
+        async def generate_all(self, wave: str, requests: list[Any]) -> Any:
+            return await super().generate_all(wave, requests[:1])
 
-        async def _more_answers(self, wave: str) -> Any:
+        async def more_answers(self, wave: str) -> Any:
             if not self._waves[wave]:
                 raise ConnectionError("the actor died")
-            return await super()._more_answers(wave)
+            return await super().more_answers(wave)
 
-    told = run([prompt(0, n=3)], Gone(lambda one, ids, seed: Generation(one, [7], [-1.0], [-1.0], "stop")), whole=True)
+    told = run([prompt(0, n=3)], Gone(lambda one, ids, seed: written(one, [7])), whole=True)
     assert [type(event) for event in told] == [Rollout, Failure, Failure]
     assert told[1:] == [Failure("g0", 1, "ConnectionError", 0), Failure("g0", 2, "ConnectionError", 0)]
 
@@ -183,7 +183,7 @@ def test_a_server_that_is_gone_fails_what_it_had(monkeypatch: pytest.MonkeyPatch
 def test_a_rollout_whose_reward_function_raises_is_charged_and_its_siblings_are_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    queue = queue_in(monkeypatch)
+    queue = worker_queue(monkeypatch)
     reward = tmp_path / "reward.py"
     reward.write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
@@ -192,21 +192,20 @@ def test_a_rollout_whose_reward_function_raises_is_charged_and_its_siblings_are_
         "    return {'score': 1.0, 'acc': True}\n"
     )
 
-    def two(request_id: str, prompt_ids: list[int], seed: int) -> Generation:
-        return Generation(request_id, [7, 1], [-1.0] * 2, [-0.5] * 2, "stop")
-
-    good, bad = run([prompt(0, n=1), prompt(1, n=1)], Server(two), whole=True, reward=str(reward))
+    server = Server(lambda one, ids, seed: written(one, [7, 1]))
+    good, bad = run([prompt(0, n=1), prompt(1, n=1)], server, whole=True, reward=str(reward))
     assert (good.reward, good.metrics) == (1.0, {"score": 1.0, "acc": 1.0})
     assert bad == Failure("g1", 0, "LookupError", 2)
+    assert "the answer sheet is missing" in str(published_error())
     assert list(queue.rows) == ["g0_0_0"]
 
 
 def test_a_queue_that_fails_fails_the_rollouts_it_did_not_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = queue_in(monkeypatch)
+    worker_queue(monkeypatch)
 
     async def full(**_: Any) -> None:
         raise OSError("storage capacity exceeded")
 
-    monkeypatch.setattr(queue, "async_kv_batch_put", full)
-    told = run([prompt(0, n=1)], Server(lambda one, ids, seed: Generation(one, [7], [-1], [-1], "stop")), whole=True)
+    monkeypatch.setattr(transfer_queue, "async_kv_batch_put", full)
+    told = run([prompt(0, n=1)], Server(lambda one, ids, seed: written(one, [7])), whole=True)
     assert told == [Failure("g0", 0, "OSError", 1)]

@@ -1,0 +1,124 @@
+"""What is taken for granted of verl, the TransferQueue and TRL. A release that changes one of these fails here.
+
+Where a digest fails, read the new source and mend what was written for the old one. Where a signature fails, mend the
+stand-in of the tests and what calls it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transfer_queue
+from unit.verl.v0.v0_world import Engine, Workers
+from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorker
+from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl_world import Queue, Server, UpdatedBatches
+
+from goldilocks.digests import digest
+from goldilocks.verl import plugin
+from goldilocks.verl.patches.patch import Patch
+from goldilocks.verl.patches.rewards import RUN_SINGLE
+from goldilocks.verl.patches.table import PATCHES
+from goldilocks.verl.server.server import RolloutServer
+from goldilocks.verl.v1.outbox import READERS
+from goldilocks.verl.v1.single_turn import FOLLOWED
+
+plugin.additions()
+
+# -- the stand-ins of the tests ----------------------------------------------------------------------------------------
+
+STAND_INS: list[tuple[Any, Any]] = [
+    (Server, RolloutServer),
+    (Queue, transfer_queue),
+    (Engine, AgentLoopManager),
+    (Workers, (ActorRolloutRefWorker, TrainingWorker)),
+    (UpdatedBatches, PPOTrainer),
+]
+
+
+def methods() -> list[Any]:
+    """Return each method of a stand-in beside each real one of that name."""
+    found = []
+    for stand_in, real in STAND_INS:
+        for name in stand_in.STANDS_FOR:
+            kinds = [kind for kind in (real if isinstance(real, tuple) else (real,)) if hasattr(kind, name)]
+            assert kinds, f"{stand_in.__name__}.{name} stands for nothing"
+            found += [pytest.param(stand_in, kind, name, id=f"{kind.__name__}.{name}") for kind in kinds]
+    return found
+
+
+def parameters(function: Any) -> list[tuple[str, Any]]:
+    """Return names and defaults, without ``self`` and without a last ``**rest``."""
+    known = inspect.signature(inspect.unwrap(function)).parameters.values()
+    kept = [one for one in known if one.name != "self" and one.kind is not inspect.Parameter.VAR_KEYWORD]
+    return [(one.name, one.default) for one in kept]
+
+
+def leaves_out_the_rest(function: Any) -> bool:
+    return inspect.getfullargspec(function).varkw is not None
+
+
+@pytest.mark.parametrize(("stand_in", "real", "name"), methods())
+def test_a_stand_in_is_called_as_what_it_stands_for(stand_in: Any, real: Any, name: str) -> None:
+    """A stand-in whose method ends in ``**_`` may leave out the last parameters of the real one."""
+    ours, theirs = parameters(getattr(stand_in, name)), parameters(getattr(real, name))
+    assert ours == (theirs[: len(ours)] if leaves_out_the_rest(getattr(stand_in, name)) else theirs)
+
+
+@pytest.mark.parametrize(
+    ("module", "server"),
+    [
+        ("vllm_rollout/vllm_async_server.py", "vLLMHttpServer"),
+        ("sglang_rollout/async_sglang_server.py", "SGLangHttpServer"),
+    ],
+)
+def test_verls_servers_are_asked_as_ours_is(module: str, server: str) -> None:
+    """Their modules import engines that are not installed here, so that this reads their sources."""
+    source = Path(importlib.util.find_spec("verl.workers.rollout").origin).parent / module  # type: ignore[union-attr, arg-type]
+    (kind,) = [node for node in ast.parse(source.read_text()).body if getattr(node, "name", None) == server]
+    (generate,) = [node for node in kind.body if getattr(node, "name", None) == "generate"]
+    ours = [name for name, _ in parameters(Server.generate)]
+    assert [argument.arg for argument in generate.args.args][1 : 1 + len(ours)] == ours
+
+
+# -- sources that code of ours was written for -------------------------------------------------------------------------
+
+SOURCES: list[tuple[Callable[..., Any], str]] = [
+    (AgentLoopWorker._run_agent_loop, "32c3d607c5d4c9fa"),  # written again in StreamingWorker
+    (LLMServerClient.generate, "45f4cf4029f0be37"),  # calls the methods that StreamingClient overrides
+    (LLMServerClient._acquire_server, "4afa9eaba4c5c436"),
+    (LLMServerClient._release_server, "a06a7f1ee3567499"),
+    (NaiveRewardManager.run_single, RUN_SINGLE),  # written again where rollouts are graded
+    *FOLLOWED,  # where rollouts are made many at a time
+    *READERS,  # of what we put into the TransferQueue
+]
+
+
+@pytest.mark.parametrize(("function", "known"), SOURCES, ids=lambda value: getattr(value, "__qualname__", ""))
+def test_the_source_is_the_one_that_ours_was_written_for(function: Callable[..., Any], known: str) -> None:
+    assert digest(function) == known
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+def test_verl_still_has_the_function_the_patch_was_written_for(patch: Patch) -> None:
+    if not patch.possible:
+        pytest.skip(f"{patch.needs} is not installed")
+    path = (patch.written_for or patch.attribute).split(".")
+    assert digest(functools.reduce(getattr, path, importlib.import_module(patch.module))) == patch.source_digest
+
+
+def test_the_installed_trl_is_one_that_ours_was_written_for() -> None:
+    trl = pytest.importorskip("trl")
+    supported = importlib.import_module("goldilocks.trl.supported")
+    assert supported.changed(trl.GRPOTrainer) == []
