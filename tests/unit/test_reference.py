@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from builders import fill, source
 
 import goldilocks
 from goldilocks.algorithms.gspo import clipping_metrics
-from goldilocks.core import Collector, Limits, ListSource
+from goldilocks.core import Collector, Limits
 from goldilocks.core.allocators import Adaptive
 from goldilocks.core.filters import Variance
 from goldilocks.core.selectors import Greso
@@ -25,7 +26,7 @@ from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.metrics import METRICS, entry, undocumented
 from goldilocks.runs.validation import accuracy_by
-from goldilocks.types import Failure, Rollout
+from goldilocks.types import Failure, Request, Rollout
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(goldilocks.__file__).parent
@@ -83,7 +84,7 @@ def collector_names() -> set[str]:
     """A few steps with everything that can happen to a rollout."""
     rng = random.Random(0)
     collector = Collector(
-        ListSource([f"prompt {index}" for index in range(60)]),
+        source(60),
         Greso(),
         Adaptive(max_n=8, rollouts_per_batch=2, max_train_n=4),
         Variance(),
@@ -91,14 +92,14 @@ def collector_names() -> set[str]:
         limits=Limits(max_retries=0),
     )
     names: set[str] = set()
+
+    def outcome(request: Request, index: int) -> Rollout | Failure:
+        if rng.random() < 0.1:
+            return Failure(request.uid, index, "lost")
+        return Rollout(request.uid, index, float(rng.random() < request.prompt.index % 3 / 2), 5)
+
     for place in range(8):
-        while not collector.ready:
-            for request in collector.requests():
-                for index in range(request.first, request.first + request.n):
-                    lost = rng.random() < 0.1
-                    reward = float(rng.random() < request.prompt.index % 3 / 2)
-                    answer = Failure(request.uid, index, "lost") if lost else Rollout(request.uid, index, reward, 5)
-                    collector.observe(answer)
+        fill(collector, outcome)
         batch = collector.take()
         if place % 2 == 0:
             collector.reject([batch[0].uid], "batch_filter")

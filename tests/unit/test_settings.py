@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import settings
 from omegaconf import OmegaConf
 
 import goldilocks.launch
@@ -18,7 +19,7 @@ from goldilocks.core.guard import Guard
 from goldilocks.core.priors import Flat, Forecast, Strata
 from goldilocks.core.selectors import Thompson
 from goldilocks.filtering import PPOFilterConfig
-from goldilocks.settings import AdaptiveRollout, FilterGroups, Policies, Settings
+from goldilocks.settings import AdaptiveRollout, FilterGroups, Policies
 from goldilocks.verl.baseline import estimator_for
 
 DEFAULTS = Path(goldilocks.launch.__file__).parent / "config" / "goldilocks" / "defaults.yaml"
@@ -28,17 +29,6 @@ ORACLE = (
     "goldilocks.strata.columns=[level]",
     "goldilocks.validate_by=[level]",
 )
-
-
-def settings(*overrides: str) -> Settings:
-    base = OmegaConf.create(
-        {
-            "data": {"train_batch_size": 8, "max_response_length": 16, "seed": None},
-            "actor_rollout_ref": {"rollout": {"n": 4}},
-            "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False, "filter_groups": {"enable": False}},
-        }
-    )
-    return Settings.from_config(OmegaConf.merge(base, OmegaConf.from_dotlist(list(overrides))))
 
 
 def test_with_everything_off_every_prompt_gets_n_and_all_are_trained() -> None:

@@ -117,13 +117,18 @@ def take(collector: Collector, engine: FaultyEngine, log: Log) -> Any:
     return batch
 
 
+def train(collector: Collector, engine: FaultyEngine, log: Log) -> Any:
+    """Fill one batch and take it."""
+    begun = engine.tick
+    while not collector.ready:
+        turn(collector, engine, log)
+        assert engine.tick - begun < MOST_TURNS, "there is no end to this step"
+    return take(collector, engine, log)
+
+
 def run(collector: Collector, engine: FaultyEngine, steps: int) -> Log:
     """Train ``steps`` batches."""
     log = Log()
     for _ in range(steps):
-        begun = engine.tick
-        while not collector.ready:
-            turn(collector, engine, log)
-            assert engine.tick - begun < MOST_TURNS, "there is no end to this step"
-        take(collector, engine, log)
+        train(collector, engine, log)
     return log

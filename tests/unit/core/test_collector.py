@@ -6,25 +6,16 @@ import math
 from typing import Any
 
 import pytest
+from builders import answer, plain_collector
 
 from goldilocks import Collector, Exhausted, Failure, Limits, ListSource, Rollout, Surplus
-from goldilocks.core.allocators import Adaptive, Allocator, Fixed
+from goldilocks.core.allocators import Adaptive, Fixed
 from goldilocks.core.filters import Everything, Variance
 from goldilocks.core.selectors import Uniform
 
 
-def collector(prompts: int = 100, allocator: Allocator | None = None, filter: Any = None, **bounds: Any) -> Collector:
-    bounds = {"target_groups": 2, **bounds}
-    source = ListSource([f"prompt {index}" for index in range(prompts)])
-    return Collector(source, Uniform(), allocator or Fixed(2), filter or Variance(), **bounds)
-
-
-def answer(collector: Collector, requests: list[Any], rewards: Any = (1.0, 0.0), tokens: int = 10) -> None:
-    """Every request is answered in full; ``rewards`` go round."""
-    for request in requests:
-        for i in range(request.n):
-            index = request.first + i
-            collector.observe(Rollout(request.uid, index, rewards[index % len(rewards)], tokens))
+def collector(prompts: int = 100, **options: Any) -> Collector:
+    return plain_collector(prompts, **{"filter": Variance(), **options})
 
 
 def test_the_first_wave_is_one_generation_batch() -> None:
@@ -277,7 +268,7 @@ def test_tokens_are_reserved_before_they_are_written() -> None:
 
 def test_a_refill_has_two_standard_deviations_to_spare_where_surplus_is_carried() -> None:
     def refill(surplus: Surplus) -> int:
-        subject = collector(prompts=1000, target_groups=50, gen_batch_size=100, surplus=surplus)
+        subject = collector(1000, target_groups=50, gen_batch_size=100, surplus=surplus)
         requests = subject.requests()
         answer(subject, requests[:60], rewards=(1.0, 1.0))  # dropped
         answer(subject, requests[60:])
@@ -478,7 +469,7 @@ def visits(requests: list[Any]) -> list[tuple[Any, int]]:
 
 
 def test_two_open_visits_to_one_prompt_have_different_numbers() -> None:
-    subject = collector(prompts=2, target_groups=6)
+    subject = collector(2, target_groups=6)
     requests = subject.requests()
     assert sorted(visits(requests)) == [(f"prompt {index}", visit) for index in range(2) for visit in range(3)]
     answer(subject, requests)
@@ -487,7 +478,7 @@ def test_two_open_visits_to_one_prompt_have_different_numbers() -> None:
 
 
 def test_a_prompt_that_goes_back_to_the_queue_is_visited_anew() -> None:
-    subject = collector(prompts=9, gen_batch_size=3, surplus=Surplus(0, "requeue"))
+    subject = collector(9, gen_batch_size=3, surplus=Surplus(0, "requeue"))
     requests = subject.requests()
     answer(subject, requests[:2])
     subject.take()
@@ -516,14 +507,14 @@ def test_numbers_of_visits_are_saved_and_find_their_prompts_in_reordered_data() 
 
 def test_a_state_without_numbers_counts_the_judged_visits_and_then_the_open_ones() -> None:
     """Earlier versions seeded a visit by the visits that had been judged."""
-    subject = collector(prompts=1, target_groups=3, filter=Everything())
+    subject = collector(1, target_groups=3, filter=Everything())
     requests = subject.requests()
     answer(subject, requests[:1])
     state = subject.state_dict()
     del state["issued"]
     for visit in state["open"]["visits"]:
         del visit["number"]
-    reborn = collector(prompts=1, target_groups=3, filter=Everything())
+    reborn = collector(1, target_groups=3, filter=Everything())
     reborn.load_state_dict(state)
     reborn.reissue()
     again = reborn.requests()
@@ -534,7 +525,7 @@ def test_a_state_without_numbers_counts_the_judged_visits_and_then_the_open_ones
 
 
 def test_a_prompt_in_hand_that_is_gone_from_the_data_is_named() -> None:
-    before = collector(prompts=5)
+    before = collector(5)
     before.requests()
     with pytest.raises(ValueError, match="group g0 of the saved state is about a prompt"):
         Collector(ListSource(["other"]), Uniform(), Fixed(2), Variance(), target_groups=1).load_state_dict(
@@ -579,7 +570,7 @@ def test_limits_that_make_no_sense_are_refused(make, message: str) -> None:
 
 
 def test_without_repeats_the_data_end_and_the_error_says_so() -> None:
-    subject = collector(prompts=3, repeat=False)
+    subject = collector(3, repeat=False)
     answer(subject, subject.requests(), rewards=(1.0, 1.0))
     answer(subject, subject.requests(), rewards=(1.0, 1.0))
     with pytest.raises(Exhausted, match=r"0 of 2 groups are kept and no more can be had: .* 3 visits to 3 prompts"):

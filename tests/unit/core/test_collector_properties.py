@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import reloaded, source
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.core.driver import MAX_TOKENS, FaultyEngine, Log, run, take, turn
+from unit.core.driver import MAX_TOKENS, FaultyEngine, Log, run, take, train, turn
 
-from goldilocks.core import Collector, Exhausted, Ledger, Limits, ListSource, Surplus
+from goldilocks.core import Collector, Exhausted, Ledger, Limits, Surplus
 from goldilocks.core.allocators import Adaptive, Allocator
 from goldilocks.core.filters import Everything, Variance
 from goldilocks.core.priors import Prior
 from goldilocks.recipes import names
-from goldilocks.runs.checkpoint import load_state, save_state
+from goldilocks.runs.checkpoint import save_state
 from goldilocks.simulate import Setup, recipe_settings
 
 SETTINGS = {name: recipe_settings(name, Setup()) for name in names()}
@@ -55,10 +56,6 @@ cases = st.fixed_dictionaries(
 properties = settings(max_examples=settings.default.max_examples * 3 // 5)  # every example is a run
 
 
-def source(prompts: int) -> ListSource:
-    return ListSource([f"prompt {index}" for index in range(prompts)])
-
-
 @functools.cache
 def prior(policy: str, prompts: int) -> Prior:
     """Made once, to be copied: it has learnt nothing, and making it takes longer than a run."""
@@ -77,9 +74,7 @@ def run_until_exhausted(case: dict[str, Any], steps: int = 4) -> tuple[Collector
     collector, log, engine = make(case), Log(), FaultyEngine(case["seed"])
     try:
         for _ in range(steps):
-            while not collector.ready:
-                turn(collector, engine, log)
-            take(collector, engine, log)
+            train(collector, engine, log)
     except Exhausted:
         pass  # not one group was to be had within the limits
     return collector, log
@@ -217,9 +212,7 @@ def test_cut_at_any_event_saved_and_loaded_it_decides_as_if_uncut(
                 collector.observe(event)
                 events += 1
                 if events == cut:
-                    save_state(collector.state_dict(), path)
-                    collector = make(case)
-                    collector.load_state_dict(load_state(path))
+                    collector = reloaded(collector, make(case), path)
             for uid in collector.cancelled():
                 log.decisions.append(["cancel", uid])
                 engine.abort(uid)
@@ -238,10 +231,7 @@ def test_after_a_crash_that_loses_everything_in_flight_the_batches_are_still_ful
         if collector.ready:
             take(collector, engine, log)
         turn(collector, engine, log)
-    reborn = make(case)
-    path = tmp_path_factory.mktemp("state") / "collector.npz"
-    save_state(collector.state_dict(), path)
-    reborn.load_state_dict(load_state(path))
+    reborn = reloaded(collector, make(case), tmp_path_factory.mktemp("state") / "collector.npz")
     reborn.reissue()
     after = run(reborn, FaultyEngine(case["seed"] + 1), steps=2)
     trained = [group.uid for batch in log.batches + after.batches for group in batch]
@@ -254,18 +244,14 @@ def test_after_a_crash_that_loses_everything_in_flight_the_batches_are_still_ful
 def test_what_is_rejected_is_replaced_until_the_batch_is_full(case: dict[str, Any], data: st.DataObject) -> None:
     case = {**case, "limits": Limits()}
     collector, engine, log = make(case), FaultyEngine(case["seed"]), Log()
-    while not collector.ready:
-        turn(collector, engine, log)
-    held = {group.uid for group in take(collector, engine, log)}
+    held = {group.uid for group in train(collector, engine, log)}
     for _ in range(3):
         gone = data.draw(st.sets(st.sampled_from(sorted(held))))
         if not gone:
             break
         assert set(collector.reject(gone, "gate")) == gone
         held -= gone
-        while not collector.ready:
-            turn(collector, engine, log)
-        fresh = {group.uid for group in take(collector, engine, log)}
+        fresh = {group.uid for group in train(collector, engine, log)}
         assert not fresh & held
         held |= fresh
         assert len(held) == case["target_groups"]
@@ -285,9 +271,7 @@ def test_rows_that_are_rejected_are_never_trained_and_no_group_is_left_without_o
     engine, log = FaultyEngine(case["seed"]), Log()
     gone: set[tuple[str, int]] = set()
     for _ in range(3):
-        while not collector.ready:
-            turn(collector, engine, log)
-        seen = take(collector, engine, log)
+        seen = train(collector, engine, log)
         indices = {group.uid: [rollout.index for rollout in group.trained] for group in seen}
         refused = {uid: data.draw(st.sets(st.sampled_from(some))) for uid, some in indices.items()}
         gone.update((uid, index) for uid, some in refused.items() for index in some)

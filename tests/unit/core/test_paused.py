@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import answer, plain_collector, reloaded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.core.driver import MAX_TOKENS, FaultyEngine, Log, run, take, turn
 from unit.core.test_collector_properties import cases, make
 
-from goldilocks.core import Collector, Exhausted, Limits, ListSource, Surplus
-from goldilocks.core.allocators import Fixed
-from goldilocks.core.filters import Everything, Variance
-from goldilocks.core.selectors import Uniform
-from goldilocks.runs.checkpoint import load_state, save_state
+from goldilocks.core import Collector, Exhausted, Limits, Surplus
+from goldilocks.core.filters import Variance
 from goldilocks.types import Failure, Paused, Request, Rollout
 
 partial = st.builds(Surplus, max_carry_steps=st.integers(1, 4), on_full=st.just("partial"))
@@ -34,13 +32,7 @@ properties = settings(max_examples=15)
 
 def collector(carry: int = 2, **given: Any) -> Collector:
     chosen = {"target_groups": 2, "gen_batch_size": 4, "surplus": Surplus(carry, "partial"), **given}
-    judge = chosen.pop("filter", Everything())
-    return Collector(ListSource(range(50)), Uniform(), Fixed(2), judge, **chosen)
-
-
-def finish(subject: Collector, request: Request, tokens: int = 10) -> None:
-    for index in range(request.first, request.first + request.n):
-        subject.observe(Rollout(request.uid, index, float(index % 2), tokens))
+    return plain_collector(50, **chosen)
 
 
 class Silent(FaultyEngine):
@@ -98,11 +90,7 @@ def test_a_restart_asks_for_what_was_paused_and_charges_only_what_is_new(
     engine = FaultyEngine(case["seed"], failure_rate=0.0, duplicate_rate=0.0, late_rate=0.0)
     first = make(case)
     run(first, engine, steps=steps)
-    path = tmp_path_factory.mktemp("state") / "collector.npz"
-    save_state(first.state_dict(), path)
-    second = make(case)
-    second.load_state_dict(load_state(path))
-    second.reissue(known=second.paused)
+    second = taken_up(case, first, tmp_path_factory.mktemp("state") / "collector.npz")
     flights = {(uid, index): second.paused[uid, index] for uid, index, _ in engine.pending}
     assert second.paused == flights
     charged = second.accounts.generated_tokens
@@ -155,9 +143,8 @@ def decisions(case: dict[str, Any], cut: int, path: Path) -> tuple[list[Any], di
 
 
 def taken_up(case: dict[str, Any], before: Collector, path: Path) -> Collector:
-    save_state(before.state_dict(), path)
-    after = make(case)
-    after.load_state_dict(load_state(path))
+    """Return the collector of a restart, which asks again for what was in flight."""
+    after = reloaded(before, make(case), path)
     after.reissue(known=after.paused)
     return after
 
@@ -190,8 +177,7 @@ def test_the_limit_of_a_step_is_not_charged_with_rollouts_of_the_step_before() -
     limits = Limits(max_rollouts_per_step=12, on_exhausted="shrink")
     subject = collector(limits=limits, gen_batch_size=6, filter=Variance())
     requests = subject.requests()
-    for request in requests[:2]:
-        finish(subject, request)
+    answer(subject, requests[:2])
     subject.take()
     for request in requests[2:]:
         for index in range(2):
@@ -209,9 +195,7 @@ def asked_in_vain(subject: Collector, open: list[Request]) -> int:
     while not subject.ready:
         requests = subject.requests()
         asked += sum(request.n for request in requests)
-        for request in (*open, *requests):
-            for index in range(request.first, request.first + request.n):
-                subject.observe(Rollout(request.uid, index, 0.0, 10))
+        answer(subject, (*open, *requests), rewards=(0.0,))
         open = []
     return asked
 
@@ -219,8 +203,7 @@ def asked_in_vain(subject: Collector, open: list[Request]) -> int:
 def test_a_prefix_that_is_lost_stays_charged_and_its_rollout_begins_anew() -> None:
     subject = collector()
     requests = subject.requests()
-    for request in requests[:2]:
-        finish(subject, request)
+    answer(subject, requests[:2])
     subject.take()
     for request in requests[2:]:
         subject.observe(Paused(request.uid, 0, 7))
@@ -231,8 +214,7 @@ def test_a_prefix_that_is_lost_stays_charged_and_its_rollout_begins_anew() -> No
     assert subject.accounts.tokens["cancelled"] == 7
     again = {(request.uid, request.first, request.n) for request in subject.requests()}
     assert {(kept[0], 0, 2), (lost[0], 0, 2)} <= again
-    for request in requests[2:]:
-        finish(subject, request)
+    answer(subject, requests[2:])
     assert subject.accounts.tokens["paused"] == 0
     assert subject.accounts.generated_tokens == 2 * 20 + 2 * 20 + 7  # what was lost has been written twice
 
@@ -240,15 +222,14 @@ def test_a_prefix_that_is_lost_stays_charged_and_its_rollout_begins_anew() -> No
 def test_the_batch_waits_for_a_group_that_would_be_too_old_after_the_update() -> None:
     subject = collector(carry=1)
     slow, *others = subject.requests()
-    for request in others[:2]:
-        finish(subject, request)
+    answer(subject, others[:2])
     assert subject.ready  # the slow one is of this step, and may go on in the next
     subject.take()
     more = subject.requests()
     for request in (others[2], *more):
-        finish(subject, request)
+        answer(subject, [request])
     assert not subject.ready
-    finish(subject, slow)
+    answer(subject, [slow])
     assert subject.ready
     assert subject.take()[0].uid == slow.uid
 
@@ -257,9 +238,9 @@ def test_as_many_groups_are_open_as_a_generation_batch_has_until_the_batch_is_fu
     subject = collector()
     first = subject.requests()
     assert len(first) == 4
-    finish(subject, first[0])
+    answer(subject, [first[0]])
     assert len(subject.requests()) == 1  # one more is missing, which the three open ones would give too
-    finish(subject, first[1])
+    answer(subject, [first[1]])
     assert subject.ready
     assert not subject.requests()
 
@@ -284,11 +265,10 @@ def test_partial_rollouts_need_groups_that_may_be_older_than_the_policy() -> Non
 def test_for_an_engine_that_never_stops_groups_are_begun_while_a_batch_is_full() -> None:
     subject = collector(ahead=2)
     first = subject.requests()
-    for request in first[:2]:
-        finish(subject, request)
+    answer(subject, first[:2])
     assert subject.ready
     assert len(subject.requests()) == 2  # two of four are open, and the batch ahead has none
-    finish(subject, first[2])
-    finish(subject, first[3])
+    answer(subject, [first[2]])
+    answer(subject, [first[3]])
     assert not subject.requests()  # a batch and another are kept
     assert [group.uid for group in subject.take()] == ["g0", "g1"]

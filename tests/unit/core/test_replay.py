@@ -7,16 +7,16 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from builders import reloaded, source
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit.core.driver import FaultyEngine, Log, run, take, turn
+from unit.core.driver import FaultyEngine, Log, run, take, train, turn
 
-from goldilocks.core import Collector, Limits, ListSource, Replay, Surplus
+from goldilocks.core import Collector, Limits, Replay, Surplus
 from goldilocks.core.allocators import Adaptive, Fixed
 from goldilocks.core.filters import Everything, Variance
 from goldilocks.core.informative import is_informative, signal
 from goldilocks.core.selectors import Uniform
-from goldilocks.runs.checkpoint import load_state, save_state
 
 STEPS = 6
 cases = st.fixed_dictionaries(
@@ -39,7 +39,7 @@ properties = settings(max_examples=settings.default.max_examples // 2)  # every 
 
 def make(case: dict[str, Any]) -> Collector:
     return Collector(
-        ListSource([f"prompt {index}" for index in range(60)]),
+        source(60),
         Uniform(),
         Adaptive(max_n=8, stop="contrast", max_train_n=3) if case["adaptive"] else Fixed(4),
         Variance() if case["filtered"] else Everything(),
@@ -109,18 +109,12 @@ def test_cut_anywhere_saved_and_loaded_it_goes_on_the_same(tmp_path_factory, cas
     cut_in_hand = data.draw(st.sets(st.integers(0, STEPS - 1), max_size=2))
     turns = itertools.count()
 
-    def reborn(collector: Collector) -> Collector:
-        save_state(collector.state_dict(), file)
-        fresh = make(case)
-        fresh.load_state_dict(load_state(file))
-        return fresh
-
     for step in range(STEPS):
         while not collector.ready:
             turn(collector, engine, log)
-            collector = reborn(collector) if next(turns) in cut_turns else collector
+            collector = reloaded(collector, make(case), file) if next(turns) in cut_turns else collector
         take(collector, engine, log)
-        collector = reborn(collector) if step in cut_in_hand else collector
+        collector = reloaded(collector, make(case), file) if step in cut_in_hand else collector
     assert log.decisions == whole.decisions
 
 
@@ -130,9 +124,7 @@ def test_payloads_stay_alive_until_a_group_cannot_be_trained_again(case):
     collector, engine, log = make(case), FaultyEngine(case["seed"]), Log()
     promised: set[str] = set()
     for _ in range(STEPS):
-        while not collector.ready:
-            turn(collector, engine, log)
-        batch = take(collector, engine, log)
+        batch = train(collector, engine, log)
         again = {group.uid for group in batch if group.replays}
         assert again <= promised
         assert {group.uid for group in batch} <= collector.alive
@@ -141,13 +133,16 @@ def test_payloads_stay_alive_until_a_group_cannot_be_trained_again(case):
         assert {(one.uid, one.index) for group in collector.reusable for one in group.trained} <= needed
 
 
-def test_a_batch_that_is_put_back_uses_nothing_up():
+def second_batch() -> tuple[Collector, FaultyEngine, Log, Any]:
+    """A run in whose second batch of five groups four more are trained again."""
     case = {"replay": Replay(groups=4, max_age=3), "adaptive": False, "filtered": True, "carry": 1, "seed": 3}
     collector, engine, log = make(case), FaultyEngine(3), Log()
-    for _ in range(2):
-        while not collector.ready:
-            turn(collector, engine, log)
-        batch = take(collector, engine, log)
+    train(collector, engine, log)
+    return collector, engine, log, train(collector, engine, log)
+
+
+def test_a_batch_that_is_put_back_uses_nothing_up():
+    collector, _, _, batch = second_batch()
     collector.put_back()
     assert collector.in_hand == ()
     assert [group.uid for group in collector.take()] == [group.uid for group in batch]
@@ -156,16 +151,9 @@ def test_a_batch_that_is_put_back_uses_nothing_up():
 
 
 def test_after_a_rejection_only_fresh_groups_are_handed_out_in_its_place():
-    case = {"replay": Replay(groups=4, max_age=3), "adaptive": False, "filtered": True, "carry": 1, "seed": 3}
-    collector, engine, log = make(case), FaultyEngine(3), Log()
-    for _ in range(2):
-        while not collector.ready:
-            turn(collector, engine, log)
-        batch = take(collector, engine, log)
+    collector, engine, log, batch = second_batch()
     collector.reject([batch[0].uid], "gate")
-    while not collector.ready:
-        turn(collector, engine, log)
-    more = take(collector, engine, log)
+    more = train(collector, engine, log)
     assert [group.replays for group in more] == [0]
     assert sorted(group.replays for group in collector.in_hand) == [0] * 5 + [1] * 4
 
@@ -177,9 +165,7 @@ def test_what_is_preferred_comes_first(prefer):
     collector, engine, log = make(case), FaultyEngine(8), Log()
     for _ in range(STEPS):
         waiting = {group.uid: group for group in collector.reusable}
-        while not collector.ready:
-            turn(collector, engine, log)
-        again = [group for group in take(collector, engine, log) if group.replays]
+        again = [group for group in train(collector, engine, log) if group.replays]
         left = [waiting[uid] for uid in waiting.keys() - {group.uid for group in again}]
         left = [group for group in left if collector.step - group.version <= 4 and group.replays < 9]
         value = signal if prefer == "signal" else lambda group: group.version

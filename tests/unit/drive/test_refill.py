@@ -5,28 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from builders import fill, plain_collector
 
-from goldilocks.core import Collector, Exhausted, Limits, ListSource
-from goldilocks.core.allocators import Fixed
+from goldilocks.core import Collector, Exhausted, Limits
 from goldilocks.core.filters import Everything
 from goldilocks.core.replay import Replay
-from goldilocks.core.selectors import Uniform
 from goldilocks.drive.gate import Judgement
 from goldilocks.drive.refill import MAX_REFILLS, Refills
 from goldilocks.filtering.step_metrics import Mean
 from goldilocks.types import Group, OnExhausted, Rollout, Verdict
-
-
-def collector(target: int = 2, **options: object) -> Collector:
-    prompts = ListSource([str(number) for number in range(1000)])
-    return Collector(prompts, Uniform(), Fixed(2), Everything(), target_groups=target, **options)  # type: ignore[arg-type]
-
-
-def fill(of: Collector) -> None:
-    while not of.ready:
-        for request in of.requests():
-            for index in range(request.first, request.first + request.n):
-                of.observe(Rollout(request.uid, index, float(index), 3))
 
 
 class Gate:
@@ -53,7 +40,7 @@ def batch(of: Collector, gate: Gate) -> Refills:
 
 
 def test_what_is_refused_is_replaced_and_all_judgements_are_logged_as_one() -> None:
-    of, gate = collector(), Gate("g0", "g2")
+    of, gate = plain_collector(), Gate("g0", "g2")
     refills = batch(of, gate)
     assert gate.calls == [["g0", "g1"], ["g2"], ["g3"]]
     assert [group.uid for group in of.in_hand] == ["g1", "g3"]
@@ -62,7 +49,7 @@ def test_what_is_refused_is_replaced_and_all_judgements_are_logged_as_one() -> N
 
 
 def test_a_gate_that_refuses_everything_ends_the_batch_after_so_many_refills() -> None:
-    of, gate = collector(target=3), Gate(everything=True)
+    of, gate = plain_collector(target_groups=3), Gate(everything=True)
     with pytest.raises(Exhausted, match=rf"After {MAX_REFILLS} refills 3 groups are missing"):
         batch(of, gate)
     assert len(gate.calls) == 1 + MAX_REFILLS
@@ -70,7 +57,7 @@ def test_a_gate_that_refuses_everything_ends_the_batch_after_so_many_refills() -
 
 
 def test_groups_that_are_trained_again_are_not_judged_again() -> None:
-    of, gate = collector(replay=Replay(groups=2)), Gate()
+    of, gate = plain_collector(replay=Replay(groups=2)), Gate()
     batch(of, gate)
     gate.refused = ("g0", "g1")
     batch(of, gate)
@@ -84,15 +71,14 @@ def test_dropped_groups_that_fill_a_batch_up_are_not_judged() -> None:
             return Verdict(False, "dull")
 
     limits = Limits(max_num_gen_batches=1, on_exhausted=OnExhausted.BACKFILL)
-    of, gate = collector(limits=limits), Gate(everything=True)
-    of.filter = Nothing()
+    of, gate = plain_collector(limits=limits, filter=Nothing()), Gate(everything=True)
     batch(of, gate)
     assert gate.calls == []
     assert len(of.in_hand) == 2
 
 
 def test_the_fresh_score_leaves_out_what_is_trained_again() -> None:
-    of = collector(target=1, replay=Replay(groups=1))
+    of = plain_collector(target_groups=1, replay=Replay(groups=1))
     for rewards, score in (([0.0, 1.0], 0.5), ([1.0, 1.0], 1.0)):
         for request in of.requests():
             for index, reward in enumerate(rewards):

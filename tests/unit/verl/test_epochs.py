@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from builders import fill, plain_collector, rollout
 from omegaconf import DictConfig, OmegaConf
 
-from goldilocks import Collector, ListSource, Rollout, Surplus
-from goldilocks.core.allocators import Fixed
-from goldilocks.core.filters import Everything, Variance
-from goldilocks.core.selectors import Uniform
+from goldilocks import Collector, Surplus
+from goldilocks.core.filters import Variance
 from goldilocks.settings import Settings
 from goldilocks.verl.documents import TrainerConfig
 from goldilocks.verl.epochs import Epochs, schedule_note
@@ -24,11 +23,7 @@ def train(epochs: Epochs, collector: Collector, informative: Any) -> int:
     """Make updates until the epochs are over, or verl's own count is reached; return how many."""
     most = 200
     for update in range(1, most + 1):
-        while not collector.ready:
-            for request in collector.requests():
-                for index in range(request.first, request.first + request.n):
-                    reward = float(index % 2) if informative(request.prompt.index) else 0.0
-                    collector.observe(Rollout(request.uid, index, reward=reward, tokens=1))
+        fill(collector, lambda request, index: rollout(request, index, (0.0, float(informative(request.prompt.index)))))
         collector.take()
         if epochs.over:
             return update
@@ -36,8 +31,7 @@ def train(epochs: Epochs, collector: Collector, informative: Any) -> int:
 
 
 def test_the_last_update_is_the_one_after_which_no_batch_can_be_filled() -> None:
-    source = ListSource([str(index) for index in range(48)])
-    collector = Collector(source, Uniform(), Fixed(2), Variance(), target_groups=3, gen_batch_size=3)
+    collector = plain_collector(48, filter=Variance(), target_groups=3, gen_batch_size=3)
     epochs = Epochs(trainer(epochs=3), collector)
     updates = train(epochs, collector, informative=lambda index: index % 3 == 0)
     assert 14 <= updates <= 18  # a third of 144 prompts, three an update, and some that were carried
@@ -46,27 +40,22 @@ def test_the_last_update_is_the_one_after_which_no_batch_can_be_filled() -> None
 
 @pytest.mark.parametrize("carried", [0, 1, 2])
 def test_groups_that_wait_are_trained_before_the_run_ends_unless_they_expire(carried: int) -> None:
-    source = ListSource([str(index) for index in range(12)])
     surplus = Surplus(max_carry_steps=carried)
-    collector = Collector(
-        source, Uniform(), Fixed(2), Everything(), target_groups=4, gen_batch_size=12, surplus=surplus
-    )
+    collector = plain_collector(12, target_groups=4, gen_batch_size=12, surplus=surplus)
     epochs = Epochs(trainer(epochs=1), collector)
     assert train(epochs, collector, informative=lambda index: True) == 1 + carried
     assert collector.prompts_issued == 12
 
 
 def test_a_number_of_updates_has_the_last_word() -> None:
-    source = ListSource(["a", "b"])
-    collector = Collector(source, Uniform(), Fixed(2), Everything(), target_groups=2)
+    collector = plain_collector(2)
     epochs = Epochs(trainer(epochs=1, steps=100), collector)
     assert train(epochs, collector, informative=lambda index: True) == 200
     assert 7 // epochs == collector.prompts_issued // 2  # verl's question
 
 
 def test_verl_is_told_the_last_epoch_until_the_run_is_over() -> None:
-    source = ListSource(["a", "b"])
-    collector = Collector(source, Uniform(), Fixed(2), Everything(), target_groups=2, gen_batch_size=6)
+    collector = plain_collector(2, gen_batch_size=6)
     epochs = Epochs(trainer(epochs=1), collector)
     collector.requests()
     assert collector.prompts_issued >= 2

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from builders import fill, settings, source
 from verl_world import Queue
 
-from goldilocks.core import Collector, ListSource
+from goldilocks.core import Collector
 from goldilocks.drive.gate import Judgement
 from goldilocks.drive.refill import Refills
-from goldilocks.settings import Settings
 from goldilocks.types import Group, Request, Rollout
 from goldilocks.verl.final_reward import KLPenalty
 from goldilocks.verl.v1.gates import BatchFilterGate, FinalRewardGate, build_gate
@@ -25,17 +24,6 @@ def no_penalty() -> KLPenalty:
     return KLPenalty("kl", 0.0)
 
 
-def settings(*overrides: str) -> Settings:
-    base = OmegaConf.create(
-        {
-            "data": {"train_batch_size": 16, "max_response_length": 16, "seed": None},
-            "actor_rollout_ref": {"rollout": {"n": 4}},
-            "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False, "filter_groups": {"enable": False}},
-        }
-    )
-    return Settings.from_config(OmegaConf.merge(base, OmegaConf.from_dotlist(list(overrides))))
-
-
 class Run:
     """Updates of a collector with a batch filter behind it, as the V1 trainer makes them, without a model.
 
@@ -43,11 +31,11 @@ class Run:
     """
 
     def __init__(self, informative: int, *overrides: str) -> None:
-        chosen = settings(*overrides)
+        chosen = settings(*overrides, batch=16)
         gate = build_gate(chosen, no_penalty)
         assert isinstance(gate, BatchFilterGate)
         self.gate, self.informative = gate, informative
-        self.collector: Collector = chosen.collector(ListSource([str(number) for number in range(1000)]))
+        self.collector: Collector = chosen.collector(source(1000))
         self.judged: set[str] = set()  # in this update
         self.lost = 0  # groups with signal that were rejected
 
@@ -67,10 +55,7 @@ class Run:
         return self.collector.metrics()["accounts/generated_rollouts"]
 
     def _fill(self) -> None:
-        while not self.collector.ready:
-            for request in self.collector.requests():
-                for index in range(request.first, request.first + request.n):
-                    self.collector.observe(self._answer(request, index))
+        fill(self.collector, self._answer)
 
     def _answer(self, request: Request, index: int) -> Rollout:
         mixed = int(request.uid[1:]) % 5 < self.informative
@@ -131,7 +116,7 @@ def test_a_group_whose_trained_rows_all_fail_a_gate_is_lost_and_none_of_its_othe
         "data.train_batch_size=1",
         "adaptive_rollout={enable: true, min_rollouts: 4, max_n: 4, max_train_n: 2}",
     )
-    gate, subject = build_gate(chosen, no_penalty), chosen.collector(ListSource([str(number) for number in range(9)]))
+    gate, subject = build_gate(chosen, no_penalty), chosen.collector(source(9))
     assert gate is not None
     (request,) = subject.requests()
     for index in range(4):
