@@ -11,6 +11,7 @@ tokens, so that nothing but the rule favours a length.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -42,12 +43,13 @@ class ArrivalOrder(SimulatedEngine):
         super().__init__(prompts, config, seed=seed)
         self._unused: dict[str, list[int]] = defaultdict(list)
 
-    def submit(self, request: Request) -> None:
-        self._unused[request.uid] += range(request.first, request.first + request.n)
-        super().submit(request)
+    def submit(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._unused[request.uid] += range(request.first, request.first + request.n)
+        super().submit(requests)
 
-    def step(self) -> list[Rollout | Failure]:
-        return [replace(event, index=self._unused[event.uid].pop(0)) for event in super().step()]
+    def events(self, within: float | None = None) -> list[Rollout | Failure]:
+        return [replace(event, index=self._unused[event.uid].pop(0)) for event in super().events(within)]
 
 
 def trained_over_started(engine: type[SimulatedEngine], allocator: Allocator, surplus: Surplus) -> float:

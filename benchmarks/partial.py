@@ -38,6 +38,7 @@ from goldilocks.core import Collector, ListSource, Surplus
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed
 from goldilocks.core.filters import Variance
 from goldilocks.core.selectors import Uniform
+from goldilocks.drive.backend import CANCELLED, Backend
 from goldilocks.engine import Generation, SamplingParams
 from goldilocks.seeds import hashed
 from goldilocks.simulate import EngineConfig, PassRates, SimulatedEngine, batches
@@ -120,7 +121,7 @@ def print_simulated() -> None:
 # -- our engine --------------------------------------------------------------------------------------------------------
 
 
-class LiveEngine:
+class LiveEngine(Backend):
     """A model on our engine, driven as the simulated one is. What pauses is submitted again with its prefix."""
 
     def __init__(self, folder: Path, slots: int, longest: int) -> None:
@@ -141,12 +142,15 @@ class LiveEngine:
         self.steps = 0  # of the decoder
 
     @property
-    def free(self) -> int:
+    def room(self) -> int:
         """Slots that nothing occupies."""
         return self._engine.free
 
-    def submit(self, request: Request) -> None:
-        """Begin ``request.n`` rollouts."""
+    def submit(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._begin(request)
+
+    def _begin(self, request: Request) -> None:
         self.submitted += request.n
         self._prompts[request.uid] = self._tokenizer.encode(request.prompt.payload)
         for index in range(request.first, request.first + request.n):
@@ -157,10 +161,10 @@ class LiveEngine:
         params = SamplingParams(max_tokens=self._longest - len(written), seed=hashed(*name))
         self._engine.submit("/".join(map(str, name)), [*self._prompts[name[0]], *written], params)
 
-    def step(self) -> list[Rollout | Failure]:
+    def events(self, within: float | None = None) -> list[Rollout | Failure]:
         """Return the rollouts that end next; empty: nothing in flight."""
         ended: list[Rollout | Failure] = []
-        while self._engine.busy and not ended:
+        while within is None and self._engine.busy and not ended:
             self.steps += 1
             ended = [self._ended(generation) for generation in self._engine.step()]
         return ended
@@ -169,15 +173,21 @@ class LiveEngine:
         name = _name(generation)
         tokens = [*self._written.pop(name), *generation.token_ids]
         if generation.stop_reason == "aborted":
-            return Failure(*name, "aborted", len(tokens))
+            return Failure(*name, CANCELLED, len(tokens))
         self.lengths.append(len(tokens))
         reward = float(zlib.crc32(bytes(str(tokens), "ascii")) & 1)
         return Rollout(*name, reward, len(tokens), {"acc": reward})
 
-    def abort(self, uid: str) -> None:
-        """Stop every rollout of this group."""
-        for name in [name for name in self._written if name[0] == uid]:
+    def cancel(self, uids: Sequence[str]) -> None:
+        """Stop every rollout of these groups."""
+        for name in [name for name in self._written if name[0] in uids]:
             self._engine.abort("/".join(map(str, name)))
+
+    def resume(self) -> None:
+        """Do nothing: ``train`` goes on with what paused."""
+
+    def drain(self) -> None:
+        """Do nothing: the engine works only in ``events``."""
 
     def pause(self) -> list[Paused]:
         """Stop everything; return what it has written."""

@@ -28,13 +28,13 @@ import pyarrow.parquet as pq
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from goldilocks.drive.stopwatch import PREFIX, TIMED
 from goldilocks.engine import Engine, SamplingParams
 from goldilocks.launch import defaults
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.platforms import cudnn
 from goldilocks.tasks.registry import compute_score
 from goldilocks.verl.patches.micro_batches import cut_by_length
-from goldilocks.verl.v1.stopwatch import PREFIX, TIMED
 
 WARM_UP = 2
 TASKS = {"smollm2": "sums", "tiny": "arithmetic"}

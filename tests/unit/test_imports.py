@@ -15,7 +15,7 @@ ROOT = Path(goldilocks.__file__).parent
 
 # Every part (a folder, or a module at the top) and what it may import. A part stands below those that import it.
 BASE = {"errors", "nested", "types", "digests", "seeds"}
-CORE = BASE | {"core", "rounds", "runs"}
+CORE = BASE | {"core", "runs"}
 SETTINGS = CORE | {"features", "filtering", "settings", "recipes"}
 BELOW: dict[str, set[str]] = {
     "errors": set(),
@@ -24,9 +24,8 @@ BELOW: dict[str, set[str]] = {
     "seeds": set(),
     "types": {"errors"},
     "core": {"errors", "types"},
-    "rounds": {"core", "types"},
     "runs": BASE | {"core"},
-    "testing": CORE,
+    "testing": CORE | {"drive"},
     "metrics": set(),
     "features": BASE,
     "filtering": {"errors", "runs"},
@@ -35,8 +34,8 @@ BELOW: dict[str, set[str]] = {
     "algorithms": BASE,
     "engine": {"errors"},
     "platforms": {"errors"},
-    "simulate": SETTINGS,
-    "drive": {"core", "filtering", "types"},
+    "simulate": SETTINGS | {"drive"},
+    "drive": {"core", "errors", "filtering", "runs", "types"},
     "tasks": {"errors", "runs"},
     "report": CORE,
     "forecast": SETTINGS | {"report", "simulate"},
@@ -48,7 +47,7 @@ BELOW: dict[str, set[str]] = {
     "main_ppo_adaptive": {"main_ppo"},
     "cli": {"errors"},
 }
-ALONE = {"core": {"numpy"}, "types": set(), "errors": set(), "rounds": {"numpy"}}  # all that these import from others
+ALONE = {"core": {"numpy"}, "types": set(), "errors": set()}  # all that these import from others
 WHOLE = {"cli", "report"}  # import the package itself, for its version
 NEVER = {"engine": {"verl", "ray"}, "filtering": {"verl", "ray"}, "simulate": {"torch", "verl"}, "report": {"verl"}}
 

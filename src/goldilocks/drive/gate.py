@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import torch
+from goldilocks.drive.rows import Place
+from goldilocks.filtering.step_metrics import combine
+from goldilocks.types import Group
 
-from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
-
-Place = tuple[str, int]  # a rollout: its group, and its number in the group
 Rollouts = dict[str, list[int]]  # of each group, by their numbers
+Metrics = dict[str, float]
 
 
 class Judgement(NamedTuple):
@@ -22,30 +23,33 @@ class Judgement(NamedTuple):
 
     refused: Rollouts
     cut: Rollouts
-    metrics: dict[str, float]
+    metrics: Metrics
 
 
-class FilterGate:
-    """``batch_filter.*``: the two gates, the group filters and the selection of ``PPOBatchFilter``."""
+class Gate(ABC):
+    """Judges groups of the batch in hand. What it refuses is replaced, not masked."""
 
-    reason = "batch_filter"
-    refuses_flat = False  # what it refuses may have a gradient, and fills up no batch
+    reason: str  # names the gate in the accounts
+    refuses_flat = False  # whether what it refuses has no gradient, and may fill up an exhausted batch
 
-    def __init__(self, config: PPOFilterConfig, seed: int) -> None:
-        self.filter = PPOBatchFilter(config, {"seed": seed})
+    @abstractmethod
+    def judge(self, groups: Sequence[Group]) -> Judgement:
+        """Judge fresh groups, each once: by the rollouts that would be trained."""
 
-    def judge_rows(self, places: Sequence[Place], data: Mapping[str, torch.Tensor]) -> Judgement:
-        """Judge rows whose tensors are at hand; ``places`` says which rollout each row is of."""
-        chosen, cut, metrics = self.filter.select(data, [uid for uid, _ in places])
-        staying = {*chosen.tolist(), *cut.tolist()}
-        refused = by_group(place for number, place in enumerate(places) if number not in staying)
-        return Judgement(refused, by_group(places[number] for number in cut.tolist()), metrics)
+    def prepare(self, groups: Sequence[Group]) -> None:  # noqa: B027 (most have nothing to prepare)
+        """Compute what rows must have before they are judged or trained. ``groups`` are all that were just taken."""
+
+    def combined(self, judgements: Iterable[Metrics]) -> Metrics:
+        """Return the metrics of all judgements of a batch as those of one."""
+        return combine(judgements)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"generator": self.filter.state_dict()["generator"].numpy()}
+        """Return what decides how the gate goes on, as JSON values and arrays."""
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.filter.load_state_dict({"generator": torch.from_numpy(state["generator"])})
+        """Take up where ``state_dict`` was written."""
+        assert not state, f"{self.reason} has no state"
 
 
 def by_group(places: Iterable[Place]) -> Rollouts:

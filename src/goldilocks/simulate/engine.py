@@ -5,15 +5,15 @@ rate when it begins, never on what else is in flight. Two engines that get the s
 same answers.
 
 An engine step writes one token in every busy slot. A rollout first waits, holding its slot (prefill, tools, grading: an
-exponential time), then writes. Lengths are log-normal around the prompt's mean. Aborting one costs what it has written.
-One that pauses keeps its slot and goes on where it was: reading its prefix again takes no step.
+exponential time), then writes. Lengths are log-normal around the prompt's mean. Cancelling one costs what it has
+written. One that pauses keeps its slot and goes on where it was: reading its prefix again takes no step.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from statistics import NormalDist
@@ -21,6 +21,7 @@ from struct import Struct
 
 import numpy as np
 
+from goldilocks.drive.backend import CANCELLED, Backend
 from goldilocks.errors import require
 from goldilocks.simulate.learner import Learner
 from goldilocks.simulate.pass_rates import PassRates
@@ -59,29 +60,38 @@ class _Flight:
     event: Rollout | Failure
 
 
-class SimulatedEngine:
-    """``submit`` what the collector requests, ``step`` to the next arrivals, ``abort`` what it cancels."""
+class SimulatedEngine(Backend):
+    """The backend of a simulation: time passes where a driver waits for events."""
 
     def __init__(self, prompts: PassRates, config: EngineConfig, *, seed: int) -> None:
         self.config = config
         self.learner = Learner(prompts.pass_rate, improvement=config.improvement)
         self.clock = 0
         self.submitted = 0
+        self.budget: float = math.inf  # rollouts that may be submitted in all
         self._seed = seed
         # log-normal: the mean of exp(spread · z) is exp(spread² / 2), which is taken off so that ``tokens`` is the mean
         self._log_tokens = (np.log(prompts.tokens) - config.spread**2 / 2).tolist()
         self._busy = 0
         self._flights: dict[str, dict[int, _Flight]] = {}
         self._finishes: list[tuple[int, int, str, int]] = []  # a heap: when, in which order submitted, uid, index
-        self._aborted: list[Failure] = []
+        self._cancelled: list[Rollout | Failure] = []
 
     @property
     def free(self) -> int:
         """Slots that nothing occupies."""
         return self.config.slots - self._busy
 
-    def submit(self, request: Request) -> None:
-        """Begin ``request.n`` rollouts; there must be slots for them."""
+    @property
+    def room(self) -> int:
+        return int(min(self.free, self.budget - self.submitted))
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Begin rollouts; there must be slots for them."""
+        for request in requests:
+            self._begin(request)
+
+    def _begin(self, request: Request) -> None:
         require(request.n <= self.free, "request.n", request.n, f"at most the {self.free} free slots")
         flights = self._flights.setdefault(request.uid, {})
         for index in range(request.first, request.first + request.n):
@@ -92,26 +102,35 @@ class SimulatedEngine:
             self.submitted += 1
         self._busy += request.n
 
-    def step(self) -> list[Rollout | Failure]:
-        """Return the rollouts aborted since the last step, else those that finish next; empty: nothing in flight."""
-        arrived: list[Rollout | Failure] = [*self._aborted]
-        self._aborted.clear()
-        while self._finishes and (not arrived or self._finishes[0][0] == self.clock):
+    def events(self, within: float | None = None) -> list[Rollout | Failure]:
+        """Return the rollouts cancelled since the last call, else step to those that finish next.
+
+        ``within`` any time, no step is made.
+        """
+        arrived, self._cancelled = self._cancelled, []
+        while within is None and self._finishes and (not arrived or self._finishes[0][0] == self.clock):
             finish, _, uid, index = heapq.heappop(self._finishes)
             flight = self._flights.get(uid, {}).pop(index, None)
-            if flight is not None:  # None: it was aborted
+            if flight is not None:  # None: it was cancelled
                 self.clock = finish
                 self._leave(uid, 1)
                 arrived.append(flight.event)
         return arrived
 
-    def abort(self, uid: str) -> None:
-        """Stop every rollout of this group; ``step`` reports each with the tokens it had written."""
-        flights = self._flights.get(uid, {})
-        self._aborted += [Failure(uid, index, "aborted", self._written(one)) for index, one in flights.items()]
-        stopped = len(flights)
-        flights.clear()
-        self._leave(uid, stopped)
+    def cancel(self, uids: Sequence[str]) -> None:
+        """Stop every rollout of these groups; ``events`` reports each with the tokens it had written."""
+        for uid in uids:
+            flights = self._flights.get(uid, {})
+            self._cancelled += [Failure(uid, index, CANCELLED, self._written(one)) for index, one in flights.items()]
+            stopped = len(flights)
+            flights.clear()
+            self._leave(uid, stopped)
+
+    def resume(self) -> None:
+        """Do nothing: who pauses keeps its slot, and time passes only in ``events``."""
+
+    def drain(self) -> None:
+        """Do nothing: a rollout that is cancelled stops at once."""
 
     def pause(self) -> list[Paused]:
         """Return what every rollout in flight has written so far."""

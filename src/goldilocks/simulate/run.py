@@ -6,17 +6,20 @@ in flight when the budget ends are waited for. So every policy spends exactly th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from goldilocks.core import Collector, Exhausted
 from goldilocks.core.source import ListSource
+from goldilocks.drive.driver import Driver, Stalled
+from goldilocks.drive.rows import NoRows
 from goldilocks.errors import require
 from goldilocks.settings import Settings
 from goldilocks.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.simulate.outcome import Harvest, Outcome
 from goldilocks.simulate.pass_rates import PassRates
-from goldilocks.types import Event, Group
+from goldilocks.types import Group
 
 Tell = Callable[[int], None]
 
@@ -63,36 +66,13 @@ def batches(
     collector: Collector, engine: SimulatedEngine, rollouts: int, tell: Tell = _untold
 ) -> Iterator[tuple[Group, ...]]:
     """Yield every batch that ``rollouts`` rollouts fill; the engine trains on each before the next is collected."""
-    while True:
-        while not collector.ready:
-            for request in collector.requests(room=min(engine.free, rollouts - engine.submitted)):
-                engine.submit(request)
+    engine.budget = rollouts
+    driver = Driver(collector, engine, NoRows(), max_failures=math.inf)  # the failure rate is the user's own
+    try:
+        while True:
+            batch = driver.batch()
             tell(engine.submitted)
-            arrived = engine.step()
-            if not arrived and not collector.ready:
-                return
-            _observe(collector, engine, arrived)
-        batch = collector.take()
-        _abort_cancelled(collector, engine)
-        _end_step(collector, engine)
-        engine.train(batch)
-        yield batch
-
-
-def _end_step(collector: Collector, engine: SimulatedEngine) -> None:
-    """Nothing is being written while the model is trained: what is in flight pauses, or is waited for."""
-    if collector.surplus.pauses:
-        _observe(collector, engine, engine.pause())
-    while collector.in_flight and not collector.surplus.pauses:
-        _observe(collector, engine, engine.step())
-
-
-def _observe(collector: Collector, engine: SimulatedEngine, events: Iterable[Event]) -> None:
-    for event in events:
-        collector.observe(event)
-    _abort_cancelled(collector, engine)
-
-
-def _abort_cancelled(collector: Collector, engine: SimulatedEngine) -> None:
-    for uid in collector.cancelled():
-        engine.abort(uid)
+            engine.train(batch)
+            yield batch
+    except Stalled:  # the budget is spent
+        tell(engine.submitted)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goldilocks.rounds import places
+from goldilocks.drive.rounds import places
 from goldilocks.trl.advantages import advantages
 from goldilocks.trl.decisions import Batch, Decisions, Round
 from goldilocks.trl.processes import Processes

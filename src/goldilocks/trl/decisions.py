@@ -13,7 +13,7 @@ from typing import Any
 from goldilocks.core import Collector
 from goldilocks.drive.gate import Judgement
 from goldilocks.drive.refill import Refills
-from goldilocks.rounds import WholeRounds, places
+from goldilocks.drive.rounds import WholeGroups, places
 from goldilocks.seeds import hashed
 from goldilocks.trl.gate import BatchFilterGate
 from goldilocks.trl.rows import Place, Row, RowStore
@@ -55,7 +55,7 @@ class Decisions:
         self._gate = gate
         self._room = room
         self._seed = seed
-        self._rounds = WholeRounds(collector.allocator)
+        self._rounds = WholeGroups(collector.allocator)
         collector.allocator = self._rounds
         self._begin_batch()
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from goldilocks.drive.gate import FilterGate, Judgement
+from goldilocks.drive.filter_gate import FilterGate
+from goldilocks.drive.gate import Judgement
 from goldilocks.trl.rows import LOG_PROBS, SAMPLED, RowStore, join_rows
 from goldilocks.types import Group
 

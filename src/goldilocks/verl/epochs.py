@@ -6,41 +6,23 @@ verl counts as if none were, which is the most there can be.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from goldilocks.core import Collector
+from goldilocks.drive.epochs import Epochs
 from goldilocks.settings import Settings
 
 
-class Epochs:
-    """How far a run is through its data, and whether it ends with them (no ``trainer.total_training_steps``)."""
+class UpdatesPerEpoch(Epochs):
+    """The epochs of ``trainer.total_epochs``, unless ``trainer.total_training_steps`` ends the run."""
 
     def __init__(self, trainer: Any, collector: Collector) -> None:
         """``trainer`` is that section of verl's config."""
-        self._collector = collector
-        self._size = len(collector.source)
-        self.prompts: float = math.inf
-        if trainer.total_training_steps is None:
-            self.prompts = trainer.total_epochs * self._size
-
-    @property
-    def current(self) -> int:
-        """The epoch of the next prompt, from 0."""
-        return self._collector.prompts_issued // self._size
-
-    @property
-    def over(self) -> bool:
-        """Whether the prompts that are left, with the groups that wait, cannot fill another batch."""
-        collector = self._collector
-        step = collector.step if collector.owed else collector.step + 1
-        oldest = step - collector.surplus.max_carry_steps
-        waiting = sum(group.version >= oldest for group in collector.kept)  # others expire before they are trained
-        return self.prompts - collector.prompts_issued < collector.target_groups - waiting
+        super().__init__(collector, trainer.total_epochs if trainer.total_training_steps is None else None)
 
     def __rfloordiv__(self, updates: int) -> int:
-        """verl asks for ``updates // updates_per_epoch`` and ends at ``total_epochs``; whether it is, ``over`` says."""
-        return int(min(self.current, self.prompts // self._size - 1))
+        """verl asks for ``updates // updates_per_epoch`` and ends at ``total_epochs``; ``over`` decides the end."""
+        return int(min(self.current, self.prompts // self.size - 1))
 
 
 def schedule_note(config: Any, settings: Settings, updates: int) -> str | None:

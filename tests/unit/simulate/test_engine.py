@@ -29,7 +29,7 @@ def request(data: PassRates, uid: str, index: int = 0, n: int = 1, first: int = 
 
 
 def drained(machine: SimulatedEngine) -> list[Rollout | Failure]:
-    return [event for events in iter(machine.step, []) for event in events]
+    return [event for events in iter(machine.events, []) for event in events]
 
 
 @settings(max_examples=30)
@@ -38,14 +38,14 @@ def test_answers_do_not_depend_on_order_or_on_slots(order: list[int], slots: int
     data = prompts(*np.linspace(0, 1, 8))
     together = engine(data, failure_rate=failure_rate)
     for place in range(8):
-        together.submit(request(data, f"g{place}", place, n=3))
+        together.submit([request(data, f"g{place}", place, n=3)])
     apart = engine(data, slots=slots, failure_rate=failure_rate)
     events = []
     for place in order:
         for first in range(3):
             if not apart.free:
-                events += apart.step()
-            apart.submit(request(data, f"g{place}", place, first=first))
+                events += apart.events()
+            apart.submit([request(data, f"g{place}", place, first=first)])
     assert {(e.uid, e.index): e for e in drained(together)} == {(e.uid, e.index): e for e in events + drained(apart)}
 
 
@@ -54,7 +54,7 @@ def test_seed_and_uid_and_index_each_change_the_answer() -> None:
 
     def lengths(seed: int, uid: str, first: int) -> list[int]:
         machine = engine(data, seed=seed)
-        machine.submit(request(data, uid, n=6, first=first))
+        machine.submit([request(data, uid, n=6, first=first)])
         return sorted(event.tokens for event in drained(machine))
 
     base = lengths(1, "g0", 0)
@@ -65,18 +65,18 @@ def test_seed_and_uid_and_index_each_change_the_answer() -> None:
 def test_a_full_engine_takes_no_more() -> None:
     data = prompts(0.5)
     machine = engine(data, slots=4)
-    machine.submit(request(data, "g0", n=3))
+    machine.submit([request(data, "g0", n=3)])
     assert machine.free == 1
     with pytest.raises(ValueError, match=r"request\.n=2 is not accepted: at most the 1 free slots"):
-        machine.submit(request(data, "g1", n=2))
+        machine.submit([request(data, "g1", n=2)])
 
 
 def test_a_rollout_takes_one_step_a_token_and_the_shortest_comes_first() -> None:
     data = prompts(0.5)
     machine = engine(data, wait=0.0)
-    machine.submit(request(data, "g0", n=20))
+    machine.submit([request(data, "g0", n=20)])
     seen = []
-    while events := machine.step():
+    while events := machine.events():
         assert {event.tokens for event in events} == {machine.clock}
         seen += events
     assert len(seen) == 20
@@ -86,11 +86,11 @@ def test_a_rollout_takes_one_step_a_token_and_the_shortest_comes_first() -> None
 def test_an_aborted_rollout_costs_what_it_had_written() -> None:
     data = prompts(0.5)
     machine = engine(data, wait=0.0)
-    machine.submit(request(data, "g0", n=4))
-    machine.submit(request(data, "g1", n=1))
-    (first,) = machine.step()
-    machine.abort("g0")
-    aborted = [event for event in machine.step() if event.uid == "g0" and event is not first]
+    machine.submit([request(data, "g0", n=4)])
+    machine.submit([request(data, "g1", n=1)])
+    (first,) = machine.events()
+    machine.cancel(["g0"])
+    aborted = [event for event in machine.events() if event.uid == "g0" and event is not first]
     assert len(aborted) == 4 - (first.uid == "g0")
     assert all(isinstance(event, Failure) and event.tokens == first.tokens for event in aborted)
     left = drained(machine)
@@ -102,26 +102,26 @@ def test_an_aborted_rollout_costs_what_it_had_written() -> None:
 def test_a_rollout_that_began_late_or_still_waits_has_written_less() -> None:
     data = prompts(0.5, tokens=200.0)
     machine = engine(data, wait=0.0, spread=0.0)
-    machine.submit(request(data, "g0"))
-    machine.step()
-    machine.submit(request(data, "g1"))
-    machine.abort("g1")
-    assert machine.step() == [Failure("g1", 0, "aborted", 0)]
+    machine.submit([request(data, "g0")])
+    machine.events()
+    machine.submit([request(data, "g1")])
+    machine.cancel(["g1"])
+    assert machine.events() == [Failure("g1", 0, "cancelled", 0)]
     assert machine.clock == 200
 
     patient = engine(data, wait=1e6, spread=0.0)
-    patient.submit(request(data, "g0", n=20))
-    (first,) = patient.step()
-    patient.abort("g0")
+    patient.submit([request(data, "g0", n=20)])
+    (first,) = patient.events()
+    patient.cancel(["g0"])
     assert first.tokens == 200
     assert patient.clock > 1_000
-    assert [event.tokens for event in patient.step()] == [0] * 19
+    assert [event.tokens for event in patient.events()] == [0] * 19
 
 
 def test_rewards_and_lengths_have_the_means_of_the_prompt() -> None:
     data = prompts(0.3, tokens=400.0)
     machine = engine(data, slots=20_000)
-    machine.submit(request(data, "g0", n=20_000))
+    machine.submit([request(data, "g0", n=20_000)])
     events = drained(machine)
     rewards = [event.reward for event in events if isinstance(event, Rollout)]
     assert len(rewards) == 20_000
@@ -133,7 +133,7 @@ def test_rewards_and_lengths_have_the_means_of_the_prompt() -> None:
 def test_the_share_of_failures_is_the_failure_rate_and_a_failure_costs_part_of_its_tokens() -> None:
     data = prompts(1.0, tokens=100.0)
     machine = engine(data, slots=4_000, failure_rate=0.25, spread=0.0)
-    machine.submit(request(data, "g0", n=4_000))
+    machine.submit([request(data, "g0", n=4_000)])
     failures = [event for event in drained(machine) if isinstance(event, Failure)]
     assert abs(len(failures) / 4_000 - 0.25) < 4 * math.sqrt(0.25 * 0.75 / 4_000)
     assert {event.reason for event in failures} == {"engine"}
@@ -143,7 +143,7 @@ def test_the_share_of_failures_is_the_failure_rate_and_a_failure_costs_part_of_i
 def test_answers_beyond_max_tokens_are_truncated() -> None:
     data = prompts(0.5, tokens=1_000.0)
     machine = engine(data, max_tokens=900)
-    machine.submit(request(data, "g0", n=50))
+    machine.submit([request(data, "g0", n=50)])
     events = drained(machine)
     assert max(event.tokens for event in events) == 900
     assert all(isinstance(event, Rollout) and event.truncated == (event.tokens == 900) for event in events)
@@ -197,8 +197,8 @@ def test_what_pauses_says_what_it_has_written_and_ends_as_it_would_have() -> Non
     data = prompts(0.5)
     paused, whole = engine(data, wait=0.0), engine(data, wait=0.0)
     for machine in (paused, whole):
-        machine.submit(request(data, "g0", n=8))
-    events = paused.step()
+        machine.submit([request(data, "g0", n=8)])
+    events = paused.events()
     written = {event.index: event.tokens for event in paused.pause()}
     assert set(written) == set(range(8)) - {event.index for event in events}
     assert set(written.values()) == {paused.clock}  # without a wait, a token a step

@@ -12,14 +12,14 @@ from goldilocks import Collector, Surplus
 from goldilocks.core.filters import Variance
 from goldilocks.settings import Settings
 from goldilocks.verl.documents import TrainerConfig
-from goldilocks.verl.epochs import Epochs, schedule_note
+from goldilocks.verl.epochs import UpdatesPerEpoch, schedule_note
 
 
 def trainer(epochs: int, steps: int | None = None) -> DictConfig:
     return OmegaConf.create({"total_epochs": epochs, "total_training_steps": steps})
 
 
-def train(epochs: Epochs, collector: Collector, informative: Any) -> int:
+def train(epochs: UpdatesPerEpoch, collector: Collector, informative: Any) -> int:
     """Make updates until the epochs are over, or verl's own count is reached; return how many."""
     most = 200
     for update in range(1, most + 1):
@@ -32,7 +32,7 @@ def train(epochs: Epochs, collector: Collector, informative: Any) -> int:
 
 def test_the_last_update_is_the_one_after_which_no_batch_can_be_filled() -> None:
     collector = plain_collector(48, filter=Variance(), target_groups=3, gen_batch_size=3)
-    epochs = Epochs(trainer(epochs=3), collector)
+    epochs = UpdatesPerEpoch(trainer(epochs=3), collector)
     updates = train(epochs, collector, informative=lambda index: index % 3 == 0)
     assert 14 <= updates <= 18  # a third of 144 prompts, three an update, and some that were carried
     assert 144 - collector.prompts_issued < 3
@@ -42,21 +42,21 @@ def test_the_last_update_is_the_one_after_which_no_batch_can_be_filled() -> None
 def test_groups_that_wait_are_trained_before_the_run_ends_unless_they_expire(carried: int) -> None:
     surplus = Surplus(max_carry_steps=carried)
     collector = plain_collector(12, target_groups=4, gen_batch_size=12, surplus=surplus)
-    epochs = Epochs(trainer(epochs=1), collector)
+    epochs = UpdatesPerEpoch(trainer(epochs=1), collector)
     assert train(epochs, collector, informative=lambda index: True) == 1 + carried
     assert collector.prompts_issued == 12
 
 
 def test_a_number_of_updates_has_the_last_word() -> None:
     collector = plain_collector(2)
-    epochs = Epochs(trainer(epochs=1, steps=100), collector)
+    epochs = UpdatesPerEpoch(trainer(epochs=1, steps=100), collector)
     assert train(epochs, collector, informative=lambda index: True) == 200
     assert 7 // epochs == collector.prompts_issued // 2  # verl's question
 
 
 def test_verl_is_told_the_last_epoch_until_the_run_is_over() -> None:
     collector = plain_collector(2, gen_batch_size=6)
-    epochs = Epochs(trainer(epochs=1), collector)
+    epochs = UpdatesPerEpoch(trainer(epochs=1), collector)
     collector.requests()
     assert collector.prompts_issued >= 2
     assert 1 // epochs == 0

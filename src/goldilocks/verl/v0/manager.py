@@ -19,7 +19,7 @@ from goldilocks.core import Collector
 from goldilocks.core.visit import issue_order
 from goldilocks.drive.gate import Judgement
 from goldilocks.drive.refill import Refills
-from goldilocks.rounds import WholeRounds, places
+from goldilocks.drive.rounds import WholeGroups, places
 from goldilocks.types import Failure, Group, Request, Rollout
 from goldilocks.verl.final_reward import REASON
 from goldilocks.verl.v0.pending import Pending
@@ -71,7 +71,7 @@ class CollectingManager:
         self._prompts = prompts
         self._generation_batch = generation_batch
         self._review = review
-        self._rounds = WholeRounds(collector.allocator)
+        self._rounds = WholeGroups(collector.allocator)
         self._collector.allocator = self._rounds
         self._reward_keys: dict[str, None] = {}
 

@@ -22,16 +22,16 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.dataset.rl_dataset import collate_fn as verl_collate_fn
 
 from goldilocks.algorithms.behaviour import behaviour_log_probs
+from goldilocks.drive.rehearsal import rehearse
 from goldilocks.errors import require
 from goldilocks.platforms import patches_env
 from goldilocks.settings import Settings
 from goldilocks.verl.checks import check_v0
 from goldilocks.verl.collector_checkpoint import CollectorCheckpoint, SavesCollector
 from goldilocks.verl.documents import TrainerConfig
-from goldilocks.verl.epochs import Epochs, schedule_note
+from goldilocks.verl.epochs import UpdatesPerEpoch, schedule_note
 from goldilocks.verl.final_reward import KLPenalty, groups_without_signal
 from goldilocks.verl.hidden_states import hidden_states
-from goldilocks.verl.rehearsal import rehearse
 from goldilocks.verl.source import DatasetSource, loader_order
 from goldilocks.verl.v0.manager import STALE, TRAINED, CollectingManager
 from goldilocks.verl.v0.pending import Pending, is_placeholder, placeholder
@@ -83,7 +83,7 @@ class RayPPOTrainerWithSampling(SavesCollector, ValidatesByColumn, RayPPOTrainer
         self.collector = self.settings.collector(
             source, order, hidden_states=lambda: hidden_states(self.config, source)
         )
-        self.epochs = Epochs(self.config.trainer, self.collector)
+        self.epochs = UpdatesPerEpoch(self.config.trainer, self.collector)
         if note := schedule_note(self.config, self.settings, self.total_training_steps):
             print(note)
         self.train_dataloader = _Placeholders(self)

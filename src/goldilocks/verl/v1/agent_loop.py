@@ -21,6 +21,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl.utils.rollout_trace import rollout_trace_attr
 from verl.workers.rollout.llm_server import LLMServerClient
 
+from goldilocks.drive.stopwatch import PREFIX, Stopwatch
 from goldilocks.types import Failure, Paused, Rollout, content_key
 from goldilocks.verl.aborts import IDLE_TO_SLEEP
 from goldilocks.verl.failures import publish, succeeded
@@ -33,7 +34,6 @@ from goldilocks.verl.v1.client import StreamingClient
 from goldilocks.verl.v1.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED
 from goldilocks.verl.v1.session import Cancelled, Session, current_session
 from goldilocks.verl.v1.single_turn import AGENT, SingleTurn
-from goldilocks.verl.v1.stopwatch import PREFIX, Stopwatch
 from goldilocks.verl.v1.told import rollout_of
 from goldilocks.verl.v1.unfinished import Saved
 from goldilocks.verl.v1.wave import Wave

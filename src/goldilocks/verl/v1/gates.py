@@ -15,7 +15,8 @@ import transfer_queue as tq
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
-from goldilocks.drive.gate import FilterGate, Judgement, by_group
+from goldilocks.drive.filter_gate import FilterGate
+from goldilocks.drive.gate import Judgement, by_group
 from goldilocks.runs.records import split_row_key
 from goldilocks.settings import Settings
 from goldilocks.verl.final_reward import REASON, KLPenalty, groups_without_signal

@@ -14,12 +14,12 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from goldilocks.core import Collector
+from goldilocks.drive.stopwatch import Stopwatch
 from goldilocks.types import Failure, Request, Rollout
 from goldilocks.verl.failures import published_error
 from goldilocks.verl.sampling_seed import visit_seed
 from goldilocks.verl.source import DatasetSource
 from goldilocks.verl.v1.rows import ANSWERS, FIRST, PARTITION, ROLLOUTS, VISIT_SEED, QueueRows, batch_of
-from goldilocks.verl.v1.stopwatch import Stopwatch
 from goldilocks.verl.v1.unfinished import Saved, Unfinished
 
 if TYPE_CHECKING:

@@ -19,17 +19,17 @@ from verl.utils.debug import marked_timer
 
 from goldilocks.algorithms import untrained_rollouts
 from goldilocks.drive.refill import Refills
+from goldilocks.drive.rehearsal import rehearse
 from goldilocks.runs.budget import Meter
 from goldilocks.settings import Settings
 from goldilocks.types import Group
 from goldilocks.verl.baseline import estimator_for
 from goldilocks.verl.checks import MANAGER, check_v1
 from goldilocks.verl.collector_checkpoint import CollectorCheckpoint, SavesCollector
-from goldilocks.verl.epochs import Epochs, schedule_note
+from goldilocks.verl.epochs import UpdatesPerEpoch, schedule_note
 from goldilocks.verl.final_reward import KLPenalty
 from goldilocks.verl.hidden_states import hidden_states
 from goldilocks.verl.patches.table import GROUP_NUMBERS
-from goldilocks.verl.rehearsal import rehearse
 from goldilocks.verl.source import DatasetSource, loader_order
 from goldilocks.verl.v1.behaviour import store_log_probs, use_behaviour_log_probs
 from goldilocks.verl.v1.driver_queue import advantages
@@ -97,7 +97,7 @@ class CollectorTrainer(SavesCollector, ValidatesByColumn, ReplayedRows):
         )
         self.replay_buffer.collector = self.collector
         self.meter = Meter(self.settings.budget(), self.collector.accounts)
-        self.steps_per_epoch = self.epochs = Epochs(self.config.trainer, self.collector)
+        self.steps_per_epoch = self.epochs = UpdatesPerEpoch(self.config.trainer, self.collector)
         if note := schedule_note(self.config, self.settings, self.total_training_steps):
             print(note)
         self.gate = build_gate(self.settings, self._kl_penalty)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from verl.trainer.ppo.v1 import agent_loop_tq
 
+from goldilocks.drive.stopwatch import Stopwatch
 from goldilocks.types import Rollout
 from goldilocks.verl.failures import publish
 from goldilocks.verl.sampling_seed import seeded
@@ -16,7 +17,6 @@ from goldilocks.verl.v1.client import StreamingClient
 from goldilocks.verl.v1.rows import ANSWERS, FIRST, PARTITION, ROLLOUTS, VISIT_SEED
 from goldilocks.verl.v1.session import Cancelled, Reply, Session, Turn
 from goldilocks.verl.v1.single_turn import Output, SingleTurn, rows
-from goldilocks.verl.v1.stopwatch import Stopwatch
 from goldilocks.verl.v1.told import rollout_of
 
 logger = logging.getLogger(__name__)

@@ -7,17 +7,65 @@ rollouts that are already paid for, so it is asked only when all of the group's 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from goldilocks.core.allocators import Allocator
 from goldilocks.core.ledger import Ledger
-from goldilocks.types import Group, Request, Rollout
+from goldilocks.drive.backend import Backend
+from goldilocks.types import Event, Group, Paused, Request, Rollout
+
+Generate = Callable[[Sequence[Request]], Iterable[Event]]
 
 
-class WholeRounds(Allocator):
+class Rounds(Backend):
+    """The backend of a trainer that generates a list of requests in one call."""
+
+    def __init__(self, generate: Generate, room: int | None = None) -> None:
+        """``generate`` returns an event for each rollout, in the order of the requests; ``room`` bounds a round."""
+        self._generate = generate
+        self._room = room
+        self._requests: list[Request] = []
+        self._groups: WholeGroups | None = None
+
+    @property
+    def room(self) -> int | None:
+        return self._room
+
+    def allocator(self, wanted: Allocator) -> Allocator:
+        self._groups = WholeGroups(wanted)
+        return self._groups
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self._requests += requests
+
+    def events(self, within: float | None = None) -> Iterator[Event]:
+        """Generate everything submitted."""
+        requests, self._requests = self._requests, []
+        if not requests:
+            return
+        assert self._groups is not None, "a driver asks for the allocator first"
+        self._groups.begin(requests)
+        for event in self._generate(requests):
+            self._groups.next(event.uid)
+            yield event
+
+    def cancel(self, uids: Sequence[str]) -> None:
+        """Do nothing: a round has ended when the collector judges it."""
+
+    def pause(self) -> Iterable[Paused]:
+        return ()
+
+    def resume(self) -> None:
+        """Do nothing: nothing pauses between two rounds."""
+
+    def drain(self) -> None:
+        """Do nothing: nothing is generated between two rounds."""
+
+
+class WholeGroups(Allocator):
     """Another allocator, asked once a round for each group."""
 
     def __init__(self, inner: Allocator) -> None:

@@ -10,7 +10,7 @@ import pytest
 from unit.test_settings import settings
 
 from goldilocks.core import ListSource
-from goldilocks.verl.rehearsal import rehearse
+from goldilocks.drive.rehearsal import rehearse
 
 POLICIES = """
 from goldilocks.core.filters import Filter

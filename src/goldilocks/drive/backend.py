@@ -1,0 +1,74 @@
+"""What generates: a backend is asked for rollouts and says what became of each."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from goldilocks.core.allocators import Allocator
+from goldilocks.types import Event, Failure, Paused, Request
+
+CANCELLED = "cancelled"  # the reason of a rollout that ended because it was cancelled
+
+
+class Backend(ABC):
+    """Generates what the collector asks for.
+
+    Every rollout that was submitted is told of once, as a ``Rollout`` or as a ``Failure``; of a cancelled one a
+    backend may say nothing. ``docs/adding-a-trainer.md`` has two; ``goldilocks.testing.check_backend`` checks yours.
+    """
+
+    @abstractmethod
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Begin to generate these; none is an accepted number of them."""
+
+    @abstractmethod
+    def events(self, within: float | None = None) -> Iterable[Event]:
+        """Return what has happened since the last call. Wait for something, or for ``within`` seconds.
+
+        No event although the wait has no limit means that nothing is being generated. The driver takes in each event
+        before it asks for the next, so this may be a generator.
+        """
+
+    @abstractmethod
+    def cancel(self, uids: Sequence[str]) -> None:
+        """Stop what these groups have in flight: it is no longer needed."""
+
+    @abstractmethod
+    def pause(self) -> Iterable[Paused]:
+        """Stop all generation; return what each unfinished rollout has written (``on_full: partial``)."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Go on with what was paused."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Return when nothing is being generated, cancelled rollouts included: the trainer needs the device."""
+
+    @property
+    def room(self) -> int | None:
+        """How many more rollouts the backend takes now; None: any number."""
+        return None
+
+    def allocator(self, wanted: Allocator) -> Allocator:
+        """Return the allocator as this backend can serve it."""
+        return wanted
+
+    def refilling(self) -> AbstractContextManager[None]:
+        """Return a context for generation after the trainer has begun with the batch, to wake what sleeps by then."""
+        return nullcontext()
+
+    def explain(self, failure: Failure) -> str:
+        """Return what a user should know when rollouts fail one after the other; ``failure`` is the last."""
+        return f"the last one: {failure.reason}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a run that goes on needs of the backend, as JSON values and arrays."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up where ``state_dict`` was written."""
+        assert not state, f"{type(self).__name__} has no state"

@@ -1,0 +1,215 @@
+"""The loop between "I need a batch" and "here it is", for every trainer.
+
+    fill → take → judge → refill → hand out → end of step → save
+
+The collector decides, the backend generates, the rows wait in a store, the gate judges what was taken. A trainer calls
+``batch`` once a step; one that computes log-probs before its gate can judge calls ``take``, then ``settle``.
+
+Invariants:
+
+- every fresh group of a batch is judged once; groups that are trained again passed when they were fresh, and dropped
+  ones that fill the batch up are known to teach nothing;
+- nothing is being generated when ``batch`` returns, unless the backend never pauses;
+- a run that is saved between two steps and loaded again goes on with the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from goldilocks.core import Collector, Exhausted
+from goldilocks.drive import checkpoint
+from goldilocks.drive.backend import CANCELLED, Backend
+from goldilocks.drive.epochs import Epochs
+from goldilocks.drive.gate import Gate, Metrics
+from goldilocks.drive.rows import Place, RowStore
+from goldilocks.drive.stopwatch import Stopwatch
+from goldilocks.runs.budget import Budget, Meter
+from goldilocks.types import Event, Failure, Group, Rollout
+
+MAX_REFILLS = 32  # of one batch: a gate that rejects this often rejects everything
+MAX_FAILURES = 64  # in a row: it is not bad luck any more
+
+
+class Stalled(Exception):
+    """Nothing is being generated, and the batch is not full."""
+
+
+class Driver:
+    """Fills one batch after the other."""
+
+    def __init__(
+        self,
+        collector: Collector,
+        backend: Backend,
+        rows: RowStore[Any],
+        gate: Gate | None = None,
+        *,
+        budget: Budget | None = None,
+        epochs: Epochs | None = None,
+        max_failures: float = MAX_FAILURES,
+    ) -> None:
+        self.collector = collector
+        self.backend = backend
+        self.rows = rows
+        self.gate = gate
+        self.meter = Meter(budget or Budget(), collector.accounts)
+        self.epochs = epochs or Epochs(collector)
+        self.watch = Stopwatch()
+        self._max_failures = max_failures
+        self._failures = 0  # in a row
+        self._refills = 0  # of this batch
+        self._judgements: list[Metrics] = []  # of this batch
+        collector.allocator = backend.allocator(collector.allocator)
+
+    # -- a batch -------------------------------------------------------------------------------------------------------
+
+    def batch(self) -> tuple[Group, ...]:
+        """Return the groups to train. Raises ``Exhausted`` when they cannot be had."""
+        self.take()
+        return self.settle()
+
+    def take(self) -> tuple[Group, ...]:
+        """Fill a batch and return it, not judged yet."""
+        self._refills, self._judgements = 0, []
+        return self._fill_and_take()
+
+    def settle(self) -> tuple[Group, ...]:
+        """Replace what the gate refuses of the batch in hand until no group is missing; return the groups to train."""
+        if self.gate is not None:
+            self._judge(self.gate, self.collector.in_hand)
+            while self.collector.owed:
+                self._judge(self.gate, self._replacements())
+            self._free_rows()
+        return self.collector.in_hand
+
+    def put_back(self) -> None:
+        """Let the batch in hand wait again: it was not trained after all."""
+        self.collector.put_back()
+
+    def _replacements(self) -> tuple[Group, ...]:
+        """Return groups in the place of those refused; none where the limits leave the batch as it is."""
+        if self._refills == MAX_REFILLS:
+            raise Exhausted(
+                f"After {MAX_REFILLS} refills {self.collector.owed} groups are missing: the gate rejects too much. "
+                "Look at its metrics and thresholds; algorithm.filter_groups.max_num_gen_batches bounds generation."
+            )
+        self._refills += 1
+        if self.collector.ready:  # surplus suffices
+            return self.collector.take()
+        with self.backend.refilling():
+            return self._fill_and_take()
+
+    def _judge(self, gate: Gate, groups: Sequence[Group]) -> None:
+        """Reject what the gate refuses of groups that were just taken."""
+        gate.prepare(groups)
+        backfilled = self.collector.backfilled
+        fresh = [group for group in groups if not group.replays and group.uid not in backfilled]
+        if fresh:
+            refused, cut, metrics = gate.judge(fresh)
+            lost = self.collector.reject(refused, gate.reason, flat=gate.refuses_flat)
+            self.collector.trim({uid: indices for uid, indices in cut.items() if uid not in lost})
+            self._judgements.append(metrics)
+
+    # -- generation ----------------------------------------------------------------------------------------------------
+
+    def _fill_and_take(self) -> tuple[Group, ...]:
+        self._fill()
+        groups = self.collector.take()
+        self._stop()
+        return groups
+
+    def _fill(self) -> None:
+        """Ask, and take in what happens, until there is a batch to take."""
+        if self.collector.surplus.pauses:
+            self.backend.resume()
+        while not self.collector.ready:
+            with self.watch.timed("submit"):
+                self.backend.submit(self.collector.requests(self.backend.room))
+            if not self.collector.ready and not self._wait():
+                raise Stalled("the batch is not full, and nothing is being generated for it")
+
+    def _stop(self) -> None:
+        """Wait until nothing is being generated, since the trainer is about to train; free rows that no batch needs."""
+        self._cancel()
+        if self.collector.surplus.pauses:
+            self.observe(self.backend.pause())
+        while self.collector.in_flight and not self.collector.surplus.pauses:
+            self._wait()
+        with self.watch.timed("drain"):
+            self.backend.drain()
+        self._wait(within=0.0)  # what the cancelled ones have cost
+        self._free_rows()
+
+    def _wait(self, within: float | None = None) -> int:
+        """Wait for something to happen and take it in; return how many events there were."""
+        with self.watch.timed("wait"):
+            events = self.backend.events(within)
+        return self.observe(events)
+
+    def observe(self, events: Iterable[Event]) -> int:
+        """Tell the collector what has happened; return how many events there were."""
+        seen = 0
+        for event in events:
+            self._count_failures(event)
+            self.collector.observe(event)
+            seen += 1
+        self._cancel()
+        return seen
+
+    def _count_failures(self, event: Event) -> None:
+        if isinstance(event, Rollout):
+            self._failures = 0
+        elif isinstance(event, Failure) and event.reason != CANCELLED:
+            self._failures += 1
+            if self._failures >= self._max_failures:
+                raise RuntimeError(f"{self._failures} rollouts failed in a row; {self.backend.explain(event)}")
+
+    def _cancel(self) -> None:
+        if uids := self.collector.cancelled():
+            self.backend.cancel(uids)
+
+    def _free_rows(self) -> None:
+        with self.watch.timed("clear"):
+            self.rows.retain(self.collector.alive)
+
+    # -- the end of a step ---------------------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether the run ends with this update: its budget is spent, or its epochs are over."""
+        return self.meter.share >= 1 or self.epochs.over
+
+    def metrics(self) -> dict[str, float]:
+        """Return the collector's metrics, those of all judgements of the batch together, and the budget's."""
+        judged = {} if self.gate is None else self.gate.combined(self._judgements)
+        spent = {"budget/spent": self.meter.share} if self.meter.budget.costs else {}
+        return {**self.collector.metrics(), **judged, **spent}
+
+    # -- a checkpoint --------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path, **also: Any) -> None:
+        """Write everything that is not the trainer's own into the folder of its checkpoint; ``also`` goes with it."""
+        parts = {name: part.state_dict() for name, part in self._parts.items()}
+        checkpoint.save(folder, self.collector, self.rows, {**parts, **also})
+
+    def load(self, folder: Path) -> dict[str, Any]:
+        """Go on where ``save`` was called; return what was written, ``also`` included. What was in flight is lost."""
+        state, unfinished = checkpoint.load(folder, self.rows)
+        self.load_state_dict(state, unfinished)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any], unfinished: Iterable[Place] = ()) -> None:
+        """Go on from a state whose rows are there; ``unfinished`` rollouts go on from what they had written."""
+        self.collector.load_state_dict(state["collector"])
+        self.collector.reissue(known=tuple(unfinished))
+        for name, part in self._parts.items():
+            if state.get(name):
+                part.load_state_dict(state[name])
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        gate = {} if self.gate is None else {"gate": self.gate}
+        return {"meter": self.meter, "backend": self.backend, **gate}

@@ -1,0 +1,80 @@
+"""A policy of the user's own is tried before anything is started: what it raises is said with its key and its place.
+
+The prompts are the run's own. Answers are right as often as a coin, and have whatever metric is asked for.
+"""
+
+from __future__ import annotations
+
+import random
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from goldilocks.core import Exhausted, Source
+from goldilocks.core.allocators import Allocator
+from goldilocks.drive.driver import Driver
+from goldilocks.drive.rounds import Rounds, places
+from goldilocks.drive.rows import NoRows
+from goldilocks.types import Request, Rollout
+
+if TYPE_CHECKING:
+    from goldilocks.settings import Settings
+
+BATCHES = 2  # the second is chosen and sized by what the first has taught
+ROUNDS = 100  # a policy that keeps nothing of coins may yet keep something of a model's answers
+
+
+class AnyMetric(dict[str, float]):
+    """Metrics of a rollout: whatever is asked for is its reward."""
+
+    def __init__(self, reward: float) -> None:
+        super().__init__(reward=reward)
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> float:
+        return self["reward"]
+
+
+class Coins(Rounds):
+    """Answers that are right as often as a coin says, for so many rounds. Allocators are asked at every answer."""
+
+    def __init__(self) -> None:
+        super().__init__(self._answers)
+        self._random = random.Random(0)
+        self._rounds = ROUNDS
+
+    def allocator(self, wanted: Allocator) -> Allocator:
+        super().allocator(wanted)
+        return wanted
+
+    def _answers(self, requests: Sequence[Request]) -> Iterator[Rollout]:
+        if not self._rounds:
+            raise Exhausted(f"{ROUNDS} rounds are enough")
+        self._rounds -= 1
+        for request, index, _ in places(requests):
+            reward = float(self._random.random() < 0.5)
+            tokens = self._random.randint(1, 9)
+            yield Rollout(request.uid, index, reward=reward, tokens=tokens, metrics=AnyMetric(reward))
+
+
+def rehearse(settings: Settings, source: Source) -> None:
+    """Fill a batch or two with a collector of these settings, if a policy in them is the user's own."""
+    own = settings.own_policies
+    if not own:
+        return
+    try:
+        driver = Driver(settings.collector(source), Coins(), NoRows())
+        for _ in range(BATCHES):
+            driver.batch()
+        driver.metrics()
+    except Exhausted:
+        return
+    except Exception as error:
+        policies = ", ".join(f"{key}={name!r}" for key, name in own.items())
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise ValueError(
+            f"{policies}: in a rehearsal it raised {type(error).__name__}: {error} ({place.filename}:{place.lineno}); "
+            "goldilocks.testing checks a policy of your own"
+        ) from error

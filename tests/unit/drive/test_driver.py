@@ -1,0 +1,178 @@
+"""The loop from "I need a batch" to "here it is": a gate's refusals, what is not judged, failures, and the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+from builders import plain_collector
+
+from goldilocks.core import Collector, Exhausted, Limits, Surplus
+from goldilocks.core.filters import Everything
+from goldilocks.core.replay import Replay
+from goldilocks.drive.backend import CANCELLED
+from goldilocks.drive.driver import MAX_FAILURES, MAX_REFILLS, Driver, Stalled
+from goldilocks.drive.epochs import Epochs
+from goldilocks.drive.gate import Gate, Judgement
+from goldilocks.drive.rounds import Rounds, places
+from goldilocks.drive.rows import NoRows
+from goldilocks.filtering.step_metrics import Mean
+from goldilocks.runs.budget import Budget
+from goldilocks.types import Event, Failure, Group, OnExhausted, Paused, Request, Rollout, Verdict
+
+
+def answers(requests: Sequence[Request]) -> Iterator[Rollout]:
+    for request, index, _ in places(requests):
+        yield Rollout(request.uid, index, float(index), 3)
+
+
+class Refuses(Gate):
+    """Refuses the groups that it is told to; every call is written down."""
+
+    reason = "gate"
+
+    def __init__(self, *refused: str, everything: bool = False) -> None:
+        self.refused, self.everything = refused, everything
+        self.calls: list[list[str]] = []
+
+    def judge(self, groups: Sequence[Group]) -> Judgement:
+        self.calls.append([group.uid for group in groups])
+        out = [group for group in groups if self.everything or group.uid in self.refused]
+        metrics = {"batch/total_groups_generated": len(groups), "rejection/rate": Mean(len(out), len(groups))}
+        return Judgement({group.uid: [0, 1] for group in out}, {}, metrics)
+
+
+def driver(of: Collector, gate: Gate | None = None) -> Driver:
+    return Driver(of, Rounds(answers), NoRows(), gate)
+
+
+def test_what_is_refused_is_replaced_and_all_judgements_are_logged_as_one() -> None:
+    gate = Refuses("g0", "g2")
+    subject = driver(plain_collector(), gate)
+    assert [group.uid for group in subject.batch()] == ["g1", "g3"]
+    assert gate.calls == [["g0", "g1"], ["g2"], ["g3"]]
+    metrics = subject.metrics()
+    assert metrics["batch/total_groups_generated"] == 4
+    assert metrics["rejection/rate"] == 0.5
+    subject.batch()
+    assert subject.metrics()["batch/total_groups_generated"] == 2
+
+
+def test_a_gate_that_refuses_everything_ends_each_batch_after_so_many_refills() -> None:
+    gate = Refuses(everything=True)
+    subject = driver(plain_collector(1000, target_groups=3), gate)
+    for batch in (1, 2):
+        with pytest.raises(Exhausted, match=rf"After {MAX_REFILLS} refills 3 groups are missing"):
+            subject.batch()
+        assert len(gate.calls) == batch * (1 + MAX_REFILLS)
+        subject.put_back()
+    assert subject.metrics()["accounts/rejected_rollouts"] == 2 * 3 * 2 * (1 + MAX_REFILLS)
+
+
+def test_groups_that_are_trained_again_are_not_judged_again() -> None:
+    gate = Refuses()
+    subject = driver(plain_collector(replay=Replay(groups=2)), gate)
+    subject.batch()
+    gate.refused = ("g0", "g1")
+    again = [(group.uid, group.replays) for group in subject.batch()]
+    assert gate.calls == [["g0", "g1"], ["g2", "g3"]]
+    assert again == [("g2", 0), ("g3", 0), ("g0", 1), ("g1", 1)]
+
+
+def test_dropped_groups_that_fill_a_batch_up_are_not_judged() -> None:
+    class Nothing(Everything):
+        def judge(self, group: Group) -> Verdict:
+            return Verdict(False, "dull")
+
+    limits = Limits(max_num_gen_batches=1, on_exhausted=OnExhausted.BACKFILL)
+    of, gate = plain_collector(limits=limits), Refuses(everything=True)
+    of.filter = Nothing()
+    assert len(driver(of, gate).batch()) == 2
+    assert gate.calls == []
+
+
+def test_a_backend_is_woken_for_what_is_generated_after_the_trainer_has_begun_and_only_then() -> None:
+    woken: list[str] = []
+
+    class Sleeps(Rounds):
+        @contextmanager
+        def refilling(self) -> Iterator[None]:
+            woken.append("up")
+            yield
+            woken.append("down")
+
+    subject = Driver(plain_collector(), Sleeps(answers), NoRows(), Refuses("g0"))
+    subject.take()
+    assert woken == []
+    subject.settle()
+    assert woken == ["up", "down"]
+    subject.batch()
+    assert woken == ["up", "down"]
+
+
+def test_so_many_failures_in_a_row_end_the_run_and_cancelled_ones_are_not_counted() -> None:
+    class Fails(Rounds):
+        reason = "no such model"
+
+        def __init__(self) -> None:
+            super().__init__(self._fail)
+
+        def _fail(self, requests: Sequence[Request]) -> Iterator[Event]:
+            return (Failure(request.uid, index, self.reason) for request, index, _ in places(requests))
+
+    with pytest.raises(RuntimeError, match=rf"{MAX_FAILURES} rollouts failed in a row; the last one: no such model"):
+        Driver(plain_collector(), Fails(), NoRows()).batch()
+    cancelled = Fails()
+    cancelled.reason = CANCELLED
+    with pytest.raises(Exhausted):
+        Driver(plain_collector(limits=Limits(max_num_gen_batches=100)), cancelled, NoRows()).batch()
+
+
+def test_a_backend_that_says_nothing_does_not_hang_the_run() -> None:
+    with pytest.raises(Stalled):
+        Driver(plain_collector(), Rounds(lambda requests: ()), NoRows()).batch()
+
+
+def test_where_rollouts_pause_they_are_paused_after_the_batch_and_resumed_before_the_next() -> None:
+    calls: list[str] = []
+
+    class Pauses(Rounds):
+        def pause(self) -> Iterable[Paused]:
+            calls.append("pause")
+            return ()
+
+        def resume(self) -> None:
+            calls.append("resume")
+
+    for surplus, expected in ((Surplus(1, "partial"), ["resume", "pause"] * 2), (Surplus(), [])):
+        calls.clear()
+        subject = Driver(plain_collector(surplus=surplus), Pauses(answers), NoRows())
+        subject.batch()
+        subject.batch()
+        assert calls == expected
+
+
+def test_a_run_is_over_when_its_budget_is_spent_or_its_epochs_are() -> None:
+    of = plain_collector(6)
+    subject = Driver(of, Rounds(answers), NoRows(), budget=Budget(rollouts=8))
+    over = []
+    for _ in range(2):
+        subject.batch()
+        over.append((subject.over, subject.metrics()["budget/spent"]))
+    assert over == [(False, 0.5), (True, 1.0)]
+    of = plain_collector(6)
+    subject = Driver(of, Rounds(answers), NoRows(), epochs=Epochs(of, 1))
+    assert "budget/spent" not in subject.metrics()
+    assert [bool(subject.batch()) and subject.over for _ in range(3)] == [False, False, True]
+
+
+def test_the_fresh_score_leaves_out_what_is_trained_again() -> None:
+    of = plain_collector(target_groups=1, replay=Replay(groups=1))
+    for rewards, score in (([0.0, 1.0], 0.5), ([1.0, 1.0], 1.0)):
+        for request in of.requests():
+            for index, reward in enumerate(rewards):
+                of.observe(Rollout(request.uid, index, reward, 3))
+        of.take()
+        assert of.metrics()["train/fresh_score"] == score
+    assert [group.replays for group in of.in_hand] == [0, 1]
