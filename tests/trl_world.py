@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 from goldilocks.tasks.tiny_model import build
 from goldilocks.tasks.tokenizer import character_tokenizer
 from goldilocks.trl import GoldilocksGRPOTrainer
+from goldilocks.trl.rows import SAMPLED
 
 QUESTIONS = 24
 
@@ -68,6 +70,22 @@ def trainer(out: Path, *, ours: Any = True, sections: Any = None, data: Any = No
         **extra,
         **(sections or {}),
     )
+
+
+def measured_round(one: Any) -> tuple[Callable[..., Any], list[float]]:
+    """Return the trainer's round of generation, and a list that each round adds to.
+
+    The list has for each answer how far the log-probs that the engine returned are from the model's own.
+    """
+    generate, errors = one._generate_round, []
+
+    def generated(*args: Any) -> Any:
+        made = generate(*args)
+        own = one._log_probs(made.rows)
+        errors.extend(float((a - row.tensors[SAMPLED]).abs().max()) for a, row in zip(own, made.rows, strict=True))
+        return made
+
+    return generated, errors
 
 
 def losses(one: GRPOTrainer) -> list[float]:

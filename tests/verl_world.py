@@ -11,7 +11,7 @@ import asyncio
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -226,12 +226,7 @@ class Queue:
         return list_of_dict_to_tensordict([{name: self.rows[key][name] for name in names} for key in keys])
 
     def kv_batch_put(
-        self,
-        keys: list[str],
-        partition_id: str,
-        fields: Any = None,
-        tags: list[dict[str, Any]] | None = None,
-        data_parser: None = None,
+        self, keys: list[str], partition_id: str, fields: Any = None, tags: Any = None, data_parser: None = None
     ) -> None:
         assert partition_id == "train"
         for key, tag in zip(keys, tags or (), strict=bool(tags)):
@@ -241,12 +236,7 @@ class Queue:
                 self.rows.setdefault(key, {})[name] = value.data if isinstance(value, NonTensorData) else value
 
     async def async_kv_batch_put(
-        self,
-        keys: list[str],
-        partition_id: str,
-        fields: Any = None,
-        tags: list[dict[str, Any]] | None = None,
-        data_parser: None = None,
+        self, keys: list[str], partition_id: str, fields: Any = None, tags: Any = None, data_parser: None = None
     ) -> None:
         self.puts.append(len(keys))
         self.kv_batch_put(keys, partition_id, fields, tags)
@@ -267,6 +257,16 @@ class Queue:
 
     def _tags_of(self, partition_id: str) -> dict[str, Any]:
         return self.tags if partition_id == "train" else self._others.setdefault(partition_id, {})
+
+
+def nested(rows: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return rows of several lengths as verl has them in one tensor."""
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
+def comparable(value: Any) -> Any:
+    """Return a tensor as its type and its numbers, and any other value of a row as it is."""
+    return (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
 
 
 def worker_queue(monkeypatch: pytest.MonkeyPatch, *, columns: bool = True) -> Queue:

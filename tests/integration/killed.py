@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+
+from run_files import json_lines
 
 from .conftest import Launch, Run, kill
 
@@ -42,8 +43,7 @@ def dumped_every_step(folder: Path) -> list[str]:
 def trained_groups(folder: Path, step: int) -> dict[str, list[float]]:
     """The scores of every group trained in a step, padding left out."""
     groups: dict[str, list[float]] = defaultdict(list)
-    for line in (folder / f"{step}.jsonl").read_text().splitlines():
-        row = json.loads(line)
+    for row in json_lines(folder / f"{step}.jsonl"):
         uid = row["uid"].rsplit("_", 2)[0]
         if not uid.startswith("pad"):
             groups[uid].append(row["score"])

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from run_files import json_lines
 
 from goldilocks.launch import defaults
 
@@ -40,7 +41,7 @@ def log(run: Path) -> str:
 
 def updates(run: Path) -> list[tuple[int, float]]:
     """(step, rollouts generated so far) of every update."""
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    records = json_lines(run / "metrics.jsonl")
     key = "accounts/generated_rollouts"
     return [(record["step"], record["data"][key]) for record in records if key in record["data"]]
 

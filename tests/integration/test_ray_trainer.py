@@ -5,13 +5,13 @@ A launch is most of what a test costs, so each one shows several things.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from pathlib import Path
 from statistics import pstdev
 
 import pytest
+from run_files import json_lines
 
 from .conftest import Launch
 
@@ -43,8 +43,7 @@ runpy.run_module("verl.trainer.main_ppo_adaptive", run_name="__main__")
 def trained_groups(dump: Path, step: int) -> dict[str, list[float]]:
     """The rewards of one training batch by prompt, as verl dumped it."""
     groups = defaultdict(list)
-    for line in (dump / f"{step}.jsonl").read_text().splitlines():
-        row = json.loads(line)
+    for row in json_lines(dump / f"{step}.jsonl"):
         groups[row["input"]].append(row["score"])
     return groups
 

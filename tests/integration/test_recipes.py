@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from run_files import logged
 from unit.launch.test_recipes import GSPO_3B, differing, printed
 
 from goldilocks.metrics import undocumented
@@ -65,7 +65,7 @@ def train(script: str, *words: str, folder: Path) -> Trained:
     for uid, row in zip(group_uids(rows), rows, strict=True):
         if not uid.startswith("pad"):
             groups[uid].append(float(str(row["score"])))
-    metrics = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["data"]
+    metrics = logged(run)[-1]
     assert undocumented(metrics) == []
     return Trained(metrics, dict(groups))
 

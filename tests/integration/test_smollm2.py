@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from run_files import logged
 
 from goldilocks.tasks.smollm2 import fetch_once
 
@@ -41,7 +41,7 @@ def test_two_steps_of_dapo_train_groups_whose_answers_differ(smollm2: Path, tmp_
     done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     log = tmp_path / "run" / "log"
     assert done.returncode == 0, done.stderr + (log.read_text(errors="replace")[-4000:] if log.exists() else "")
-    records = [json.loads(line)["data"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = logged(tmp_path / "run")
     steps = [record for record in records if "actor/grad_norm" in record]
     assert len(steps) == 2
     for step in steps:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from run_files import json_lines
 
 from goldilocks.launch import defaults
 from goldilocks.verl.guarded_reward import compute_score
@@ -79,7 +79,7 @@ def train(arithmetic: Path, tmp_path: Path) -> Train:
 
 
 def records(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return json_lines(run / "metrics.jsonl")
 
 
 def test_a_run_ends_at_its_budget_with_a_summary_and_goes_on_when_it_is_given_more(train):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas
 import pytest
+from run_files import json_lines
 
 from goldilocks.types import Account
 
@@ -120,18 +121,18 @@ def test_dynamic_sampling_on_two_ranks_is_killed_and_goes_on_where_it_was(
 
 def trained_prompts(folder: Path, step: int) -> list[str]:
     """The text of every prompt trained in a step, once for each rollout."""
-    return sorted(json.loads(line)["input"] for line in (folder / f"{step}.jsonl").read_text().splitlines())
+    return sorted(row["input"] for row in json_lines(folder / f"{step}.jsonl"))
 
 
 def trained_answers(folder: Path, step: int) -> dict[str, str]:
     """What each rollout that was trained in a step has answered."""
-    rows = [json.loads(line) for line in (folder / f"{step}.jsonl").read_text().splitlines()]
+    rows = json_lines(folder / f"{step}.jsonl")
     return {row["uid"]: row["output"] for row in rows}
 
 
 def validation_answers(folder: Path, step: int) -> list[tuple[str, str]]:
     """(prompt, answer) of every row that was validated after a step."""
-    rows = [json.loads(line) for line in (folder / f"{step}.jsonl").read_text().splitlines()]
+    rows = json_lines(folder / f"{step}.jsonl")
     return sorted((row["input"], row["output"]) for row in rows)
 
 

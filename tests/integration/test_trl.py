@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from run_files import json_lines, logged
 
 pytest.importorskip("trl")
 
@@ -47,7 +48,7 @@ def test_with_everything_off_batches_are_split_accumulated_and_used_again_as_in_
 def batches(out: Path) -> list[list[dict[str, Any]]]:
     """Return the rollouts of each batch, as the run's record has them."""
     files = sorted((out / "rollouts").glob("*.jsonl"), key=lambda file: int(file.stem))
-    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    return [json_lines(file) for file in files]
 
 
 def by_group(batch: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -175,7 +176,7 @@ def test_several_reward_functions_peft_and_evaluation_are_trls(tmp_path: Path) -
     trainer.train()
     evaluations = [record["eval_reward"] for record in trainer.state.log_history if "eval_reward" in record]
     assert len(evaluations) == 1
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = json_lines(tmp_path / "metrics.jsonl")
     logged = [line["data"]["val-core/eval/reward/mean@4"] for line in lines if len(line["data"]) == 1]
     assert logged == pytest.approx(evaluations)
 
@@ -187,7 +188,7 @@ def test_a_budget_ends_training(tmp_path: Path) -> None:
     trainer.train()
     assert trainer.state.global_step == 3  # of 16 rollouts each
     assert [one["step"] for one in trainer.state.log_history if "eval_reward" in one] == [2, 3]  # at 0.5 and 1 of it
-    lines = [json.loads(line)["data"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = logged(tmp_path)
     assert [line["budget/spent"] for line in lines if "budget/spent" in line] == [0.4, 0.8, 1.2]
 
 
@@ -239,7 +240,7 @@ def recipe_on_trl(out: Path, recipe: str, *words: str) -> list[dict[str, Any]]:
         *words,
     ]
     on_trl.train(compose_config(choose(given, "cpu")), out / "run")
-    return [json.loads(line) for line in (out / "run" / "metrics.jsonl").read_text().splitlines()]
+    return json_lines(out / "run" / "metrics.jsonl")
 
 
 def test_a_recipe_runs_on_trl(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("trl")
 
 import trl_world as world
 
-from goldilocks.trl.rows import LOG_PROBS, SAMPLED
+from goldilocks.trl.rows import LOG_PROBS
 
 FILTERED = {"filter_groups": {"enable": True}}
 REPLAY = {"goldilocks": {"replay": {"groups": 4, "max_age": 2, "max_uses": 1}}}
@@ -27,16 +27,7 @@ def trained(out: Path, sections: dict[str, Any], **chosen: Any) -> Any:
 def test_the_engine_samples_from_the_policy_that_is_trained(tmp_path: Path) -> None:
     """After two updates: the log-probs that the engine returned are the model's own, so it has the new weights."""
     trainer = world.trainer(tmp_path, sections={**FILTERED, "engine_slots": 8}, max_steps=3)
-    found: list[float] = []
-    before = trainer._generate_round
-
-    def generated(*args: Any) -> Any:
-        result = before(*args)
-        own = trainer._log_probs(result.rows)
-        found.extend(float((a - row.tensors[SAMPLED]).abs().max()) for a, row in zip(own, result.rows, strict=True))
-        return result
-
-    trainer._generate_round = generated
+    trainer._generate_round, found = world.measured_round(trainer)
     trainer.train()
     assert max(found) < 1e-4
     assert len(found) >= 3 * 16

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from run_files import logged
 
 pytest.importorskip("trl")
 
@@ -18,7 +18,7 @@ from goldilocks.runs.trl_checkpoints import last_whole
 
 
 def lines(out: Path) -> list[dict[str, float]]:
-    read = [json.loads(line)["data"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    read = logged(out)
     return [data for data in read if "critic/score/mean" in data]
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from run_files import logged
 from torch import Tensor
 
 pytest.importorskip("trl")
@@ -137,7 +137,7 @@ def test_the_guard_counts_what_it_does_and_a_loose_one_does_nothing(tmp_path: Pa
     assert not any(step["replay/guarded_rows"] + step["replay/skipped_updates"] for step in steps[loose])
     assert all(0 < step["replay/guarded_rows"] <= step["replay/guarded_tokens"] for step in steps[tight][1::2])
     assert [step["replay/skipped_updates"] for step in steps[skipping]] == [0, 1, 0, 1]
-    lines = [json.loads(line)["data"] for line in (tmp_path / "1" / "metrics.jsonl").read_text().splitlines()]
+    lines = logged(tmp_path / "1")
     recorded = [line for line in lines if "replay/m2" in line]
     assert [line["replay/m2"] for line in recorded] == [step["replay/m2"] for step in steps[tight]]
     assert not undocumented(name for line in recorded for name in line)

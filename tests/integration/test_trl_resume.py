@@ -14,7 +14,6 @@ import trl_world as world
 from transformers import TrainerCallback
 
 from goldilocks.runs.trl_checkpoints import last_whole
-from goldilocks.trl.rows import SAMPLED
 
 SAVED = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
 FILTERED = {"filter_groups": {"enable": True}, "engine_slots": 8}
@@ -73,15 +72,7 @@ def test_without_a_whole_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -
 
 def engine_error(trainer: Any) -> float:
     """Return how far the log-probs of the engine's next answers are from the model's own."""
-    found: list[float] = []
-    generate = trainer._generate_round
-
-    def generated(*args: Any) -> Any:
-        result = generate(*args)
-        own = trainer._log_probs(result.rows)
-        found.extend(float((a - row.tensors[SAMPLED]).abs().max()) for a, row in zip(own, result.rows, strict=True))
-        return result
-
+    generated, found = world.measured_round(trainer)
     trainer.model.train()
     trainer.collection._generate(trainer.collection.decisions.next(), generated, trainer._rewards())
     return max(found)

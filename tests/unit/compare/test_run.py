@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from run_files import logged
 from unit.compare.arms import of_arm, study
 from unit.report.run_directories import write_run
 
@@ -263,7 +264,7 @@ def test_an_arm_is_a_command_of_goldilocks_train():
 
 def test_a_result_is_read_from_the_run_directory_with_everything_charged(tmp_path):
     path = write_run(tmp_path / "run", "dapo", steps=12)
-    records = [json.loads(line)["data"] for line in (path / "metrics.jsonl").read_text().splitlines()]
+    records = logged(path)
     generated = records[-1].get("accounts/generated_rollouts") or records[-2]["accounts/generated_rollouts"]
     arm = Arm("run", "dapo", 1, {}, EqualCost("rollouts", 100))
     read = read_result(arm, path, wall_seconds=90)

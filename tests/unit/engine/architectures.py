@@ -8,10 +8,9 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch
 import transformers
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from unit.engine.models import SHAPE
+from transformers import PretrainedConfig, PreTrainedModel
+from unit.engine.models import SHAPE, made
 
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _LONG = {
@@ -106,12 +105,6 @@ def config_of(architecture: Architecture, **keys: Any) -> PretrainedConfig:
 @cache
 def _made(name: str) -> PreTrainedModel:
     return made(config_of(SUPPORTED[name]))
-
-
-def made(config: PretrainedConfig) -> PreTrainedModel:
-    """A model with the same random weights each time."""
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
 
 
 def fresh(name: str) -> PreTrainedModel:

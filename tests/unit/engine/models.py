@@ -43,10 +43,15 @@ CONFIGS: dict[str, PretrainedConfig] = {
 }  # fmt: skip
 
 
+def made(config: PretrainedConfig) -> PreTrainedModel:
+    """Return a model with the same random weights each time."""
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+
+
 @cache
 def _made(name: str) -> PreTrainedModel:
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation="sdpa").eval()
+    return made(CONFIGS[name])
 
 
 def reference(name: str) -> PreTrainedModel:

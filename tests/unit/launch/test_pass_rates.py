@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from run_files import json_lines
 
 from goldilocks.cli import main
 from goldilocks.launch.pass_rates import Model, summary
@@ -44,7 +44,7 @@ def words(tmp_path_factory) -> list[str]:
 def passed(words: list[str], out: Path, *more: str) -> list[dict]:
     arguments = ["pass-rates", *words, "--out", str(out), "--prompts", str(PROMPTS), "--n", str(N), *more]
     assert main(arguments) == 0
-    return [json.loads(line) for line in out.read_text().splitlines()]
+    return json_lines(out)
 
 
 def by_uid(rows: list[dict]) -> list[dict]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_files import logged
 
 from tests import trl_world as world
 
@@ -36,7 +37,7 @@ def test_accuracy_by_column_is_the_mean_over_the_answers_of_each_value(tmp_path:
     )
     trainer.evaluate()
     expected = {f"val/right/{kinds}/acc": pytest.approx(sum(ones) / len(ones)) for kinds, ones in seen.items()}
-    lines = [json.loads(line)["data"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = logged(tmp_path)
     assert len(expected) == 6
     assert {name: value for name, value in lines[-1].items() if name.startswith("val/")} == expected
     answers = [one for ones in seen.values() for one in ones]

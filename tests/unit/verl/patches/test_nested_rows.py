@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
+from verl_world import nested
 
 from goldilocks.verl import plugin
 
@@ -24,10 +25,9 @@ def both(module: str, name: str) -> tuple[Callable[..., Any], Callable[..., Any]
     return ours, inspect.unwrap(ours)
 
 
-def nested(lengths: list[int], seed: int = 0) -> torch.Tensor:
+def drawn(lengths: list[int], seed: int = 0) -> torch.Tensor:
     draw = torch.Generator().manual_seed(seed)
-    rows = [torch.randn(length, generator=draw) for length in lengths]
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    return nested(torch.randn(length, generator=draw) for length in lengths)
 
 
 def assert_same(ours: torch.Tensor, verls: torch.Tensor) -> None:
@@ -51,9 +51,9 @@ def test_selected_rows_are_verls(lengths: list[int], data: st.DataObject, as_lis
     picks = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=2 * count))
     batch = TensorDict(
         {
-            "input_ids": nested(lengths),
+            "input_ids": drawn(lengths),
             "scores": torch.arange(count),
-            "tall": torch.nested.as_nested_tensor([torch.ones(n, 3) * n for n in lengths], layout=torch.jagged),
+            "tall": nested(torch.ones(n, 3) * n for n in lengths),
             "texts": NonTensorStack(*[str(at) for at in range(count)]),
             "temperature": NonTensorData(0.7),
         },
@@ -92,8 +92,8 @@ def test_responses_are_verls(prompts: list[int], data: st.DataObject) -> None:
     answers = data.draw(st.lists(st.integers(0, 7), min_size=len(prompts), max_size=len(prompts)))
     if not any(answers):
         answers[0] = 1
-    whole = nested([prompt + answer for prompt, answer in zip(prompts, answers, strict=True)])
-    mask = nested(answers)
+    whole = drawn([prompt + answer for prompt, answer in zip(prompts, answers, strict=True)])
+    mask = drawn(answers)
     ours, verls = both("verl.workers.utils.padding", "response_from_nested")
     assert_same(ours(whole, mask), verls(whole, mask))
     padded = torch.randn(len(answers), max(answers), generator=torch.Generator().manual_seed(1))

@@ -21,6 +21,7 @@ from verl.utils.metric import reduce_metrics
 from verl.workers.config import FSDPActorConfig
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.losses import ppo_loss
+from verl_world import nested
 
 from goldilocks.verl.patches import micro_batches, nested_rows, one_pass, response_logits
 
@@ -71,10 +72,6 @@ def model():
     config = Qwen2Config(vocab_size=WORDS, num_key_value_heads=2, max_position_embeddings=64, **shape)
     config._attn_implementation = "sdpa"
     return Qwen2ForCausalLM(config)
-
-
-def nested(rows):
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 def batch_of(rows=24, seed=0, signal=0.5):

@@ -25,18 +25,19 @@ async def request(client: StreamingClient, request_id: str) -> str:
     return server_id
 
 
+async def wave(client: StreamingClient, *requests: int) -> list[str]:
+    return await asyncio.gather(*(request(client, str(number)) for number in range(*requests)))
+
+
 def test_the_only_server_is_asked_for_once_a_wave() -> None:
     balancer = named("a")
     client = client_of(balancer)
 
-    async def wave() -> list[str]:
-        return await asyncio.gather(*(request(client, str(i)) for i in range(20)))
-
     async def main() -> None:
-        assert await wave() == ["a"] * 20
+        assert await wave(client, 20) == ["a"] * 20
         assert balancer.calls["acquire_server"] == 1
         client.look_again()
-        await wave()
+        await wave(client, 20)
 
     asyncio.run(main())
     assert balancer.calls["acquire_server"] == 2
@@ -47,10 +48,7 @@ def test_of_two_servers_the_balancer_chooses_for_every_request() -> None:
     balancer = named("a", "b")
     client = client_of(balancer)
 
-    async def main() -> list[str]:
-        return await asyncio.gather(*(request(client, str(i)) for i in range(20)))
-
-    served = asyncio.run(main())
+    served = asyncio.run(wave(client, 20))
     assert balancer.calls["acquire_server"] == 20
     assert served.count("a") == served.count("b") == 10
     assert balancer.subject.get_inflight_count("a") == balancer.subject.get_inflight_count("b") == 0
@@ -64,7 +62,7 @@ def test_a_server_that_comes_is_used_from_the_next_wave() -> None:
         await request(client, "0")
         balancer.subject.add_servers({"b": "handle of b"})
         client.look_again()
-        return set(await asyncio.gather(*(request(client, str(i)) for i in range(1, 21))))
+        return set(await wave(client, 1, 21))
 
     assert asyncio.run(main()) == {"a", "b"}
 

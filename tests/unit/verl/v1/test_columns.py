@@ -11,6 +11,7 @@ from transfer_queue.metadata import extract_field_schema
 from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 from transfer_queue.utils.serial_utils import decode, encode
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl_world import comparable
 
 from goldilocks.verl.v1.outbox import Columns
 
@@ -36,11 +37,7 @@ def stored(fields: Any, positions: list[int]) -> dict[str, list[Any]]:
     """What a storage unit is sent of these rows, and keeps of each."""
     select = AsyncSimpleStorageManager._select_by_positions
     message = decode(encode({name: select(fields[name], positions) for name in fields.keys()}))  # noqa: SIM118
-    return {name: [_plain(value) for value in column] for name, column in message.items()}
-
-
-def _plain(value: Any) -> Any:
-    return (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
+    return {name: [comparable(value) for value in column] for name, column in message.items()}
 
 
 @given(some_rows(), st.data())

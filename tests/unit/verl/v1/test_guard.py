@@ -14,6 +14,7 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import agg_loss
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
+from verl_world import nested
 
 from goldilocks.core.guard import Guard
 from goldilocks.metrics import undocumented
@@ -39,8 +40,8 @@ def actor(**changes: Any) -> Any:
     return OmegaConf.create({**target, **sizes, **clip, "use_dynamic_bsz": True, **changes})
 
 
-def nested(rows: Tensor, places: list[int]) -> Tensor:
-    return torch.nested.as_nested_tensor([rows[place, : LENGTHS[place]] for place in places], layout=torch.jagged)
+def cut(rows: Tensor, places: list[int]) -> Tensor:
+    return nested([rows[place, : LENGTHS[place]] for place in places])
 
 
 def micro_batch(*places: int, fresh: tuple[int, ...] = (), rows: int = 3) -> TensorDict:
@@ -48,11 +49,11 @@ def micro_batch(*places: int, fresh: tuple[int, ...] = (), rows: int = 3) -> Ten
     old = torch.where(torch.tensor([place in fresh for place in range(3)])[:, None], torch.nan, NOW - MOVED)
     chosen = list(places)
     fields = {
-        "prompts": nested(torch.ones(3, 3), chosen),
-        "responses": nested(torch.ones(3, 3), chosen),
-        "response_mask": nested(MASK, chosen),
-        "advantages": nested(ADVANTAGES, chosen),
-        "old_log_probs": nested(old, chosen),
+        "prompts": cut(torch.ones(3, 3), chosen),
+        "responses": cut(torch.ones(3, 3), chosen),
+        "response_mask": cut(MASK, chosen),
+        "advantages": cut(ADVANTAGES, chosen),
+        "old_log_probs": cut(old, chosen),
     }
     data = TensorDict(fields, batch_size=len(chosen))
     tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=int(MASK.sum()), global_batch_size=rows)
@@ -65,7 +66,7 @@ def output(log_probs: Tensor, places: list[int]) -> dict[str, Tensor]:
     for place in places:
         length = LENGTHS[place]
         rows.append(torch.cat([torch.zeros(length - 1), log_probs[place, :length], torch.zeros(1)]))
-    return {"log_probs": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}
+    return {"log_probs": nested(rows)}
 
 
 @pytest.fixture

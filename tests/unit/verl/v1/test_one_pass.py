@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl_world import Queue
+from verl_world import Queue, nested
 
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.verl.patches.one_pass import WHOLE_ROWS, WHOLE_TOKENS
@@ -118,12 +118,9 @@ def test_ranks_get_equally_many_rows_and_about_the_same_work():
 
 
 def test_the_update_is_told_of_the_whole_batch(monkeypatch):
-    def nested(rows):
-        return torch.nested.as_nested_tensor([torch.tensor(row) for row in rows], layout=torch.jagged)
-
     fields = {
-        "advantages": nested([[0.5, 0.5], [0.0, 0.0, 0.0], [0.0], [0.7, -0.7]]),
-        "response_mask": nested([[1, 1], [1, 1, 1], [0], [0, 1]]),
+        "advantages": nested(map(torch.tensor, [[0.5, 0.5], [0.0, 0.0, 0.0], [0.0], [0.7, -0.7]])),
+        "response_mask": nested(map(torch.tensor, [[1, 1], [1, 1, 1], [0], [0, 1]])),
     }
     monkeypatch.setattr(tq, "kv_batch_get", lambda **wanted: TensorDict(fields, batch_size=4))
     keys = [f"a_{i}_0" for i in range(4)]

@@ -7,10 +7,9 @@ import random
 from typing import Any
 
 import pytest
-import torch
 import transfer_queue
 from verl.experimental.agent_loop import agent_loop
-from verl_world import ABORTED, LIMIT, Queue, Server, Worker, prompt, worker_queue, written
+from verl_world import ABORTED, LIMIT, Queue, Server, Worker, comparable, prompt, worker_queue, written
 
 from goldilocks.engine.request import Generation
 from goldilocks.types import Failure, Rollout
@@ -39,18 +38,14 @@ def run(prompts: list[dict[str, Any]], *servers: Server, whole: bool, **options:
     return asyncio.run(main())
 
 
-def comparable(queue: Queue) -> dict[str, dict[str, Any]]:
-    """The rows without times, their tensors as lists with their types."""
+def without_times(queue: Queue) -> dict[str, dict[str, Any]]:
+    """Return the rows without times."""
     rows = {}
     for key, row in queue.rows.items():
         metrics = {name: value for name, value in row["metrics"].items() if name not in TIMES}
         assert set(row["metrics"]) == {*metrics, *TIMES}
-        rows[key] = {name: _plain(value) for name, value in {**row, "metrics": metrics}.items()}
+        rows[key] = {name: comparable(value) for name, value in {**row, "metrics": metrics}.items()}
     return rows
-
-
-def _plain(value: Any) -> Any:
-    return (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
 
 
 @pytest.mark.parametrize("columns", [True, False])
@@ -64,7 +59,7 @@ def test_rows_and_events_are_those_of_verls_loop(servers: int, columns: bool, mo
     found = run(prompts, *(Server(drawn) for _ in range(servers)), whole=True)
     assert found == expected
     assert {type(event) for event in found} == {Rollout, Failure}  # an empty answer is no rollout
-    assert comparable(ours) == comparable(by_verl)
+    assert without_times(ours) == without_times(by_verl)
     assert ours.tags == by_verl.tags
     assert len(ours.rows) > 12
 
