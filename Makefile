@@ -25,7 +25,7 @@ test-vllm: $(VLLM)/.ready  ## run the tests of vLLM, in a venv of its own: real 
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/with_vllm $(ARGS)
 
 unit: $(READY)  ## run the unit tests only: no Ray cluster, no GPU; verl and TRL are imported, nothing is launched
-	$(PYTEST) tests/unit $(ARGS)
+	$(PYTEST) tests/unit -m "not slow" $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
