@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hydra import version
 from hydra._internal import config_loader_impl as hydra
+from hydra._internal import defaults_list
 from hydra._internal.defaults_list import DefaultsList, Overrides
 from omegaconf import OmegaConf, _utils, base
 
@@ -48,8 +50,10 @@ def _nothing_is_parsed_twice() -> Iterator[None]:
 def _nothing_is_merged_twice() -> Iterator[None]:
     """Hydra chooses its files by the groups among the overrides and merges them before it looks at a value. The same
     files are chosen and merged once, unless one is a test's own, and verl's, which come before the device's, once for
-    all of ours. Each config is a copy, and the values go into that."""
+    all of ours. Each config is a copy, and the values go into that. The names that an interpolation among the defaults
+    may use are collected only for files that have one."""
     choose, merge = hydra.create_defaults_list, hydra.ConfigLoaderImpl._compose_config_from_defaults_list
+    collect_choices = defaults_list._create_interpolation_map
     chosen: dict[Any, DefaultsList] = {}
     merged: dict[Any, bytes] = {}
 
@@ -69,12 +73,18 @@ def _nothing_is_merged_twice() -> Iterator[None]:
         if key not in merged or "recipe_file" in str(key):
             ours = next((place for place, one in enumerate(defaults) if one.config_path.startswith("device/")), 0)
             config = merge_once(self, defaults[:ours], repo) if ours else merge(self, defaults, repo)
-            for one in defaults[ours:] if ours else ():
-                config.merge_with(self._load_single_config(one, repo).config)
+            if ours:
+                config.merge_with(*(self._load_single_config(one, repo).config for one in defaults[ours:]))
             merged[key] = pickle.dumps(config)
         return pickle.loads(merged[key])
 
+    def choices_for_interpolations(overrides: Any, defaults: Any, self_added: bool) -> Any:
+        used = any(one.is_interpolation() for one in defaults)
+        return collect_choices(overrides, defaults, self_added) if used else None
+
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(version, "_get_version", functools.cache(version._get_version))
+        patched.setattr(defaults_list, "_create_interpolation_map", choices_for_interpolations)
         patched.setattr(hydra, "create_defaults_list", choose_once)
         patched.setattr(hydra.ConfigLoaderImpl, "_compose_config_from_defaults_list", merge_once)
         yield
