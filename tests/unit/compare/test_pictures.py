@@ -8,7 +8,6 @@ import sys
 
 import pytest
 from unit.compare.arms import result, study
-from unit.report.run_directories import write_run
 
 from goldilocks.compare.folder import StudyFolder
 from goldilocks.compare.pictures import make_opening, write_pictures
@@ -35,8 +34,8 @@ def made():
 def test_the_page_opens_with_the_study_and_its_arms_are_folded(made, tmp_path):
     chosen, results, table = made
     for arm in chosen.reported_arms({"grpo": {}, "dapo": {}}):
-        write_run(tmp_path / arm.name, "dapo", steps=1)
-        (tmp_path / arm.name / "config.yaml").unlink()
+        (tmp_path / arm.name).mkdir()
+        (tmp_path / arm.name / "metrics.jsonl").write_text('{"step": 1, "data": {"response_length/mean": 9}}\n')
     with StudyFolder.open(tmp_path, chosen) as folder:
         write_pictures(chosen, results, table, folder)
     html = (tmp_path / "report.html").read_text()
@@ -45,6 +44,7 @@ def test_the_page_opens_with_the_study_and_its_arms_are_folded(made, tmp_path):
     assert headings == ["Result", "Against grpo", "Against dapo", "Accuracy by level", "Cost and tuning"]
     assert re.findall(r'data-plot="(.*?)"', study_part) == ["curves", "costs-grpo", "costs-dapo", "by-level"]
     assert "<h2>The arms of seeds 1 to 4</h2>" in folded
+    assert re.findall(r'data-plot="(.*?)"', folded) == ["lengths"]
     assert folded.count("config.yaml is not there") == 1, "what all arms lack is said once"
     assert "config.yaml is not there" not in study_part
     pngs = {file.name for file in (tmp_path / "report").iterdir()}

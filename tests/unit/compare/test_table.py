@@ -242,7 +242,7 @@ def test_the_picture_is_the_mean_of_the_seeds_up_to_the_budget_and_no_further():
 ends = st.floats(0, 1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.lists(st.tuples(ends, ends), min_size=2, max_size=5), st.randoms())
 def test_in_whatever_order_arms_ended_the_table_is_the_same(accuracies, random):
     reported = [

@@ -126,5 +126,5 @@ def test_an_arm_that_is_silent_for_longer_than_the_option_says_is_ended(capsys, 
     """An arm is looked at before its process can have printed anything, or ended for lack of a model."""
     monkeypatch.setattr("goldilocks.launch.train.POLL_S", 0.002)
     out = tmp_path / "out"
-    assert main(["compare", "grpo", *ENOUGH, "trainer=trl", "--stall-timeout", "0.001", "--out", str(out)]) == 1
+    assert main(["compare", "grpo", *ENOUGH, "--stall-timeout", "0.001", "--out", str(out)]) == 1
     assert "arm grpo-seed1 failed: no sign of life for 0.001 s" in capsys.readouterr().err

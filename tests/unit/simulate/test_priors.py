@@ -47,7 +47,7 @@ def prompts(tmp_path_factory) -> PassRates:
 
 @pytest.fixture(scope="module")
 def dapo(prompts) -> dict[int, float]:
-    return {rollouts: groups("dapo", {}, prompts, rollouts) for rollouts in (2_048, 8_192)}
+    return {rollouts: groups("dapo", {}, prompts, rollouts) for rollouts in (2_048, 4_096)}
 
 
 def groups(policy: str, keys: dict[str, Any], prompts: PassRates, rollouts: int) -> float:
@@ -66,7 +66,7 @@ def groups(policy: str, keys: dict[str, Any], prompts: PassRates, rollouts: int)
 )  # fmt: skip
 def test_strata_find_the_prompts_that_teach_by_a_column_or_by_the_text(prompts, dapo, keys, early, late):
     assert groups("dapo_strata", keys, prompts, 2_048) > early * dapo[2_048]
-    assert groups("dapo_strata", keys, prompts, 8_192) > late * dapo[8_192]
+    assert groups("dapo_strata", keys, prompts, 4_096) > late * dapo[4_096]
 
 
 def test_strata_that_say_nothing_cost_nothing():
