@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
-from goldilocks.filtering.draws import Draws
 from goldilocks.filtering.segments import Segments
+from goldilocks.filtering.selection import Draws
 from goldilocks.filtering.two_gate import TwoGateRejectionFilter
 
 GENERATED, TARGET, TOKENS = 16, 8, 64

@@ -13,10 +13,10 @@ import time
 
 import numpy as np
 
-from goldilocks.core import Collector, Ledger, ListSource
+from goldilocks.core import Beliefs, Collector, ListSource
 from goldilocks.core.allocators import Fixed
 from goldilocks.core.filters import Variance
-from goldilocks.core.pool import Pool
+from goldilocks.core.prompt_order import PromptOrder
 from goldilocks.core.selectors import Greso, Selector, Thompson, Uniform
 from goldilocks.types import Rollout
 
@@ -49,15 +49,15 @@ def seconds_per_observation(open_groups: int, source: ListSource) -> float:
 def seconds_per_choice(selector: Selector) -> float:
     """Choose a generation batch from a million prompts, every one of them visited before."""
     rng = np.random.default_rng(0)
-    ledger, pool = Ledger(np.arange(PROMPTS, dtype=np.uint64)), Pool(PROMPTS, seed=0, repeat=True)
-    ledger.positives[:] = rng.integers(0, 9, PROMPTS)
-    ledger.negatives[:] = 8 - ledger.positives
-    ledger.visits[:] = 1
-    ledger.streak[:] = (ledger.positives % 8 == 0) * 2
+    beliefs, pool = Beliefs(np.arange(PROMPTS, dtype=np.uint64)), PromptOrder(PROMPTS, seed=0, repeat=True)
+    beliefs.positives[:] = rng.integers(0, 9, PROMPTS)
+    beliefs.negatives[:] = 8 - beliefs.positives
+    beliefs.visits[:] = 1
+    beliefs.streak[:] = (beliefs.positives % 8 == 0) * 2
     times = []
     for _ in range(5):
         begin = time.perf_counter()
-        assert len(selector.choose(pool, ledger, CHOSEN, rng)) == CHOSEN
+        assert len(selector.choose(pool, beliefs, CHOSEN, rng)) == CHOSEN
         times.append(time.perf_counter() - begin)
     return min(times)
 

@@ -40,7 +40,7 @@ from goldilocks.core.filters import Variance
 from goldilocks.core.selectors import Uniform
 from goldilocks.drive.backend import CANCELLED, Backend
 from goldilocks.engine import Generation, SamplingParams
-from goldilocks.seeds import hashed
+from goldilocks.hashing import hashed
 from goldilocks.simulate import EngineConfig, PassRates, SimulatedEngine, batches
 from goldilocks.types import Failure, Group, OnFull, Paused, Request, Rollout, StopRule
 

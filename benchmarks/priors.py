@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from goldilocks.nested import merged
+from goldilocks.dotted_keys import merged
 from goldilocks.simulate import PassRates, Setup, simulate
 from goldilocks.simulate.policies import recipe_config, settings_of
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
+from goldilocks.config.settings import Settings
 from goldilocks.core import Collector, ListSource, limits
 from goldilocks.core.allocators import Fixed
 from goldilocks.core.filters import Variance
@@ -27,10 +28,9 @@ from goldilocks.drive.gate import Judgement
 from goldilocks.drive.refill import Refills
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.runs.records import row_key
-from goldilocks.settings import Settings
 from goldilocks.simulate import EngineConfig, PassRates, SimulatedEngine, batches
 from goldilocks.types import Group, Rollout
-from goldilocks.verl.v1.gates import BatchFilterGate
+from goldilocks.verl.update.gates import BatchFilterGate
 
 UPDATES, GROUPS, N, TOKENS, FACTOR = 20, 64, 8, 5, 2.0
 LONGEST, MEAN, PROMPTS, ROLLOUTS = 1_000, 200.0, 20_000, 200_000

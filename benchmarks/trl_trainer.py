@@ -28,8 +28,7 @@ from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, Trainer
 from trl import GRPOConfig, GRPOTrainer
 
 from goldilocks.tasks.arithmetic import Arithmetic
-from goldilocks.tasks.tiny_model import make
-from goldilocks.tasks.tokenizer import character_tokenizer
+from goldilocks.tasks.tiny_model import character_tokenizer, make
 from goldilocks.trl import GoldilocksGRPOTrainer
 
 N = 8

@@ -28,13 +28,15 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.request import Generation
-from goldilocks.tasks.tokenizer import character_tokenizer
-from goldilocks.verl.guarded_reward import guarded
-from goldilocks.verl.server.server import Answers
-from goldilocks.verl.v1 import agent_loop, outbox, wave
-from goldilocks.verl.v1.agent_loop import StreamingWorker
-from goldilocks.verl.v1.rows import FIRST, ROLLOUTS, VISIT_SEED
-from goldilocks.verl.v1.single_turn import SingleTurn
+from goldilocks.tasks.tiny_model import character_tokenizer
+from goldilocks.verl.dispatch import agent_loop
+from goldilocks.verl.dispatch import batched_single_turn as wave
+from goldilocks.verl.dispatch.agent_loop import StreamingWorker
+from goldilocks.verl.dispatch.guarded_reward import guarded
+from goldilocks.verl.dispatch.single_turn import SingleTurn
+from goldilocks.verl.serve.server import Answers
+from goldilocks.verl.store import batched_puts as outbox
+from goldilocks.verl.store.rows import FIRST, ROLLOUTS, VISIT_SEED
 
 N = 8  # rollouts of a prompt
 TICK = 32  # rollouts that end together

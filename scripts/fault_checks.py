@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
-from goldilocks.runs.checkpoint import load_state
+from goldilocks.runs.checkpoints import load_state
 from goldilocks.runs.records import group_uids, read_records
 from goldilocks.runs.trl_checkpoints import checkpoints, torn, updates
 from goldilocks.types import Account

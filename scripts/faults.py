@@ -36,8 +36,7 @@ import psutil
 from fault_checks import checkpointed, history_faults, is_saving, last_logged
 
 from goldilocks.launch.supervisor import MARK
-from goldilocks.runs.atomic import write_text
-from goldilocks.runs.jsonl import read_objects
+from goldilocks.runs.files import read_objects, write_text
 
 # What is killed, by a part of its command line; Ray names a worker by its actor.
 VICTIMS = {

@@ -114,8 +114,8 @@ that pass goes with it:
 Single-turn rollouts on our rollout server are not made by verl's agent loop: our workers render a prompt once, send a
 wave of rollouts in one message, and grade and store together what ends together. The rows are the same, which a test
 checks field by field. It is done only where the functions of verl that it follows have the sources it was written for
-(`goldilocks.verl.v1.single_turn.FOLLOWED`, `goldilocks.verl.v1.outbox.READERS`) and the patch `rewards-here` stands;
-otherwise verl's loop is run.
+(`goldilocks.verl.dispatch.single_turn.FOLLOWED`, `goldilocks.verl.store.batched_puts.READERS`) and the patch
+`rewards-here` stands; otherwise verl's loop is run.
 """
 
 
@@ -206,8 +206,7 @@ def policies() -> Iterator[tuple[str, str, str, str]]:
         for name, cls in known.items():
             parameters = inspect.signature(cls).parameters.values()
             values = ", ".join(f"`{one.name}={one.default}`" for one in parameters)
-            module = first_sentence(inspect.getmodule(cls).__doc__)
-            yield family, f"`{name}`", values, f"{module} {first_sentence(cls.__doc__)}"
+            yield family, f"`{name}`", values, first_sentence(cls.__doc__)
 
 
 def groups() -> Iterator[tuple[str, str, str]]:

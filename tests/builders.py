@@ -8,12 +8,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from goldilocks.config.settings import Settings
 from goldilocks.core import Collector, ListSource
 from goldilocks.core.allocators import Allocator, Fixed
 from goldilocks.core.filters import Everything
 from goldilocks.core.selectors import Uniform
-from goldilocks.runs.checkpoint import load_state, save_state
-from goldilocks.settings import Settings
+from goldilocks.runs.checkpoints import load_state, save_state
 from goldilocks.types import Failure, Request, Rollout
 
 Outcome = Callable[[Request, int], Rollout | Failure]  # of a request's rollout with this index

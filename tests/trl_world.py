@@ -10,8 +10,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from goldilocks.tasks.tiny_model import build
-from goldilocks.tasks.tokenizer import character_tokenizer
+from goldilocks.tasks.tiny_model import build, character_tokenizer
 from goldilocks.trl import GoldilocksGRPOTrainer
 from goldilocks.trl.rows import SAMPLED
 

@@ -33,16 +33,16 @@ from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from goldilocks.core import Collector
 from goldilocks.engine.request import Generation
-from goldilocks.tasks.tokenizer import character_tokenizer
+from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.types import Failure, Rollout
-from goldilocks.verl import failures
-from goldilocks.verl.guarded_reward import guarded
-from goldilocks.verl.server.server import Answers
-from goldilocks.verl.v1 import outbox
-from goldilocks.verl.v1.agent_loop import StreamingWorker
-from goldilocks.verl.v1.client import StreamingClient
-from goldilocks.verl.v1.rows import FIRST, ROLLOUTS, VISIT_SEED
-from goldilocks.verl.v1.single_turn import SingleTurn
+from goldilocks.verl.dispatch import failures
+from goldilocks.verl.dispatch.agent_loop import StreamingWorker
+from goldilocks.verl.dispatch.client import StreamingClient
+from goldilocks.verl.dispatch.guarded_reward import guarded
+from goldilocks.verl.dispatch.single_turn import SingleTurn
+from goldilocks.verl.serve.server import Answers
+from goldilocks.verl.store import batched_puts as outbox
+from goldilocks.verl.store.rows import FIRST, ROLLOUTS, VISIT_SEED
 
 LIMIT = 6  # tokens of an answer; the server does not know the limit, so that the worker cuts
 ABORTED = [7, 8]  # what an aborted request has written

@@ -9,9 +9,9 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from goldilocks.config.settings import Settings
 from goldilocks.core import Collector, Exhausted, ListSource
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.settings import Settings
 from goldilocks.types import Rollout
 
 CONFIG = str(Path(__file__).parent / "config" / "gspo_dynamic_sampling.yaml")

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from goldilocks.config.settings import Settings
 from goldilocks.core import Collector, ListSource
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.runs.records import group_uids, read_records
-from goldilocks.settings import Settings
 from goldilocks.types import Account, Group, Rollout, mean_and_std
 
 HERE = Path(__file__).resolve().parent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from goldilocks.core import Accounts, Collector, Exhausted, Ledger, Limits, ListSource, Source, Surplus
+from goldilocks.core import Accounts, Beliefs, Collector, Exhausted, Ledger, Limits, ListSource, Source, Surplus
 from goldilocks.errors import missing_extra
 from goldilocks.types import Failure, Group, Prompt, Request, Rollout, Verdict
 
@@ -15,15 +15,15 @@ __version__ = "0.1.0"
 _LAZY = {
     "PPOBatchFilter": "goldilocks.filtering",
     "PPOFilterConfig": "goldilocks.filtering",
-    "ActorConfig": "goldilocks.verl.documents",
-    "ActorRolloutRefConfig": "goldilocks.verl.documents",
-    "AlgoConfig": "goldilocks.verl.documents",
-    "DataConfig": "goldilocks.verl.documents",
-    "FilterGroupsConfig": "goldilocks.verl.documents",
-    "PPOTrainerConfig": "goldilocks.verl.documents",
-    "RolloutConfig": "goldilocks.verl.documents",
-    "TrainerConfig": "goldilocks.verl.documents",
-    "RayPPOTrainerWithSampling": "goldilocks.verl.v0.trainer",
+    "ActorConfig": "goldilocks.verl.compat.python_config",
+    "ActorRolloutRefConfig": "goldilocks.verl.compat.python_config",
+    "AlgoConfig": "goldilocks.verl.compat.python_config",
+    "DataConfig": "goldilocks.verl.compat.python_config",
+    "FilterGroupsConfig": "goldilocks.verl.compat.python_config",
+    "PPOTrainerConfig": "goldilocks.verl.compat.python_config",
+    "RolloutConfig": "goldilocks.verl.compat.python_config",
+    "TrainerConfig": "goldilocks.verl.compat.python_config",
+    "RayPPOTrainerWithSampling": "goldilocks.verl.compat.trainer",
 }
 
 _EXTRAS = {"filtering": "filter", "verl": "verl"}
@@ -33,6 +33,7 @@ __all__ = [
     "ActorConfig",
     "ActorRolloutRefConfig",
     "AlgoConfig",
+    "Beliefs",
     "Collector",
     "DataConfig",
     "Exhausted",

@@ -65,8 +65,8 @@ def train(config: Any) -> None:
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
+    from goldilocks.config.settings import Settings
     from goldilocks.launch.preflight import check_settings
-    from goldilocks.settings import Settings
 
     auto_set_device(config)
     # for a Ray that others started, whose processes do not inherit it
@@ -78,7 +78,7 @@ def train(config: Any) -> None:
         run_ppo(config, task_runner_class=TaskRunnerV1)
         return
     from goldilocks.verl.checks import check_v0
-    from goldilocks.verl.v0.task_runner import SamplingTaskRunnerActor
+    from goldilocks.verl.compat.trainer import SamplingTaskRunnerActor
 
     check_v0(config, Settings.from_config(config))
     run_ppo(config, task_runner_class=SamplingTaskRunnerActor)

@@ -1,6 +1,5 @@
 """Checks for a policy of your own: does it keep the promises the collector relies on?
 
-    from goldilocks.testing import check_allocator
     def test_my_allocator():
         check_allocator(lambda: MyAllocator(n=4))
 
@@ -23,7 +22,7 @@ from goldilocks.core import Collector, Limits, ListSource
 from goldilocks.core.allocators import Allocator, Fixed
 from goldilocks.core.filters import Everything, Filter
 from goldilocks.core.selectors import Selector, Uniform
-from goldilocks.runs.checkpoint import load_state, save_state
+from goldilocks.runs.checkpoints import load_state, save_state
 from goldilocks.types import Failure, Group, OnExhausted, Prompt, Rollout, Verdict
 
 PROMPTS = 60

@@ -6,8 +6,6 @@ engine to the trainer and never looks inside. On a cluster it is a key into a st
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,12 +101,6 @@ class StopRule(Word):
     """At least one success and one failure."""
     BALANCED = "balanced"
     """``balance`` successes and as many failures."""
-
-
-def content_key(content: object) -> int:
-    """A 64-bit name for a prompt's content: the same in every process, epoch and restart."""
-    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True)

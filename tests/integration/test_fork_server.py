@@ -86,7 +86,7 @@ STUDY = """
 import os, shlex, subprocess, sys
 from pathlib import Path
 from goldilocks.compare.arm import EqualCost
-from goldilocks.compare.folder import StudyFolder
+from goldilocks.compare.study import StudyFolder
 from goldilocks.compare.study import Study
 from goldilocks.launch.fork_server import ForkServer
 from goldilocks.launch.prefork import py_executable

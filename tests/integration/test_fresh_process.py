@@ -66,8 +66,8 @@ def storage():
     return seen | {"the platform is ours": registry.get("cpu") is cpu.PlatformCPU}
 
 def sampler():
-    import goldilocks.verl.v1.sampler
-    return loaded("goldilocks.verl.v1.trainer")
+    import goldilocks.verl.update.sampler
+    return loaded("goldilocks.verl.update.trainer")
 
 def replaced():
     sys.path.insert(0, sys.argv[2])
@@ -126,7 +126,7 @@ def test_a_module_of_an_addition_may_be_the_first_to_import_verl(folder: Path) -
 
 
 def test_any_module_of_the_v1_trainer_may_be_imported_first(folder: Path) -> None:
-    assert seen(folder, "sampler") == ["goldilocks.verl.v1.trainer"]
+    assert seen(folder, "sampler") == ["goldilocks.verl.update.trainer"]
 
 
 def test_with_nothing_asked_for_every_function_is_verls_own_and_with_all_the_table_is_what_is_replaced(

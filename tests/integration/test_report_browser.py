@@ -18,7 +18,7 @@ from unit.compare.arms import result, study
 from unit.report.run_directories import HOSTILE, write_run
 
 from goldilocks.compare.pictures import make_opening
-from goldilocks.compare.result import Results
+from goldilocks.compare.results import Results
 from goldilocks.compare.table import make_table
 from goldilocks.report import write_report
 from goldilocks.report.live import LiveReport, LiveServer

@@ -16,7 +16,7 @@ import pytest
 from run_files import json_lines
 
 from goldilocks.launch import defaults
-from goldilocks.verl.guarded_reward import compute_score
+from goldilocks.verl.dispatch.guarded_reward import compute_score
 
 from .conftest import PATIENCE_S, SMALL, processes_of, wait_for_ray
 

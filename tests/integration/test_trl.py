@@ -264,7 +264,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
 
 
 def test_a_reward_without_acc_that_hangs_once_costs_a_recipe_one_rollout(tmp_path: Path) -> None:
-    from goldilocks.verl.guarded_reward import guarded
+    from goldilocks.verl.dispatch.guarded_reward import guarded
 
     (tmp_path / "reward.py").write_text(HANGS_ONCE)
     reward = guarded({"path": str(tmp_path / "reward.py"), "name": "compute_score"}, timeout_s=5.0)

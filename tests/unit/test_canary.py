@@ -25,14 +25,14 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl_world import Queue, Server, UpdatedBatches
 
-from goldilocks.digests import digest
+from goldilocks.hashing import digest
 from goldilocks.verl import plugin
+from goldilocks.verl.dispatch.single_turn import FOLLOWED
 from goldilocks.verl.patches.patch import Patch
 from goldilocks.verl.patches.rewards import RUN_SINGLE
 from goldilocks.verl.patches.table import PATCHES
-from goldilocks.verl.server.server import RolloutServer
-from goldilocks.verl.v1.outbox import READERS
-from goldilocks.verl.v1.single_turn import FOLLOWED
+from goldilocks.verl.serve.server import RolloutServer
+from goldilocks.verl.store.batched_puts import READERS
 
 plugin.additions()
 

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from goldilocks.runs.checkpoint import save_state
+from goldilocks.runs.checkpoints import save_state
 from goldilocks.types import Account
 
 CLASSES = [account.value for account in Account]

@@ -14,31 +14,28 @@ import goldilocks
 ROOT = Path(goldilocks.__file__).parent
 
 # Every part (a folder, or a module at the top) and what it may import. A part stands below those that import it.
-BASE = {"errors", "nested", "types", "digests", "seeds"}
+BASE = {"errors", "dotted_keys", "types", "hashing"}
 CORE = BASE | {"core", "runs"}
-SETTINGS = CORE | {"features", "filtering", "settings", "recipes"}
+SETTINGS = CORE | {"features", "filtering", "config"}
 BELOW: dict[str, set[str]] = {
     "errors": set(),
-    "nested": set(),
-    "digests": set(),
-    "seeds": set(),
+    "dotted_keys": set(),
+    "hashing": set(),
     "types": {"errors"},
-    "core": {"errors", "types"},
+    "core": {"errors", "hashing", "types"},
     "runs": BASE | {"core"},
     "testing": CORE | {"drive"},
     "metrics": set(),
     "features": BASE,
     "filtering": {"errors", "runs"},
-    "recipes": {"errors", "nested"},
-    "settings": CORE | {"features", "filtering"},
+    "config": CORE | {"features", "filtering"},
     "algorithms": BASE,
     "engine": {"errors"},
     "platforms": {"errors"},
-    "simulate": SETTINGS | {"drive"},
+    "simulate": SETTINGS | {"drive", "report"},
     "drive": {"core", "errors", "filtering", "runs", "types"},
     "tasks": {"errors", "runs"},
     "report": CORE,
-    "forecast": SETTINGS | {"report", "simulate"},
     "trl": SETTINGS | {"algorithms", "drive", "engine", "platforms"},
     "verl": SETTINGS | {"algorithms", "drive", "engine", "platforms"},
     "launch": SETTINGS | {"algorithms", "engine", "platforms", "tasks", "trl", "verl"},

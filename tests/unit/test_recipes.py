@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
-from goldilocks import recipes
+from goldilocks.config import recipes
+from goldilocks.config.recipes import OLD_NAMES, about, name_of, names, read_recipe
+from goldilocks.config.settings import Settings
+from goldilocks.dotted_keys import dotted_keys, merged, value_at, with_value
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.nested import dotted_keys, merged, value_at, with_value
-from goldilocks.recipes import OLD_NAMES, about, name_of, names, read_recipe
-from goldilocks.settings import Settings
 from goldilocks.simulate import EngineConfig, Setup, recipe_settings
 
 LIFTED = {"max_num_gen_batches": 0}

@@ -30,7 +30,7 @@ from goldilocks.types import Failure, Request, Rollout
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(goldilocks.__file__).parent
-LOGGING = ("core", "filtering", "algorithms", "verl", "trl")
+LOGGING = ("core", "filtering", "algorithms", "verl", "trl", "drive")
 
 
 def script() -> Any:

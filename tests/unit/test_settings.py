@@ -11,18 +11,18 @@ import pytest
 from builders import settings
 from omegaconf import OmegaConf
 
-import goldilocks.launch
+import goldilocks.config
+from goldilocks.config.settings import AdaptiveRollout, FilterGroups, Policies
 from goldilocks.core import ListSource, Replay
 from goldilocks.core.allocators import Adaptive, Fixed, Knapsack
 from goldilocks.core.filters import Everything, Variance
-from goldilocks.core.guard import Guard
 from goldilocks.core.priors import Flat, Forecast, Strata
+from goldilocks.core.replay import Guard
 from goldilocks.core.selectors import Thompson
 from goldilocks.filtering import PPOFilterConfig
-from goldilocks.settings import AdaptiveRollout, FilterGroups, Policies
-from goldilocks.verl.baseline import estimator_for
+from goldilocks.verl.estimators import estimator_for
 
-DEFAULTS = Path(goldilocks.launch.__file__).parent / "config" / "goldilocks" / "defaults.yaml"
+DEFAULTS = Path(goldilocks.config.__file__).parent / "goldilocks" / "defaults.yaml"
 ORACLE = (
     "goldilocks.prior=oracle",
     "goldilocks.study=true",
@@ -241,7 +241,7 @@ def test_a_section_that_is_left_empty_has_its_defaults() -> None:
 def test_a_forecast_is_given_features_of_the_prompts() -> None:
     chosen = settings("goldilocks.selector=forecast")
     collector = chosen.collector(ListSource([f"{a} + {b}" for a in range(9) for b in (7, 70, 700)]))
-    assert isinstance(collector.ledger.prior, Forecast)
+    assert isinstance(collector.beliefs.prior, Forecast)
     assert collector.selector == Thompson()
     assert len(collector.requests()) == 8
 
@@ -250,15 +250,15 @@ def test_the_old_parameters_of_the_forecast_go_to_the_selector_and_to_the_prior(
     kwargs = "goldilocks.selector_kwargs={worth: 3, target: 0.4}"
     collector = settings("goldilocks.selector=forecast", kwargs).collector(ListSource(["1 + 1", "22 + 2"]))
     assert collector.selector == Thompson(target=0.4)
-    assert collector.ledger.prior.worth == 3
+    assert collector.beliefs.prior.worth == 3
 
 
 def test_the_prior_is_named_and_strata_are_columns_or_the_shape_of_the_text() -> None:
     texts = [f"add {10**level}" for level in (1, 5) for _ in range(8)]
     source = ListSource(texts, columns={"level": [1, 5] * 8})
-    assert isinstance(settings().collector(source).ledger.prior, Flat)
-    by_text = settings("goldilocks.prior=strata").collector(source).ledger.prior
-    by_level = settings("goldilocks.prior=strata", "goldilocks.strata.columns=[level]").collector(source).ledger.prior
+    assert isinstance(settings().collector(source).beliefs.prior, Flat)
+    by_text = settings("goldilocks.prior=strata").collector(source).beliefs.prior
+    by_level = settings("goldilocks.prior=strata", "goldilocks.strata.columns=[level]").collector(source).beliefs.prior
     assert isinstance(by_text, Strata)
     assert len(by_level.trees[1]) == len(by_text.trees[1]) == 2, "behind the mean of all"
 
@@ -301,7 +301,7 @@ def test_a_prior_that_is_not_known_is_refused(overrides: list[str], message: str
 
 
 def test_an_oracle_has_a_name_for_the_rate_of_each_level() -> None:
-    prior = settings(*ORACLE).collector(ListSource(["a", "b"], columns={"level": [1, 2]})).ledger.prior
+    prior = settings(*ORACLE).collector(ListSource(["a", "b"], columns={"level": [1, 2]})).beliefs.prior
     prior.tell({"val/level/2/acc": 0.25})
     passes, failures = prior.mean(np.array([1]))
     assert passes / (passes + failures) == pytest.approx(0.25)

@@ -20,8 +20,8 @@ pytest.importorskip("vllm")
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from goldilocks.verl.stored_rows import load_rows
-from goldilocks.verl.v1.answer import Answer, name_of
+from goldilocks.verl.dispatch.session import Answer, name_of
+from goldilocks.verl.store.stored_rows import load_rows
 
 from .conftest import BENCHMARKS, Train, log_probs, steps
 

@@ -1,14 +1,155 @@
-"""One run of a study: a recipe with the tuned values, a seed, and the cost it may spend."""
+"""``groups_per_update``: the batch size of a grid, in a unit that every recipe has.
+
+A batch of 16 prompts is one update with every recipe, and costs GRPO 128 rollouts. A recipe that drops groups without
+variance generates until 16 informative ones are there, which may cost 900. ``groups_per_update=G`` gives every update
+of every recipe G fresh groups. Where groups are dropped, all of them are informative; where they are not, the share
+that the data have. The table prints what an update cost and how many informative groups it trained.
+
+The grid of tuning: values for some keys, the same for every recipe.
+
+One run of a study: a recipe with the tuned values, a seed, and the cost it may spend.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from goldilocks.compare import units
-from goldilocks.compare.grid import Values
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from goldilocks.config.recipes import read_recipe
+from goldilocks.dotted_keys import value_at, with_value
+from goldilocks.errors import require
 from goldilocks.runs.costs import COST_NAMES
+
+GROUPS = "groups_per_update"
+BATCH, MINI_BATCH, GENERATED = (
+    "data.train_batch_size",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "data.gen_batch_size",
+)
+LIMIT = "algorithm.filter_groups.max_num_gen_batches"
+FILTERS = ("algorithm.filter_groups.enable", "goldilocks.filter", "batch_filter.enable")
+OVERSAMPLING = "batch_filter.prompt_oversampling_factor"  # another way to say gen_batch_size
+
+# Where groups are dropped, prompts that are rolled out at a time for each group wanted. One, the default, generates a
+# small batch in many small rounds. With many more, a round keeps more groups than two updates can train.
+PROMPTS_PER_GROUP = 4
+# A recipe's limit on rounds is for batches of dozens of groups. How many prompts a few groups take varies far more.
+ROUNDS = 10
+
+
+def unit_words(recipe: str, settings: Values, overrides: Sequence[str]) -> list[str]:
+    """Return the tuned values as overrides, with ``groups_per_update`` in the keys that it stands for."""
+    plain = [f"{key}={value}" for key, value in settings.items() if key != GROUPS]
+    if GROUPS not in settings:
+        return plain
+    groups = _whole(settings[GROUPS])
+    config = _config(recipe, [*overrides, *plain])
+    return [*_sizes(groups, config), *plain]
+
+
+def _sizes(groups: int, config: Mapping[str, object]) -> list[str]:
+    """Return the sizes of a batch. One that the words or the recipe name stays, and is cut into mini-batches."""
+    batch = value_at(config, BATCH)
+    if isinstance(batch, int):
+        require(batch % groups == 0, GROUPS, groups, f"a divisor of {BATCH}={batch}")
+        return [f"{MINI_BATCH}={groups}"]
+    drops = any(value_at(config, key) for key in FILTERS)
+    return [f"{BATCH}={groups}", f"{MINI_BATCH}={groups}", *(_rounds(groups, config) if drops else [])]
+
+
+def _rounds(groups: int, config: Mapping[str, object]) -> list[str]:
+    """Return the size of a generation batch and the limit on their number, unless the words name the size."""
+    if value_at(config, GENERATED) is not None or value_at(config, OVERSAMPLING) not in (None, 1):
+        return []
+    limit = value_at(config, LIMIT) or 0
+    return [f"{GENERATED}={groups * PROMPTS_PER_GROUP}", *([f"{LIMIT}={limit * ROUNDS}"] if limit > 0 else [])]
+
+
+def _config(recipe: str, overrides: Iterable[str]) -> dict[str, object]:
+    """Return the keys that a recipe and the overrides set. Hydra composes the rest, which no size depends on."""
+    config = read_recipe(recipe)
+    parser = OverridesParser.create()
+    for word in overrides:
+        override = parser.parse_override(word)
+        config = with_value(config, override.key_or_group, override.value())
+    return config
+
+
+def _whole(text: str) -> int:
+    groups = int(text) if text.isdecimal() else 0
+    require(groups >= 1, f"--tune {GROUPS}", text, "whole numbers above 0")
+    return groups
+
+
+Grid = Mapping[str, Sequence[str]]
+Values = Mapping[str, str]
+
+
+def parse_grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Parse ``key=value,value`` words, in Hydra's grammar for sweeps."""
+    grid: dict[str, tuple[str, ...]] = {}
+    for word in words:
+        key, values = _parse(word)
+        if key in grid:
+            raise ValueError(f"--tune {word!r} is not accepted: {key} is there already; write all its values at once")
+        grid[key] = values
+    return grid
+
+
+def _parse(word: str) -> tuple[str, tuple[str, ...]]:
+    key, equals, value = word.partition("=")
+    if not equals:
+        raise ValueError(f"--tune {word!r} is not accepted: key=value,value; recipes stand before the options")
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        raise ValueError(f"--tune {word!r} is not accepted: {' '.join(str(error).split())}") from None
+    values = tuple(override.sweep_string_iterator()) if override.is_sweep_override() else (value,)
+    if len(set(values)) < len(values):
+        raise ValueError(f"--tune {word!r} is not accepted: each value once")
+    return key, values
+
+
+def combinations(grid: Grid) -> list[dict[str, str]]:
+    """Return every combination of values; an empty grid has one, which is empty."""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A recipe's best value that is the lowest or the highest one tried: a better one may lie beyond it."""
+
+    recipe: str
+    key: str
+    value: str
+    side: str  # lowest or highest
+
+
+def edges(grid: Grid, recipe: str, chosen: Values) -> list[Edge]:
+    """Return the chosen values at an end of their list. Values that are not numbers have no order, and no end."""
+    found = []
+    for key, values in grid.items():
+        numbers = [_number(value) for value in values]
+        known = [number for number in numbers if number is not None]
+        if len(values) < 2 or len(known) < len(values):
+            continue
+        ends = {min(known): "lowest", max(known): "highest"}
+        side = ends.get(float(chosen[key]))
+        found += [Edge(recipe, key, chosen[key], side)] if side else []
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
 
 # Spread over the cost, not over updates: at equal rollouts one recipe makes ten times the updates of another.
 VALIDATIONS = 10
@@ -72,4 +213,4 @@ class Arm:
 
     def command(self, overrides: Sequence[str]) -> list[str]:
         """Return the words of ``goldilocks train`` that run the arm."""
-        return [self.recipe, *self.words, *overrides, *units.words(self.recipe, self.settings, overrides)]
+        return [self.recipe, *self.words, *overrides, *unit_words(self.recipe, self.settings, overrides)]

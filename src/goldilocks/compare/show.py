@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from rich.table import Table as RichTable
 
-from goldilocks.compare.grid import Values
-from goldilocks.compare.interval import Interval
+from goldilocks.compare.arm import Values
 from goldilocks.compare.table import SHARES, Against, RecipeRow, Spent, Table
-from goldilocks.compare.targets import Estimate, Target
-from goldilocks.recipes import name_of
+from goldilocks.compare.targets import Estimate, Interval, Target
+from goldilocks.config.recipes import name_of
 from goldilocks.runs.progress import clock
 
 Cell = Callable[[RecipeRow], str]

@@ -14,12 +14,10 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
-from goldilocks.compare.arm import EqualCost
-from goldilocks.compare.grid import Edge, Values, edges
-from goldilocks.compare.interval import Interval
-from goldilocks.compare.result import Levels, Result, Results
+from goldilocks.compare.arm import Edge, EqualCost, Values, edges
+from goldilocks.compare.results import Levels, Result, Results
 from goldilocks.compare.study import Study
-from goldilocks.compare.targets import Target, targets
+from goldilocks.compare.targets import Interval, Target, targets
 
 TWO_THIRDS = 2 / 3
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8)

@@ -1,4 +1,6 @@
-"""What it costs to learn as much as a baseline: 50, 75, 90 and 100 % of its gain.
+"""The mean over a few seeds and its confidence interval by Student's t.
+
+What it costs to learn as much as a baseline: 50, 75, 90 and 100 % of its gain.
 
 The gain is the baseline's accuracy at the equal cost less its accuracy before training, both as means over the seeds. A
 cost is read off the mean curve, where it first reaches the target. The ratio is to the baseline's own cost to reach the
@@ -14,8 +16,51 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from goldilocks.compare.curve import Curve
-from goldilocks.compare.interval import CONFIDENCE
+from goldilocks.compare.results import Curve
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """``mean ± half``; ``half`` is None for a single value."""
+
+    mean: float
+    half: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+        """Return the confidence interval of the mean."""
+        mean = math.fsum(values) / len(values)
+        if len(values) < 2:
+            return cls(mean, None)
+        freedom = len(values) - 1
+        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / freedom)
+        return cls(mean, t_quantile(confidence, freedom) * deviation / math.sqrt(len(values)))
+
+
+def t_quantile(confidence: float, freedom: int) -> float:
+    """Return t such that P(|T| < t) is the confidence, by bisection."""
+    low, high = 0.0, 1.0
+    while t_mass(high, freedom) < confidence:
+        low, high = high, 2 * high
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_mass(middle, freedom) < confidence else (low, middle)
+    return (low + high) / 2
+
+
+def t_mass(t: float, freedom: int) -> float:
+    """Return P(|T| < t), by the series for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan2(t, math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for k in range(odd, freedom - 1, 2):
+        total += term
+        term *= (k + 1) / (k + 2) * cosine**2
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
 
 SHARES_OF_GAIN = (0.5, 0.75, 0.9, 1.0)
 DRAWS, SEED = 10_000, 1

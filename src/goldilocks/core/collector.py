@@ -38,26 +38,22 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
-from goldilocks.core.accounts import Accounts
+from goldilocks.core.accounts import Accounts, PausedRollouts
 from goldilocks.core.allocators import Allocator
+from goldilocks.core.beliefs import Beliefs
+from goldilocks.core.collector_state import Saved
 from goldilocks.core.exhausted import Exhausted
 from goldilocks.core.filters import Filter
-from goldilocks.core.informative import is_informative
-from goldilocks.core.issued import IssuedVisits
-from goldilocks.core.keep_rate import KeepRate
-from goldilocks.core.ledger import Ledger
+from goldilocks.core.judged_groups import JudgedGroups
 from goldilocks.core.limits import Limits, Surplus
-from goldilocks.core.open_groups import OpenGroups
-from goldilocks.core.paused import PausedRollouts
-from goldilocks.core.pool import Pool
+from goldilocks.core.open_groups import OpenGroup, OpenGroups, group_name, was_issued
+from goldilocks.core.policy import is_informative
+from goldilocks.core.prompt_order import IssuedVisits, PromptOrder
 from goldilocks.core.prompt_queue import PromptQueue
-from goldilocks.core.replay import Replay, ReplayShelf
-from goldilocks.core.saved import Saved
+from goldilocks.core.replay import Replay, ReplayedGroups
 from goldilocks.core.selectors import Selector
-from goldilocks.core.shelf import Shelf
 from goldilocks.core.source import Source
-from goldilocks.core.step_statistics import StepStatistics
-from goldilocks.core.visit import Visit, group_name, was_issued
+from goldilocks.core.statistics import KeepRate, StepStatistics
 from goldilocks.errors import require
 from goldilocks.types import Account, Event, Failure, Group, OnExhausted, OnFull, Paused, Request, Rollout, Verdict
 
@@ -77,7 +73,7 @@ class Collector(Saved):
         limits: Limits | None = None,
         surplus: Surplus | None = None,
         replay: Replay | None = None,
-        ledger: Ledger | None = None,
+        beliefs: Beliefs | None = None,
         ahead: int = 0,
         repeat: bool = True,
         order: Callable[[int], np.ndarray] | None = None,
@@ -102,22 +98,24 @@ class Collector(Saved):
         self.limits = limits or Limits()
         self.surplus = surplus or Surplus()
         self.ahead = ahead
-        self.ledger = ledger or Ledger(source.keys())
+        self.beliefs = beliefs or Beliefs(source.keys())
         self.accounts = Accounts()
         self.step = 0
         self.prompts_issued = 0
 
         spare = target_groups if self.limits.on_exhausted is OnExhausted.BACKFILL else 0
-        self._pool = Pool(size, seed=seed, repeat=repeat, order=order)
-        self._queue = PromptQueue(self._pool, selector, allocator, self.ledger, batch=self.gen_batch_size, seed=seed)
-        self._shelf = Shelf(self.accounts, self._pool, lambda group: allocator.trained(group, self.ledger), spare=spare)
-        self._replay = ReplayShelf(replay or Replay())
+        self._order = PromptOrder(size, seed=seed, repeat=repeat, order=order)
+        self._queue = PromptQueue(self._order, selector, allocator, self.beliefs, batch=self.gen_batch_size, seed=seed)
+        self._judged = JudgedGroups(
+            self.accounts, self._order, lambda group: allocator.trained(group, self.beliefs), spare=spare
+        )
+        self._replay = ReplayedGroups(replay or Replay())
         self._keep_rate = KeepRate(min(1.0, target_groups / self.gen_batch_size))
         self._statistics = StepStatistics()
         self._owed = target_groups  # groups this step has yet to hand out; 0 while its batch is being trained
         self._exhausted = False
         self._open = OpenGroups()
-        self._issued = IssuedVisits(self.ledger.keys)
+        self._issued = IssuedVisits(self.beliefs.keys)
         self._paused = PausedRollouts(self.accounts)
 
     # -- what to do ----------------------------------------------------------------------------------------------------
@@ -126,7 +124,7 @@ class Collector(Saved):
     def ready(self) -> bool:
         """Whether ``take`` has a batch to hand out."""
         settled = self._exhausted and self.limits.on_exhausted is not OnExhausted.ERROR
-        full = len(self._shelf) >= self._owed and not self._must_wait
+        full = len(self._judged) >= self._owed and not self._must_wait
         return self._owed > 0 and (settled or full)
 
     def requests(self, room: int | None = None) -> list[Request]:
@@ -161,13 +159,13 @@ class Collector(Saved):
         if not self._owed:
             raise ValueError("take: the batch is in hand already; requests begins the next step")
         if not self.ready:
-            raise ValueError(f"take: the batch is not ready, {len(self._shelf)} of {self._owed} groups are there")
-        groups = self._shelf.take(self._owed)
+            raise ValueError(f"take: the batch is not ready, {len(self._judged)} of {self._owed} groups are there")
+        groups = self._judged.take(self._owed)
         if len(groups) < self._owed:
-            backfilled = self._shelf.backfill(self._owed - len(groups))
+            backfilled = self._judged.backfill(self._owed - len(groups))
             self._statistics.backfilled += len(backfilled)
             groups += backfilled
-        if not groups and not self._shelf.in_hand:
+        if not groups and not self._judged.in_hand:
             raise self._exhaustion()
         self._owed = 0
         self._requeue_open()
@@ -208,10 +206,10 @@ class Collector(Saved):
         others never.
         """
         rows = dict(uids) if isinstance(uids, Mapping) else dict.fromkeys(uids)
-        taken = len(self._shelf.in_hand)
+        taken = len(self._judged.in_hand)
         judge = self.filter.judge
-        lost = [uid for uid, indices in rows.items() if self._shelf.reject(uid, indices, reason, judge, flat=flat)]
-        self._owed += taken - len(self._shelf.in_hand)
+        lost = [uid for uid, indices in rows.items() if self._judged.reject(uid, indices, reason, judge, flat=flat)]
+        self._owed += taken - len(self._judged.in_hand)
         self._statistics.rejected += len(lost)
         self._keep_rate.take_back(len(lost))
         return tuple(lost)
@@ -219,11 +217,11 @@ class Collector(Saved):
     def trim(self, rows: Mapping[str, Collection[int]]) -> None:
         """Do not train these rollouts of groups in hand, by group; the groups stay, and their baselines count them."""
         for uid, indices in rows.items():
-            self._shelf.trim(uid, indices)
+            self._judged.trim(uid, indices)
 
     def put_back(self) -> None:
         """Let the batch in hand wait again: it was not trained after all."""
-        self._owed += self._shelf.put_back()
+        self._owed += self._judged.put_back()
         self._replay.put_back()
 
     def reissue(self, known: Collection[tuple[str, int]] = ()) -> None:
@@ -241,7 +239,7 @@ class Collector(Saved):
         return {
             **self._statistics.metrics(self.gen_batch_size),
             "train/keep_rate": self._keep_rate.value,
-            "train/groups_carried": len(self._shelf),
+            "train/groups_carried": len(self._judged),
             "train/groups_open": len(self._open),
             "train/rollouts_paused": len(self._paused),
             **self._statistics.batch_metrics(self.in_hand, self.step),
@@ -249,7 +247,7 @@ class Collector(Saved):
             "data/epoch": self.prompts_issued / len(self.source),
             "data/prompts_issued": self.prompts_issued,
             **self.accounts.metrics(),
-            **self.ledger.metrics(),
+            **self.beliefs.metrics(),
             **self.selector.metrics(),
             **self.allocator.metrics(),
             **self.filter.metrics(),
@@ -264,8 +262,8 @@ class Collector(Saved):
         self._exhausted = False
         self._keep_rate.forget()
         self._statistics = StepStatistics()
-        self._replay.begin_step(self._shelf.in_hand, self.step)
-        self._statistics.expired = self._shelf.begin_step(self.surplus.oldest(self.step))
+        self._replay.begin_step(self._judged.in_hand, self.step)
+        self._statistics.expired = self._judged.begin_step(self.surplus.oldest(self.step))
 
     def _requeue_open(self) -> None:
         """The batch is full: groups that may not finish, or would be too old by then, go back to the queue's head."""
@@ -275,7 +273,7 @@ class Collector(Saved):
             self._open.close(visit)
             if visit.rollouts:
                 group = visit.close()
-                self.ledger.record_unjudged(group)
+                self.beliefs.record_unjudged(group)
                 self.selector.learn_unjudged(group)
             self.accounts.move(visit.arrived, Account.OPEN, Account.CANCELLED)
             self._queue.put_back(visit.prompt.index, visit.planned)
@@ -289,7 +287,7 @@ class Collector(Saved):
 
     def _shortfall(self) -> float:
         """How many more prompts to issue: what is missing over the keep rate, within what may be open and issued."""
-        missing = self._owed + self.ahead - len(self._shelf)
+        missing = self._owed + self.ahead - len(self._judged)
         if missing <= 0 or self._exhausted:
             return 0
         needed = self.surplus.prompts_for(missing, self._keep_rate)
@@ -308,7 +306,7 @@ class Collector(Saved):
             return False
         index, n = self._queue.pop()
         uid, number = group_name(self.prompts_issued), self._issued.number(index)
-        self._open.open(Visit(uid, self.source[index], planned=n, version=self.step, number=number))
+        self._open.open(OpenGroup(uid, self.source[index], planned=n, version=self.step, number=number))
         self.prompts_issued += 1
         self._statistics.prompts_issued += 1
         return True
@@ -325,46 +323,46 @@ class Collector(Saved):
             for visit in starved:
                 self._close(visit)
             return self.requests(room)
-        self._exhausted = len(self._shelf) < self._owed
+        self._exhausted = len(self._judged) < self._owed
         if not self.ready:
             raise self._exhaustion()
         return []
 
     def _exhaustion(self) -> Exhausted:
-        kept = f"{len(self._shelf)} of {self._owed} groups are kept"
+        kept = f"{len(self._judged)} of {self._owed} groups are kept"
         visits = f"{self.prompts_issued} visits to {len(self.source)} prompts"
         return Exhausted.after(self.limits, self._statistics, self.gen_batch_size, kept, visits)
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
-    def _decide(self, visit: Visit) -> None:
+    def _decide(self, visit: OpenGroup) -> None:
         """Ask for more, wait, or judge. Called for every index in turn, with the group as it is up to that index."""
-        wanted = self.allocator.wanted(visit.view(), self.ledger)
+        wanted = self.allocator.wanted(visit.view(), self.beliefs)
         have = len(visit.rollouts)
         if wanted > have + visit.pending and visit.failures <= self.limits.max_retries:
             self._open.want(visit, wanted - have - visit.pending)
         elif have >= wanted or not visit.pending:
             self._close(visit)
 
-    def _close(self, visit: Visit) -> None:
+    def _close(self, visit: OpenGroup) -> None:
         self._open.close(visit)
         group = visit.close()
         beyond = visit.arrived[len(group) :]  # the index at which the group stopped
         self.accounts.move(beyond, Account.OPEN, Account.CANCELLED)
         verdict = self.filter.judge(group) if len(group) else Verdict(False, "failed")
         informative = is_informative(group)
-        positive = any(self.ledger.is_positive(rollout.reward) for rollout in group.rollouts)
+        positive = any(self.beliefs.is_positive(rollout.reward) for rollout in group.rollouts)
         if len(group):
-            self.ledger.record(group, informative=informative, step=self.step)
+            self.beliefs.record(group, informative=informative, step=self.step)
             self.selector.learn(group, informative=informative)
         self._statistics.judge(group, verdict, informative=informative, positive=positive, iterations=visit.asks)
         self._keep_rate.observe(verdict.keep)
         if verdict.keep:
-            self._shelf.keep(group)
+            self._judged.keep(group)
         else:
-            self._shelf.drop(group, Account.FILTERED.because(verdict.reason))
+            self._judged.drop(group, Account.FILTERED.because(verdict.reason))
 
-    def _observe_unexpected(self, event: Event, visit: Visit | None) -> None:
+    def _observe_unexpected(self, event: Event, visit: OpenGroup | None) -> None:
         """A group that is closed did not need it; one that is open has had it. Of one that stops, the end will tell."""
         if not was_issued(event.uid, self.prompts_issued):
             raise ValueError(f"uid={event.uid!r} is unknown: no group of that name was ever requested")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from goldilocks.core.limits import Limits
-from goldilocks.core.step_statistics import StepStatistics
+from goldilocks.core.statistics import StepStatistics
 
 
 class Exhausted(ValueError):

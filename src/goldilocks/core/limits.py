@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from goldilocks.core.keep_rate import KeepRate
+from goldilocks.core.statistics import KeepRate
 from goldilocks.errors import require
 from goldilocks.types import OnExhausted, OnFull
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from goldilocks.core.allocators import Allocator
-from goldilocks.core.ledger import Ledger
-from goldilocks.core.pool import Pool
+from goldilocks.core.beliefs import Beliefs
+from goldilocks.core.prompt_order import PromptOrder
 from goldilocks.core.selectors import Selector
 from goldilocks.core.source import KeyedPositions
 
@@ -21,12 +21,12 @@ class PromptQueue:
     """Hands out ``(index, n)``: a prompt and how many rollouts it is asked for at first."""
 
     def __init__(
-        self, pool: Pool, selector: Selector, allocator: Allocator, ledger: Ledger, *, batch: int, seed: int
+        self, pool: PromptOrder, selector: Selector, allocator: Allocator, beliefs: Beliefs, *, batch: int, seed: int
     ) -> None:
-        self._pool = pool
+        self._order = pool
         self._selector = selector
         self._allocator = allocator
-        self._ledger = ledger
+        self._beliefs = beliefs
         self._batch = batch
         self._rng = np.random.default_rng(seed)
         self._waiting: deque[tuple[int, int]] = deque()
@@ -50,23 +50,23 @@ class PromptQueue:
         self._waiting.appendleft((index, n))
 
     def _choose(self) -> None:
-        rows = self._selector.choose(self._pool, self._ledger, self._batch, self._rng)
-        sizes = self._allocator.first(rows, self._ledger)
+        rows = self._selector.choose(self._order, self._beliefs, self._batch, self._rng)
+        sizes = self._allocator.first(rows, self._beliefs)
         if len(sizes) != len(rows) or any(n < 1 for n in sizes):
             name = type(self._allocator).__name__
             raise ValueError(f"{name}.first gave {list(sizes)} for {len(rows)} prompts; accepted: 1 or more for each")
         chosen = [int(row) for row in rows]
-        self._pool.claim(chosen)
+        self._order.claim(chosen)
         self._waiting.extend(zip(chosen, sizes, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
-        keys = self._ledger.keys
+        keys = self._beliefs.keys
         waiting = [(index, n, int(keys[index])) for index, n in self._waiting]
         return {"rng": self._rng.bit_generator.state, "waiting": waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Prompts that are gone from the data are not visited."""
         self._rng.bit_generator.state = state["rng"]
-        positions = KeyedPositions(self._ledger.keys)
+        positions = KeyedPositions(self._beliefs.keys)
         found = ((positions.find_one(key, index), n) for index, n, key in state["waiting"])
         self._waiting = deque((index, n) for index, n in found if index >= 0)

@@ -2,6 +2,8 @@
 
 A rollout is generated once and stays in the account where its first training put it; training it again is counted here.
 Which groups are due is a function of what was trained, so a run that is cut goes on with the same ones.
+
+``goldilocks.guard``: how far the policy may be from the one that wrote a mini-batch. The maths needs tensors.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from goldilocks.core.informative import is_informative, signal
+from goldilocks.core.open_groups import issue_order
 from goldilocks.core.packing import pack_group, unpack_group
-from goldilocks.core.visit import issue_order
+from goldilocks.core.policy import is_informative, signal
 from goldilocks.errors import require
 from goldilocks.types import Group, Prompt, Rollout
 
@@ -43,7 +45,7 @@ class Replay:
         return group.replays < self.max_uses and step - group.version <= self.max_age
 
 
-class ReplayShelf:
+class ReplayedGroups:
     """Groups that were trained and may be trained again, and those of the batch in hand that are."""
 
     def __init__(self, replay: Replay) -> None:
@@ -138,3 +140,16 @@ def _mean(values: list[int]) -> float:
 
 def _tokens(rollouts: Iterable[Rollout]) -> int:
     return sum(rollout.tokens for rollout in rollouts)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Both bounds are on a mean of (log π − log π of the policy that wrote the token)²."""
+
+    enable: bool = False
+    bound: float = 0.04  # M2PO's; tokens that an update would push further are masked until their mean is within it
+    skip: float | None = 0.4  # over all tokens: beyond it the update is not made; None: it always is
+
+    def __post_init__(self) -> None:
+        require(self.bound > 0, "guard.bound", self.bound, "a number above 0")
+        require(self.skip is None or self.skip > 0, "guard.skip", self.skip, "a number above 0, or null: never skip")

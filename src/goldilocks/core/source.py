@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from goldilocks.types import Prompt, content_key
+from goldilocks.hashing import content_key
+from goldilocks.types import Prompt
 
 
 class Source(Protocol):

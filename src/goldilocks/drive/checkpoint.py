@@ -13,8 +13,7 @@ from typing import Any
 
 from goldilocks.core import Collector
 from goldilocks.drive.rows import Place, RowStore
-from goldilocks.runs.beliefs import FILE
-from goldilocks.runs.checkpoint import load_state, save_state
+from goldilocks.runs.checkpoints import FILE, load_state, save_state
 
 ROWS = "goldilocks_rows"
 

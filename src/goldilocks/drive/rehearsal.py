@@ -18,7 +18,7 @@ from goldilocks.drive.rows import NoRows
 from goldilocks.types import Request, Rollout
 
 if TYPE_CHECKING:
-    from goldilocks.settings import Settings
+    from goldilocks.config.settings import Settings
 
 BATCHES = 2  # the second is chosen and sized by what the first has taught
 ROUNDS = 100  # a policy that keeps nothing of coins may yet keep something of a model's answers

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from goldilocks.core.allocators import Allocator
-from goldilocks.core.ledger import Ledger
+from goldilocks.core.beliefs import Beliefs
 from goldilocks.drive.backend import Backend
 from goldilocks.types import Event, Group, Paused, Request, Rollout
 
@@ -82,15 +82,15 @@ class WholeGroups(Allocator):
         """Note that the next rollout of the round is about to be observed."""
         self._coming[uid] -= 1
 
-    def first(self, rows: np.ndarray, ledger: Ledger) -> Sequence[int]:
-        return self.inner.first(rows, ledger)
+    def first(self, rows: np.ndarray, beliefs: Beliefs) -> Sequence[int]:
+        return self.inner.first(rows, beliefs)
 
-    def wanted(self, group: Group, ledger: Ledger) -> int:
+    def wanted(self, group: Group, beliefs: Beliefs) -> int:
         coming = self._coming[group.uid]
-        return len(group) + coming if coming else self.inner.wanted(group, ledger)
+        return len(group) + coming if coming else self.inner.wanted(group, beliefs)
 
-    def trained(self, group: Group, ledger: Ledger) -> Sequence[Rollout]:
-        return self.inner.trained(group, ledger)
+    def trained(self, group: Group, beliefs: Beliefs) -> Sequence[Rollout]:
+        return self.inner.trained(group, beliefs)
 
     def state_dict(self) -> dict[str, Any]:
         return self.inner.state_dict()

@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 
 from goldilocks.engine import weights
 from goldilocks.engine.decoder import Decoder
-from goldilocks.engine.noise import uniforms
 from goldilocks.engine.reach import check_length
 from goldilocks.engine.request import Generation, SamplingParams, StopReason
+from goldilocks.engine.sampling import uniforms
 
 
 @dataclass(frozen=True)

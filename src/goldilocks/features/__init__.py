@@ -1,7 +1,6 @@
 """Features of prompts for policies that forecast: from the text alone, from columns of the data, or from a model."""
 
-from goldilocks.features.matrix import Standard, feature_matrix, with_intercept
-from goldilocks.features.settings import Features
+from goldilocks.features.matrix import Features, Standard, feature_matrix, with_intercept
 from goldilocks.features.strata import StrataSettings
 from goldilocks.features.text import text_features
 

@@ -1,4 +1,6 @@
-"""The matrix that a policy is given: a row for each prompt, few columns, each with mean 0 and variance 1.
+"""``goldilocks.features``: which features of the prompts a selector is given.
+
+The matrix that a policy is given: a row for each prompt, few columns, each with mean 0 and variance 1.
 
 Wide features are reduced to their principal components. The components are found on a sample of the prompts that is
 spread evenly over the data, and the prompts are then projected a chunk at a time: a million prompts need the memory of
@@ -8,16 +10,45 @@ the matrix and not of their n-grams.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from goldilocks.errors import require
 from goldilocks.features.text import LENGTHS, column_features, text_features
 
+KINDS = ("text", "hidden")
+DIMENSIONS = 48
+
+
+@dataclass(frozen=True)
+class Features:
+    """``kind``: from the text alone, or from the policy's hidden states; ``columns`` are added to either."""
+
+    kind: str = "text"
+    columns: Sequence[str] = field(default_factory=list)
+    dimensions: int = DIMENSIONS
+
+    def __post_init__(self) -> None:
+        require(self.kind in KINDS, "goldilocks.features.kind", self.kind, f"one of {', '.join(KINDS)}")
+        require(self.dimensions >= 1, "goldilocks.features.dimensions", self.dimensions, "1 or more components")
+
+    def of(self, source: Any, hidden_states: Callable[[], np.ndarray] | None = None) -> np.ndarray:
+        """The matrix for a source with ``texts()`` and, where columns are named, ``column(name)``."""
+        columns = {name: source.column(name, "goldilocks.features.columns") for name in self.columns}
+        if self.kind == "text":
+            return feature_matrix(source.texts(), columns, self.dimensions)
+        require(hidden_states is not None, "goldilocks.features.kind", self.kind, "text: there is no model here")
+        assert hidden_states is not None
+        states = hidden_states()
+        named = [column_features(name, values) for name, values in columns.items()]
+        return with_intercept(reduce(lambda rows: states[rows], len(states), self.dimensions), *named)
+
+
 SAMPLE = 20_000
 CHUNK = 4_096
-DIMENSIONS = 48
+
 LEAST = 1e-3  # of the first component's variance: what varies less is rounding, or next to nothing
 
 

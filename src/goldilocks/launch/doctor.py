@@ -19,9 +19,8 @@ from typing import Any
 
 from packaging.version import Version
 
-from goldilocks.launch.finding import Finding
 from goldilocks.launch.machine import PRIVATE, find_device, rollout_engines
-from goldilocks.launch.nodes import compare
+from goldilocks.launch.nodes import Finding, compare
 from goldilocks.platforms import platform_env
 from goldilocks.runs.directory import cache_folder
 

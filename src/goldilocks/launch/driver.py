@@ -16,8 +16,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.launch import on_trl
-from goldilocks.launch.cluster import is_private
-from goldilocks.launch.lost_nodes import NodeLost, naming_lost_nodes
+from goldilocks.launch.machine import is_private
+from goldilocks.launch.nodes import NodeLost, naming_lost_nodes
 from goldilocks.launch.preflight import check_prompts, check_settings
 from goldilocks.launch.prefork import serve_in_background
 from goldilocks.runs.directory import RunDir
@@ -73,7 +73,7 @@ def _task_runner(config: DictConfig) -> Any:
 
 def explain(error: BaseException, run: RunDir) -> str:
     """Return the reason in one line. torch does not report a full disk, so the disk is checked too."""
-    from goldilocks.verl.failures import reason
+    from goldilocks.verl.dispatch.failures import reason
 
     # These are written for the user: they need no type and no place.
     line = " ".join((str(error) if type(error) in (ValueError, NodeLost) else reason(error)).split())

@@ -23,9 +23,9 @@ from goldilocks.launch.prefork import SOCKET, Server, preload
 PRELOADED = (
     "goldilocks.launch.on_trl",
     "goldilocks.launch.preflight",
-    "goldilocks.verl.baseline",
+    "goldilocks.verl.estimators",
     "goldilocks.verl.checks",
-    "goldilocks.verl.failures",
+    "goldilocks.verl.dispatch.failures",
     "goldilocks.trl",
     "goldilocks.tasks.registry",
     "datasets",

@@ -19,18 +19,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from goldilocks.errors import require
-from goldilocks.features.data import conversation_text
+from goldilocks.features.text import conversation_text
+from goldilocks.hashing import content_key, hashed
 from goldilocks.launch import defaults
 from goldilocks.launch.machine import find_device
 from goldilocks.launch.preflight import check_paths
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.launch.trl_data import PROMPT, dataset
-from goldilocks.launch.trl_rewards import SCORE, Grader
+from goldilocks.launch.trl_data import PROMPT, SCORE, Grader, dataset
 from goldilocks.runs.records import row_key
-from goldilocks.runs.rollout_file import Row, growing, whole_groups
+from goldilocks.runs.rollouts import Row, growing, whole_groups
 from goldilocks.runs.validation import place_of, value_of
-from goldilocks.seeds import hashed
-from goldilocks.types import content_key
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -145,7 +143,7 @@ class Model:
         from verl.utils.torch_dtypes import PrecisionType
 
         from goldilocks.engine import Engine
-        from goldilocks.verl.hidden_states import prompt_tokens
+        from goldilocks.verl.source import prompt_tokens
 
         path, rollout = str(Path(config.actor_rollout_ref.model.path).expanduser()), config.actor_rollout_ref.rollout
         auto: Any = AutoModelForCausalLM
@@ -268,8 +266,8 @@ def _hidden_states(config: DictConfig, device: str, out: Path, groups: Mapping[s
     """Write the hidden states of the file's prompts, in its order."""
     import numpy as np
 
-    from goldilocks.runs.atomic import replacing
-    from goldilocks.verl.hidden_states import compute
+    from goldilocks.runs.files import replacing
+    from goldilocks.verl.source import compute
 
     data = dataset(config, "train")
     rows = {f"{content_key(prompt):016x}": prompt for prompt in data[PROMPT]}

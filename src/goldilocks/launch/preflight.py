@@ -48,9 +48,9 @@ def check_budget(config: DictConfig) -> None:
 
 def check_settings(config: DictConfig) -> None:
     """Check the settings as the trainer would."""
-    from goldilocks.settings import Settings
-    from goldilocks.verl.baseline import estimator_for  # imports torch
+    from goldilocks.config.settings import Settings
     from goldilocks.verl.checks import check_v1
+    from goldilocks.verl.estimators import estimator_for  # imports torch
 
     if config.trainer.use_v1 and config.trainer.v1.trainer_mode in OURS:
         estimator_for(Settings.from_config(config))

@@ -20,8 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from goldilocks.config.recipes import CONFIG, DEFAULT, FILE, find, name_of, named_in, names, refuse_circle
 from goldilocks.errors import closest, nearest
-from goldilocks.recipes import CONFIG, DEFAULT, FILE, find, name_of, named_in, names, refuse_circle
 
 DEFAULT_TASK = "arithmetic"
 GROUPS = ("device", "task")

@@ -21,21 +21,19 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from goldilocks.config.recipes import DEFAULT as DEFAULT_RECIPE
+from goldilocks.config.recipes import names
 from goldilocks.launch import defaults, on_trl
-from goldilocks.launch.cluster import is_private, join
-from goldilocks.launch.live_line import LiveLine
-from goldilocks.launch.machine import PRIVATE, find_device, rollout_engine
+from goldilocks.launch.machine import PRIVATE, find_device, is_private, join, rollout_engine
 from goldilocks.launch.preflight import budget_of, check_budget, check_paths
 from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, compose_config, quoted
-from goldilocks.launch.supervisor import SignOfLife, Supervisor
+from goldilocks.launch.supervisor import LiveLine, SignOfLife, Supervisor
 from goldilocks.platforms import platform_env
-from goldilocks.recipes import DEFAULT as DEFAULT_RECIPE
-from goldilocks.recipes import names
 from goldilocks.runs.directory import RunDir
-from goldilocks.runs.jsonl import Tail
+from goldilocks.runs.files import Tail
+from goldilocks.runs.history import hint
 from goldilocks.runs.progress import Progress
-from goldilocks.runs.updates import hint
-from goldilocks.verl.guarded_reward import TIMEOUT_S, guarded
+from goldilocks.verl.dispatch.guarded_reward import TIMEOUT_S, guarded
 
 POLL_S = 0.25
 STALL_S = 1800.0
@@ -158,7 +156,7 @@ def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S, stop: th
 
 def _few_updates(config: DictConfig, progress: Progress) -> str | None:
     """Say when a recipe that drops groups makes far fewer updates of its rollouts than GRPO would."""
-    from goldilocks.settings import Settings
+    from goldilocks.config.settings import Settings
 
     said = hint(config, progress.generated)
     return said if said and Settings.from_config(config).drops_groups else None

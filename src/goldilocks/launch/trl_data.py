@@ -1,14 +1,22 @@
-"""verl's data for TRL: the same rows, under the column names that TRL reads."""
+"""verl's data for TRL: the same rows, under the column names that TRL reads.
+
+verl's reward function for TRL: every answer is graded once, within the time limit that it has under verl.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.launch.preflight import files_of, prompt_length
+from goldilocks.verl.dispatch import guarded_reward
 
 PROMPT = "prompt"  # TRL's name for the column
 
@@ -53,3 +61,70 @@ def _short(rows: Any, config: DictConfig) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(Path(config.actor_rollout_ref.model.path).expanduser().as_posix())
     longest = config.data.max_prompt_length
     return rows.filter(lambda row: prompt_length(tokenizer, row[PROMPT]) <= longest)
+
+
+logger = logging.getLogger(__name__)
+
+SCORE = "score"  # what is trained on
+VERLS_OWN = {"path": "pkg://verl.utils.reward_score", "name": "default_compute_score"}  # where the config names none
+
+Grades = Mapping[str, float]
+RewardFunction = Callable[..., list[float | None]]
+
+
+class Grader:
+    """Grades a batch when the first of TRL's reward functions asks; the others read what it found."""
+
+    def __init__(self, custom: DictConfig) -> None:
+        """``custom`` is ``reward.custom_reward_function``, under a time limit or not."""
+        section: Any = OmegaConf.to_container(custom, resolve=True)
+        given = section if section.get("path") else VERLS_OWN
+        limited: Any = given if guarded_reward.is_guarded(given) else guarded_reward.guarded(given)
+        self._arguments = limited["reward_kwargs"]
+        self._loop = asyncio.new_event_loop()
+        self._batch: Sequence[Any] = ()
+        self._grades: list[Grades] = []
+
+    def value(self, name: str) -> RewardFunction:
+        """Return the reward function of TRL's for one of the values; None where an answer does not have it."""
+
+        def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+            return [grades.get(name) for grades in self._graded(completions, columns)]
+
+        reward.__name__ = name
+        return reward
+
+    def _graded(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Grades]:
+        """TRL hands the same list to each of its functions; it is held here, so that no other can be taken for it."""
+        if completions is not self._batch:
+            self._grades = self._loop.run_until_complete(self._all(list(_answers(completions, columns))))
+            self._batch = completions
+        return self._grades
+
+    async def _all(self, answers: list[dict[str, Any]]) -> list[Grades]:
+        return list(await asyncio.gather(*map(self._one, answers)))
+
+    async def _one(self, answer: dict[str, Any]) -> Grades:
+        try:
+            found = await guarded_reward.compute_score(**self._arguments, **answer)
+        except guarded_reward.RewardTimeout as error:
+            logger.warning("%s; the rollout fails", error)
+            return {}
+        return _numbers(found) if isinstance(found, Mapping) else {SCORE: float(found), "acc": float(found)}
+
+
+def _answers(completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield each answer as verl calls a reward function with it."""
+    infos = columns.get("extra_info") or [None] * len(completions)
+    rows = zip(completions, columns["data_source"], columns["reward_model"], infos, strict=True)
+    for answer, source, model, info in rows:
+        text = answer if isinstance(answer, str) else answer[-1]["content"]
+        yield {"data_source": source, "solution_str": text, "ground_truth": model["ground_truth"], "extra_info": info}
+
+
+def _numbers(found: Mapping[str, Any]) -> Grades:
+    """Return the values that are numbers: a reward function may return texts beside them."""
+    if SCORE not in found:
+        raise ValueError(f"the reward function returned {sorted(found)}, and no {SCORE!r}")
+    numbers = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    return {name: value for name, value in numbers.items() if not math.isnan(value)}

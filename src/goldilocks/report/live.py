@@ -16,7 +16,7 @@ from pathlib import Path
 
 from goldilocks.report.page import make_page
 from goldilocks.report.run import METRICS, read_runs
-from goldilocks.runs.beliefs import checkpoints
+from goldilocks.runs.checkpoints import checkpoints
 from goldilocks.runs.records import dump_files
 
 HOST = "127.0.0.1"

@@ -23,9 +23,8 @@ from markupsafe import Markup
 from goldilocks.report.run import Run
 from goldilocks.report.sections import SECTIONS, Plot, Section
 from goldilocks.report.summary import figures
-from goldilocks.report.theme import DARK, LIGHT, run_colour
-from goldilocks.report.vega import vega_script
-from goldilocks.runs.dumps import GROUPS_WITH_ANSWERS, Dump, evenly
+from goldilocks.report.theme import DARK, LIGHT, run_colour, vega_script
+from goldilocks.runs.rollouts import GROUPS_WITH_ANSWERS, Dump, evenly
 
 MOST_PROMPTS = 5000
 LONGEST_PROMPT = 600  # characters of a prompt in the table

@@ -1,12 +1,24 @@
 """Colours and fonts of the page and the PNGs. A run, and an account, has the same colour everywhere.
 
 Trained tokens are honey-coloured, too hard is red, too easy is blue, and the rest is muted.
+
+Vega, Vega-Lite and Vega-Embed as one script, so that the page needs no network.
+
+Making it takes seconds, so it is made once for each version and kept in the user's cache directory.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Any
+
+import vl_convert
+
+from goldilocks import __version__
+from goldilocks.runs.directory import cache_folder
+from goldilocks.runs.files import write_text
 
 RUN_COLOURS = (
     "#4f7be0", "#e8890c", "#2a9d6f", "#d1495b", "#8e63ce", "#1ba3b8", "#c45ba0", "#8c6d4f", "#7a8794", "#a3a61c",
@@ -93,3 +105,18 @@ def vega_config(ink: str, faint: str, grid: str) -> dict[str, Any]:
 
 LIGHT = vega_config(ink="#22252a", faint="#6a707a", grid="#e8e6e0")
 DARK = vega_config(ink="#e9e6df", faint="#9a9ea6", grid="#33363c")
+
+
+SNIPPET = "window.vegaEmbed = vegaEmbed;"
+
+
+def vega_script() -> str:
+    """Return the script, which defines ``vegaEmbed``."""
+    file = cache_folder() / f"vega-{version('vl-convert-python')}-{__version__}.js"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    script = vl_convert.javascript_bundle(SNIPPET).replace("</script", "<\\/script")
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs the next report a few seconds
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, script)
+    return script

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from goldilocks.nested import value_at
+from goldilocks.dotted_keys import value_at
 from goldilocks.runs.history import History, Series, at_or_before, running_total
 
 ROLLOUTS, TOKENS = "accounts/generated_rollouts", "accounts/generated_tokens"  # totals of a run, kept by the collector

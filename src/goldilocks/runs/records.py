@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from goldilocks.runs.jsonl import read_objects
+from goldilocks.runs.files import read_objects
 
 Record = dict[str, object]
 Handler = TypeVar("Handler")

@@ -1,11 +1,10 @@
 """The core against a simulated engine: what would a policy cost on my data? No model, no GPU."""
 
 from goldilocks.simulate.engine import EngineConfig, SimulatedEngine
-from goldilocks.simulate.mixture import mixture
-from goldilocks.simulate.outcome import Outcome
-from goldilocks.simulate.pass_rates import PassRates, read_pass_rates
+from goldilocks.simulate.pass_rates import PassRates, mixture, read_pass_rates
 from goldilocks.simulate.policies import recipe_settings
 from goldilocks.simulate.run import Setup, batches, simulate
+from goldilocks.simulate.table import Outcome
 
 __all__ = [
     "EngineConfig",

@@ -12,15 +12,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from goldilocks.recipes import FILE, about, name_of, names
+from goldilocks.config.recipes import FILE, about, name_of, names
 from goldilocks.simulate.engine import EngineConfig
-from goldilocks.simulate.mixture import DIFFICULTIES, mixture
-from goldilocks.simulate.outcome import Outcome
-from goldilocks.simulate.overrides import apply_overrides
-from goldilocks.simulate.pass_rates import PassRates, read_pass_rates
-from goldilocks.simulate.policies import Config, recipe_config
+from goldilocks.simulate.pass_rates import DIFFICULTIES, PassRates, mixture, read_pass_rates
+from goldilocks.simulate.policies import Config, apply_overrides, recipe_config
 from goldilocks.simulate.run import Setup, Tell, simulate
-from goldilocks.simulate.table import tables
+from goldilocks.simulate.table import Outcome, tables
 
 WIDEST = 160  # columns, also on a narrower terminal: a wrapped row is readable, a truncated one is not
 

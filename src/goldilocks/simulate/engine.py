@@ -7,6 +7,12 @@ same answers.
 An engine step writes one token in every busy slot. A rollout first waits, holding its slot (prefill, tools, grading: an
 exponential time), then writes. Lengths are log-normal around the prompt's mean. Cancelling one costs what it has
 written. One that pauses keeps its slot and goes on where it was: reading its prefix again takes no step.
+
+A stand-in for the trained model: a pass rate for each prompt.
+
+Every trained group whose rewards differ multiplies the odds of its own prompt by e^improvement, and the odds of all by
+e^(improvement / prompts): half of what is learnt is about the prompt, half is about the task. Impossible prompts stay
+impossible, and trivial ones trivial.
 """
 
 from __future__ import annotations
@@ -21,9 +27,9 @@ from struct import Struct
 
 import numpy as np
 
+from goldilocks.core.policy import is_informative
 from goldilocks.drive.backend import CANCELLED, Backend
 from goldilocks.errors import require
-from goldilocks.simulate.learner import Learner
 from goldilocks.simulate.pass_rates import PassRates
 from goldilocks.types import Failure, Group, Paused, Prompt, Request, Rollout
 
@@ -166,3 +172,33 @@ def _uniforms(name: str) -> tuple[float, ...]:
     """Five numbers in (0, 1) that are a function of the name."""
     words = _FIVE_WORDS.unpack(blake2b(name.encode(), digest_size=_FIVE_WORDS.size).digest())
     return tuple([((word >> 12) + 0.5) * _UNIT for word in words])
+
+
+class Learner:
+    """Pass rates that stand still (``improvement=0``) or rise with every informative group."""
+
+    def __init__(self, pass_rate: np.ndarray, *, improvement: float = 0.0) -> None:
+        fits = math.isfinite(improvement) and 0 <= improvement <= 100
+        require(fits, "improvement", improvement, "a gain in log-odds a group, from 0 to 100")
+        self._step = improvement
+        self._initial = pass_rate.tolist()
+        self._gain = [0.0] * len(pass_rate)  # in log-odds, beyond the gain common to all prompts
+        self._common = 0.0
+
+    def pass_rate(self, index: int) -> float:
+        """The chance that an answer to this prompt is right, now."""
+        p, gain = self._initial[index], self._gain[index] + self._common
+        if not gain or p in (0.0, 1.0):
+            return float(p)
+        return float(1 / (1 + (1 - p) / p * math.exp(-gain)))
+
+    def train(self, batch: Iterable[Group]) -> None:
+        """One update."""
+        for group in batch:
+            if is_informative(group):
+                self._gain[group.prompt.index] += self._step
+                self._common += self._step / len(self._gain)
+
+    @property
+    def mean_pass_rate(self) -> float:
+        return math.fsum(map(self.pass_rate, range(len(self._gain)))) / len(self._gain)

@@ -3,6 +3,10 @@
 The columns say how to read the rows: ``pass_rate`` per prompt, a list of ``rewards`` per prompt, or ``score`` per
 rollout (as in verl's dumps), where the rows of one prompt are put together. A reward of 0.5 or more is a pass, as for
 the collector's beliefs.
+
+The built-in data set: 2,000 prompts, as mixed in difficulty as reasoning data are for a model at its start.
+
+It does not depend on the seed of a simulation, so two seeds differ by sampling alone.
 """
 
 from __future__ import annotations
@@ -16,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from goldilocks.hashing import content_key
 from goldilocks.runs.records import Record, columns_of, read_records
-from goldilocks.types import content_key
 
 POSITIVE_THRESHOLD = 0.5
 DEFAULT_TOKENS = 512
@@ -164,3 +168,33 @@ def _prompt_column(columns: Iterable[str]) -> str | None:
 def _first(names: Sequence[str], columns: Iterable[str]) -> str | None:
     there = set(columns)
     return next((name for name in names if name in there), None)
+
+
+LONGEST, SHORTEST = 1400, 200  # mean tokens of an answer that is never right, and of one that always is
+
+
+@dataclass(frozen=True)
+class Difficulty:
+    """``prompts`` prompts with pass rates spread evenly from ``lowest`` to ``highest``."""
+
+    name: str
+    prompts: int
+    lowest: float
+    highest: float
+
+
+DIFFICULTIES = (
+    Difficulty("impossible", 400, 0.0, 0.0),
+    Difficulty("hard", 500, 0.01, 0.2),
+    Difficulty("medium", 500, 0.2, 0.8),
+    Difficulty("easy", 300, 0.8, 0.99),
+    Difficulty("trivial", 300, 1.0, 1.0),
+)
+
+
+def mixture() -> PassRates:
+    """The built-in data set. Harder prompts have longer answers: a geometric path from SHORTEST to LONGEST."""
+    rates = np.concatenate([np.linspace(one.lowest, one.highest, one.prompts) for one in DIFFICULTIES])
+    names = tuple(f"{one.name} {number}" for one in DIFFICULTIES for number in range(one.prompts))
+    # The names tell the difficulty: a forecast must not read them.
+    return PassRates(names, rates, LONGEST * (SHORTEST / LONGEST) ** rates, readable=False)

@@ -10,15 +10,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from goldilocks.config.settings import Settings
 from goldilocks.core import Collector, Exhausted
 from goldilocks.core.source import ListSource
 from goldilocks.drive.driver import Driver, Stalled
 from goldilocks.drive.rows import NoRows
 from goldilocks.errors import require
-from goldilocks.settings import Settings
 from goldilocks.simulate.engine import EngineConfig, SimulatedEngine
-from goldilocks.simulate.outcome import Harvest, Outcome
 from goldilocks.simulate.pass_rates import PassRates
+from goldilocks.simulate.table import Harvest, Outcome
 from goldilocks.types import Group
 
 Tell = Callable[[int], None]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from goldilocks.runs.atomic import replacing
+from goldilocks.runs.files import replacing
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from goldilocks.errors import require
-from goldilocks.runs.atomic import make_folder
 from goldilocks.runs.directory import cache_folder
+from goldilocks.runs.files import make_folder
 
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_FILES = ("*.json", "*.jinja", "*.txt", "model.safetensors")
@@ -123,6 +123,6 @@ def _check(path: Path, expected: str) -> None:
 
 
 def _convert(gguf: Path, out: Path, told: Told) -> None:
-    from goldilocks.tasks.gguf_model import convert
+    from goldilocks.tasks.gguf import convert
 
     convert(gguf, out, lambda share: told("dequantising", share))

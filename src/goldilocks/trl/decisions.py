@@ -14,7 +14,7 @@ from goldilocks.core import Collector
 from goldilocks.drive.gate import Judgement
 from goldilocks.drive.refill import Refills
 from goldilocks.drive.rounds import WholeGroups, places
-from goldilocks.seeds import hashed
+from goldilocks.hashing import hashed
 from goldilocks.trl.gate import BatchFilterGate
 from goldilocks.trl.rows import Place, Row, RowStore
 from goldilocks.types import Failure, Group, Request, Rollout

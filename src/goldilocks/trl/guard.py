@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from goldilocks.algorithms.guard import UpdateGuard
-from goldilocks.core.guard import Guard
+from goldilocks.core.replay import Guard
 from goldilocks.errors import require
 from goldilocks.trl.rows import LOG_PROBS
 

@@ -10,8 +10,9 @@ import numpy as np
 from trl.trainer.utils import RepeatSampler
 
 from goldilocks.errors import require
-from goldilocks.features.data import column, conversation_text
-from goldilocks.types import Prompt, content_key
+from goldilocks.features.text import column, conversation_text
+from goldilocks.hashing import content_key
+from goldilocks.types import Prompt
 
 IMAGES = ("image", "images")
 

@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from goldilocks.runs.beliefs import FILE
-from goldilocks.runs.checkpoint import load_state, save_state
+from goldilocks.runs.checkpoints import FILE, load_state, save_state
 from goldilocks.trl.budget import BudgetCallback
 from goldilocks.trl.collection import Collection
 from goldilocks.trl.processes import Processes

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from goldilocks.config.settings import Settings
 from goldilocks.errors import require
-from goldilocks.settings import Settings
 from goldilocks.types import OnFull
 
 Section = Mapping[str, Any]

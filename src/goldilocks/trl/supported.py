@@ -12,7 +12,7 @@ from typing import Any
 
 from trl import GRPOTrainer
 
-from goldilocks.digests import digest
+from goldilocks.hashing import digest
 
 logger = logging.getLogger(__name__)
 

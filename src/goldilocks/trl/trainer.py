@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
+from goldilocks.config.settings import Settings
 from goldilocks.core import Exhausted
 from goldilocks.engine.reach import check_length
 from goldilocks.errors import require
+from goldilocks.hashing import hashed
 from goldilocks.platforms import cudnn
 from goldilocks.runs import trl_checkpoints
 from goldilocks.runs.validation import by_column, check_values, column_and_value, metric_name, value_of
-from goldilocks.seeds import hashed
-from goldilocks.settings import Settings
 from goldilocks.trl import signal_rows
 from goldilocks.trl.budget import BudgetCallback
 from goldilocks.trl.collection import SCALE, Collection, Generated, Rewards, Seeds, Sizes
@@ -247,7 +247,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
     def _tell_prior(self, shown: dict[str, float]) -> None:
         """Tell the first process's prior what this validation has shown so far; only an oracle listens."""
         if self.collection is not None and self.collection.decisions is not None:
-            self.collection.decisions.collector.ledger.prior.tell(shown)
+            self.collection.decisions.collector.beliefs.prior.tell(shown)
 
     @contextmanager
     def _groups_of(self, size: int, seeds: Seeds) -> Iterator[None]:

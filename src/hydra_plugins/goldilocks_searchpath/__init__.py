@@ -11,4 +11,4 @@ class GoldilocksSearchPath(SearchPathPlugin):
     """Appends, so that a group of the program's own with the same name wins."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        search_path.append(provider="goldilocks", path="pkg://goldilocks.launch.config")
+        search_path.append(provider="goldilocks", path="pkg://goldilocks.config")

@@ -9,10 +9,9 @@ import sys
 import pytest
 from unit.compare.arms import result, study
 
-from goldilocks.compare.folder import StudyFolder
-from goldilocks.compare.pictures import make_opening, write_pictures
-from goldilocks.compare.plot import costs
-from goldilocks.compare.result import Results
+from goldilocks.compare.pictures import costs, make_opening, write_pictures
+from goldilocks.compare.results import Results
+from goldilocks.compare.study import StudyFolder
 from goldilocks.compare.table import make_table
 from goldilocks.report.write import write_png
 
@@ -79,8 +78,8 @@ class WithoutPictures:
 sys.meta_path.insert(0, WithoutPictures())
 from unit.compare.arms import result, study
 from goldilocks.compare.command import _show, _write
-from goldilocks.compare.folder import StudyFolder
-from goldilocks.compare.result import Results
+from goldilocks.compare.study import StudyFolder
+from goldilocks.compare.results import Results
 from goldilocks.compare.table import make_table
 
 chosen = study()

@@ -14,11 +14,10 @@ from unit.compare.arms import of_arm, study
 from unit.report.run_directories import write_run
 
 from goldilocks.compare.arm import SEEDS, Arm, EqualCost
-from goldilocks.compare.folder import StudyFolder
-from goldilocks.compare.result import Result, Results, read_result
+from goldilocks.compare.results import Result, Results, read_result
 from goldilocks.compare.run import ArmFailed, Place, run_study
 from goldilocks.compare.show import notes
-from goldilocks.compare.study import TUNING_SEED, Study
+from goldilocks.compare.study import TUNING_SEED, Study, StudyFolder
 from goldilocks.compare.table import make_table
 
 GRID = {"lr": ("1", "2")}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from unit.compare.arms import BUDGET, result, study
 
 from goldilocks.compare.arm import EqualCost
-from goldilocks.compare.plot import curves
-from goldilocks.compare.result import Result, Results
+from goldilocks.compare.pictures import curves
+from goldilocks.compare.results import Result, Results
 from goldilocks.compare.show import caption, in_markdown, notes, tables
 from goldilocks.compare.table import make_table
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goldilocks.compare.curve import at, curve
+from goldilocks.compare.results import at, curve
 from goldilocks.compare.targets import SHARES_OF_GAIN, Estimate, targets
 
 UNTIL = 400

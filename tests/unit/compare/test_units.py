@@ -4,48 +4,48 @@ from __future__ import annotations
 
 import pytest
 
-from goldilocks.compare.arm import Arm, EqualCost
-from goldilocks.compare.grid import Edge, edges
-from goldilocks.compare.units import BATCH, GENERATED, GROUPS, LIMIT, MINI_BATCH, words
+from goldilocks.compare.arm import BATCH, GENERATED, GROUPS, LIMIT, MINI_BATCH, Arm, Edge, EqualCost, edges, unit_words
+from goldilocks.config.recipes import names
+from goldilocks.config.settings import Settings
 from goldilocks.launch.on_trl import slots
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.recipes import names
-from goldilocks.settings import Settings
 
 
 def test_without_a_filter_a_batch_has_as_many_prompts():
-    assert words("grpo", {GROUPS: "4", "lr": "1"}, []) == [f"{BATCH}=4", f"{MINI_BATCH}=4", "lr=1"]
+    assert unit_words("grpo", {GROUPS: "4", "lr": "1"}, []) == [f"{BATCH}=4", f"{MINI_BATCH}=4", "lr=1"]
 
 
 def test_a_recipe_that_drops_groups_rolls_out_more_prompts_at_a_time_than_it_wants_groups():
     sizes = [f"{BATCH}=4", f"{MINI_BATCH}=4", f"{GENERATED}=16", f"{LIMIT}=200"]
-    assert words("dapo", {GROUPS: "4"}, []) == sizes
-    assert words("dapo", {GROUPS: "4"}, [f"{LIMIT}=0"]) == sizes[:3], "no limit stays none"
+    assert unit_words("dapo", {GROUPS: "4"}, []) == sizes
+    assert unit_words("dapo", {GROUPS: "4"}, [f"{LIMIT}=0"]) == sizes[:3], "no limit stays none"
 
 
 @pytest.mark.parametrize(
     "word", ["algorithm.filter_groups.enable=True", "goldilocks.filter=variance", "+batch_filter.enable=true"]
 )
 def test_a_filter_may_be_the_users_own_word(word):
-    assert f"{GENERATED}=16" in words("grpo", {GROUPS: "4"}, [word])
+    assert f"{GENERATED}=16" in unit_words("grpo", {GROUPS: "4"}, [word])
 
 
 @pytest.mark.parametrize("word", [f"{GENERATED}=9", "batch_filter.prompt_oversampling_factor=2"])
 def test_what_the_user_says_of_the_prompts_at_a_time_stays(word):
-    assert words("dapo", {GROUPS: "4"}, [word]) == [f"{BATCH}=4", f"{MINI_BATCH}=4"]
+    assert unit_words("dapo", {GROUPS: "4"}, [word]) == [f"{BATCH}=4", f"{MINI_BATCH}=4"]
 
 
 def test_a_batch_that_the_user_names_is_cut_into_mini_batches():
-    assert words("dapo", {GROUPS: "4"}, [f"{BATCH}=32", "trainer=trl", "trainer.save_freq=-1"]) == [f"{MINI_BATCH}=4"]
-    assert words("dapo", {GROUPS: "4", BATCH: "32"}, []) == [f"{MINI_BATCH}=4", f"{BATCH}=32"]
+    assert unit_words("dapo", {GROUPS: "4"}, [f"{BATCH}=32", "trainer=trl", "trainer.save_freq=-1"]) == [
+        f"{MINI_BATCH}=4"
+    ]
+    assert unit_words("dapo", {GROUPS: "4", BATCH: "32"}, []) == [f"{MINI_BATCH}=4", f"{BATCH}=32"]
     with pytest.raises(ValueError, match="groups_per_update=5 is not accepted: a divisor of"):
-        words("dapo", {GROUPS: "5"}, [f"{BATCH}=32"])
+        unit_words("dapo", {GROUPS: "5"}, [f"{BATCH}=32"])
 
 
 @pytest.mark.parametrize("value", ["0", "-4", "2.5", "few"])
 def test_a_number_of_groups_is_whole(value):
     with pytest.raises(ValueError, match=f"groups_per_update='{value}' is not accepted: whole numbers above 0"):
-        words("grpo", {GROUPS: value}, [])
+        unit_words("grpo", {GROUPS: value}, [])
 
 
 @pytest.mark.parametrize("recipe", names())

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from goldilocks.cli import main
-from goldilocks.compare.arm import EqualCost
-from goldilocks.compare.grid import combinations, parse_grid
+from goldilocks.compare.arm import EqualCost, combinations, parse_grid
 from goldilocks.launch import defaults
 
 ENOUGH = ["--budget", "rollouts=64", "--seeds", "1"]

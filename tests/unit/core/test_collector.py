@@ -457,7 +457,7 @@ def test_a_reordered_data_set_finds_its_groups_and_beliefs_again() -> None:
     after = Collector(ListSource(names[::-1]), Uniform(), Fixed(2), Variance(), target_groups=2, gen_batch_size=6)
     after.load_state_dict(before.state_dict())
     assert [g.prompt.payload for g in after.kept] == [request.prompt.payload for request in requests[:3]]
-    visited = {names[::-1][index] for index in after.ledger.visits.nonzero()[0]}
+    visited = {names[::-1][index] for index in after.beliefs.visits.nonzero()[0]}
     assert visited == {request.prompt.payload for request in requests[:3]}
 
 

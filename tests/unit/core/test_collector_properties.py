@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.core.driver import MAX_TOKENS, FaultyEngine, Log, run, take, train, turn
 
-from goldilocks.core import Collector, Exhausted, Ledger, Limits, Surplus
+from goldilocks.config.recipes import names
+from goldilocks.core import Beliefs, Collector, Exhausted, Limits, Surplus
 from goldilocks.core.allocators import Adaptive, Allocator
 from goldilocks.core.filters import Everything, Variance
 from goldilocks.core.priors import Prior
-from goldilocks.recipes import names
-from goldilocks.runs.checkpoint import save_state
+from goldilocks.runs.checkpoints import save_state
 from goldilocks.simulate import Setup, recipe_settings
 
 SETTINGS = {name: recipe_settings(name, Setup()) for name in names()}
@@ -66,7 +66,7 @@ def make(case: dict[str, Any], allocator: Allocator | None = None) -> Collector:
     chosen = SETTINGS[case["policy"]]
     bounds = {name: case[name] for name in ("target_groups", "gen_batch_size", "limits", "surplus", "seed")}
     prompts = source(case["prompts"])
-    bounds["ledger"] = Ledger(prompts.keys(), prior=copy.deepcopy(prior(case["policy"], case["prompts"])))
+    bounds["beliefs"] = Beliefs(prompts.keys(), prior=copy.deepcopy(prior(case["policy"], case["prompts"])))
     return Collector(prompts, chosen.selector(), allocator or chosen.allocator(), chosen.filter(), **bounds)
 
 
@@ -304,7 +304,7 @@ def test_a_new_process_goes_on_with_the_same_decisions(tmp_path: Path) -> None:
     script = (
         "import json, sys; from pathlib import Path; folder = Path(sys.argv[1]); "
         "from unit.core.driver import FaultyEngine, run; from unit.core.test_collector_properties import make; "
-        "from goldilocks.runs.checkpoint import load_state; from goldilocks.core import Limits, Surplus; "
+        "from goldilocks.runs.checkpoints import load_state; from goldilocks.core import Limits, Surplus; "
         "case = {**json.loads(sys.argv[2]), 'limits': Limits(), 'surplus': Surplus()}; collector = make(case); "
         "collector.load_state_dict(load_state(folder / 'collector.npz')); "
         "engine = FaultyEngine(**json.loads((folder / 'engine.json').read_text())); "

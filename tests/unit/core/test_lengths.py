@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goldilocks.core.lengths import StartedLengths
+from goldilocks.core.statistics import StartedLengths
 
 
 def lengths(finished: list[int], aborted: list[int] = []) -> StartedLengths:  # noqa: B006  # never changed

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from goldilocks.core import Ledger, build_allocator, build_filter, build_selector
+from goldilocks.core import Beliefs, build_allocator, build_filter, build_selector
 from goldilocks.core.allocators import ALLOCATORS, Adaptive, Fixed, Knapsack, Pilot
 from goldilocks.core.filters import FILTERS, Band, Length, Variance
-from goldilocks.core.pool import Pool
+from goldilocks.core.prompt_order import PromptOrder
 from goldilocks.core.selectors import SELECTORS, Greso, Thompson, Uniform
 from goldilocks.testing import check_allocator, check_filter, check_selector
 from goldilocks.types import Group, Prompt, Rollout
 
 
-def ledger(size: int = 10) -> Ledger:
-    return Ledger(np.arange(size, dtype=np.uint64))
+def untouched(size: int = 10) -> Beliefs:
+    return Beliefs(np.arange(size, dtype=np.uint64))
 
 
 def group(rewards: Sequence[float], *, planned: int = 0, tokens: int = 5, truncated: bool = False) -> Group:
@@ -47,8 +47,8 @@ def test_every_filter_keeps_the_contract(name: str) -> None:
 
 
 def test_fixed_wants_n_whatever_happened() -> None:
-    assert Fixed(5).first(np.arange(3), ledger()) == [5, 5, 5]
-    assert Fixed(5).wanted(group([1, 1, 1]), ledger()) == 5
+    assert Fixed(5).first(np.arange(3), untouched()) == [5, 5, 5]
+    assert Fixed(5).wanted(group([1, 1, 1]), untouched()) == 5
 
 
 @pytest.mark.parametrize(
@@ -70,34 +70,34 @@ def test_fixed_wants_n_whatever_happened() -> None:
     ],
 )
 def test_adaptive_asks_until_the_rule_is_satisfied(stop: str, rewards: list[float], wanted: int) -> None:
-    assert Adaptive(max_n=20, stop=stop).wanted(group(rewards), ledger()) == wanted
+    assert Adaptive(max_n=20, stop=stop).wanted(group(rewards), untouched()) == wanted
 
 
 def test_adaptive_counts_a_reward_at_the_threshold_as_positive() -> None:
-    beliefs = Ledger(np.arange(1, dtype=np.uint64), positive_threshold=0.7)
+    beliefs = Beliefs(np.arange(1, dtype=np.uint64), positive_threshold=0.7)
     assert Adaptive().wanted(group([0.69, 0.0]), beliefs) > 2
     assert Adaptive().wanted(group([0.7, 0.0]), beliefs) == 2
 
 
 def test_max_train_n_keeps_both_signs_and_their_ratio() -> None:
-    chosen = Adaptive(max_train_n=4).trained(group([0] * 15 + [1]), ledger())
+    chosen = Adaptive(max_train_n=4).trained(group([0] * 15 + [1]), untouched())
     assert sorted(rollout.reward for rollout in chosen) == [0, 0, 0, 1]
-    chosen = Adaptive(max_train_n=4).trained(group([0] * 8 + [1] * 8), ledger())
+    chosen = Adaptive(max_train_n=4).trained(group([0] * 8 + [1] * 8), untouched())
     assert sum(rollout.reward for rollout in chosen) == 2
-    chosen = Adaptive(max_train_n=4).trained(group([1] * 15 + [0]), ledger())
+    chosen = Adaptive(max_train_n=4).trained(group([1] * 15 + [0]), untouched())
     assert sorted(rollout.reward for rollout in chosen) == [0, 1, 1, 1]
-    assert len(Adaptive(max_train_n=4).trained(group([0] * 9), ledger())) == 4
+    assert len(Adaptive(max_train_n=4).trained(group([0] * 9), untouched())) == 4
 
 
 @pytest.mark.parametrize(
     ("rewards", "wanted"), [([], 4), ([1, 0], 4), ([1, 1, 1, 1], 4), ([0, 0, 0, 0], 4), ([1, 0, 1, 1], 16)]
 )
 def test_pilot_commits_only_where_the_pilots_differ(rewards: list[float], wanted: int) -> None:
-    assert Pilot().wanted(group(rewards), ledger()) == wanted
+    assert Pilot().wanted(group(rewards), untouched()) == wanted
 
 
 def test_knapsack_spends_its_budget_on_uncertain_prompts_and_prefers_hard_ones() -> None:
-    beliefs = ledger(4)
+    beliefs = untouched(4)
     for index, positives in enumerate([0, 5, 15, 20]):
         beliefs.positives[index], beliefs.negatives[index] = positives, 20 - positives
     sizes = Knapsack(mean_n=8, max_n=64, memory=0).first(np.arange(4), beliefs)
@@ -107,7 +107,7 @@ def test_knapsack_spends_its_budget_on_uncertain_prompts_and_prefers_hard_ones()
 
 
 def test_knapsack_prefers_the_cheaper_of_two_equal_prompts() -> None:
-    beliefs = ledger(2)
+    beliefs = untouched(2)
     beliefs.visits[:] = 1
     beliefs.tokens[:] = [100, 1000]
     cheap, dear = Knapsack(memory=0).first(np.arange(2), beliefs)
@@ -115,7 +115,7 @@ def test_knapsack_prefers_the_cheaper_of_two_equal_prompts() -> None:
 
 
 def test_knapsack_weighs_a_lone_prompt_against_those_seen_before() -> None:
-    beliefs = ledger(40)
+    beliefs = untouched(40)
     beliefs.negatives[:20], beliefs.positives[:20] = 20, 8
     beliefs.positives[20:] = 30
     allocator = Knapsack()
@@ -128,21 +128,21 @@ def test_knapsack_weighs_a_lone_prompt_against_those_seen_before() -> None:
 
 
 def test_uniform_shows_every_prompt_once_an_epoch() -> None:
-    pool, rng = Pool(10, seed=0, repeat=True), np.random.default_rng(0)
-    first = np.concatenate([Uniform().choose(pool, ledger(), k, rng) for k in (3, 3, 4)])
-    second = Uniform().choose(pool, ledger(), 10, rng)
+    pool, rng = PromptOrder(10, seed=0, repeat=True), np.random.default_rng(0)
+    first = np.concatenate([Uniform().choose(pool, untouched(), k, rng) for k in (3, 3, 4)])
+    second = Uniform().choose(pool, untouched(), 10, rng)
     assert sorted(first) == sorted(second) == list(range(10))
     assert list(first) != list(second)
     assert pool.epoch == 1
 
 
 def test_without_repeats_the_pass_ends() -> None:
-    pool, rng = Pool(10, seed=0, repeat=False), np.random.default_rng(0)
-    assert [len(Uniform().choose(pool, ledger(), 7, rng)) for _ in range(3)] == [7, 3, 0]
+    pool, rng = PromptOrder(10, seed=0, repeat=False), np.random.default_rng(0)
+    assert [len(Uniform().choose(pool, untouched(), 7, rng)) for _ in range(3)] == [7, 3, 0]
 
 
 def test_greso_skips_streaks_and_comes_back_to_them_now_and_then() -> None:
-    beliefs, pool, rng = ledger(2_000), Pool(2_000, seed=0, repeat=True), np.random.default_rng(0)
+    beliefs, pool, rng = untouched(2_000), PromptOrder(2_000, seed=0, repeat=True), np.random.default_rng(0)
     beliefs.streak[:1_000] = 3
     chosen = np.concatenate([Greso(p=0.5).choose(pool, beliefs, 100, rng) for _ in range(10)])
     share = np.mean(chosen < 1_000)
@@ -150,16 +150,16 @@ def test_greso_skips_streaks_and_comes_back_to_them_now_and_then() -> None:
 
 
 def test_greso_explores_less_while_too_much_comes_back_without_variance() -> None:
-    selector, pool, rng = Greso(p=0.5), Pool(10, seed=0, repeat=True), np.random.default_rng(0)
+    selector, pool, rng = Greso(p=0.5), PromptOrder(10, seed=0, repeat=True), np.random.default_rng(0)
     for informative, p in ((False, 0.49), (False, 0.48), (True, 0.49)):
         for _ in range(4):
             selector.learn(group([1, 0]), informative=informative)
-        selector.choose(pool, ledger(), 2, rng)
+        selector.choose(pool, untouched(), 2, rng)
         assert selector.metrics()["selector/greso_p"] == pytest.approx(p)
 
 
 def test_thompson_prefers_prompts_believed_near_the_target_and_tries_the_unknown() -> None:
-    beliefs, pool, rng = ledger(300), Pool(300, seed=0, repeat=True), np.random.default_rng(0)
+    beliefs, pool, rng = untouched(300), PromptOrder(300, seed=0, repeat=True), np.random.default_rng(0)
     beliefs.positives[:100] = beliefs.negatives[:100] = 50
     beliefs.positives[100:200] = 100
     chosen = Thompson(explore=0).choose(pool, beliefs, 100, rng)
@@ -170,9 +170,9 @@ def test_thompson_prefers_prompts_believed_near_the_target_and_tries_the_unknown
 
 
 def test_thompson_never_chooses_a_prompt_in_hand() -> None:
-    pool = Pool(10, seed=0, repeat=True)
+    pool = PromptOrder(10, seed=0, repeat=True)
     pool.claim([1, 2, 3])
-    assert sorted(Thompson().choose(pool, ledger(), 10, np.random.default_rng(0))) == [0, 4, 5, 6, 7, 8, 9]
+    assert sorted(Thompson().choose(pool, untouched(), 10, np.random.default_rng(0))) == [0, 4, 5, 6, 7, 8, 9]
 
 
 # -- filters -----------------------------------------------------------------------------------------------------------
@@ -225,13 +225,13 @@ def test_a_chain_gives_the_first_reason() -> None:
 class Twice(Fixed):
     """A user's own policy, named as package.module:Class."""
 
-    def wanted(self, group: Group, ledger: Ledger) -> int:
+    def wanted(self, group: Group, beliefs: Beliefs) -> int:
         return 2 * self.n
 
 
 def test_a_policy_of_ones_own_is_named_by_module_and_class() -> None:
     built = build_allocator("unit.core.test_policies:Twice", {"n": 3})
-    assert built.wanted(group([]), ledger()) == 6
+    assert built.wanted(group([]), untouched()) == 6
     check_allocator(lambda: Twice(3))
 
 
@@ -259,11 +259,11 @@ def test_a_policy_that_forgets_its_state_fails_the_contract() -> None:
         def __post_init__(self) -> None:
             self.calls = 0
 
-        def first(self, rows, ledger):
+        def first(self, rows, beliefs):
             self.calls += 1
             return [1 + self.calls % 3] * len(rows)
 
-        def wanted(self, group: Group, ledger: Ledger) -> int:
+        def wanted(self, group: Group, beliefs: Beliefs) -> int:
             return group.planned
 
     with pytest.raises(AssertionError, match="state_dict misses something"):
@@ -272,7 +272,7 @@ def test_a_policy_that_forgets_its_state_fails_the_contract() -> None:
 
 def test_a_policy_that_draws_from_a_generator_of_its_own_fails_the_contract() -> None:
     class Fickle(Uniform):
-        def choose(self, pool, ledger, k, rng):
+        def choose(self, pool, beliefs, k, rng):
             return np.random.default_rng().choice(pool.free(), size=k, replace=False)
 
     with pytest.raises(AssertionError, match="draw only from the rng you are given"):

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from goldilocks import testing
-from goldilocks.core import Collector, Ledger, Limits, ListSource, Surplus
+from goldilocks.core import Beliefs, Collector, Limits, ListSource, Surplus
 from goldilocks.core.allocators import Knapsack
-from goldilocks.core.belief_score import BeliefScore
+from goldilocks.core.beliefs import BeliefScore
 from goldilocks.core.filters import Variance
-from goldilocks.core.logistic import Logistic, sigmoid
-from goldilocks.core.pool import Pool
 from goldilocks.core.priors import Flat, Forecast, Oracle, Prior, Strata
+from goldilocks.core.priors.forecast import Logistic, sigmoid
+from goldilocks.core.prompt_order import PromptOrder
 from goldilocks.core.selectors import Thompson
 from goldilocks.types import Group, OnExhausted, OnFull, Prompt, Rollout
 
@@ -41,20 +41,20 @@ class Run:
 
     def __init__(self, prior: Prior, rates: np.ndarray, seed: int = 5) -> None:
         self.rates = rates
-        self.pool = Pool(SIZE, seed=1, repeat=True)
-        self.ledger = Ledger(KEYS, prior=prior)
+        self.pool = PromptOrder(SIZE, seed=1, repeat=True)
+        self.beliefs = Beliefs(KEYS, prior=prior)
         self.selector = Thompson()
         self.rng = np.random.default_rng(seed)
 
     def step(self, version: int, k: int = 32, n: int = 8) -> np.ndarray:
-        rows = self.selector.choose(self.pool, self.ledger, k, self.rng)
+        rows = self.selector.choose(self.pool, self.beliefs, k, self.rng)
         for row in rows.tolist():
             self.visit(row, version, n)
         return rows
 
     def visit(self, row: int, version: int = 0, n: int = 8) -> None:
         rewards = (self.rng.random(n) < self.rates[row]).astype(float).tolist()
-        self.ledger.record(group(row, rewards, version), informative=len(set(rewards)) > 1, step=version)
+        self.beliefs.record(group(row, rewards, version), informative=len(set(rewards)) > 1, step=version)
 
 
 def test_weights_are_found_and_uncertainty_shrinks_with_what_was_seen():
@@ -109,7 +109,7 @@ def test_a_prompt_never_tried_is_believed_to_be_like_those_of_its_stratum():
     run = Run(Strata([[FIVE]]), RATES)
     for row in range(100):
         run.visit(row)
-    assert_allclose(run.ledger.pass_rate(np.arange(395, 400)), [0.0, 0.02, 0.5, 0.9, 1.0], atol=0.06)
+    assert_allclose(run.beliefs.pass_rate(np.arange(395, 400)), [0.0, 0.02, 0.5, 0.9, 1.0], atol=0.06)
 
 
 def test_worth_is_what_prompts_of_one_stratum_have_in_common():
@@ -119,18 +119,18 @@ def test_worth_is_what_prompts_of_one_stratum_have_in_common():
         run = Run(Strata([[EVERY % 8]]), rates)
         for row in EVERY.tolist():
             run.visit(row, n=16)
-        run.ledger.pass_rate(EVERY)
-        found.append(run.ledger.prior.worth)
+        run.beliefs.pass_rate(EVERY)
+        found.append(run.beliefs.prior.worth)
     assert_allclose(found, [2.0, 8.0, 32.0], rtol=0.4)
 
 
 def test_worth_stays_within_its_bounds():
     for passes, worth in ((np.full(SIZE, 4), 64.0), (8 * (EVERY % 7 == 0), 1.0)):
-        ledger = Ledger(KEYS, prior=Strata([[EVERY % 4]]))
+        beliefs = Beliefs(KEYS, prior=Strata([[EVERY % 4]]))
         for row in EVERY.tolist():
-            ledger.record(group(row, [1.0] * passes[row] + [0.0] * (8 - passes[row])), informative=True, step=1)
-        ledger.pass_rate(EVERY)
-        assert ledger.prior.worth == pytest.approx(worth)
+            beliefs.record(group(row, [1.0] * passes[row] + [0.0] * (8 - passes[row])), informative=True, step=1)
+        beliefs.pass_rate(EVERY)
+        assert beliefs.prior.worth == pytest.approx(worth)
 
 
 def test_strata_that_say_nothing_become_the_mean():
@@ -139,7 +139,7 @@ def test_strata_that_say_nothing_become_the_mean():
     for row in range(200):
         run.visit(row)
     seen = np.array([rates[row:200:10].mean() for row in range(10)])
-    believed = run.ledger.pass_rate(np.arange(200, 210))
+    believed = run.beliefs.pass_rate(np.arange(200, 210))
     assert believed.std() < 0.7 * seen.std()
     assert_allclose(believed.mean(), seen.mean(), atol=0.02)
 
@@ -149,7 +149,7 @@ def test_a_small_stratum_leans_on_the_mean_of_all():
     run = Run(Strata([[strata]]), np.full(SIZE, 0.2))
     for row in range(200):
         run.visit(row)
-    assert_allclose(run.ledger.pass_rate(np.array([399])), 0.2, atol=0.1)
+    assert_allclose(run.beliefs.pass_rate(np.array([399])), 0.2, atol=0.1)
 
 
 def test_a_stratum_never_seen_leans_on_the_one_it_is_part_of():
@@ -159,15 +159,15 @@ def test_a_stratum_never_seen_leans_on_the_one_it_is_part_of():
     for row in EVERY[EVERY % 10 < 6].tolist():
         run.visit(row)
     unseen = np.array([8, 9])  # of an even stratum and of an odd one
-    assert_allclose(run.ledger.pass_rate(unseen), [0.1, 0.8], atol=0.1)
+    assert_allclose(run.beliefs.pass_rate(unseen), [0.1, 0.8], atol=0.1)
 
 
 def test_a_draw_of_a_stratum_is_the_same_for_all_its_prompts():
     run = Run(Strata([[FIVE]]), RATES)
     for row in range(100):
         run.visit(row)
-    run.ledger.pass_rate(EVERY)
-    a, b = run.ledger.prior.draw(EVERY, run.rng)
+    run.beliefs.pass_rate(EVERY)
+    a, b = run.beliefs.prior.draw(EVERY, run.rng)
     rates = a / (a + b)
     assert len(np.unique(rates)) == 5
     assert all(len(np.unique(rates[stratum == FIVE])) == 1 for stratum in range(5))
@@ -181,7 +181,7 @@ def test_what_strata_were_is_forgotten_by_updates():
     run.rates = np.zeros(SIZE)
     for row in range(100, 110):
         run.visit(row, version=60)
-    assert run.ledger.pass_rate(np.array([199]))[0] < 0.1, "what was right sixty updates ago counts for nothing"
+    assert run.beliefs.pass_rate(np.array([199]))[0] < 0.1, "what was right sixty updates ago counts for nothing"
 
 
 @pytest.mark.parametrize("updates", [7_000, 100_000])
@@ -191,9 +191,9 @@ def test_a_stratum_that_was_seen_very_long_ago_is_as_if_never_seen(updates):
         run.visit(row, version=0)
     for row in range(200, 220):
         run.visit(row, version=updates)
-    never, long_ago = run.ledger.pass_rate(np.array([100, 30]))
+    never, long_ago = run.beliefs.pass_rate(np.array([100, 30]))
     assert long_ago == pytest.approx(never)
-    assert np.isfinite(run.ledger.draw(EVERY, run.rng)).all()
+    assert np.isfinite(run.beliefs.draw(EVERY, run.rng)).all()
 
 
 def test_the_rollouts_of_one_prompt_do_not_speak_for_its_stratum():
@@ -202,17 +202,17 @@ def test_the_rollouts_of_one_prompt_do_not_speak_for_its_stratum():
         run.visit(row)
     for _ in range(50):
         run.visit(0)
-    assert run.ledger.pass_rate(np.array([199]))[0] < 0.2
-    assert run.ledger.pass_rate(np.array([0]))[0] > 0.9
+    assert run.beliefs.pass_rate(np.array([199]))[0] < 0.2
+    assert run.beliefs.pass_rate(np.array([0]))[0] > 0.9
 
 
 def test_strata_are_a_function_of_the_ledger_s_counts():
     run = Run(Strata([[FIVE]]), RATES)
     for version in range(1, 4):
         run.step(version)
-    moved = Ledger(KEYS[::-1].copy(), prior=Strata([[FIVE[::-1].copy()]]))
-    moved.load_state_dict(run.ledger.state_dict())
-    assert_allclose(moved.pass_rate(EVERY)[::-1], run.ledger.pass_rate(EVERY), rtol=1e-5)
+    moved = Beliefs(KEYS[::-1].copy(), prior=Strata([[FIVE[::-1].copy()]]))
+    moved.load_state_dict(run.beliefs.state_dict())
+    assert_allclose(moved.pass_rate(EVERY)[::-1], run.beliefs.pass_rate(EVERY), rtol=1e-5)
 
 
 def test_of_several_divisions_the_one_that_forecasts_counts():
@@ -220,10 +220,10 @@ def test_of_several_divisions_the_one_that_forecasts_counts():
     run = Run(Strata([[noise], [FIVE], [noise, 10 * noise + EVERY % 2]]), RATES)
     for row in range(100):
         run.visit(row)
-    run.ledger.pass_rate(EVERY)
-    assert run.ledger.prior.weights.argmax() == 2, "behind the mean of all and the first"
-    assert run.ledger.prior.weights.max() > 0.99
-    assert run.ledger.metrics()["belief/strata"] == 5
+    run.beliefs.pass_rate(EVERY)
+    assert run.beliefs.prior.weights.argmax() == 2, "behind the mean of all and the first"
+    assert run.beliefs.prior.weights.max() > 0.99
+    assert run.beliefs.metrics()["belief/strata"] == 5
 
 
 def test_visits_that_are_owed_to_a_prompt_s_own_rollouts_do_not_make_it_speak_for_others():
@@ -232,7 +232,7 @@ def test_visits_that_are_owed_to_a_prompt_s_own_rollouts_do_not_make_it_speak_fo
         run.visit(row, version=0)
     for row in (0, 20, 40, 60, 80):
         run.visit(row, version=20)
-    assert run.ledger.pass_rate(np.array([199]))[0] < 0.1, "all hundred are as old as each other"
+    assert run.beliefs.pass_rate(np.array([199]))[0] < 0.1, "all hundred are as old as each other"
 
 
 def test_of_very_many_prompts_the_latest_draws_count(monkeypatch):
@@ -240,7 +240,7 @@ def test_of_very_many_prompts_the_latest_draws_count(monkeypatch):
     run = Run(Strata([[EVERY // 200]], forgetting=1.0), np.where(EVERY < 100, 1.0, 0.0))
     for row in range(150):
         run.visit(row, version=row)
-    assert run.ledger.pass_rate(np.array([199]))[0] < 0.1
+    assert run.beliefs.pass_rate(np.array([199]))[0] < 0.1
 
 
 def test_strata_that_are_not_nested_are_refused():
@@ -251,13 +251,13 @@ def test_strata_that_are_not_nested_are_refused():
 def test_an_oracle_believes_what_it_is_told_and_what_visits_show_of_the_rest():
     names = [f"val/level/{level}/acc" for level in FIVE]
     run = Run(Oracle(names), RATES)
-    run.ledger.prior.tell({"val/level/2/acc": 0.7, "val/level/9/acc": 0.1, "other": 1.0})
+    run.beliefs.prior.tell({"val/level/2/acc": 0.7, "val/level/9/acc": 0.1, "other": 1.0})
     for row in range(100):
         run.visit(row)
-    assert_allclose(run.ledger.pass_rate(np.arange(395, 400)), [0.0, 0.02, 0.7, 0.9, 1.0], atol=0.06)
-    loaded = Ledger(KEYS, prior=Oracle(names))
-    loaded.load_state_dict(run.ledger.state_dict())
-    assert_allclose(loaded.pass_rate(EVERY), run.ledger.pass_rate(EVERY))
+    assert_allclose(run.beliefs.pass_rate(np.arange(395, 400)), [0.0, 0.02, 0.7, 0.9, 1.0], atol=0.06)
+    loaded = Beliefs(KEYS, prior=Oracle(names))
+    loaded.load_state_dict(run.beliefs.state_dict())
+    assert_allclose(loaded.pass_rate(EVERY), run.beliefs.pass_rate(EVERY))
 
 
 # -- choosing ----------------------------------------------------------------------------------------------------------
@@ -272,30 +272,32 @@ def test_prompts_near_the_target_are_chosen_also_those_never_tried(prior):
         run = Run(Forecast(x, KEYS) if prior == "forecast" else Strata(strata), rates, seed)
         for version in range(1, 5):
             run.step(version)
-        unseen = np.flatnonzero(run.ledger.visits == 0)
+        unseen = np.flatnonzero(run.beliefs.visits == 0)
         fresh = np.intersect1d(np.concatenate([run.step(5), run.step(6)]), unseen)
         assert len(fresh) > 4
         nearer.append(abs(rates[fresh] - 0.5).mean() / abs(rates[unseen] - 0.5).mean())
-        skills.append(run.ledger.metrics()["belief/skill"])
+        skills.append(run.beliefs.metrics()["belief/skill"])
     assert np.mean(nearer) < 0.75
     assert np.mean(skills) > 0.1
 
 
 def test_a_tenth_of_every_choice_is_uniform_whatever_its_size():
     run = Run(Strata([[FIVE]]), RATES)
-    run.ledger.positives[:40], run.ledger.negatives[:40] = 1e7, 1e7  # any choice but a uniform one takes these
+    run.beliefs.positives[:40], run.beliefs.negatives[:40] = 1e7, 1e7  # any choice but a uniform one takes these
     for size in (1, 4, 32):
-        chosen = np.concatenate([run.selector.choose(run.pool, run.ledger, size, run.rng) for _ in range(1600 // size)])
+        chosen = np.concatenate(
+            [run.selector.choose(run.pool, run.beliefs, size, run.rng) for _ in range(1600 // size)]
+        )
         assert np.mean(chosen >= 40) == pytest.approx(0.1 * 360 / 400, abs=0.025)
 
 
 def test_beliefs_are_scored_on_uniform_draws_alone():
     run = Run(Strata([[FIVE]]), RATES)
-    probed = run.ledger.probe(np.array([7, 8, 9]))
+    probed = run.beliefs.probe(np.array([7, 8, 9]))
     for row in range(20):
         run.visit(row)
     assert probed.tolist() == [7, 8, 9]
-    assert run.ledger.metrics()["belief/scored"] == 3
+    assert run.beliefs.metrics()["belief/scored"] == 3
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -304,19 +306,19 @@ def test_strata_that_say_nothing_are_hardly_worse_than_the_mean(seed):
     run = Run(Strata([[rng.integers(0, 20, SIZE)]]), rng.beta(0.1, 1.2, SIZE))
     for version in range(1, 60):
         run.step(version)
-        if run.ledger.score.groups >= 64:
-            assert run.ledger.metrics()["belief/skill"] > -0.02
+        if run.beliefs.score.groups >= 64:
+            assert run.beliefs.metrics()["belief/skill"] > -0.02
 
 
 def test_the_mean_learns_nothing_from_groups_that_were_drawn_with_the_one_it_is_scored_on():
-    ledger = Ledger(KEYS)
-    ledger.probe(np.arange(16))
+    beliefs = Beliefs(KEYS)
+    beliefs.probe(np.arange(16))
     for row in range(16):
-        ledger.record(group(row, [0.0] * 8), informative=False, step=1)
-    assert ledger.score.skill == 0, "of the first batch both know nothing"
-    ledger.probe(np.array([20]))
-    ledger.record(group(20, [0.0] * 8), informative=False, step=1)
-    assert ledger.score.skill < 0, "now uniform draws have shown that little is right"
+        beliefs.record(group(row, [0.0] * 8), informative=False, step=1)
+    assert beliefs.score.skill == 0, "of the first batch both know nothing"
+    beliefs.probe(np.array([20]))
+    beliefs.record(group(20, [0.0] * 8), informative=False, step=1)
+    assert beliefs.score.skill < 0, "now uniform draws have shown that little is right"
 
 
 def test_what_was_right_long_ago_does_not_count_for_ever():
@@ -334,8 +336,8 @@ def test_what_was_right_long_ago_does_not_count_for_ever():
 
 def test_a_prompt_s_own_rollouts_outweigh_the_forecast_in_the_end():
     run = Run(Forecast(world()[0], KEYS, worth=3.0), np.full(SIZE, 0.5))
-    run.ledger.negatives[:200] = 300.0
-    drawn = run.ledger.draw(EVERY, run.rng)
+    run.beliefs.negatives[:200] = 300.0
+    drawn = run.beliefs.draw(EVERY, run.rng)
     assert drawn[:200].max() < 0.1
     assert drawn[200:].mean() > 0.3
 
@@ -350,16 +352,16 @@ def test_groups_of_an_older_policy_count_for_less():
         for row in range(32):
             run.visit(row, version)
         run.visit(1, version=8)
-    assert 0.5 < stale.ledger.pass_rate(np.array([0]))[0] < fresh.ledger.pass_rate(np.array([0]))[0]
+    assert 0.5 < stale.beliefs.pass_rate(np.array([0]))[0] < fresh.beliefs.pass_rate(np.array([0]))[0]
 
 
 @pytest.mark.parametrize("prior", [Forecast(world()[0], KEYS)])
 def test_a_group_that_was_given_up_teaches_too(prior):
-    ledger = Ledger(KEYS, prior=prior)
-    before = ledger.pass_rate(np.array([0]))[0]
-    ledger.record_unjudged(group(0, [1.0] * 3))
-    assert ledger.pass_rate(np.array([0]))[0] > before
-    assert ledger.visits[0] == 0
+    beliefs = Beliefs(KEYS, prior=prior)
+    before = beliefs.pass_rate(np.array([0]))[0]
+    beliefs.record_unjudged(group(0, [1.0] * 3))
+    assert beliefs.pass_rate(np.array([0]))[0] > before
+    assert beliefs.visits[0] == 0
 
 
 @pytest.mark.parametrize("prior", ["flat", "strata", "forecast"])
@@ -372,7 +374,7 @@ def test_a_run_that_is_cut_saved_and_loaded_goes_on_the_same(prior):
             "strata": Strata([[rows // 20, rows // 5], [rows % 7]]),
             "forecast": Forecast(np.stack([np.ones(testing.PROMPTS), x], axis=1), source.keys()),
         }
-        ledger = Ledger(source.keys(), prior=priors[prior])
+        beliefs = Beliefs(source.keys(), prior=priors[prior])
         limits = Limits(max_num_gen_batches=20, on_exhausted=OnExhausted.BACKFILL)
         surplus = Surplus(on_full=OnFull.REQUEUE)
         return Collector(
@@ -381,7 +383,7 @@ def test_a_run_that_is_cut_saved_and_loaded_goes_on_the_same(prior):
             Knapsack(4, max_n=8),
             Variance(),
             target_groups=8,
-            ledger=ledger,
+            beliefs=beliefs,
             limits=limits,
             surplus=surplus,
         )
@@ -390,19 +392,19 @@ def test_a_run_that_is_cut_saved_and_loaded_goes_on_the_same(prior):
 
 
 def test_a_ledger_saved_before_there_were_priors_loads():
-    ledger = Ledger(KEYS, prior=Strata([[FIVE]]))
-    ledger.record(group(3, [1.0, 0.0]), informative=True, step=4)
-    state = ledger.state_dict()
+    beliefs = Beliefs(KEYS, prior=Strata([[FIVE]]))
+    beliefs.record(group(3, [1.0, 0.0]), informative=True, step=4)
+    state = beliefs.state_dict()
     for name in ("prior", "score", "probes", "drawn_step"):
         del state[name]
-    older = Ledger(KEYS, prior=Forecast(world()[0], KEYS))
+    older = Beliefs(KEYS, prior=Forecast(world()[0], KEYS))
     older.load_state_dict(state)
     assert older.visits[3] == 1
     assert older.drawn_step[3] == 4
 
 
 def test_a_flat_prior_has_no_metrics():
-    assert Ledger(KEYS, prior=Flat()).metrics() == {}
+    assert Beliefs(KEYS, prior=Flat()).metrics() == {}
 
 
 def learnt() -> Forecast:
@@ -410,7 +412,7 @@ def learnt() -> Forecast:
     run = Run(prior, world()[1])
     for row in range(100):
         run.visit(row)
-    run.ledger.pass_rate(EVERY)
+    run.beliefs.pass_rate(EVERY)
     return prior
 
 

@@ -15,7 +15,7 @@ from unit.core.driver import FaultyEngine, Log, run, take, train, turn
 from goldilocks.core import Collector, Limits, Replay, Surplus
 from goldilocks.core.allocators import Adaptive, Fixed
 from goldilocks.core.filters import Everything, Variance
-from goldilocks.core.informative import is_informative, signal
+from goldilocks.core.policy import is_informative, signal
 from goldilocks.core.selectors import Uniform
 
 STEPS = 6

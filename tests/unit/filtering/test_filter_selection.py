@@ -9,9 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goldilocks.filtering.draws import Draws
 from goldilocks.filtering.segments import Segments
-from goldilocks.filtering.selection import Samples, cut
+from goldilocks.filtering.selection import Draws, Samples, cut
 
 STRATEGIES = ["uniform", "efficiency", "efficiency_stochastic", "max_variance"]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from goldilocks.cli import main
-from goldilocks.forecast import look_back, read_outcomes
 from goldilocks.runs.records import write_records
+from goldilocks.simulate.hindsight import look_back, read_outcomes
 
 N = 8
 

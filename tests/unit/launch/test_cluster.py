@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from goldilocks.launch import defaults
-from goldilocks.launch.cluster import SIZES, is_private
+from goldilocks.launch.machine import SIZES, is_private
 from goldilocks.launch.recipe import choose
 from goldilocks.launch.train import Launch, prepared
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from transformers import MistralConfig
 
-import goldilocks.launch.config
+import goldilocks.config
 from goldilocks.platforms import DEVICES
 from goldilocks.verl import plugin
 
 plugin.additions()
 
-GROUP = Path(goldilocks.launch.config.__file__).parent / "device"
+GROUP = Path(goldilocks.config.__file__).parent / "device"
 
 
 def _compose(*overrides: str) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from goldilocks.launch.live_line import LiveLine
 from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.launch.supervisor import LiveLine
 from goldilocks.launch.train import _few_updates
 from goldilocks.runs.progress import Progress
 

@@ -9,8 +9,8 @@ import ray
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from goldilocks.launch import lost_nodes
-from goldilocks.launch.lost_nodes import NodeLost, is_broken, naming_lost_nodes
+from goldilocks.launch import nodes as lost_nodes
+from goldilocks.launch.nodes import NodeLost, is_broken, naming_lost_nodes
 
 # What the survivors of a killed node said.
 GLOO = RuntimeError(

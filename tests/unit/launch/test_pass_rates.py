@@ -16,8 +16,7 @@ from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.simulate.pass_rates import read_pass_rates
 from goldilocks.tasks import ladder
 from goldilocks.tasks.base import write_split
-from goldilocks.tasks.tiny_model import build
-from goldilocks.tasks.tokenizer import character_tokenizer
+from goldilocks.tasks.tiny_model import build, character_tokenizer
 
 PROMPTS, N = 6, 3
 ALL = ("--prompts", "0")

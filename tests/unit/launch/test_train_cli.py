@@ -15,8 +15,8 @@ from goldilocks.launch.preflight import check_paths
 from goldilocks.launch.recipe import choose, compose_config, names, quoted
 from goldilocks.launch.train import prepared
 from goldilocks.runs.directory import RunDir
+from goldilocks.runs.files import Tail
 from goldilocks.runs.history import validation_accuracy
-from goldilocks.runs.jsonl import Tail
 from goldilocks.runs.progress import Progress, clock
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from goldilocks.launch.trl_rewards import Grader
-from goldilocks.verl.guarded_reward import guarded
+from goldilocks.launch.trl_data import Grader
+from goldilocks.verl.dispatch.guarded_reward import guarded
 
 FUNCTION = """
 import threading

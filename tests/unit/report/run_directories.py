@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from goldilocks.core.source import ListSource
-from goldilocks.runs.checkpoint import save_state
+from goldilocks.runs.checkpoints import save_state
 from goldilocks.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.simulate.pass_rates import PassRates
 from goldilocks.simulate.policies import recipe_settings

@@ -10,8 +10,8 @@ import pytest
 from unit.report.run_directories import HOSTILE, VALIDATION
 
 from goldilocks.report.run import read_run, read_runs, run_names
-from goldilocks.runs.dumps import MOST, evenly, read_dumps
 from goldilocks.runs.history import History, at_or_before, increments, running_total
+from goldilocks.runs.rollouts import MOST, evenly, read_dumps
 
 
 def log(path: Path, *lines: str) -> Path:

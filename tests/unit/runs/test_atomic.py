@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from goldilocks.runs.atomic import make_folder, replacing, write_text
 from goldilocks.runs.directory import cache_folder
+from goldilocks.runs.files import make_folder, replacing, write_text
 
 
 def test_a_file_is_replaced_when_it_is_whole(tmp_path: Path) -> None:

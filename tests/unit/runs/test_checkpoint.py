@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from goldilocks.runs.checkpoint import load_state, save_state
+from goldilocks.runs.checkpoints import load_state, save_state
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from goldilocks.runs.jsonl import Lines, Tail, read_objects
+from goldilocks.runs.files import Lines, Tail, read_objects
 
 
 @pytest.fixture

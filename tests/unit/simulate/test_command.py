@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from goldilocks.cli import main
+from goldilocks.config.recipes import names
 from goldilocks.core.allocators import Fixed
-from goldilocks.core.ledger import Ledger
-from goldilocks.recipes import names
+from goldilocks.core.beliefs import Beliefs
 from goldilocks.runs.records import write_records
 from goldilocks.simulate.table import figure, percent
 
@@ -225,9 +225,9 @@ def assert_one_line(capsys: pytest.CaptureFixture[str], message: str) -> None:
 class Interrupted(Fixed):
     """The user presses Ctrl-C while this decides."""
 
-    def first(self, rows: np.ndarray, ledger: Ledger) -> Sequence[int]:
+    def first(self, rows: np.ndarray, beliefs: Beliefs) -> Sequence[int]:
         signal.raise_signal(signal.SIGINT)
-        return super().first(rows, ledger)
+        return super().first(rows, beliefs)
 
 
 def test_an_interrupt_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,7 @@ import pytest
 from goldilocks.core import ListSource
 from goldilocks.runs.records import write_records
 from goldilocks.simulate import mixture, read_pass_rates
-from goldilocks.simulate.mixture import DIFFICULTIES, LONGEST, SHORTEST
-from goldilocks.simulate.pass_rates import DEFAULT_TOKENS, interpret
+from goldilocks.simulate.pass_rates import DEFAULT_TOKENS, DIFFICULTIES, LONGEST, SHORTEST, interpret
 
 
 def verl_rows(step: int, **scores: list[float]) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from goldilocks.cli import main
-from goldilocks.nested import merged
+from goldilocks.dotted_keys import merged
 from goldilocks.simulate import PassRates, Setup, read_pass_rates, simulate
 from goldilocks.simulate.policies import recipe_config, settings_of
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from goldilocks.config.recipes import names
 from goldilocks.core import Collector, ListSource, Surplus
 from goldilocks.core.allocators import Adaptive, Fixed
 from goldilocks.core.filters import Everything
-from goldilocks.core.informative import signal
+from goldilocks.core.policy import signal
 from goldilocks.core.selectors import Uniform
-from goldilocks.recipes import names
 from goldilocks.simulate import (
     EngineConfig,
     Outcome,

@@ -7,8 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from goldilocks.tasks import ladder
 from goldilocks.tasks.taught import mixed_precision, teach
-from goldilocks.tasks.tiny_model import build, encode
-from goldilocks.tasks.tokenizer import character_tokenizer
+from goldilocks.tasks.tiny_model import build, character_tokenizer, encode
 from goldilocks.tasks.warm_start import _loss
 
 

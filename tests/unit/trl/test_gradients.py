@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 from trl import GRPOConfig
 
-from goldilocks.tasks.tokenizer import character_tokenizer
+from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.trl import signal_rows
 from goldilocks.trl.collection import SCALE
 from goldilocks.trl.rows import LOG_PROBS, Row, join_rows

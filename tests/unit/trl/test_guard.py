@@ -11,7 +11,7 @@ import torch
 import trl_world as world
 from torch import Tensor
 
-from goldilocks.core.guard import Guard
+from goldilocks.core.replay import Guard
 from goldilocks.trl.guard import check
 from goldilocks.trl.rows import LOG_PROBS
 

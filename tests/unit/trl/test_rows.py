@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goldilocks.runs.checkpoint import load_state, save_state
+from goldilocks.runs.checkpoints import load_state, save_state
 from goldilocks.trl.rows import Row, RowStore, join_rows, split_rows
 
 PAD = 9

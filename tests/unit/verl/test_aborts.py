@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from goldilocks.verl import aborts
-from goldilocks.verl.aborts import abort_in_sglang
+from goldilocks.verl.dispatch import aborts
+from goldilocks.verl.dispatch.aborts import abort_in_sglang
 
 
 class TokenizerManager:

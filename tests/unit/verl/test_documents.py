@@ -15,7 +15,7 @@ from goldilocks import (
     RolloutConfig,
     TrainerConfig,
 )
-from goldilocks.settings import Settings
+from goldilocks.config.settings import Settings
 
 
 def example() -> TrainerConfig:
@@ -139,7 +139,7 @@ def test_a_script_that_hydra_started_can_make_one() -> None:
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
 
-    from goldilocks.verl.documents import _verl_defaults
+    from goldilocks.verl.compat.python_config import _verl_defaults
 
     _verl_defaults.cache_clear()
     with initialize_config_module("verl.trainer.config", version_base=None):

@@ -9,9 +9,9 @@ from builders import fill, plain_collector, rollout
 from omegaconf import DictConfig, OmegaConf
 
 from goldilocks import Collector, Surplus
+from goldilocks.config.settings import Settings
 from goldilocks.core.filters import Variance
-from goldilocks.settings import Settings
-from goldilocks.verl.documents import TrainerConfig
+from goldilocks.verl.compat.python_config import TrainerConfig
 from goldilocks.verl.epochs import UpdatesPerEpoch, schedule_note
 
 

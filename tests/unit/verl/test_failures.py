@@ -9,7 +9,7 @@ import pytest
 from transfer_queue import KVBatchMeta
 from verl_world import Queue
 
-from goldilocks.verl import failures
+from goldilocks.verl.dispatch import failures
 
 
 class Processes:

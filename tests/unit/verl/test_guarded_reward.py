@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from goldilocks.verl.guarded_reward import compute_score, guarded
+from goldilocks.verl.dispatch.guarded_reward import compute_score, guarded
 
 FUNCTION = """
 import threading

@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 from transformers import AutoModel, AutoTokenizer
 
 from goldilocks.tasks import tiny_model
-from goldilocks.verl.hidden_states import _name, compute
+from goldilocks.verl.source import _name, compute
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 import goldilocks
 from goldilocks.core import allocators
 from goldilocks.main_ppo import on_cpu, overrides
-from goldilocks.verl import names
+from goldilocks.verl.compat import names
 
 DEVICE, MODE = "+device=cpu", "trainer.v1.trainer_mode=goldilocks"
 
@@ -64,12 +64,12 @@ def test_switched_off_nothing_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     config = importlib.import_module("verl.trainer.config")
     monkeypatch.delitem(config.__dict__, "__getattr__")
     before = list(sys.meta_path)
-    runpy.run_module("goldilocks.verl.names")
+    runpy.run_module("goldilocks.verl.compat.names")
     assert sys.meta_path == before
     assert not hasattr(config, "TrainerConfig")
     monkeypatch.setenv(names.SWITCH, "1")
     monkeypatch.setattr(sys, "meta_path", before.copy())
-    runpy.run_module("goldilocks.verl.names")
+    runpy.run_module("goldilocks.verl.compat.names")
     assert hasattr(config, "TrainerConfig")
     assert len(sys.meta_path) == len(before) + 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from goldilocks.verl.ray_weights import Mailbox, RayWeights
+from goldilocks.verl.serve.ray_weights import Mailbox, RayWeights
 
 
 def test_letters_are_read_in_order_by_everyone_and_waited_for() -> None:

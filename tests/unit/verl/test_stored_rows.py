@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from goldilocks.verl.stored_rows import load_rows, save_rows
+from goldilocks.verl.store.stored_rows import load_rows, save_rows
 
 
 def again(row: Any, folder: Path) -> Any:

@@ -12,12 +12,12 @@ from verl import DataProto
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from goldilocks.core import Ledger
+from goldilocks.core import Beliefs
 from goldilocks.core.priors import Oracle
-from goldilocks.verl.v0.trainer import RayPPOTrainerWithSampling
-from goldilocks.verl.v1.async_trainer import GoldilocksAsyncTrainer
-from goldilocks.verl.v1.trainer import GoldilocksTrainer
-from goldilocks.verl.validation import ValidatesByColumn
+from goldilocks.verl.compat.trainer import RayPPOTrainerWithSampling
+from goldilocks.verl.update.async_trainer import GoldilocksAsyncTrainer
+from goldilocks.verl.update.trainer import GoldilocksTrainer
+from goldilocks.verl.update.validation import ValidatesByColumn
 
 LEVELS = [1, 2, 1, 2]
 RIGHT = [1.0, 0.0, 1.0, 1.0]
@@ -41,7 +41,7 @@ class Validation:
     def __init__(self, columns):
         self.settings = SimpleNamespace(policies=SimpleNamespace(validate_by=columns))
         prior = Oracle(["val/level/1/acc", "val/level/2/acc"])
-        self.collector = SimpleNamespace(ledger=Ledger(np.arange(2, dtype=np.uint64), prior=prior))
+        self.collector = SimpleNamespace(beliefs=Beliefs(np.arange(2, dtype=np.uint64), prior=prior))
         self.val_dataloader = list(batches())
 
     def _validate(self):
@@ -81,7 +81,7 @@ def test_accuracy_by_column_stands_beside_verls_metrics(kind):
     }
     assert metrics["val-core/a/acc/mean@1"] == 0.75
     assert trainer.val_dataloader is loader
-    believed = trainer.collector.ledger.pass_rate(np.arange(2))
+    believed = trainer.collector.beliefs.pass_rate(np.arange(2))
     assert believed == pytest.approx([1.0, 0.5], abs=0.01), "an oracle is told"
 
 

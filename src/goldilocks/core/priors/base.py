@@ -1,6 +1,6 @@
 """Where the belief about a prompt begins: the Beta that a prompt has before any rollout of its own.
 
-The ledger adds a prompt's own rollouts to it. Selectors and allocators read the sum, and never ask for its origin.
+Beliefs add a prompt's own rollouts to it. Selectors and allocators read the sum, and never ask for its origin.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from goldilocks.types import Prompt
 
 
 class Counts(Protocol):
-    """What a prior may learn from: the ledger's columns, a row per prompt, and the last update it was told of."""
+    """What a prior may learn from: the beliefs' columns, a row per prompt, and the last update it was told of."""
 
     keys: np.ndarray
     positives: np.ndarray

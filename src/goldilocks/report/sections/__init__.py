@@ -3,10 +3,9 @@
 from goldilocks.report.sections.base import Plot, Section, SectionMaker, Sheet
 from goldilocks.report.sections.by_column import by_column
 from goldilocks.report.sections.learning import learning
-from goldilocks.report.sections.lengths import lengths
 from goldilocks.report.sections.pass_rates import pass_rates
 from goldilocks.report.sections.ratios import ratios
-from goldilocks.report.sections.rollouts import rollouts
+from goldilocks.report.sections.rollouts import lengths, rollouts
 from goldilocks.report.sections.tokens import tokens
 
 SECTIONS: tuple[SectionMaker, ...] = (learning, by_column, tokens, pass_rates, rollouts, lengths, ratios)

@@ -8,7 +8,7 @@ from typing import Any
 
 import altair as alt
 
-from goldilocks.nested import value_at
+from goldilocks.dotted_keys import value_at
 from goldilocks.report.run import Run
 from goldilocks.report.sections.base import (
     Plot,

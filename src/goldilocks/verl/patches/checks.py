@@ -27,7 +27,7 @@ def check(config: Any) -> None:
     from omegaconf import OmegaConf
 
     from goldilocks.algorithms.checks import check_algorithm
-    from goldilocks.verl.server import limits
+    from goldilocks.verl.serve import limits
 
     for warning in check_algorithm(config):
         logger.warning(warning)

@@ -1,7 +1,7 @@
 """The update's own forward pass gives the log-probs that the ratio is divided by; rows without signal stay out of it.
 
-The trainer decides (``goldilocks.verl.v1.one_pass``) and sends two numbers with the rows: how many rows and how many
-response tokens the whole batch has. The loss is normalised by them, so that it is that of the whole batch.
+The trainer decides (``goldilocks.verl.update.one_pass``) and sends two numbers with the rows: how many rows and how
+many response tokens the whole batch has. The loss is normalised by them, so that it is that of the whole batch.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from goldilocks.digests import digest
+from goldilocks.hashing import digest
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ torch and verl are imported only inside the replacements, so that this module co
 
 from __future__ import annotations
 
-from goldilocks.verl import failures
+from goldilocks.verl.dispatch import failures
 from goldilocks.verl.patches import (
     advantages,
     checks,

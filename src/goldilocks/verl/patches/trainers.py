@@ -7,7 +7,7 @@ from typing import Any
 
 def gathering_queue(_transfer_queue: Any) -> Any:
     """The TransferQueue as verl's worker sees it, with rollouts that end together put together."""
-    from goldilocks.verl.v1.outbox import GatheringQueue
+    from goldilocks.verl.store.batched_puts import GatheringQueue
 
     return GatheringQueue()
 
@@ -19,13 +19,13 @@ def rows_unpacked(_pack: Any) -> Any:
 
 def numbering_queue(_transfer_queue: Any) -> Any:
     """The TransferQueue as verl's trainer sees it, with groups by number while advantages are computed."""
-    from goldilocks.verl.v1.driver_queue import DriverQueue
+    from goldilocks.verl.update.driver_queue import DriverQueue
 
     return DriverQueue()
 
 
 def sampling_trainer(_trainer: Any) -> Any:
     """Our V0 trainer, where verl's task runner has hardcoded its own."""
-    from goldilocks.verl.v0.trainer import RayPPOTrainerWithSampling
+    from goldilocks.verl.compat.trainer import RayPPOTrainerWithSampling
 
     return RayPPOTrainerWithSampling

@@ -16,7 +16,7 @@ import torch
 from goldilocks.platforms.cpu import PlatformCPU
 from goldilocks.platforms.vllm_cpu import _VllmCpu
 from goldilocks.verl.patches import vllm
-from goldilocks.verl.server import transfer
+from goldilocks.verl.serve import transfer
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from unit.engine.models import VOCABULARY, fresh, logits_after, reference
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl_world import Actor, balancer_of, client_of
 
-from goldilocks.verl.server.server import RolloutServer
-from goldilocks.verl.server.transfer import Bucket
-from goldilocks.verl.v1.client import current_session
+from goldilocks.verl.dispatch.client import current_session
+from goldilocks.verl.serve.server import RolloutServer
+from goldilocks.verl.serve.transfer import Bucket
 
 EOS = 60
 PROMPT = [5, 6, 7]

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goldilocks.platforms.cpu import PlatformCPU
-from goldilocks.verl.server import transfer
-from goldilocks.verl.server.transfer import Bucket, Named, buckets
+from goldilocks.verl.serve import transfer
+from goldilocks.verl.serve.transfer import Bucket, Named, buckets
 
 
 async def _stream(named: list[Named]) -> AsyncIterator[Named]:

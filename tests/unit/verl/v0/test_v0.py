@@ -26,9 +26,9 @@ from goldilocks import (
     TrainerConfig,
 )
 from goldilocks.types import Rollout
-from goldilocks.verl.v0.manager import merge_timings
-from goldilocks.verl.v0.rewards import mark_validation, route
-from goldilocks.verl.v0.rows import Row, RowStore
+from goldilocks.verl.compat.manager import merge_timings
+from goldilocks.verl.compat.rewards import mark_validation, route
+from goldilocks.verl.compat.rows import Row, RowStore
 
 
 @pytest.fixture(autouse=True)

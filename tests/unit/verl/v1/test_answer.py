@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.types import Prompt, Request
-from goldilocks.verl.sampling_seed import continued
-from goldilocks.verl.stored_rows import load_rows, save_rows
-from goldilocks.verl.v1.answer import Answer, name_of
-from goldilocks.verl.v1.client import Session
-from goldilocks.verl.v1.unfinished import Unfinished
+from goldilocks.verl.dispatch.client import Session
+from goldilocks.verl.dispatch.sampling_seed import continued
+from goldilocks.verl.dispatch.session import Answer, name_of
+from goldilocks.verl.store.stored_rows import load_rows, save_rows
+from goldilocks.verl.store.unfinished import Unfinished
 
 
 def part(tokens: list[int], version: int, stop_reason: str = "aborted") -> TokenOutput:

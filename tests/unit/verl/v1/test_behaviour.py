@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from verl_world import Queue
 
-from goldilocks.verl.v1.behaviour import use_behaviour_log_probs
+from goldilocks.verl.store.behaviour import use_behaviour_log_probs
 
 NOW, WRITTEN = -1.0, -1.5
 DECOUPLED: dict[str, Any] = {"rollout_is": None, "rollout_rs": None, "bypass_mode": False}  # verl's defaults

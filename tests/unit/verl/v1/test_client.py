@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from verl_world import ABORTED, Actor, Server, balancer_of, client_of
 
+from goldilocks.verl.dispatch.client import Cancelled, StreamingClient, current_session
 from goldilocks.verl.patches.vllm import TOP
-from goldilocks.verl.v1.client import Cancelled, StreamingClient, current_session
 
 
 def named(*servers: str) -> Actor:
@@ -229,7 +229,7 @@ def test_a_paused_session_whose_group_is_cancelled_makes_no_further_request() ->
 
 
 def test_a_server_that_does_not_abort_is_asked_again_and_said_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goldilocks.verl.v1.client.ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr("goldilocks.verl.dispatch.client.ASK_AGAIN_S", 0.01)
 
     async def main() -> None:
         server = Server(aborts=False)

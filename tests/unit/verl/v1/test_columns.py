@@ -13,7 +13,7 @@ from transfer_queue.utils.serial_utils import decode, encode
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl_world import comparable
 
-from goldilocks.verl.v1.outbox import Columns
+from goldilocks.verl.store.batched_puts import Columns
 
 VALUES = st.one_of(st.none(), st.text(max_size=5), st.dictionaries(st.text(max_size=3), st.integers(-9, 9), max_size=2))
 

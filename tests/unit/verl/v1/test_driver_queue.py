@@ -20,7 +20,7 @@ from verl_world import Queue
 from goldilocks.algorithms import Untrained, untrained_rollouts
 from goldilocks.verl import estimators  # noqa: F401  # registers the pool estimators
 from goldilocks.verl.patches.advantages import grpo_by_group
-from goldilocks.verl.v1.driver_queue import DriverQueue, advantages, signal
+from goldilocks.verl.update.driver_queue import DriverQueue, advantages, signal
 
 GROUPS = {"g0": 4, "g_1_0": 3, "g2": 1}  # a uid may look like the key of a row
 KEYS = [f"{uid}_{i}_0" for uid, n in GROUPS.items() for i in range(n)]

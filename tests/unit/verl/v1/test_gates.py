@@ -13,9 +13,8 @@ from goldilocks.core import Collector
 from goldilocks.drive.gate import Judgement
 from goldilocks.drive.refill import Refills
 from goldilocks.types import Group, Request, Rollout
-from goldilocks.verl.final_reward import KLPenalty
-from goldilocks.verl.v1.gates import BatchFilterGate, FinalRewardGate, build_gate
-from goldilocks.verl.v1.rows import batch_of, untrained_of
+from goldilocks.verl.store.rows import batch_of, untrained_of
+from goldilocks.verl.update.gates import BatchFilterGate, FinalRewardGate, KLPenalty, build_gate
 
 TOKENS = 5
 

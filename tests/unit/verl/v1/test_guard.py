@@ -16,10 +16,10 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl_world import nested
 
-from goldilocks.core.guard import Guard
+from goldilocks.core.replay import Guard
 from goldilocks.metrics import undocumented
 from goldilocks.verl.patches.one_pass import WHOLE_ROWS, WHOLE_TOKENS
-from goldilocks.verl.v1.guard import GuardedLoss, guard_metrics
+from goldilocks.verl.update.guard import GuardedLoss, guard_metrics
 
 NOW = torch.tensor([[-1.0, -2.0, -0.5], [-0.3, -1.5, -2.5], [-0.7, -1.1, 0.0]])  # the log-probs of responses
 MOVED = torch.tensor([[0.1, 0.15, 0.2], [-0.1, -0.15, 0.9], [0.0, -0.7, 0.0]])  # less those of who wrote them

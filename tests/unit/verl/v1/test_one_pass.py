@@ -15,8 +15,8 @@ from verl_world import Queue, nested
 
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.verl.patches.one_pass import WHOLE_ROWS, WHOLE_TOKENS
-from goldilocks.verl.v1.one_pass import OnePass, balanced, chosen
-from goldilocks.verl.v1.trainer import CollectorTrainer
+from goldilocks.verl.update.one_pass import OnePass, balanced, chosen
+from goldilocks.verl.update.trainer import CollectorTrainer
 
 
 @pytest.fixture(scope="module")

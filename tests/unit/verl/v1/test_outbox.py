@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goldilocks.verl.v1.outbox import Outbox, Row
+from goldilocks.verl.store.batched_puts import Outbox, Row
 
 
 class Store:

@@ -11,9 +11,9 @@ from verl_world import Queue, UpdatedBatches
 from goldilocks.core import Collector, Replay
 from goldilocks.core.allocators import Fixed
 from goldilocks.types import Group, Request, Rollout
-from goldilocks.verl.v1.behaviour import use_behaviour_log_probs
-from goldilocks.verl.v1.replayed_rows import ReplayedRows
-from goldilocks.verl.v1.rows import batch_of
+from goldilocks.verl.store.behaviour import use_behaviour_log_probs
+from goldilocks.verl.store.replayed_rows import ReplayedRows
+from goldilocks.verl.store.rows import batch_of
 
 WRITTEN, NOW = -1.0, -3.0  # log-probs: by the policy that wrote a row, and by the one that is trained
 N, GROUPS = 2, 4

@@ -13,8 +13,8 @@ from goldilocks.core.filters import Everything
 from goldilocks.core.selectors import Uniform
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.source import DatasetSource
-from goldilocks.verl.v1.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED
-from goldilocks.verl.v1.sampler import CollectorSampler, NeverPausing
+from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED
+from goldilocks.verl.update.sampler import CollectorSampler, NeverPausing
 
 CONFIG = OmegaConf.create(
     {

@@ -12,7 +12,7 @@ import pytest
 from verl_world import ABORTED, Server, Worker, prompt, worker_queue
 
 from goldilocks.types import Failure
-from goldilocks.verl.v1.agent_loop import SoFar, StreamingManager
+from goldilocks.verl.dispatch.agent_loop import SoFar, StreamingManager
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +126,7 @@ def test_a_reply_on_its_way_is_waited_for_and_comes_before_what_happened_since(m
     def wait(references: list[Reference], num_returns: int, timeout: float | None) -> Any:
         return [one for one in references if one.arrived], []
 
-    monkeypatch.setattr("goldilocks.verl.v1.agent_loop.ray", SimpleNamespace(get=get, wait=wait))
+    monkeypatch.setattr("goldilocks.verl.dispatch.agent_loop.ray", SimpleNamespace(get=get, wait=wait))
     manager = StreamingManager.__new__(StreamingManager)
     manager.agent_loop_workers, manager._waiting, manager._replies = [worker], {}, Counter()
     assert manager.events(within=0.0) == []

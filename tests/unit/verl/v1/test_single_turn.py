@@ -11,7 +11,7 @@ from verl.experimental.agent_loop import agent_loop
 from verl_world import Worker
 
 from goldilocks.platforms import PATCHES_VARIABLE
-from goldilocks.verl.v1.single_turn import AGENT, SingleTurn
+from goldilocks.verl.dispatch.single_turn import AGENT, SingleTurn
 
 
 def chosen(change: Callable[[Any], None]) -> bool:

@@ -13,9 +13,9 @@ from verl_world import ABORTED, LIMIT, Queue, Server, Worker, comparable, prompt
 
 from goldilocks.engine.request import Generation
 from goldilocks.types import Failure, Rollout
-from goldilocks.verl.failures import published_error
-from goldilocks.verl.v1 import outbox
-from goldilocks.verl.v1.single_turn import AGENT
+from goldilocks.verl.dispatch.failures import published_error
+from goldilocks.verl.dispatch.single_turn import AGENT
+from goldilocks.verl.store import batched_puts as outbox
 
 TIMES = ("generate_sequences", "compute_score")  # of the metrics of a row
 

@@ -1,0 +1,165 @@
+"""Accuracy against cost: straight lines between validations.
+
+A curve maps cost to accuracy, sorted by cost. Two validations at the same cost are one point, and the later one counts
+(an update may train what an earlier one generated).
+
+The result of an arm: what the table needs, as values that are stored as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from goldilocks.compare.arm import Arm, EqualCost, Values
+from goldilocks.dotted_keys import value_at
+from goldilocks.runs.costs import Spending, spending
+from goldilocks.runs.files import Lines
+from goldilocks.runs.history import EPOCHS, History, updates_per_line, validation_accuracy
+from goldilocks.runs.progress import SCORE
+from goldilocks.runs.validation import by_column
+
+Curve = Mapping[float, float]
+
+
+def curve(points: Iterable[tuple[float, float]]) -> Curve:
+    """Make a curve from pairs of cost and accuracy in the order of time."""
+    return dict(sorted(dict(points).items()))
+
+
+def at(line: Curve, cost: float) -> float | None:
+    """Return the accuracy at a cost, or None outside the curve."""
+    before = max((known for known in line if known <= cost), default=None)
+    after = min((known for known in line if known >= cost), default=None)
+    if before is None or after is None:
+        return None
+    if before == after:
+        return line[before]
+    share = (cost - before) / (after - before)
+    return (1 - share) * line[before] + share * line[after]
+
+
+Levels = Mapping[str, Mapping[str, float]]  # accuracies by column and value
+INFORMATIVE, SIGNAL = "train/informative_groups", "train/signal"
+
+
+@dataclass(frozen=True)
+class Validation:
+    """An accuracy, the same by the columns of ``goldilocks.validate_by``, and what had been spent by then."""
+
+    rollouts: float
+    tokens: float
+    minutes: float
+    accuracy: float
+    levels: Levels = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished arm. ``minutes`` are those of its updates, ``wall_minutes`` those from its start to its end.
+
+    ``epochs`` is how often each group is trained, of which ``informative_groups`` and ``signal`` count one.
+    """
+
+    recipe: str
+    seed: int
+    settings: Values
+    validations: tuple[Validation, ...]
+    updates: int
+    rollouts: float
+    tokens: float
+    minutes: float
+    wall_minutes: float
+    informative_groups: float
+    signal: float
+    epochs: int = 1
+
+    def curve(self, kind: str) -> Curve:
+        """Accuracy against a cost."""
+        return curve((getattr(one, kind), one.accuracy) for one in self.validations)
+
+    def accuracy_at(self, cost: EqualCost) -> float:
+        """Return the accuracy at a cost that the arm has reached, interpolated between validations."""
+        value = at(self.curve(cost.kind), cost.amount)
+        assert value is not None, f"{self.recipe}, seed {self.seed}, has no validation at or beyond {cost}"
+        return value
+
+    def levels_at(self, cost: EqualCost) -> Levels:
+        """Return the accuracies by column at a cost that the arm has reached; empty where they were not logged."""
+        first, *later = [one.levels for one in self.validations]
+        return {
+            column: {
+                value: self._level_at(cost, column, value)
+                for value in own
+                if all(value in one.get(column, {}) for one in later)
+            }
+            for column, own in first.items()
+        }
+
+    def _level_at(self, cost: EqualCost, column: str, value: str) -> float:
+        line = curve((getattr(one, cost.kind), one.levels[column][value]) for one in self.validations)
+        accuracy = at(line, cost.amount)
+        assert accuracy is not None, f"{self.recipe}, seed {self.seed}, has no validation at or beyond {cost}"
+        return accuracy
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Result:
+        """Restore a result from ``as_dict``."""
+        return cls(**{**values, "validations": tuple(Validation(**one) for one in values["validations"])})
+
+
+@dataclass(frozen=True)
+class Results:
+    """Every arm of a study that has ended."""
+
+    tuned: tuple[Result, ...]
+    reported: tuple[Result, ...]
+
+
+def read_result(arm: Arm, path: Path, wall_seconds: float) -> Result:
+    """Return the result of the arm in this run directory. An arm that ended before its budget is an error."""
+    history = History.of(Lines(path / "metrics.jsonl"))
+    spent = spending(history, {})
+    reached = spent.total(arm.cost.kind) or 0.0
+    if reached < arm.cost.amount:
+        raise ValueError(
+            f"arm {arm.name} ended after {reached:,g} of {arm.cost}: "
+            "trainer.total_training_steps or trainer.total_epochs ended it before its budget did"
+        )
+    config = _config(path / "config.yaml")
+    return Result(
+        recipe=arm.recipe,
+        seed=arm.seed,
+        settings=dict(arm.settings),
+        validations=_validations(history, spent),
+        updates=len(history.series(SCORE)) * updates_per_line(config),
+        rollouts=spent.total("rollouts") or 0.0,
+        tokens=spent.total("tokens") or 0.0,
+        minutes=spent.total("minutes") or 0.0,
+        wall_minutes=wall_seconds / 60,
+        informative_groups=sum(history.series(INFORMATIVE).values()),
+        signal=sum(history.series(SIGNAL).values()),
+        epochs=value_at(config, EPOCHS) or 1,
+    )
+
+
+def _config(file: Path) -> dict[str, Any]:
+    return yaml.safe_load(file.read_text(encoding="utf-8")) or {} if file.is_file() else {}
+
+
+def _validations(history: History, spent: Spending) -> tuple[Validation, ...]:
+    found = []
+    for step, data in history.steps.items():
+        accuracy = validation_accuracy(data)
+        if accuracy is not None:
+            costs = {kind: spent.until(kind, step) or 0.0 for kind in ("rollouts", "tokens", "minutes")}
+            found.append(Validation(**costs, accuracy=accuracy, levels=by_column(data)))
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""What a user writes: settings, recipes with their YAML, and keys with dots."""

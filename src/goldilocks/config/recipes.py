@@ -1,0 +1,129 @@
+"""The recipes: one YAML file for each policy, the same for ``goldilocks train``, ``compare`` and ``simulate``.
+
+``goldilocks train`` has Hydra compose a recipe with verl's config. ``read_recipe`` needs neither Hydra nor verl: it
+reads the keys that a recipe sets, and those of the recipes it builds on (``defaults:``). A recipe is one of ours by
+name, or a YAML file of the user's own by path.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from goldilocks.dotted_keys import merged
+from goldilocks.errors import nearest
+
+DEFAULT = "grpo"
+FILE = ".yaml"  # a recipe that ends so is a file
+_OF_A_TASK = re.compile(r"\$\{oc\.select:task_\w+,(?P<default>.*)\}")
+CONFIG = Path(__file__).parent
+OLD_NAMES = {"uniform": "grpo", "thompson+contrast": "thompson_contrast"}
+
+
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML was built with it
+
+
+class _Loader(_SafeLoader):
+    """YAML as Hydra reads it: ``1e-3`` is a number, which YAML 1.1 takes for a word."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+"), list("-+.0123456789")
+)
+
+
+def names(group: str = "recipe") -> list[str]:
+    """Return the choices of a config group; of the recipes, the default comes first."""
+    found = sorted(path.stem for path in (CONFIG / group).glob(f"*{FILE}"))
+    return sorted(found, key=lambda name: (group, name) != ("recipe", DEFAULT))
+
+
+def name_of(recipe: str) -> str:
+    """Return what a recipe is called: by its current name, or as its file is."""
+    return Path(recipe).stem if recipe.endswith(FILE) else OLD_NAMES.get(recipe, recipe)
+
+
+def find(recipe: str) -> Path:
+    """Return the file of a recipe. Raises ``ValueError`` with the nearest name if there is none."""
+    known = names()
+    if recipe.endswith(FILE):
+        if not Path(recipe).is_file():
+            raise ValueError(f"recipe={recipe!r} is not a file; a name without {FILE} is one of {', '.join(known)}")
+        return Path(recipe)
+    if name_of(recipe) not in known:
+        hint = nearest(recipe, [*known, *OLD_NAMES])
+        raise ValueError(f"recipe={recipe!r} is not known{hint}; there are {', '.join(known)}, or a {FILE} file")
+    return CONFIG / "recipe" / f"{name_of(recipe)}{FILE}"
+
+
+def about(recipe: str) -> str:
+    """Return the comment at the head of a recipe's file, which says in a sentence what the recipe does."""
+    lines = find(recipe).read_text(encoding="utf-8").splitlines()
+    comment = [line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line]
+    return comment[0] if comment else ""
+
+
+def read_recipe(recipe: str) -> dict[str, Any]:
+    """Return every key that a recipe sets, by itself or through its ``defaults:``."""
+    return {key: _without_task(value) for key, value in _read(find(recipe)).items()}
+
+
+def _without_task(value: Any) -> Any:
+    """Return a value with the default of everything in it that a task may set: a recipe read here has no task."""
+    if isinstance(value, Mapping):
+        return {key: _without_task(one) for key, one in value.items()}
+    found = _OF_A_TASK.fullmatch(value) if isinstance(value, str) else None
+    return yaml.load(found["default"], _Loader) if found else value
+
+
+def _read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Return the keys of a file; ``above`` are the files whose ``defaults:`` led to it."""
+    refuse_circle(file, above)
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), _Loader) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"recipe={str(file)!r} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, Mapping) or not content:
+        raise ValueError(f"recipe={str(file)!r} has no keys; it is written like those in {CONFIG / 'recipe'}")
+    own = {str(key): value for key, value in content.items() if key != "defaults"}
+    entries = list(content.get("defaults") or ["_self_"])
+    config: dict[str, Any] = {}
+    for entry in entries if "_self_" in entries else [*entries, "_self_"]:
+        config = merged(config, own if entry == "_self_" else _read(_default(entry, file), (*above, file)))
+    return config
+
+
+def refuse_circle(file: Path, above: tuple[Path, ...]) -> None:
+    """Raise ``ValueError`` for a file that builds on itself through others."""
+    if file.resolve() in [one.resolve() for one in above]:
+        circle = ", ".join(one.stem for one in (*above, file))
+        raise ValueError(f"recipe={str(above[0])!r}: defaults go in a circle: {circle}")
+
+
+def _default(entry: Any, file: Path) -> Path:
+    """Return the file that an entry of ``defaults:`` names: ``NAME``, ``/GROUP/NAME`` or ``{/GROUP: NAME}``."""
+    if isinstance(entry, Mapping) and len(entry) == 1:
+        group, name = next(iter(entry.items()))
+        entry = f"{group}/{name}"
+    path = str(entry)
+    if not path.startswith("/"):
+        return named_in(file, path)
+    found = CONFIG / f"{path[1:]}{FILE}"
+    if not found.is_file():
+        raise ValueError(f"recipe={str(file)!r}: defaults has {entry!r}, which is not a file; write /recipe/NAME")
+    return found
+
+
+def named_in(file: Path, name: str) -> Path:
+    """Return what a bare name in a file's ``defaults:`` means: the file of that name beside it, or else the recipe."""
+    beside = file.parent / f"{name}{FILE}"
+    if beside.is_file() and beside.resolve() != file.resolve():
+        return beside
+    if name_of(name) not in names():
+        known = f"known{nearest(name, names())}; a recipe's name, or a file beside it"
+        raise ValueError(f"recipe={str(file)!r}: defaults has {name!r}, which is not {known}")
+    return CONFIG / "recipe" / f"{name_of(name)}{FILE}"

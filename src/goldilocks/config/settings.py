@@ -1,0 +1,404 @@
+"""The settings of a user's config, checked, and the core's objects made from them.
+
+The keys are the ones people know, ``algorithm.filter_groups.*``, ``adaptive_rollout.*`` and ``batch_filter.*``, and one
+group of our own, ``goldilocks.*``, for everything the policies can do beyond them. Nothing here imports verl.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, TypeVar, get_origin, get_type_hints
+
+import numpy as np
+
+from goldilocks.core import (
+    Beliefs,
+    Collector,
+    Limits,
+    Replay,
+    Source,
+    Surplus,
+    build_allocator,
+    build_filter,
+    build_selector,
+)
+from goldilocks.core.allocators import Adaptive, Allocator, Fixed
+from goldilocks.core.filters import Everything, Filter, Variance
+from goldilocks.core.priors import PRIORS, Flat, Forecast, Oracle, Prior, Strata
+from goldilocks.core.replay import Guard
+from goldilocks.core.selectors import Selector
+from goldilocks.dotted_keys import value_at
+from goldilocks.errors import nearest, require, require_type
+from goldilocks.features import Features, StrataSettings
+from goldilocks.filtering.config import PPOFilterConfig
+from goldilocks.runs.budget import Budget
+from goldilocks.runs.validation import metric_name
+from goldilocks.types import OnExhausted, OnFull
+
+S = TypeVar("S")
+
+MIN_STD = 1e-6  # shaped rewards never give an exact zero
+FINAL_METRIC = "seq_final_reward"  # after the KL penalty: where there is one, known only once log-probs are
+FORECAST = "forecast"
+FORECAST_PRIOR = {
+    "worth": "worth",
+    "forgetting": "forgetting",
+    "prior": "precision",
+}  # selector=forecast's, and the prior's
+PRIOR_PARAMETERS: dict[str, dict[str, object]] = {  # flat and oracle have none
+    "strata": {"forgetting": float},
+    FORECAST: {"worth": float | None, "forgetting": float, "precision": float},
+}
+REWARD_METRICS = ("reward", "seq_reward", FINAL_METRIC)  # the summed token-level score
+
+
+@dataclass(frozen=True)
+class FilterGroups:
+    """``algorithm.filter_groups``: dynamic sampling."""
+
+    enable: bool = False
+    metric: str = "reward"
+    max_num_gen_batches: int = 0
+    max_inflight_gen_batches: int = 1  # verl's key: here it is 1, and data.gen_batch_size bounds generation
+    min_std: float | None = None  # None: MIN_STD; of the final reward, what its penalties alone vary by
+    on_exhausted: str = "error"
+    max_carry_steps: int = 1
+    on_full: str = "finish"
+
+
+@dataclass(frozen=True)
+class AdaptiveRollout:
+    """``adaptive_rollout``: as many rollouts as a prompt needs."""
+
+    enable: bool = False
+    max_n: int = 128
+    rollouts_per_batch: int = 8
+    positive_threshold: float = 0.5
+    min_rollouts: int = 2
+    stop: str = "positive"
+    balance: int = 2
+    max_train_n: int | None = None
+
+
+@dataclass(frozen=True)
+class Policies:
+    """``goldilocks``: policies by name or as ``package.module:Class``, each with its parameters."""
+
+    selector: str = "uniform"
+    selector_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    allocator: str | None = None
+    allocator_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    filter: Any = None
+    filter_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_rollouts_per_step: int | None = None
+    max_tokens_per_step: int | None = None
+    max_retries: int = 2
+    forgetting: float = 0.9
+    prior: str = "flat"
+    prior_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    strata: Mapping[str, Any] = field(default_factory=lambda: asdict(StrataSettings()))
+    loss_agg: str | None = None
+    validate_by: Sequence[str] = field(default_factory=list)
+    features: Mapping[str, Any] = field(default_factory=lambda: asdict(Features()))
+    replay: Mapping[str, Any] = field(default_factory=lambda: asdict(Replay()))
+    guard: Mapping[str, Any] = field(default_factory=lambda: asdict(Guard()))
+    budget: Mapping[str, Any] = field(default_factory=lambda: asdict(Budget()))
+    study: bool = False
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything the plug-in reads from verl's config."""
+
+    train_batch_size: int
+    gen_batch_size: int | None
+    n: int
+    max_response_length: int
+    seed: int
+    adv_estimator: str
+    use_kl_in_reward: bool
+    filter_groups: FilterGroups
+    adaptive: AdaptiveRollout
+    policies: Policies
+    batch_filter: Mapping[str, Any] | None = None  # its "enable" is on once the section is there
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Settings:
+        """Read and check; every error names the key, the value, and what would be accepted."""
+        seed = value_at(config, "data.seed")
+        settings = cls(
+            train_batch_size=value_at(config, "data.train_batch_size"),
+            gen_batch_size=value_at(config, "data.gen_batch_size"),
+            n=value_at(config, "actor_rollout_ref.rollout.n"),
+            max_response_length=value_at(config, "data.max_response_length"),
+            seed=1 if seed is None else seed,
+            adv_estimator=value_at(config, "algorithm.adv_estimator") or "",
+            use_kl_in_reward=bool(value_at(config, "algorithm.use_kl_in_reward")),
+            filter_groups=_section(FilterGroups, config, "algorithm.filter_groups"),
+            adaptive=_section(AdaptiveRollout, config, "adaptive_rollout"),
+            policies=_section(Policies, config, "goldilocks"),
+            batch_filter=value_at(config, "batch_filter"),
+        )
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        groups, adaptive = self.filter_groups, self.adaptive
+        if groups.enable:
+            several = self.n > 1 or adaptive.enable or self.policies.allocator is not None
+            require(
+                several, "actor_rollout_ref.rollout.n", self.n, "2 or more with algorithm.filter_groups.enable=True"
+            )
+            require(bool(groups.metric), "algorithm.filter_groups.metric", groups.metric, "the name of a reward metric")
+            key, batches = "algorithm.filter_groups.max_inflight_gen_batches", groups.max_inflight_gen_batches
+            require(batches == 1, key, batches, "1; data.gen_batch_size says how many prompts are rolled out at a time")
+        if adaptive.enable:
+            require(adaptive.max_n >= self.n, "adaptive_rollout.max_n", adaptive.max_n, f"rollout.n={self.n} or more")
+            free = self.policies.allocator is None
+            require(free, "goldilocks.allocator", self.policies.allocator, "none with adaptive_rollout.enable=True")
+        conflict = self.judges_final_reward and self.batch_filter_config is not None
+        require(not conflict, "algorithm.filter_groups.metric", groups.metric, "another metric with batch_filter")
+        if self.batch_filter_config is not None:
+            self._check_oversampling(self.batch_filter_config)
+        # each checks its own
+        self.limits(), self.surplus(), self.selector(), self.allocator(), self.filter(), self.budget()
+        self.replay(), self.features(), self.strata(), self.guard()
+        self._check_prior()
+        self._check_ignored()
+
+    def _check_prior(self) -> None:
+        policies = self.policies
+        known = ", ".join(PRIORS) + nearest(policies.prior, PRIORS)
+        require(policies.prior in PRIORS, "goldilocks.prior", policies.prior, f"one of {known}")
+        accepted = "flat, strata or forecast; oracle is for the arms of goldilocks compare"
+        require(policies.prior != "oracle" or policies.study, "goldilocks.prior", policies.prior, accepted)
+        columns = list(self.strata().columns)
+        told = len(columns) == 1 and columns[0] in policies.validate_by
+        accepted = "with goldilocks.prior=oracle one column, which is in goldilocks.validate_by too"
+        require(policies.prior != "oracle" or told, "goldilocks.strata.columns", columns, accepted)
+        other = policies.selector == FORECAST and policies.prior not in ("flat", FORECAST)
+        accepted = "flat or forecast with goldilocks.selector=forecast"
+        require(not other, "goldilocks.prior", policies.prior, accepted)
+
+    def _check_ignored(self) -> None:
+        """Refuse parameters of a policy that is not in use."""
+        policies = self.policies
+        if self.adaptive.enable:
+            self._require_parameters("allocator", (), "none with adaptive_rollout.enable=True, which has its own")
+        elif policies.allocator in (None, "fixed"):
+            named = policies.allocator or "null"
+            self._require_parameters("allocator", ("n",), f"n alone with goldilocks.allocator={named}")
+        if policies.filter is None:
+            self._require_parameters("filter", (), "none without goldilocks.filter")
+        judges = f"False with goldilocks.filter={policies.filter!r}, which judges groups instead"
+        unused = self.filter_groups.enable and policies.filter is not None
+        require(not unused, "algorithm.filter_groups.enable", True, judges)
+        name = self.prior_name
+        known = PRIOR_PARAMETERS.get(name, {})
+        self._require_parameters("prior", tuple(known), f"{', '.join(known) or 'none'} with goldilocks.prior={name}")
+        for key, value in policies.prior_kwargs.items():
+            require_type(f"goldilocks.prior_kwargs.{key}", value, known[key])
+
+    def _require_parameters(self, kind: str, known: tuple[str, ...], accepted: str) -> None:
+        given = dict(getattr(self.policies, f"{kind}_kwargs"))
+        require(set(given) <= set(known), f"goldilocks.{kind}_kwargs", given, accepted)
+
+    def _check_oversampling(self, config: PPOFilterConfig) -> None:
+        """A batch has ``train_batch_size`` groups; how many are generated for it at first is said once."""
+        groups, factor = config.target_num_groups, config.prompt_oversampling_factor
+        fits = groups in (None, self.train_batch_size)
+        accepted = f"data.train_batch_size={self.train_batch_size}, or null; kept groups beyond it are carried"
+        require(fits, "batch_filter.target_num_groups", groups, accepted)
+        once = factor == 1 or not self.gen_batch_size
+        accepted = f"1 with data.gen_batch_size={self.gen_batch_size}, which says the same"
+        require(once, "batch_filter.prompt_oversampling_factor", factor, accepted)
+
+    @property
+    def own_policies(self) -> dict[str, str]:
+        """The policies that are not ours, by their keys."""
+        named = {f"goldilocks.{kind}": getattr(self.policies, kind) for kind in ("selector", "allocator", "filter")}
+        return {key: name for key, name in named.items() if isinstance(name, str) and ":" in name}
+
+    @property
+    def batch_filter_config(self) -> PPOFilterConfig | None:
+        """``batch_filter.*``, if it is there and not switched off; the group size is ``rollout.n`` unless stated."""
+        given = dict(self.batch_filter or {})
+        if not given.pop("enable", bool(given)):
+            return None
+        return PPOFilterConfig.from_mapping({"target_group_size": self.n, **given})
+
+    @property
+    def drops_groups(self) -> bool:
+        """Whether a prompt that is rolled out may train nothing."""
+        return self.filter_groups.enable or self.policies.filter is not None or self.batch_filter_config is not None
+
+    @property
+    def gate_config(self) -> PPOFilterConfig | None:
+        """The batch filter as it judges rows: which groups make up a batch, and what is carried, the collector says."""
+        config = self.batch_filter_config
+        return config and replace(config, target_num_groups=None, prompt_oversampling_factor=1.0)
+
+    @property
+    def trains_part_of_groups(self) -> bool:
+        """Whether a trained group may have sound rollouts that are not trained."""
+        allocator, config = self.allocator(), self.batch_filter_config
+        if config is not None and (config.reward_threshold is not None or not isinstance(allocator, Fixed)):
+            return True
+        if isinstance(allocator, Fixed):
+            return config is not None and allocator.n > config.target_group_size
+        if isinstance(allocator, Adaptive):
+            return allocator.max_train_n is not None
+        return type(allocator).trained is not Allocator.trained
+
+    @property
+    def trains_older_groups(self) -> bool:
+        """Whether a group may be trained that an older policy wrote."""
+        return self.surplus().max_carry_steps > 0 or self.replay().groups > 0
+
+    @property
+    def judges_final_reward(self) -> bool:
+        """Whether groups are judged on a reward that is known only after log-probs are."""
+        return self.filter_groups.enable and self.filter_groups.metric == FINAL_METRIC and self.use_kl_in_reward
+
+    def limits(self) -> Limits:
+        tokens = self.policies.max_tokens_per_step
+        return Limits(
+            max_num_gen_batches=self.filter_groups.max_num_gen_batches,
+            max_rollouts_per_step=self.policies.max_rollouts_per_step,
+            max_tokens_per_step=tokens,
+            max_tokens_per_rollout=self.max_response_length if tokens is not None else None,
+            max_retries=self.policies.max_retries,
+            on_exhausted=OnExhausted.parse("algorithm.filter_groups.on_exhausted", self.filter_groups.on_exhausted),
+        )
+
+    def budget(self) -> Budget:
+        return _section(Budget, {"goldilocks": {"budget": self.policies.budget}}, "goldilocks.budget")
+
+    def surplus(self) -> Surplus:
+        on_full = OnFull.parse("algorithm.filter_groups.on_full", self.filter_groups.on_full)
+        return Surplus(self.filter_groups.max_carry_steps, on_full)
+
+    def replay(self) -> Replay:
+        return _section(Replay, {"goldilocks": {"replay": self.policies.replay}}, "goldilocks.replay")
+
+    def guard(self) -> Guard:
+        return _section(Guard, {"goldilocks": {"guard": self.policies.guard}}, "goldilocks.guard")
+
+    def features(self) -> Features:
+        return _section(Features, {"goldilocks": {"features": self.policies.features}}, "goldilocks.features")
+
+    def strata(self) -> StrataSettings:
+        return _section(StrataSettings, {"goldilocks": {"strata": self.policies.strata}}, "goldilocks.strata")
+
+    def selector(self) -> Selector:
+        """The selector named; ``forecast`` is the name for ``thompson`` with ``goldilocks.prior=forecast``."""
+        policies = self.policies
+        if policies.selector != FORECAST:
+            return build_selector(policies.selector, policies.selector_kwargs)
+        own = {key: value for key, value in policies.selector_kwargs.items() if key not in FORECAST_PRIOR}
+        return build_selector("thompson", own)
+
+    @property
+    def prior_name(self) -> str:
+        return FORECAST if self.policies.selector == FORECAST else self.policies.prior
+
+    def prior(self, source: Any, hidden_states: Callable[[], np.ndarray] | None = None) -> Prior:
+        """Where beliefs about the prompts of this source begin."""
+        if self.prior_name == "strata":
+            return Strata(self.strata().of(source), **self.policies.prior_kwargs)
+        if self.prior_name == "oracle":
+            (column,) = self.strata().columns
+            return Oracle([metric_name(column, value) for value in source.column(column, "goldilocks.strata.columns")])
+        if self.prior_name == FORECAST:
+            return Forecast(self.features().of(source, hidden_states), source.keys(), **self._forecast_kwargs)
+        return Flat()
+
+    @property
+    def _forecast_kwargs(self) -> dict[str, Any]:
+        given = self.policies.selector_kwargs if self.policies.selector == FORECAST else {}
+        old = {FORECAST_PRIOR[key]: value for key, value in given.items() if key in FORECAST_PRIOR}
+        return {**old, **self.policies.prior_kwargs}
+
+    def allocator(self) -> Allocator:
+        """Adaptive rollouts if they are asked for, else the allocator named, else the n of every prompt."""
+        if self.adaptive.enable:
+            known = {one.name for one in fields(Adaptive)}
+            chosen = {one.name: getattr(self.adaptive, one.name) for one in fields(self.adaptive) if one.name in known}
+            return Adaptive(**chosen)
+        if self.policies.allocator is None or self.policies.allocator == "fixed":
+            oversampled = self.batch_filter_config.rollouts_to_generate if self.batch_filter_config else self.n
+            return Fixed(self.policies.allocator_kwargs.get("n", oversampled))
+        return build_allocator(self.policies.allocator, self.policies.allocator_kwargs)
+
+    def filter(self) -> Filter:
+        """Variance of the chosen metric for dynamic sampling, else the filter named, else none."""
+        groups = self.filter_groups
+        if self.policies.filter is not None:
+            name = self.policies.filter if isinstance(self.policies.filter, str) else list(self.policies.filter)
+            return build_filter(name, self.policies.filter_kwargs)
+        if not groups.enable or self.judges_final_reward:
+            return Everything()
+        metric = "reward" if groups.metric in REWARD_METRICS else groups.metric
+        return Variance(metric, MIN_STD if groups.min_std is None else groups.min_std, self.adaptive.positive_threshold)
+
+    def _gen_batch_size(self) -> int | None:
+        """Return how many prompts are chosen at a time: more than a batch if prompts are oversampled."""
+        if self.gen_batch_size or not self.batch_filter_config:
+            return self.gen_batch_size
+        return self.batch_filter_config.prompts_to_generate(self.train_batch_size)
+
+    def collector(
+        self,
+        source: Source,
+        order: Callable[[int], np.ndarray] | None = None,
+        *,
+        repeat: bool = True,
+        hidden_states: Callable[[], np.ndarray] | None = None,
+    ) -> Collector:
+        """The collector these settings describe; ``order`` is the data loader's order of each epoch.
+
+        ``hidden_states`` gives a model's features of the prompts, for ``goldilocks.features.kind=hidden``.
+        """
+        selector = self.selector()
+        if selector.needs_features:
+            selector.use_features(self.features().of(source, hidden_states))
+        beliefs = Beliefs(
+            source.keys(),
+            positive_threshold=self.adaptive.positive_threshold,
+            forgetting=self.policies.forgetting,
+            prior=self.prior(source, hidden_states),
+        )
+        return Collector(
+            source,
+            selector,
+            self.allocator(),
+            self.filter(),
+            target_groups=self.train_batch_size,
+            gen_batch_size=self._gen_batch_size(),
+            limits=self.limits(),
+            surplus=self.surplus(),
+            replay=self.replay(),
+            beliefs=beliefs,
+            order=order,
+            repeat=repeat,
+            seed=self.seed,
+        )
+
+
+def _section(cls: type[S], config: Mapping[str, Any], name: str) -> S:
+    """Return a section of the config as its dataclass; an unknown key is an error that suggests the nearest."""
+    hints = get_type_hints(cls)
+    given = value_at(config, name) or {}
+    require_type(name, given, Mapping[str, Any])
+    empty = {key for key, value in given.items() if value is None and get_origin(hints.get(key)) is Mapping}
+    chosen = {key: value for key, value in given.items() if key not in empty | {"_target_"}}
+    for key, value in chosen.items():
+        if key not in hints:
+            there = ", ".join(sorted(hints))
+            raise ValueError(f"{name}.{key} is not a key{nearest(key, hints)}; there are: {there}")
+        require_type(f"{name}.{key}", value, hints[key])
+        bad = isinstance(value, float) and not math.isfinite(value)
+        require(not bad, f"{name}.{key}", value, "a finite number")
+    return cls(**chosen)

@@ -1,0 +1,112 @@
+"""Which groups are kept."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from goldilocks.core.policy import Policy
+from goldilocks.errors import require
+from goldilocks.types import KEEP, Group, Verdict, mean_and_std
+
+
+class Filter(Policy):
+    """Judges a group when its rollouts are in."""
+
+    @abstractmethod
+    def judge(self, group: Group) -> Verdict:
+        """Keep it or drop it; the reason for dropping becomes a metric. A group shown here has at least one rollout."""
+
+
+@dataclass
+class Everything(Filter):
+    """No filter."""
+
+    def judge(self, group: Group) -> Verdict:
+        return KEEP
+
+
+@dataclass
+class Variance(Filter):
+    """The standard deviation of ``metric`` must be above ``min_std``: shaped rewards never give an exact zero.
+
+    A group of one is kept: nothing can be said of its variance. ``positive_threshold`` tells too easy from too hard.
+    """
+
+    metric: str = "reward"
+    min_std: float = 1e-6
+    positive_threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(self.min_std >= 0, "filter.min_std", self.min_std, "0 or more")
+
+    def judge(self, group: Group) -> Verdict:
+        mean, std = mean_and_std(group.values(self.metric))
+        if len(group) == 1 or std > self.min_std:
+            return KEEP
+        return Verdict(False, "too_easy" if mean >= self.positive_threshold else "too_hard")
+
+
+@dataclass
+class Band(Filter):
+    """The mean of ``metric`` must be inside (lo, hi), both ends excluded."""
+
+    metric: str = "reward"
+    lo: float = 0.0
+    hi: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.lo < self.hi, "filter.lo", self.lo, f"below hi={self.hi}")
+
+    def judge(self, group: Group) -> Verdict:
+        mean, _ = mean_and_std(group.values(self.metric))
+        if self.lo < mean < self.hi:
+            return KEEP
+        return Verdict(False, "above_band" if mean >= self.hi else "below_band")
+
+
+@dataclass
+class Length(Filter):
+    """At least ``min_finished`` rollouts must not be truncated, nor longer than ``max_tokens`` where that is set."""
+
+    max_tokens: int | None = None
+    min_finished: int = 1
+
+    def __post_init__(self) -> None:
+        require(
+            self.max_tokens is None or self.max_tokens >= 1, "filter.max_tokens", self.max_tokens, "1 or more, or none"
+        )
+        require(self.min_finished >= 1, "filter.min_finished", self.min_finished, "1 or more")
+
+    def judge(self, group: Group) -> Verdict:
+        finished = sum(
+            not rollout.truncated and (self.max_tokens is None or rollout.tokens <= self.max_tokens)
+            for rollout in group.rollouts
+        )
+        return KEEP if finished >= self.min_finished else Verdict(False, "overlong")
+
+
+class Chain(Filter):
+    """Keeps what every filter keeps."""
+
+    def __init__(self, filters: Sequence[Filter]) -> None:
+        self.filters = tuple(filters)
+
+    def judge(self, group: Group) -> Verdict:
+        verdicts = (link.judge(group) for link in self.filters)
+        return next((verdict for verdict in verdicts if not verdict.keep), KEEP)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"filters": [link.state_dict() for link in self.filters]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for link, saved in zip(self.filters, state["filters"], strict=True):
+            link.load_state_dict(saved)
+
+    def metrics(self) -> dict[str, float]:
+        return {name: value for link in self.filters for name, value in link.metrics().items()}
+
+
+FILTERS: dict[str, type[Filter]] = {"everything": Everything, "variance": Variance, "band": Band, "length": Length}

@@ -1,0 +1,204 @@
+"""Judged groups: those kept and waiting, those in the batch in hand, and dropped ones that may have to fill a batch up.
+
+Whatever moves a group here moves its tokens in the accounts, and lets its prompt go once nothing waits on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any
+
+from goldilocks.core.accounts import Accounts
+from goldilocks.core.open_groups import issue_order
+from goldilocks.core.packing import pack_group, unpack_group
+from goldilocks.core.prompt_order import PromptOrder
+from goldilocks.types import Account, AccountName, Group, Prompt, Rollout, Verdict
+
+Origin = Account | AccountName
+
+Trim = Callable[[Group], Collection[Rollout]]
+Judge = Callable[[Group], Verdict]
+
+
+class JudgedGroups:
+    """Groups by uid. The pool is told of each prompt that no longer waits.
+
+    ``trim`` says which rollouts of a group are trained; ``spare`` dropped groups are held.
+    """
+
+    def __init__(self, accounts: Accounts, pool: PromptOrder, trim: Trim, *, spare: int) -> None:
+        self._accounts = accounts
+        self._claim, self._release = pool.claim, pool.release
+        self._trim = trim
+        self._spare = spare
+        self._kept: dict[str, Group] = {}
+        self._in_hand: dict[str, tuple[Group, Origin]] = {}  # with the account of what it trains
+        self._dropped: dict[str, tuple[Group, Origin]] = {}
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._kept)
+
+    @property
+    def kept(self) -> tuple[Group, ...]:
+        """Those that wait, in the order their prompts were issued."""
+        return tuple(self._kept[uid] for uid in sorted(self._kept, key=issue_order))
+
+    @property
+    def in_hand(self) -> tuple[Group, ...]:
+        """Those of the batch in hand, in the order their prompts were issued."""
+        return tuple(self._in_hand[uid][0] for uid in sorted(self._in_hand, key=issue_order))
+
+    @property
+    def uids(self) -> set[str]:
+        """Those that wait, those in hand, and those held to fill a batch up."""
+        return {*self._kept, *self._in_hand, *self._dropped}
+
+    @property
+    def backfilled(self) -> set[str]:
+        """Those of the batch in hand that only fill it up."""
+        return {uid for uid, (_, account) in self._in_hand.items() if account == Account.BACKFILLED}
+
+    @property
+    def spare(self) -> tuple[Group, ...]:
+        """Those held to fill a batch up."""
+        return tuple(group for group, _ in self._dropped.values())
+
+    def keep(self, group: Group) -> None:
+        """Keep a group that passed its filter until it is taken."""
+        self._kept[group.uid] = group
+        self._accounts.move(group.rollouts, Account.OPEN, Account.CARRIED)
+
+    def drop(self, group: Group, account: Origin) -> None:
+        """Let go of a group that its filter dropped; some are held to fill a batch up."""
+        self._release(group.prompt.index)
+        self._accounts.move(group.rollouts, Account.OPEN, account)
+        self._hold(group, account)
+
+    def _hold(self, group: Group, account: Origin) -> None:
+        if len(group) and len(self._dropped) < self._spare:
+            self._dropped[group.uid] = group, account
+
+    def take(self, count: int) -> list[Group]:
+        """At most ``count`` of those that wait, first issued first."""
+        groups = self.kept[:count]
+        for group in groups:
+            del self._kept[group.uid]
+            self._release(group.prompt.index)
+        return [self._hand_out(group, Account.CARRIED, Account.TRAINED) for group in groups]
+
+    def backfill(self, count: int) -> list[Group]:
+        """At most ``count`` of those dropped in this step: the batch keeps its shape, they have no gradient."""
+        uids = sorted(self._dropped, key=issue_order)[:count]
+        return [self._hand_out(*self._dropped.pop(uid), Account.BACKFILLED) for uid in uids]
+
+    def _hand_out(self, group: Group, origin: Origin, account: Origin) -> Group:
+        group = replace(group, trained=tuple(self._trim(group)))
+        self._accounts.move(group.trained, origin, account)
+        self._accounts.move(_beyond(group), origin, Account.TRIMMED)
+        self._in_hand[group.uid] = group, account
+        return group
+
+    def put_back(self) -> int:
+        """The batch in hand waits again, less what only filled it up. Returns how many groups were in hand."""
+        in_hand = list(self._in_hand.values())
+        for group, account in in_hand:
+            del self._in_hand[group.uid]
+            target = Account.FILTERED.because("backfill") if account == Account.BACKFILLED else Account.CARRIED
+            self._accounts.move(group.trained, account, target)
+            self._accounts.move(_beyond(group), Account.TRIMMED, target)
+            if target == Account.CARRIED:
+                self._kept[group.uid] = replace(group, trained=())
+                self._claim([group.prompt.index])
+        return len(in_hand)
+
+    def begin_step(self, oldest: int) -> int:
+        """The batch in hand was trained; those that wait and are older than ``oldest`` expire. Returns how many did."""
+        self._in_hand.clear()
+        self._dropped.clear()
+        expired = [group for group in self._kept.values() if group.version < oldest]
+        for group in expired:
+            del self._kept[group.uid]
+            self._release(group.prompt.index)
+            self._accounts.move(group.rollouts, Account.CARRIED, Account.EXPIRED)
+        return len(expired)
+
+    def reject(self, uid: str, indices: Collection[int] | None, reason: str, judge: Judge, *, flat: bool) -> bool:
+        """Take rollouts of a group back: those named, or all. True if the group is lost.
+
+        A group is lost if the rest does not pass, or if it is in hand and none of its trained rollouts is left: the
+        caller has not seen the others. A group that is lost because it is ``flat`` has no gradient, and may fill a
+        batch up.
+        """
+        group = self._find(uid)
+        gone = {rollout.index for rollout in group.rollouts} if indices is None else set(indices)
+        left = tuple(rollout for rollout in group.rollouts if rollout.index not in gone)
+        trained = tuple(rollout for rollout in group.trained if rollout.index not in gone)
+        rest = replace(group, rollouts=left, trained=trained)
+        untrained = uid in self._in_hand and not trained
+        lost = not left or untrained or not judge(rest).keep
+        self._charge(group, [one for one in group.rollouts if lost or one.index in gone], reason)
+        if lost:
+            self._remove(group)
+            if flat:
+                self._hold(replace(group, trained=()), Account.REJECTED.because(reason))
+        elif uid in self._in_hand:
+            self._in_hand[uid] = rest, self._in_hand[uid][1]
+        else:
+            self._kept[uid] = rest
+        return lost
+
+    def trim(self, uid: str, indices: Collection[int]) -> None:
+        """Do not train these rollouts of a group in hand; its baseline still counts them."""
+        if uid not in self._in_hand:
+            raise ValueError(f"uid={uid!r} is not in the batch in hand: it cannot be trimmed")
+        group, account = self._in_hand[uid]
+        left_out = [rollout for rollout in group.trained if rollout.index in indices]
+        trained = tuple(rollout for rollout in group.trained if rollout.index not in indices)
+        if not trained:
+            raise ValueError(f"uid={uid!r} cannot be trimmed by {sorted(indices)}: no rollout would be trained")
+        self._accounts.move(left_out, account, Account.TRIMMED)
+        self._in_hand[uid] = replace(group, trained=trained), account
+
+    def _find(self, uid: str) -> Group:
+        group = self._in_hand[uid][0] if uid in self._in_hand else self._kept.get(uid)
+        if group is None:
+            raise ValueError(f"uid={uid!r} is neither in the batch in hand nor kept: it cannot be rejected")
+        return group
+
+    def _remove(self, group: Group) -> None:
+        if not self._in_hand.pop(group.uid, None):
+            del self._kept[group.uid]
+            self._release(group.prompt.index)
+
+    def _charge(self, group: Group, rollouts: Collection[Rollout], reason: str) -> None:
+        waiting = group.uid in self._kept
+        account = Account.CARRIED if waiting else self._in_hand[group.uid][1]
+        trained = {rollout.index for rollout in group.trained}
+        for rollout in rollouts:
+            origin = account if waiting or rollout.index in trained else Account.TRIMMED
+            self._accounts.move([rollout], origin, Account.REJECTED.because(reason))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "kept": [pack_group(group) for group in self._kept.values()],
+            "in_hand": [(pack_group(group), str(account)) for group, account in self._in_hand.values()],
+            "dropped": [(pack_group(group), str(account)) for group, account in self._dropped.values()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any], prompt: Callable[[dict[str, Any]], Prompt]) -> None:
+        """``prompt`` finds the prompt that a packed group is about."""
+
+        def unpack(packed: dict[str, Any]) -> Group:
+            return unpack_group(packed, prompt(packed))
+
+        self._kept = {packed["uid"]: unpack(packed) for packed in state["kept"]}
+        self._in_hand = {packed["uid"]: (unpack(packed), AccountName(account)) for packed, account in state["in_hand"]}
+        self._dropped = {packed["uid"]: (unpack(packed), AccountName(account)) for packed, account in state["dropped"]}
+
+
+def _beyond(group: Group) -> list[Rollout]:
+    """The rollouts of a taken group that are not trained."""
+    trained = {rollout.index for rollout in group.trained}
+    return [rollout for rollout in group.rollouts if rollout.index not in trained]

@@ -1,0 +1,146 @@
+"""Which prompts come next.
+
+Draws each prompt's pass rate from its posterior and takes the prompts nearest the target.
+
+Uncertain prompts draw widely and are tried now and then; prompts known to be always right or always wrong are not.
+A share of every choice is the next of the shuffled pass, so that no belief goes untested; beliefs are scored on
+these.
+No prompt is chosen while it is in hand: a batch needs at least as many prompts with signal as it has groups. Of a very
+large data set a fresh random ``window`` is drawn for: the nearest thousand of a quarter million are near enough.
+
+Skips prompts whose last visits had no variance, and returns to them now and then.
+
+After GRESO (arXiv 2506.02177): a prompt with a streak of s zero-variance visits is skipped with probability 1 − pˢ. The
+exploration rate p moves by a fixed step: down while more of what comes back is without variance than ``target``, up
+otherwise.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from goldilocks.core.beliefs import Beliefs
+from goldilocks.core.policy import Policy
+from goldilocks.core.prompt_order import PromptOrder
+from goldilocks.errors import require
+from goldilocks.types import Group
+
+
+class Selector(Policy):
+    """Chooses prompts, a generation batch at a time."""
+
+    needs_features: ClassVar[bool] = False  # whether ``use_features`` must be called before the first choice
+
+    @abstractmethod
+    def choose(self, pool: PromptOrder, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
+        """At most ``k`` indices: from ``pool.next``, the shuffled pass, or from ``pool.free``, all not in hand.
+
+        Fewer than ``k``, even none, says that there are no more for now.
+        """
+
+    def use_features(self, features: np.ndarray) -> None:
+        """Take a matrix with a row for each prompt of the source, in the source's order."""
+
+    def learn(self, group: Group, *, informative: bool) -> None:
+        """Told of every group when it is judged; ``informative``: its rewards differed."""
+
+    def learn_unjudged(self, group: Group) -> None:
+        """Told of every group that is given up before it is judged, with the rollouts it has had."""
+
+
+@dataclass
+class Uniform(Selector):
+    """The order of a shuffling data loader."""
+
+    def choose(self, pool: PromptOrder, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
+        return beliefs.probe(pool.next(k))
+
+
+@dataclass
+class Thompson(Selector):
+    """Thompson sampling on the distance to a pass rate of ``target``."""
+
+    target: float = 0.5
+    explore: float = 0.1
+    window: int = 262_144
+
+    def __post_init__(self) -> None:
+        require(0 < self.target < 1, "selector.target", self.target, "a pass rate in (0, 1)")
+        require(0 <= self.explore <= 1, "selector.explore", self.explore, "a share of uniform draws in [0, 1]")
+        require(self.window >= 1, "selector.window", self.window, "1 or more prompts")
+
+    def choose(self, pool: PromptOrder, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
+        rows = pool.free()
+        # Rounded up as often as the fraction says: a tenth of a choice of four is one prompt in two choices of five.
+        probes = np.intersect1d(pool.next(int(self.explore * k + rng.random())), rows)
+        window = max(self.window, k)
+        if len(rows) > window:
+            rows = rng.choice(rows, window, replace=False, shuffle=False)
+        rest = rows[~np.isin(rows, probes)]
+        return np.concatenate([beliefs.probe(probes), self._nearest(rest, beliefs, k - len(probes), rng)])
+
+    def _nearest(self, rows: np.ndarray, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
+        distance = np.abs(beliefs.draw(rows, rng) - np.float32(self.target))
+        if len(rows) > k:
+            nearest = np.argpartition(distance, k)[:k]
+            rows, distance = rows[nearest], distance[nearest]
+        return np.asarray(rows[np.argsort(distance, kind="stable")])
+
+
+@dataclass
+class Greso(Selector):
+    """The shuffled pass, less the prompts skipped on the way."""
+
+    target: float = 0.25
+    p: float = 0.5
+    step: float = 0.01
+    p_min: float = 0.05
+    p_max: float = 0.95
+    _judged: int = field(default=0, init=False)
+    _without_variance: int = field(default=0, init=False)
+    _skipped: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        require(0 < self.target < 1, "selector.target", self.target, "a share of zero-variance groups in (0, 1)")
+        require(0 < self.p_min <= self.p <= self.p_max < 1, "selector.p", self.p, "in (0, 1), within p_min and p_max")
+        require(0 <= self.step < 1, "selector.step", self.step, "in [0, 1)")
+
+    def choose(self, pool: PromptOrder, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
+        self._move()
+        chosen: list[int] = []
+        for _ in range(0, pool.size, k):  # at most one epoch is skipped through: a data set of streaks is still used
+            rows = pool.next(k - len(chosen))
+            go = rng.random(len(rows)) < self.p ** beliefs.streak[rows].astype(np.float64)
+            chosen.extend(rows[go].tolist())
+            self._skipped += int((~go).sum())
+            if len(chosen) >= k or not len(rows):
+                break
+        return np.asarray(chosen if chosen else pool.next(k), dtype=np.int64)
+
+    def learn(self, group: Group, *, informative: bool) -> None:
+        self._judged += 1
+        self._without_variance += not informative
+
+    def _move(self) -> None:
+        if self._judged:
+            direction = 1 if self._without_variance / self._judged <= self.target else -1
+            self.p = min(max(self.p + direction * self.step, self.p_min), self.p_max)
+            self._judged = self._without_variance = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        names = ("p", "_judged", "_without_variance", "_skipped")
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def metrics(self) -> dict[str, float]:
+        return {"selector/greso_p": self.p, "selector/greso_skipped": self._skipped}
+
+
+SELECTORS: dict[str, type[Selector]] = {"uniform": Uniform, "greso": Greso, "thompson": Thompson}

@@ -1,0 +1,255 @@
+"""How long the rollouts of a step would be if none were aborted.
+
+A rule that trains whatever finishes first trains short answers. The mean over finished rollouts does not show it, since
+the long ones that were aborted are missing from it. Their lengths are known in part: at least what they had written.
+The Kaplan-Meier estimate of the mean uses both: a rollout aborted at length L says nothing about what is longer, and
+counts as one that went past every length below L. A rollout that paused in an earlier step with B tokens says nothing
+about what is shorter than B: it counts from there on.
+
+What happened in one step, as metrics under the names people know.
+
+Groups are counted when they are judged. Kept and generated length and difficulty stand side by side, so that a filter
+that favours short answers or easy prompts shows.
+
+An estimate of the share of groups that survive the filter, by which a refill is sized.
+
+Before anything has been judged, ``gen_batch_size`` says what the user expects: 1,536 prompts for 512 groups is a keep
+rate of a third, and the first wave is then exactly one generation batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from goldilocks.core.policy import is_informative, signal
+from goldilocks.types import Event, Group, Rollout, Verdict
+
+
+class StartedLengths:
+    """Counts of finished and of aborted rollouts by length."""
+
+    def __init__(self) -> None:
+        self._finished: Counter[int] = Counter()
+        self._aborted: Counter[int] = Counter()
+        self._resumed: Counter[int] = Counter()  # by the length at which they went on
+
+    def add(self, tokens: int, *, finished: bool, before: int = 0) -> None:
+        """Count one rollout, of which ``before`` tokens were written in an earlier step."""
+        if tokens > before or not before:
+            (self._finished if finished else self._aborted)[tokens] += 1
+            self._resumed[before] += bool(before)
+
+    @property
+    def mean(self) -> float:
+        """The estimated mean length of everything that was started; 0 if nothing was."""
+        at_risk = self._finished.total() + self._aborted.total() - self._resumed.total()
+        mean, surviving, last = 0.0, 1.0, 0
+        for length in sorted({*self._finished, *self._aborted, *self._resumed}):
+            mean += surviving * (length - last)
+            surviving *= 1 - self._finished[length] / at_risk if at_risk else 1.0
+            at_risk += self._resumed[length] - self._finished[length] - self._aborted[length]
+            last = length
+        return mean
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: sorted(counts.items()) for name, counts in self._counts().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, counts in self._counts().items():
+            counts.clear()
+            counts.update(dict(state.get(name, [])))
+
+    def _counts(self) -> dict[str, Counter[int]]:
+        return {"finished": self._finished, "aborted": self._aborted, "resumed": self._resumed}
+
+
+@dataclass
+class Tally:
+    """Sums over groups."""
+
+    groups: int = 0
+    rollouts: int = 0
+    tokens: int = 0
+    reward: float = 0.0
+
+    def add(self, group: Group) -> None:
+        self.groups += 1
+        self.rollouts += len(group)
+        self.tokens += group.tokens
+        self.reward += sum(group.rewards)
+
+    @property
+    def mean_tokens(self) -> float:
+        return self.tokens / self.rollouts if self.rollouts else 0.0
+
+    @property
+    def mean_reward(self) -> float:
+        return self.reward / self.rollouts if self.rollouts else 0.0
+
+
+TALLIES = ("judged", "kept")
+
+
+@dataclass
+class StepStatistics:
+    """One step's counts."""
+
+    prompts_issued: int = 0
+    rollouts_asked: int = 0
+    tokens_arrived: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    judged: Tally = field(default_factory=Tally)
+    kept: Tally = field(default_factory=Tally)
+    started: StartedLengths = field(default_factory=StartedLengths)
+    dropped: dict[str, int] = field(default_factory=dict)
+    informative: int = 0
+    with_positive: int = 0
+    iterations: int = 0
+    fewest: int = 0
+    most: int = 0
+    expired: int = 0
+    rejected: int = 0
+    backfilled: int = 0
+
+    def arrive(self, event: Event, before: int) -> None:
+        """Count the tokens of one rollout, finished or not, less the ``before`` that were counted when it paused."""
+        self.tokens_arrived += event.tokens - before
+        self.started.add(event.tokens, finished=isinstance(event, Rollout), before=before)
+
+    def judge(self, group: Group, verdict: Verdict, *, informative: bool, positive: bool, iterations: int) -> None:
+        """Count one judged group."""
+        self.fewest = min(self.fewest, len(group)) if self.judged.groups else len(group)
+        self.most = max(self.most, len(group))
+        self.judged.add(group)
+        if verdict.keep:
+            self.kept.add(group)
+        else:
+            self.dropped[verdict.reason] = self.dropped.get(verdict.reason, 0) + 1
+        self.informative += informative
+        self.with_positive += positive
+        self.iterations = max(self.iterations, iterations)
+
+    def fail(self, reason: str) -> None:
+        """Count one failed rollout."""
+        self.failures[reason] = self.failures.get(reason, 0) + 1
+
+    def batch_metrics(self, batch: Sequence[Group], step: int) -> dict[str, float]:
+        """The batch in hand in metrics. ``length/trained_over_started`` is 1 where no length is favoured."""
+        lengths = [rollout.tokens for group in batch for rollout in group.trained]
+        fresh = [group for group in batch if not group.replays]
+        ages = [step - group.version for group in fresh]
+        scores = [rollout.reward for group in fresh for rollout in group.trained]
+        return {
+            "train/fresh_score": _ratio(math.fsum(scores), len(scores)),
+            "train/age_mean": _ratio(sum(ages), len(ages)),
+            "train/age_max": max(ages, default=0),
+            "train/informative_groups": sum(map(is_informative, batch)),
+            "train/signal": math.fsum(map(signal, batch)),
+            "length/trained_over_started": _ratio(_ratio(sum(lengths), len(lengths)), self.started.mean),
+        }
+
+    def num_gen_batches(self, gen_batch_size: int) -> int:
+        """Generation batches begun."""
+        return -(-self.prompts_issued // gen_batch_size)
+
+    def metrics(self, gen_batch_size: int) -> dict[str, float]:
+        """The step in metrics; ratios over nothing are 0."""
+        judged, kept = self.judged, self.kept
+        return {
+            "train/num_gen_batches": self.num_gen_batches(gen_batch_size),
+            "train/filtered_prompts_ratio": _ratio(kept.groups, judged.groups),
+            "train/prompts_issued": self.prompts_issued,
+            "train/groups_judged": judged.groups,
+            "train/groups_expired": self.expired,
+            "train/groups_rejected": self.rejected,
+            "train/groups_backfilled": self.backfilled,
+            "train/rollout_failures": sum(self.failures.values()),
+            "length/generated_mean": judged.mean_tokens,
+            "length/kept_mean": kept.mean_tokens,
+            "length/kept_over_generated": _ratio(kept.mean_tokens, judged.mean_tokens),
+            "difficulty/generated_mean_reward": judged.mean_reward,
+            "difficulty/kept_mean_reward": kept.mean_reward,
+            **{f"filter/dropped/{reason}": count for reason, count in self.dropped.items()},
+            **{f"train/rollout_failures/{reason}": count for reason, count in self.failures.items()},
+            **self._adaptive(),
+        }
+
+    def _adaptive(self) -> dict[str, float]:
+        judged = self.judged
+        values = {
+            "iterations": self.iterations,
+            "total_rollouts": judged.rollouts,
+            "avg_rollouts_per_sample": _ratio(judged.rollouts, judged.groups),
+            "min_rollouts_per_sample": self.fewest,
+            "max_rollouts_per_sample": self.most,
+            "samples_with_positive": self.with_positive,
+            "samples_without_positive": judged.groups - self.with_positive,
+            "positive_rate": _ratio(self.with_positive, judged.groups),
+            "efficiency": _ratio(judged.groups, judged.rollouts),
+            "informative_groups_per_1k_rollouts": 1000 * _ratio(self.informative, judged.rollouts),
+        }
+        return {f"adaptive_rollout/{name}": value for name, value in values.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        counts = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in (*TALLIES, "started")}
+        tallies = {name: asdict(getattr(self, name)) for name in TALLIES}
+        return {**counts, **tallies, "started": self.started.state_dict()}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> StepStatistics:
+        statistics = cls(**{**state, **{name: Tally(**state[name]) for name in TALLIES}, "started": StartedLengths()})
+        statistics.started.load_state_dict(state["started"])
+        return statistics
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+PRIOR_WEIGHT = 4.0  # groups' worth of belief in the user's expectation
+FORGETTING = 0.9  # per step: the policy moves, and the rate with it
+
+
+class KeepRate:
+    """A running estimate in (0, 1]."""
+
+    def __init__(self, prior: float) -> None:
+        self._prior = prior
+        self._kept = 0.0
+        self._judged = 0.0
+
+    @property
+    def value(self) -> float:
+        return (self._kept + PRIOR_WEIGHT * self._prior) / (self._judged + PRIOR_WEIGHT)
+
+    def prompts_for(self, groups: int, *, deviations: float) -> int:
+        """Return how many prompts to judge so that ``groups`` are kept, with so many standard deviations to spare.
+
+        The number kept of m prompts has mean mp and variance mp(1 − p): solve mp − d·√(mp(1 − p)) = groups for m.
+        """
+        p = self.value
+        spread = deviations / 2 * math.sqrt(p * (1 - p))
+        return math.ceil(((spread + math.sqrt(spread**2 + p * groups)) / p) ** 2 - 1e-9)
+
+    def observe(self, kept: bool) -> None:
+        self._judged += 1
+        self._kept += kept
+
+    def take_back(self, groups: int) -> None:
+        """Count groups that were kept as not kept: they were rejected, and the next refill asks for more."""
+        self._kept = max(self._kept - groups, 0.0)
+
+    def forget(self) -> None:
+        """Forget a part of what was counted, at the end of a step."""
+        self._judged *= FORGETTING
+        self._kept *= FORGETTING
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": self._kept, "judged": self._judged}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._kept, self._judged = float(state["kept"]), float(state["judged"])

@@ -1,0 +1,128 @@
+"""A ``state_dict`` on disk: JSON and its arrays in one ``.npz`` file. Loading executes no code.
+
+The collector's beliefs about the prompts it has visited, read from checkpoints.
+
+A belief is a Beta posterior over a prompt's pass rate. It is stored under the prompt's key, a hash of the prompt's
+content. A reader finds the text by the same hash, and shows the key where there is no text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from goldilocks.runs.files import replacing
+
+_STATE = "state"
+
+
+def save_state(state: dict[str, Any], path: str | Path) -> None:
+    """Write a nested state of JSON values and numpy arrays, whole or not at all."""
+    path = Path(path)
+    arrays: dict[str, np.ndarray] = {}
+    text = json.dumps(_without_arrays(state, arrays))
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, allow_pickle=False, **{_STATE: np.frombuffer(text.encode(), dtype=np.uint8), **arrays})
+
+
+def load_state(path: str | Path) -> dict[str, Any]:
+    """Return what ``save_state`` wrote."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        state = json.loads(arrays.pop(_STATE).tobytes())
+    except (KeyError, EOFError, ValueError) as error:
+        raise ValueError(f"{path} is not a saved state: {error}") from error
+    return dict(_with_arrays(state, arrays))
+
+
+def _without_arrays(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    if isinstance(value, np.ndarray):
+        name = f"array{len(arrays)}"
+        arrays[name] = value
+        return {"__array__": name}
+    if isinstance(value, dict):
+        return {key: _without_arrays(item, arrays) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_arrays(item, arrays) for item in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _with_arrays(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {"__array__"}:
+            return arrays[value["__array__"]]
+        return {key: _with_arrays(item, arrays) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_arrays(item, arrays) for item in value]
+    return value
+
+
+FILE = "goldilocks.npz"
+_FOLDER = re.compile(r"((global|interrupted)_step_|checkpoint-)(?P<step>\d+)")  # verl's and TRL's
+COLUMNS = ("keys", "positives", "negatives", "visits", "streak", "tokens", "last_step")
+
+
+@dataclass(frozen=True)
+class Belief:
+    """One prompt. ``pass_rate`` and ``spread``: the posterior's mean and standard deviation."""
+
+    key: int
+    pass_rate: float
+    spread: float
+    visits: int
+    streak: int
+    tokens: float
+    last_step: int
+
+
+@dataclass(frozen=True)
+class Beliefs:
+    """All beliefs of a checkpoint, the most visited prompts first."""
+
+    step: int
+    rows: tuple[Belief, ...]
+
+
+def checkpoints(directory: Path) -> list[tuple[int, Path]]:
+    """Return the saved collectors by step: of verl's and TRL's checkpoints, and of interrupted steps."""
+    folders = {folder: _FOLDER.fullmatch(folder.name) for folder in directory.glob("*[_-]*")}
+    found = [(int(match["step"]), folder / FILE) for folder, match in folders.items() if match]
+    return sorted((step, file) for step, file in found if file.is_file())
+
+
+def read_beliefs(step: int, file: Path) -> Beliefs:
+    """Return the beliefs in one saved collector. Raises ``ValueError`` if the file holds none or is incomplete."""
+    try:
+        beliefs = load_state(file)["collector"]["ledger"]
+        columns = [beliefs[name].tolist() for name in COLUMNS]
+        flat = np.ones((2, len(columns[0])))  # of a run from before there were priors
+        columns += np.asarray(beliefs.get("priors", flat)).tolist()
+    except (KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file} holds no beliefs: {error}") from error
+    rows = [_belief(*values) for values in zip(*columns, strict=True)]
+    return Beliefs(step, tuple(sorted(rows, key=lambda row: (-row.visits, row.key))))
+
+
+def _belief(
+    key: int,
+    positives: float,
+    negatives: float,
+    visits: int,
+    streak: int,
+    tokens: float,
+    last_step: int,
+    passes: float,
+    failures: float,
+) -> Belief:
+    """``passes`` and ``failures`` are the prior's."""
+    a, b = passes + positives, failures + negatives
+    spread = math.sqrt(a * b / (a + b + 1)) / (a + b)
+    return Belief(key, a / (a + b), spread, visits, streak, tokens, last_step)

@@ -1,0 +1,249 @@
+"""Go through a run's groups in their order, forecast each prompt's first visit from what came before, and score that.
+
+The forecasts are those of ``goldilocks.prior=strata`` or ``forecast``. No group is forecast by a prior that has learnt
+from it or from a later one. Only first visits are scored: of a prompt that was tried, its own rollouts tell.
+
+``goldilocks forecast RUN``: what would priors have known of prompts never tried?
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from goldilocks.core import Beliefs, ListSource
+from goldilocks.core.beliefs import log_loss
+from goldilocks.core.priors import Forecast, Prior, Strata
+from goldilocks.errors import require
+from goldilocks.features import Features, StrataSettings
+from goldilocks.runs.records import Record, columns_of, group_uids, read_records
+from goldilocks.types import Group, Rollout
+
+POSITIVE_THRESHOLD = 0.5
+WORTHS = np.geomspace(0.1, 1000, 161)  # rollouts
+RANKS = 4
+ENOUGH = 32  # first visits, after those of the first step
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """Groups in the order of their steps: which prompt, at which step, passes among trials."""
+
+    prompts: ListSource  # what they say, and the other columns of their rows
+    prompt: np.ndarray
+    step: np.ndarray
+    passes: np.ndarray
+    trials: np.ndarray
+
+
+@dataclass(frozen=True)
+class Hindsight:
+    """``worth``: rollouts of a prompt that a forecast counts as; ``worth_of_mean``: the same of the mean of all."""
+
+    prompts: int
+    groups: int
+    rollouts: int
+    scored: int
+    forecast_loss: float
+    mean_loss: float
+    worth: float
+    worth_of_mean: float
+    informative: float  # share of the scored groups whose rollouts differ
+    informative_by_rank: tuple[float, ...]  # the same by quarters, the forecast nearest a half first
+    signal_of_best: float  # p(1 − p) of the first quarter over that of all
+    ceiling: float  # 0.25 / mean p(1 − p): what knowing every pass rate could bring at most
+
+    @property
+    def skill(self) -> float:
+        """The share of the mean's log-loss that the forecast saves."""
+        return 1 - self.forecast_loss / self.mean_loss if self.mean_loss else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {**asdict(self), "skill": self.skill}
+
+
+def read_outcomes(path: Path) -> Outcomes:
+    """The groups of a run directory, of a directory of verl's dumps, or of a file of rollouts."""
+    rows = read_records(path / "rollouts" if (path / "rollouts").is_dir() else path)
+    groups: dict[str, list[Record]] = {}
+    for row, uid in zip(rows, group_uids(rows), strict=True):
+        groups.setdefault(uid, []).append(row)
+    return _outcomes(sorted(groups.values(), key=lambda group: _number(group[0], "step")), path)
+
+
+def _outcomes(groups: Sequence[Sequence[Record]], path: Path) -> Outcomes:
+    column = next((name for name in ("input", "prompt") if name in groups[0][0]), None)
+    require(column is not None, "RUN", str(path), "rollouts with a column input or prompt, score and step")
+    places: dict[str, int] = {}
+    prompt = [places.setdefault(str(group[0][str(column)]), len(places)) for group in groups]
+    first = {place: group[0] for place, group in reversed(list(zip(prompt, groups, strict=True)))}
+    columns = columns_of([first[place] for place in range(len(places))])
+    passes = [sum(_number(row, "score") >= POSITIVE_THRESHOLD for row in group) for group in groups]
+    steps = [_number(group[0], "step") for group in groups]
+    trials = [len(group) for group in groups]
+    source = ListSource(list(places), columns=columns)
+    return Outcomes(source, np.array(prompt), np.array(steps), np.array(passes, float), np.array(trials, float))
+
+
+def _number(row: Record, column: str) -> float:
+    value = row.get(column)
+    require(isinstance(value, (int, float)), column, value, "a number in every row")
+    return float(value)  # type: ignore[arg-type]
+
+
+def look_back(outcomes: Outcomes, prior: str = "forecast", columns: Sequence[str] = ()) -> Hindsight:
+    """Score the forecasts that a prior would have made; ``columns`` of the rollouts are its strata, or its features."""
+    scored, forecasts, means = _forecasts(outcomes, _prior(prior, outcomes.prompts, columns))
+    require(len(scored) >= ENOUGH, "RUN", f"{len(scored)} first visits", f"{ENOUGH} or more after the first step")
+    passes, trials = outcomes.passes[scored], outcomes.trials[scored]
+    several = trials > 1
+    spread = (passes * (trials - passes) / (trials * (trials - 1)).clip(1))[several]  # p(1 − p) without bias
+    ranks = _ranks(forecasts, outcomes.step[scored])
+    informative = (passes > 0) & (passes < trials)
+    return Hindsight(
+        prompts=len(outcomes.prompts),
+        groups=len(outcomes.step),
+        rollouts=int(outcomes.trials.sum()),
+        scored=len(scored),
+        forecast_loss=_loss(forecasts, passes / trials),
+        mean_loss=_loss(means, passes / trials),
+        worth=_worth(forecasts, passes, trials),
+        worth_of_mean=_worth(means, passes, trials),
+        informative=float(informative.mean()),
+        informative_by_rank=tuple(float(informative[ranks == rank].mean()) for rank in range(RANKS)),
+        signal_of_best=float(spread[ranks[several] == 0].mean() / max(spread.mean(), 1e-9)),
+        ceiling=float(0.25 / max(spread.mean(), 1e-9)),
+    )
+
+
+def _prior(name: str, prompts: ListSource, columns: Sequence[str]) -> Prior:
+    if name == "strata":
+        return Strata(StrataSettings(list(columns)).of(prompts))
+    return Forecast(Features(columns=list(columns)).of(prompts), prompts.keys())
+
+
+def _forecasts(outcomes: Outcomes, prior: Prior) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The groups that are first visits after the first step, with the forecast and the mean of all before each."""
+    beliefs = Beliefs(outcomes.prompts.keys(), prior=prior)
+    seen, passes, trials = np.zeros(len(beliefs), dtype=bool), 1.0, 2.0
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for number, step in enumerate(np.unique(outcomes.step)):
+        groups = np.flatnonzero(outcomes.step == step)
+        prompts = outcomes.prompt[groups]
+        fresh = groups[~seen[prompts]]
+        if number:
+            mean = np.full(len(fresh), passes / trials)
+            parts.append((fresh, beliefs.pass_rate(outcomes.prompt[fresh]).astype(np.float64), mean))
+        for group in groups.tolist():
+            _record(beliefs, outcomes, group, number)
+        passes, trials = passes + outcomes.passes[groups].sum(), trials + outcomes.trials[groups].sum()
+        seen[prompts] = True
+    none = (np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))
+    scored, forecasts, means = (np.concatenate(column) for column in zip(none, *parts, strict=True))
+    return scored, forecasts, means
+
+
+def _record(beliefs: Beliefs, outcomes: Outcomes, group: int, step: int) -> None:
+    passes, trials = int(outcomes.passes[group]), int(outcomes.trials[group])
+    rollouts = tuple(Rollout("g0", index, float(index < passes), 1) for index in range(trials))
+    prompt = outcomes.prompts[int(outcomes.prompt[group])]
+    told = Group("g0", prompt, rollouts, trials, step)
+    beliefs.record(told, informative=0 < passes < trials, step=step)
+
+
+def _loss(forecasts: np.ndarray, rates: np.ndarray) -> float:
+    return float(np.mean([log_loss(p, rate) for p, rate in zip(forecasts, rates, strict=True)]))
+
+
+def _ranks(forecasts: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """The quarter of its step that each forecast is in, the nearest to a half first."""
+    ranks = np.zeros(len(forecasts), dtype=np.int64)
+    for step in np.unique(steps):
+        own = np.flatnonzero(steps == step)
+        order = np.argsort(np.abs(forecasts[own] - 0.5), kind="stable")
+        ranks[own[order]] = np.arange(len(own)) * RANKS // len(own)
+    return ranks
+
+
+def _worth(forecasts: np.ndarray, passes: np.ndarray, trials: np.ndarray) -> float:
+    """The strength at which a beta-binomial around the forecasts makes what came out most probable."""
+    p = np.clip(forecasts, 0.01, 0.99)
+    return float(max(WORTHS, key=lambda worth: _log_likelihood(worth * p, worth * (1 - p), passes, trials)))
+
+
+def _log_likelihood(right: np.ndarray, wrong: np.ndarray, passes: np.ndarray, trials: np.ndarray) -> float:
+    """Of a Pólya urn with these many right and wrong balls; the number of orders is the same for all strengths."""
+    total = 0.0
+    for drawn in range(int(trials.max())):
+        total += float(np.log(right + drawn)[drawn < passes].sum())
+        total += float(np.log(wrong + drawn)[drawn < trials - passes].sum())
+        total -= float(np.log(right + wrong + drawn)[drawn < trials].sum())
+    return total
+
+
+PRIORS = ("strata", "forecast")
+LITTLE = 0.02  # of the mean's log-loss: no prior is worth a line that saves less
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What the command takes."""
+    parser.add_argument("run", metavar="RUN", type=Path, help="a run directory, a directory of verl's rollout dumps, "
+        "or a .jsonl, .csv or .parquet file with input, score and step a rollout")  # fmt: skip
+    parser.add_argument("--column", metavar="NAME", action="append", default=[], help="a column of the rollouts for "
+        "strata and features, such as level; again for another (default: strata by the text)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the lines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what the run's rollouts say."""
+    outcomes = read_outcomes(args.run)
+    found = {prior: look_back(outcomes, prior, args.column) for prior in PRIORS}
+    if args.json:
+        print(json.dumps({prior: one.as_dict() for prior, one in found.items()}, indent=2))
+    else:
+        print("\n".join(lines(found)))
+    return 0
+
+
+def lines(found: Mapping[str, Hindsight]) -> list[str]:
+    """The figures, each with what it means."""
+    any_ = next(iter(found.values()))
+    return [
+        f"{any_.prompts:,} prompts, {any_.groups:,} groups, {any_.rollouts:,} rollouts; "
+        f"{any_.scored:,} first visits forecast from the groups before them",
+        f"informative groups: {100 * any_.informative:.0f}%; knowing every pass rate: at most {any_.ceiling:.2f} times "
+        "p(1 - p)",
+        "",
+        f"{'':<12}log-loss  saved  worth in  informative by quarters,  p(1 - p) of the",
+        f"{'prior':<12}{'':<8}  {'':<5}  rollouts  nearest a half first     first quarter",
+        f"{'mean':<12}{any_.mean_loss:8.3f}  {'':<5}  {_worth(any_.worth_of_mean):>8}",
+        *(_line(prior, one) for prior, one in found.items()),
+        "",
+        _advice(found),
+    ]
+
+
+def _line(prior: str, one: Hindsight) -> str:
+    ranks = ", ".join(f"{100 * share:.0f}%" for share in one.informative_by_rank)
+    return (
+        f"{prior:<12}{one.forecast_loss:8.3f}  {100 * one.skill:+4.0f}%  {_worth(one.worth):>8}  {ranks:<24} "
+        f"{one.signal_of_best:.2f} times that of all"
+    )
+
+
+def _shown_worth(rollouts: float) -> str:
+    return f"over {WORTHS[-1]:,.0f}" if rollouts >= WORTHS[-1] else f"{rollouts:.1f}"
+
+
+def _advice(found: Mapping[str, Hindsight]) -> str:
+    best = max(found, key=lambda prior: found[prior].skill)
+    if found[best].skill <= LITTLE:
+        return "no prior would have known more than the mean: goldilocks.prior=flat is as good"
+    return f"goldilocks.prior={best} would have known most"

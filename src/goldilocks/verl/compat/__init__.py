@@ -1,0 +1,1 @@
+"""verl's V0 trainer, and the names of the documents."""

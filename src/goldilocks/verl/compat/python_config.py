@@ -1,0 +1,237 @@
+"""Configurations as Python objects, which become verl's config.
+
+Each class is a section of it, with the keys that matter most as fields; every other key of verl's goes into ``more``,
+by its dotted name. A field that is None is left as verl has it. Values are checked when they are given, names when the
+objects become verl's config: a key that verl does not have is an error that suggests the nearest.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from goldilocks.config.settings import MIN_STD, FilterGroups
+from goldilocks.core.filters import Variance
+from goldilocks.core.limits import Limits, Surplus
+from goldilocks.errors import nearest, require
+from goldilocks.types import OnExhausted, OnFull
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+# Sections whose keys verl does not have: ours are checked by Settings, Ray's by Ray.
+FREE = ("algorithm.filter_groups.", "adaptive_rollout.", "batch_filter.", "goldilocks.", "ray_kwargs.ray_init.")
+
+
+@dataclass(kw_only=True)
+class Section:
+    """A section of verl's config."""
+
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FilterGroupsConfig(FilterGroups):
+    """``algorithm.filter_groups``: dynamic sampling."""
+
+    def __post_init__(self) -> None:
+        require(bool(self.metric), "filter_groups.metric", self.metric, "acc, score, seq_reward or another metric")
+        on_exhausted = OnExhausted.parse("filter_groups.on_exhausted", self.on_exhausted)
+        Limits(max_num_gen_batches=self.max_num_gen_batches, on_exhausted=on_exhausted)
+        Surplus(self.max_carry_steps, OnFull.parse("filter_groups.on_full", self.on_full))
+        Variance(self.metric, MIN_STD if self.min_std is None else self.min_std)
+
+
+@dataclass
+class AlgoConfig(Section):
+    """``algorithm``: the advantage estimator and which groups are trained."""
+
+    adv_estimator: str | None = None
+    use_kl_in_reward: bool | None = None
+    norm_adv_by_std_in_grpo: bool | None = None
+    gamma: float | None = None
+    lam: float | None = None
+    filter_groups: Any = None  # FilterGroupsConfig, or verl's class of that name
+
+    def __post_init__(self) -> None:
+        require(self.adv_estimator != "", "algorithm.adv_estimator", self.adv_estimator, "the name of an estimator")
+        for key in ("gamma", "lam"):
+            value = getattr(self, key)
+            require(value is None or 0 <= value <= 1, f"algorithm.{key}", value, "a number from 0 to 1")
+
+
+@dataclass
+class DataConfig(Section):
+    """``data``: how many prompts are generated for and trained at a time, and where they are."""
+
+    train_batch_size: int | None = None
+    gen_batch_size: int | None = None
+    max_prompt_length: int | None = None
+    max_response_length: int | None = None
+    train_files: Any = None
+    val_files: Any = None
+    seed: int | None = None
+    shuffle: bool | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("train_batch_size", "gen_batch_size", "max_prompt_length", "max_response_length"):
+            _require_count("data", key, getattr(self, key))
+
+
+@dataclass
+class RolloutConfig(Section):
+    """``actor_rollout_ref.rollout``: generation."""
+
+    n: int | None = None
+    name: str | None = None
+    temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        _require_count("actor_rollout_ref.rollout", "n", self.n)
+        hot = self.temperature is None or self.temperature > 0
+        require(hot, "actor_rollout_ref.rollout.temperature", self.temperature, "a number above 0")
+
+
+@dataclass
+class ActorConfig(Section):
+    """``actor_rollout_ref.actor``: the policy's update."""
+
+    use_kl_loss: bool | None = None
+    kl_loss_coef: float | None = None
+    ppo_mini_batch_size: int | None = None
+    clip_ratio_low: float | None = None
+    clip_ratio_high: float | None = None
+    loss_agg_mode: str | None = None
+
+    def __post_init__(self) -> None:
+        _require_count("actor_rollout_ref.actor", "ppo_mini_batch_size", self.ppo_mini_batch_size)
+        for key in ("kl_loss_coef", "clip_ratio_low", "clip_ratio_high"):
+            value = getattr(self, key)
+            require(value is None or value >= 0, f"actor_rollout_ref.actor.{key}", value, "0 or more")
+
+
+@dataclass
+class ActorRolloutRefConfig(Section):
+    """``actor_rollout_ref``: the model, its update and its rollouts."""
+
+    rollout: RolloutConfig | Mapping[str, Any] = field(default_factory=RolloutConfig)
+    actor: ActorConfig | Mapping[str, Any] = field(default_factory=ActorConfig)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    ref: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class PPOTrainerConfig(Section):
+    """``trainer``: the length of the run, its machines, and what it writes."""
+
+    critic_warmup: int | None = None
+    total_training_steps: int | None = None
+    total_epochs: int | None = None
+    save_freq: int | None = None
+    test_freq: int | None = None
+    val_before_train: bool | None = None
+    default_local_dir: str | None = None
+    resume_mode: str | None = None
+    logger: Any = None
+    project_name: str | None = None
+    experiment_name: str | None = None
+    n_gpus_per_node: int | None = None
+    nnodes: int | None = None
+
+    def __post_init__(self) -> None:
+        warm = self.critic_warmup is None or self.critic_warmup >= 0
+        require(warm, "trainer.critic_warmup", self.critic_warmup, "0 or more updates")
+        for key in ("total_training_steps", "total_epochs", "n_gpus_per_node", "nnodes"):
+            _require_count("trainer", key, getattr(self, key))
+
+
+@dataclass
+class TrainerConfig(Section):
+    """The whole config. ``to_verl`` returns what verl's trainers take."""
+
+    algorithm: Any = field(default_factory=AlgoConfig)  # or verl's class of that name
+    data: DataConfig | Mapping[str, Any] = field(default_factory=DataConfig)
+    actor_rollout_ref: ActorRolloutRefConfig | Mapping[str, Any] = field(default_factory=ActorRolloutRefConfig)
+    trainer: PPOTrainerConfig | Mapping[str, Any] = field(default_factory=PPOTrainerConfig)
+    critic: Mapping[str, Any] = field(default_factory=dict)
+    reward: Mapping[str, Any] = field(default_factory=dict)
+    adaptive_rollout: Mapping[str, Any] = field(default_factory=dict)
+    goldilocks: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_verl(self) -> DictConfig:
+        """Return verl's defaults for this machine's device, with every value that is set here."""
+        from omegaconf import OmegaConf
+        from verl.utils.device import get_device_name
+
+        stock = _verl_defaults()
+        config = copy.deepcopy(_verl_defaults("+device=cpu") if get_device_name() == "cpu" else stock)
+        given = dict(_flat(self))
+        if "data.val_files" not in given:
+            config.data.val_files = None  # verl's default names files that do not exist
+        for key, value in given.items():
+            if not key.startswith(FREE):
+                _check_key(key, stock)
+            OmegaConf.update(config, key, value, force_add=True)
+        return config
+
+
+@functools.cache
+def _verl_defaults(*overrides: str) -> DictConfig:
+    from hydra import compose, initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+
+    running = GlobalHydra.instance().hydra  # of a script that is itself started by hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            return compose("ppo_trainer", overrides=list(overrides))
+    finally:
+        GlobalHydra.instance().hydra = running
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Return the values that are set, by their dotted names; ``more`` wins."""
+    items = _items(value)
+    if items is None:
+        yield prefix, value
+        return
+    for name, inner in items:
+        if inner is not None:
+            yield from _flat(inner, f"{prefix}.{name}".lstrip("."))
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]] | None:
+    """Return the values of a section, or None for a plain value. Of verl's classes, what differs from the default."""
+    if isinstance(value, Section):
+        plain = [(one.name, getattr(value, one.name)) for one in fields(value) if one.name != "more"]
+        return iter([*plain, *value.more.items()])
+    if isinstance(value, FilterGroups):
+        return iter(dataclasses.asdict(value).items())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        default = type(value)()
+        names = [one.name for one in fields(value) if getattr(value, one.name) != getattr(default, one.name)]
+        return iter([(name, getattr(value, name)) for name in names])
+    if isinstance(value, Mapping) and value:
+        return iter(value.items())
+    return iter(()) if isinstance(value, Mapping) else None
+
+
+def _check_key(key: str, stock: DictConfig) -> None:
+    """Check that verl has the key. A section that verl ships empty (``engine_kwargs.vllm``) takes any key."""
+    from omegaconf import DictConfig, OmegaConf
+
+    parent, _, name = key.rpartition(".")
+    section = OmegaConf.select(stock, parent) if parent else stock
+    known = [str(sibling) for sibling in section] if isinstance(section, DictConfig) else []
+    is_open = isinstance(section, DictConfig) and not section
+    if name not in known and not is_open:
+        suggestion = nearest(key, [f"{parent}.{sibling}" for sibling in known])
+        raise ValueError(f"{key} is not a key of verl's config{suggestion}")
+
+
+def _require_count(section: str, key: str, value: int | None) -> None:
+    require(value is None or value >= 1, f"{section}.{key}", value, "1 or more")

@@ -1,0 +1,110 @@
+"""Finished rollouts, kept on the driver until they are trained or dropped, and the batches made of them.
+
+A row is everything verl's batch holds of one rollout. Rows are copied out of the generation batch they came with, so
+that a dropped group's memory is free at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from verl import DataProto
+
+from goldilocks.filtering import pad_batch
+from goldilocks.types import Rollout
+from goldilocks.verl.store.stored_rows import load_rows, save_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rollout: a tensor or a value for each field."""
+
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Any]
+
+    def with_fields_of(self, other: Row) -> Row:
+        """Return a row with the fields of both; the other row wins."""
+        return Row({**self.tensors, **other.tensors}, {**self.values, **other.values})
+
+
+class RowStore:
+    """Rows by group and by their number in it."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[int, Row]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._groups.values()))
+
+    def put(self, uid: str, index: int, row: Row) -> None:
+        """Keep a row."""
+        self._groups.setdefault(uid, {})[index] = row
+
+    def retain(self, uids: Collection[str]) -> None:
+        """Delete the rows of every other group."""
+        self._groups = {uid: rows for uid, rows in self._groups.items() if uid in uids}
+
+    def batch(self, places: Iterable[tuple[str, int]]) -> DataProto:
+        """The rows of these (group, number) pairs, in this order, with their group's name as ``uid``."""
+        pairs = list(places)
+        rows = [self._groups[uid][index] for uid, index in pairs]
+        tensors = {name: torch.stack([row.tensors[name] for row in rows]) for name in rows[0].tensors}
+        names = dict.fromkeys(name for row in rows for name in row.values)
+        values = {name: _column([row.values.get(name) for row in rows]) for name in names}
+        values["uid"] = _objects([uid for uid, _ in pairs])
+        return DataProto.from_dict(tensors=tensors, non_tensors=values)
+
+    def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
+        """Write the rows of these rollouts."""
+        places = [(rollout.uid, rollout.index) for rollout in rollouts]
+        rows = [self._groups[uid][index] for uid, index in places]
+        save_rows([[*place, row.tensors, row.values] for place, row in zip(places, rows, strict=True)], folder)
+
+    def load(self, folder: Path) -> tuple[()]:
+        """Take back what ``save`` wrote; nothing that was unfinished can go on."""
+        for uid, index, tensors, values in load_rows(folder):
+            self.put(uid, index, Row(tensors, values))
+        return ()
+
+
+def rows_of(batch: DataProto) -> Iterator[Row]:
+    """The batch, row by row."""
+    columns = {name: column.unbind(0) for name, column in batch.batch.items()}
+    for place in range(len(batch)):
+        tensors = {name: column[place].clone() for name, column in columns.items()}
+        yield Row(tensors, {name: column[place] for name, column in batch.non_tensor_batch.items()})
+
+
+def pad_to(batch: DataProto, divisor: int) -> DataProto:
+    """Pad the batch at its end, with rows of zero mask, to a size that the workers can divide.
+
+    The batch that ``fit`` holds is never padded: padding is added on the way to the workers and cut from their answer.
+    """
+    if len(batch) % divisor == 0:
+        return batch
+    columns = batch.non_tensor_batch
+    rows = list(range(len(batch)))  # a uid per row, so that no row is moved to its group
+    padded = pad_batch({**batch.batch, **columns}, rows, None, divisor)
+    values = {name: padded.batch[name] for name in columns}
+    values["uid"] = _objects([*columns["uid"], *padded.uids[len(batch) :]])
+    tensors = {name: padded.batch[name] for name in batch.batch.keys()}  # noqa: SIM118
+    return DataProto.from_dict(tensors=tensors, non_tensors=values, meta_info=batch.meta_info)
+
+
+def _column(values: list[Any]) -> np.ndarray:
+    """Return numbers as a numeric array and anything else as objects, as verl has them."""
+    if all(isinstance(value, (bool, int, float, np.generic)) for value in values):
+        return np.array(values)
+    return _objects(values)
+
+
+def _objects(values: list[Any]) -> np.ndarray:
+    column = np.empty(len(values), dtype=object)
+    column[:] = values
+    return column

@@ -1,0 +1,290 @@
+"""``RayPPOTrainerWithSampling``: verl's V0 trainer with dynamic sampling and adaptive rollouts.
+
+The training loop is verl's ``fit``, unchanged: generation is where it generates, and the batch it gets is the one the
+collector takes. Every decision is ``goldilocks.core``'s. verl's V1 trainer does the same without waiting for the
+slowest rollout of a round (``trainer.v1.trainer_mode=goldilocks``); this one is for code that is built on V0.
+
+verl's V0 task runner, whose trainer is ours.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+import torch
+from omegaconf import DictConfig, OmegaConf, open_dict
+from torch.utils.data import Subset
+from verl import DataProto
+from verl.trainer import main_ppo_v0
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.utils.dataset.rl_dataset import collate_fn as verl_collate_fn
+
+from goldilocks.algorithms.behaviour import behaviour_log_probs
+from goldilocks.config.settings import Settings
+from goldilocks.drive.rehearsal import rehearse
+from goldilocks.errors import require
+from goldilocks.platforms import patches_env
+from goldilocks.verl.checks import check_v0
+from goldilocks.verl.compat.manager import STALE, TRAINED, CollectingManager, Pending, is_placeholder, placeholder
+from goldilocks.verl.compat.python_config import TrainerConfig
+from goldilocks.verl.compat.rewards import RewardFunction, mark_validation, route
+from goldilocks.verl.compat.rows import RowStore, pad_to
+from goldilocks.verl.epochs import UpdatesPerEpoch, schedule_note
+from goldilocks.verl.patches.table import V0_TRAINER
+from goldilocks.verl.source import DatasetSource, hidden_states, loader_order
+from goldilocks.verl.store.collector_checkpoint import CollectorCheckpoint, SavesCollector
+from goldilocks.verl.update.gates import KLPenalty, groups_without_signal
+from goldilocks.verl.update.validation import ValidatesByColumn
+
+
+class RayPPOTrainerWithSampling(SavesCollector, ValidatesByColumn, RayPPOTrainer):
+    """verl's ``RayPPOTrainer``: the same arguments, and ``reward_fn`` and ``val_reward_fn`` as functions.
+
+    ``config`` is verl's, or a ``TrainerConfig``. ``fit`` starts Ray and the workers if that has not been done.
+    """
+
+    checkpoint_manager: Any
+
+    def __init__(
+        self,
+        config: DictConfig | TrainerConfig,
+        tokenizer: Any,
+        role_worker_mapping: Any,
+        resource_pool_manager: Any,
+        *args: Any,
+        reward_fn: RewardFunction | None = None,
+        val_reward_fn: RewardFunction | None = None,
+        **kwargs: Any,
+    ) -> None:
+        documented = isinstance(config, TrainerConfig)
+        config = config.to_verl() if isinstance(config, TrainerConfig) else copy.deepcopy(config)
+        OmegaConf.resolve(config)
+        if documented and kwargs.get("val_dataset") is None and not config.data.val_files:
+            kwargs["val_dataset"] = _no_validation(config, kwargs.get("train_dataset"))
+        self.settings = Settings.from_config(config)
+        check_v0(config, self.settings)
+        if self.settings.trains_older_groups:
+            config.actor_rollout_ref.rollout.calculate_log_probs = True
+        self._routed = route(config, reward_fn, val_reward_fn)
+        self.rows = RowStore()
+        super().__init__(config, tokenizer, role_worker_mapping, resource_pool_manager, *args, **kwargs)
+
+    def _create_dataloader(self, train_dataset: Any, val_dataset: Any, collate_fn: Any, train_sampler: Any) -> None:
+        """Create verl's data loaders, for validation and the number of updates; the collector chooses prompts."""
+        with self._set(self.config.data, gen_batch_size=None):
+            super()._create_dataloader(train_dataset, val_dataset, collate_fn, train_sampler)
+        self._collate = collate_fn or verl_collate_fn
+        source = DatasetSource(self.train_dataset)
+        rehearse(self.settings, source)
+        order = loader_order(self.train_dataloader.sampler)
+        self.collector = self.settings.collector(
+            source, order, hidden_states=lambda: hidden_states(self.config, source)
+        )
+        self.epochs = UpdatesPerEpoch(self.config.trainer, self.collector)
+        if note := schedule_note(self.config, self.settings, self.total_training_steps):
+            print(note)
+        self.train_dataloader = _Placeholders(self)
+
+    def init_workers(self) -> None:
+        """Start verl's workers, and wrap their rollout manager in the collector's loop."""
+        super().init_workers()
+        self.async_rollout_manager = CollectingManager(
+            self.async_rollout_manager,
+            self.collector,
+            self.rows,
+            prompts=self._prompts,
+            generation_batch=super()._get_gen_batch,
+            review=self._without_final_signal if self.settings.judges_final_reward else None,
+        )
+        self.collector_checkpoint = CollectorCheckpoint(
+            self.config.trainer, self.collector, self.rows, manager=self.async_rollout_manager
+        )
+
+    def fit(self) -> None:
+        """verl's training loop."""
+        if not ray.is_initialized():
+            _start_ray(self.config)
+        if not hasattr(self, "async_rollout_manager"):
+            self.init_workers()
+        trainer, rollout = self.config.trainer, self.config.actor_rollout_ref.rollout
+        kept = trainer.balance_batch, trainer.total_epochs, rollout.n
+        try:
+            with self._keeping_what_was_generated():
+                super().fit()
+        finally:
+            trainer.balance_batch, trainer.total_epochs, rollout.n = kept
+
+    def _begin_training(self) -> None:
+        """Change what ``fit`` reads from here on; its loggers already have the user's config."""
+        trainer = self.config.trainer
+        self._balances = trainer.balance_batch
+        trainer.balance_batch = True  # called once a step with the metrics of fit
+        trainer.total_epochs = sys.maxsize  # epochs end with the prompts issued
+        self.config.actor_rollout_ref.rollout.n = 1  # each rollout is a row of its own
+        self.train_dataloader = _Placeholders(self)
+
+    # -- a batch -------------------------------------------------------------------------------------------------------
+
+    def _prompts(self, indices: Sequence[int]) -> DataProto:
+        batch = DataProto.from_single_dict(self._collate([self.train_dataset[index] for index in indices]))
+        batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        return batch
+
+    def _get_gen_batch(self, batch: DataProto) -> DataProto:
+        if is_placeholder(batch):
+            return Pending(batch)
+        generation = super()._get_gen_batch(batch)
+        if self._routed:
+            mark_validation(generation)
+        return generation
+
+    def _without_final_signal(self, batch: DataProto) -> list[str]:
+        """The groups whose reward after the KL penalty does not vary: it needs log-probs before the verdict."""
+        self.checkpoint_manager.sleep_replicas()
+        batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        batch.meta_info["global_token_num"] = batch.batch["attention_mask"].sum(-1).tolist()
+        old, _ = self._compute_old_log_prob(batch)
+        reference = self._compute_ref_log_prob(batch)
+        penalty = KLPenalty(self.config.algorithm.kl_penalty, self.kl_ctrl_in_reward.value)
+        penalties = penalty.of({**batch.batch, **old.batch, **reference.batch})
+        self.checkpoint_manager.update_weights(self.global_steps - 1)  # the same ones: it is how replicas are woken
+        scores, lowest = batch.batch["rm_scores"].sum(-1), self.settings.filter_groups.min_std
+        return groups_without_signal(batch.non_tensor_batch["uid"], scores, penalties, lowest)
+
+    # -- groups of different sizes -------------------------------------------------------------------------------------
+
+    def _balance_batch(self, batch: DataProto, metrics: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Called by ``fit`` once a step, with its metrics; balances if the user asked for it."""
+        metrics.update(self.collector.metrics())
+        self._metrics = metrics
+        if not self._balances:
+            return
+        rows = len(batch)
+        padded = pad_to(batch, self._ranks)
+        padded.batch["__row__"] = torch.arange(len(padded))
+        super()._balance_batch(padded, metrics, *args, **kwargs)
+        order = padded.batch.pop("__row__")
+        if padded is not batch:
+            batch.reorder(order[order < rows])
+
+    @property
+    def _ranks(self) -> int:
+        return self._get_dp_size(self.actor_rollout_wg, "actor")
+
+    def _compute_values(self, batch: DataProto) -> DataProto:
+        return super()._compute_values(pad_to(batch, self._ranks)).slice(0, len(batch))
+
+    def _compute_ref_log_prob(self, batch: DataProto) -> DataProto:
+        return super()._compute_ref_log_prob(pad_to(batch, self._ranks)).slice(0, len(batch))
+
+    def _compute_old_log_prob(self, batch: DataProto) -> tuple[DataProto, float]:
+        log_probs, utilisation = super()._compute_old_log_prob(pad_to(batch, self._ranks))
+        return log_probs.slice(0, len(batch)), utilisation
+
+    def _update_actor(self, batch: DataProto) -> DataProto:
+        """Train rows of older policies against the log-probs that were stored when they were written."""
+        stale = torch.from_numpy(batch.non_tensor_batch[STALE] & batch.non_tensor_batch[TRAINED])
+        correction = self.config.algorithm.get("rollout_correction", None)
+        batch.batch["old_log_probs"], metrics = behaviour_log_probs(batch.batch, stale, correction)
+        self._metrics.update(metrics)
+        return self._update(super()._update_actor, self.config.actor_rollout_ref.actor, batch)
+
+    def _update_critic(self, batch: DataProto) -> DataProto:
+        return self._update(super()._update_critic, self.config.critic, batch)
+
+    def _update(self, update: Callable[[DataProto], DataProto], section: DictConfig, batch: DataProto) -> DataProto:
+        """As many mini-batches as the user's sizes make of a training batch, which are counted in prompts."""
+        mini_batches = max(1, round(self.config.data.train_batch_size / section.ppo_mini_batch_size))
+        trained = batch.non_tensor_batch[TRAINED]
+        rows = pad_to(batch if trained.all() else batch.select_idxs(trained), self._ranks * mini_batches)
+        with self._set(section, ppo_mini_batch_size=len(rows) // mini_batches):
+            return update(rows)
+
+    @contextmanager
+    def _set(self, section: DictConfig, **values: Any) -> Iterator[None]:
+        """Set keys of the config within the block."""
+        before = {key: section.get(key) for key in values}
+        with open_dict(section):
+            section.update(values)
+            try:
+                yield
+            finally:
+                section.update(before)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        self._begin_training()
+
+
+class _Placeholders:
+    """What ``fit`` iterates over: a placeholder a step, for as long as an epoch of prompts lasts.
+
+    An epoch is a pass over the data in prompts issued. Without ``total_training_steps``, the step that begins when
+    fewer prompts are left than two steps need is the last.
+    """
+
+    def __init__(self, trainer: RayPPOTrainerWithSampling) -> None:
+        self._trainer = trainer
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        """``fit`` starts at epoch ``steps // len``: at 0, from where epochs that are over pass at once."""
+        return sys.maxsize
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        trainer, collector, epochs = self._trainer, self._trainer.collector, self._trainer.epochs
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        before = collector.prompts_issued - collector.target_groups
+        while epochs.current <= epoch:
+            issued = collector.prompts_issued
+            if epochs.prompts - issued < 2 * (issued - before):
+                trainer.total_training_steps = trainer.global_steps
+            before = issued
+            yield placeholder()
+
+    def state_dict(self) -> dict[str, Any]:
+        """verl saves this; the collector's own state is saved beside it."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing: the state is empty."""
+
+
+def _no_validation(config: DictConfig, train_dataset: Any) -> Any:
+    """Return one training prompt as validation data, which verl requires; it is never used."""
+    require(train_dataset is not None, "data.val_files", None, "files, or val_dataset, or train_dataset without either")
+    config.trainer.val_before_train, config.trainer.test_freq = False, -1
+    return Subset(train_dataset, [0])
+
+
+def _start_ray(config: DictConfig) -> None:
+    """Start Ray as verl's ``run_ppo`` does, with our patches."""
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    given = config.ray_kwargs.get("ray_init", {})
+    ours = {"env_vars": patches_env()}
+    runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), ours, given.get("runtime_env", {}))
+    arguments: Any = OmegaConf.to_container(OmegaConf.create({**given, "runtime_env": runtime_env}))
+    ray.init(**arguments)
+
+
+class SamplingTaskRunner(main_ppo_v0.TaskRunner.__ray_metadata__.modified_class):  # type: ignore[name-defined]
+    """Runs in a process of its own, in which verl's name of the trainer class is bound to ours."""
+
+    def run(self, config: Any) -> None:
+        """Train."""
+        if not V0_TRAINER.apply():
+            raise RuntimeError(
+                f"{V0_TRAINER.target} has changed: this verl's V0 task runner cannot be given our trainer"
+            )
+        super().run(config)
+
+
+SamplingTaskRunnerActor = ray.remote(SamplingTaskRunner)

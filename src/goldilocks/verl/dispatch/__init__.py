@@ -1,0 +1,1 @@
+"""Requests go to workers and servers, and events come back."""

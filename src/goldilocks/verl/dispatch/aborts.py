@@ -1,0 +1,107 @@
+"""How a request is ended early at each kind of rollout server, and whether the servers do so.
+
+verl 0.9.1's own ``abort_request`` does nothing on vLLM 0.12 and later: it looks a request up by the id that verl gave
+it, and vLLM keeps requests by an id of its own. Its SGLang server has none. So the engine inside the server actor is
+asked; the prefix cache stays as it is. Imported inside servers: nothing of verl or torch is imported here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Container
+from typing import Any
+
+from goldilocks.hashing import digest
+
+logger = logging.getLogger(__name__)
+
+# The source of verl's method that is known not to work. Where a version has another, that one is used.
+BROKEN_ON_VLLM = "cc93c245b4f855bf"
+TRIES, PAUSE_S = 20, 0.05  # a request may be asked to end before the engine has seen it
+SURE_AFTER = 16  # aborts without effect: it is not chance any more
+ENDED = ("aborted", "abort")  # what servers call it
+IDLE_TO_SLEEP = ("sglang",)  # engines that assert that they have no request when memory is released
+
+
+def ask_ours(server: Any, request_id: str) -> None:
+    """Ask the rollout server of this package."""
+    server.abort_request.remote(request_id)
+
+
+def ask_vllm(server: Any, request_id: str) -> None:
+    """Ask the engine of verl's vLLM server."""
+    server.__ray_call__.remote(abort_in_vllm, request_id)
+
+
+def ask_sglang(server: Any, request_id: str) -> None:
+    """Ask the engine of verl's SGLang server."""
+    server.__ray_call__.remote(abort_in_sglang, request_id)
+
+
+# Of another engine nothing is known: its requests run to their end.
+ASK: dict[str, Callable[[Any, str], None]] = {"transformers": ask_ours, "vllm": ask_vllm, "sglang": ask_sglang}
+
+
+def abort_in_vllm(server: Any, request_id: str) -> None:
+    """Runs inside the server: end the request on the engine's own event loop."""
+    own, engine = type(server).abort_request, server.engine
+    if engine.output_handler is None:  # no request was ever made
+        return
+    if digest(own) != BROKEN_ON_VLLM:
+        ending = own(server, request_id, reset_prefix_cache=False)
+    else:
+        requests = engine.output_processor
+        known = getattr(requests, "external_req_ids", requests.request_states)
+        ending = _end_when_known(known, request_id, engine.abort)
+    asyncio.run_coroutine_threadsafe(ending, engine.output_handler.get_loop())
+
+
+def abort_in_sglang(server: Any, request_id: str) -> None:
+    """Runs inside the server: the same for SGLang, which forgets an abort of a request that it does not know yet."""
+    manager = server.tokenizer_manager
+    if manager.event_loop is not None:  # else no request was ever made
+        ending = _end_when_known(manager.rid_to_state, request_id, manager.abort_request)
+        asyncio.run_coroutine_threadsafe(ending, manager.event_loop)
+
+
+async def _end_when_known(known: Container[str], request_id: str, end: Callable[[str], Any]) -> None:
+    for _ in range(TRIES):
+        if request_id in known:
+            ending = end(request_id)
+            if inspect.isawaitable(ending):
+                await ending
+            return
+        await asyncio.sleep(PAUSE_S)
+
+
+class Aborts:
+    """Asks for aborts and counts those that ended an answer."""
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+        self._ask = ASK.get(engine)
+        self.asked = self.ended = self.tokens = 0
+        self._said = False
+
+    def ask(self, server: Any, request_id: str) -> bool:
+        """Ask ``server`` to end the request; False where the engine has no way to do so."""
+        if self._ask is None:
+            return False
+        self._ask(server, request_id)
+        return True
+
+    def answered(self, stop_reason: str | None, tokens: int) -> None:
+        """A request that was to be ended has been answered, with so many tokens."""
+        self.asked += 1
+        if stop_reason in ENDED:
+            self.ended += 1
+            self.tokens += tokens
+        if self.asked >= SURE_AFTER and not self.ended and not self._said:
+            self._said = True
+            logger.warning(
+                "none of %d aborts ended an answer: rollout.name=%s does not abort; what nobody needs runs to its end",
+                self.asked,
+                self._engine,
+            )

@@ -1,0 +1,283 @@
+"""verl's client of the rollout servers, as our workers use it.
+
+It knows the sessions of its worker and which request each has at which server, so that they can be aborted there and
+waited for. A session that is paused waits here with what it has written, and asks for the rest when it goes on: its
+agent loop sees one answer. verl's load balancer is asked for a server only where there are several to choose from:
+verl's client sends it two messages a rollout. And a turn of many sessions goes to our server in one message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+from uuid import uuid4
+
+from omegaconf import OmegaConf
+from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY
+
+from goldilocks.engine.request import Generation
+from goldilocks.verl.dispatch.aborts import ENDED, Aborts
+from goldilocks.verl.dispatch.sampling_seed import continued
+from goldilocks.verl.dispatch.session import Answer, Cancelled, Deliver, NotNow, Reply, Session, Turn, current_session
+from goldilocks.verl.patches.vllm import TOP
+
+ASK_AGAIN_S = 1.0  # an abort that came before its request is made once more
+Server = tuple[str, Any]  # its name and its handle
+
+
+class StreamingClient(LLMServerClient):
+    """Takes over the state of ``client``, verl's own.
+
+    Invariant: a session of a cancelled group makes no further request, and what it has at a server is aborted.
+    """
+
+    def __init__(self, client: LLMServerClient) -> None:
+        vars(self).update(vars(client))
+        self._cancelled: set[str] = set()
+        self._sessions: dict[str, set[Session]] = {}
+        self._at_servers: set[Session] = set()
+        self._none_at_servers = asyncio.Event()
+        self._none_at_servers.set()
+        self._going = asyncio.Event()  # unless generation is paused
+        self._going.set()
+        self._only: asyncio.Task[Server | None] | None = None
+        self._held: set[str] = set()  # the requests that the balancer does not know of
+        self._booked: dict[str, str] = {}  # the server of each turn that the balancer knows of
+        self._places: dict[str, asyncio.Semaphore] = {}  # of each server
+        self.engine_s: dict[str, float] = {}  # seconds that each server's engine has spent on its steps
+        self.aborts = Aborts(self.config.actor_rollout_ref.rollout.name)
+        gates = OmegaConf.select(self.config, "batch_filter.enable_two_gate_filter")
+        on_vllm = self.config.actor_rollout_ref.rollout.name == "vllm"
+        self._extra = {"extra_args": {TOP: True}} if gates and on_vllm else {}  # our own server always has them
+
+    # -- sessions ------------------------------------------------------------------------------------------------------
+
+    def begin(self, uid: str, index: int, answers: Iterable[Answer] = ()) -> Session:
+        """A rollout of the group is about to be made; ``answers`` were saved when it was paused."""
+        session = Session(uid, index, answers=list(answers))
+        session.tokens = sum(count for _, count in session.versions)
+        self._sessions.setdefault(uid, set()).add(session)
+        return session
+
+    def end(self, session: Session) -> None:
+        """The rollout is made, or given up."""
+        self._sessions[session.uid].discard(session)
+        if not self._sessions[session.uid]:
+            del self._sessions[session.uid]
+            self._cancelled.discard(session.uid)
+
+    def cancel(self, uid: str) -> None:
+        """Abort what the group has at servers; one that cannot abort lets it run to its end."""
+        sessions = self._sessions.get(uid)
+        if not sessions:
+            return
+        self._cancelled.add(uid)
+        self._abort(session for session in sessions & self._at_servers if not session.aborted)
+
+    def is_cancelled(self, session: Session) -> bool:
+        """Whether nobody needs it any more."""
+        return session.uid in self._cancelled
+
+    async def pause(self, within: float) -> int:
+        """Stop every session with what it has written; return how many are still at a server after so many seconds."""
+        self._going.clear()
+        deadline = time.monotonic() + within
+        while self._at_servers and (left := deadline - time.monotonic()) > 0:
+            self._abort(self._at_servers)
+            await self.drained(min(left, ASK_AGAIN_S))
+        return len(self._at_servers)
+
+    def resume(self) -> None:
+        """Let every session go on."""
+        self._going.set()
+
+    @property
+    def unfinished(self) -> Iterator[Session]:
+        """The sessions that somebody needs."""
+        return (one for uid, group in self._sessions.items() if uid not in self._cancelled for one in group)
+
+    def _abort(self, sessions: Iterable[Session]) -> None:
+        for session in sessions:
+            if session.request_id:
+                session.aborted = self.aborts.ask(session.server, session.request_id)
+
+    async def drained(self, within: float) -> int:
+        """Wait until no session is at a server, at most so many seconds; return how many still are."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._none_at_servers.wait(), within)
+        return len(self._at_servers)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
+    ) -> Any:
+        """As verl's; returns when the answer is whole, however often it pauses. Validation has no sessions."""
+        session = current_session.get()
+        if session is None:
+            return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
+        answer = session.next_answer(prompt_ids)
+        while not answer.done:
+            await self._going.wait()
+            if self.is_cancelled(session):
+                raise Cancelled(session.uid)
+            params = continued(sampling_params, self.config.actor_rollout_ref.rollout, len(answer.token_ids))
+            if params.get("max_tokens", 1) < 1:
+                break  # stopped when it was as long as it may be
+            with contextlib.suppress(NotNow):
+                ids = [*prompt_ids, *answer.token_ids]
+                await self._add_to(answer, session, request_id, prompt_ids=ids, sampling_params=params, **kwargs)
+        return answer.output()
+
+    async def _add_to(self, answer: Answer, session: Session, request_id: str, **request: Any) -> None:
+        """Ask for an answer, or the rest of it. The session is at a server from here to the reply."""
+        request["sampling_params"] |= self._extra
+        self._sent(session)
+        try:
+            output = await super().generate(request_id, **request)
+            answer.parts.append(output)
+            self._charge(session, output.token_ids, output.stop_reason)
+            answer.done = output.stop_reason not in ENDED or self.is_cancelled(session)
+        finally:
+            self._back(session)
+
+    def _sent(self, session: Session) -> None:
+        self._at_servers.add(session)
+        self._none_at_servers.clear()
+
+    def _charge(self, session: Session, token_ids: list[int], stop_reason: str | None) -> None:
+        session.tokens += len(token_ids)
+        if session.aborted:
+            self.aborts.answered(stop_reason, len(token_ids))
+
+    def _back(self, session: Session) -> None:
+        session.server, session.request_id, session.aborted = None, "", False
+        self._at_servers.discard(session)
+        if not self._at_servers:
+            self._none_at_servers.set()
+
+    def _vllm_request_id(self, request_id: str) -> str:
+        """verl's name of a request; this is the last moment before it is sent."""
+        name: str = super()._vllm_request_id(request_id)
+        if session := current_session.get():
+            if self.is_cancelled(session):
+                raise Cancelled(session.uid)
+            if not self._going.is_set():
+                raise NotNow
+            session.request_id = name
+        return name
+
+    async def ask(self, turns: list[Turn], deliver: Deliver) -> None:
+        """Send each of our servers its turns in one message; ``deliver`` is called with replies as they come.
+
+        Returns when every turn is answered. These sessions do not pause.
+        """
+        for turn in turns:
+            self._sent(turn.session)
+        parts: dict[str, tuple[Any, list[Turn]]] = {}
+        for turn, chosen in zip(turns, await self._servers_for(turns), strict=True):
+            if isinstance(chosen, BaseException):
+                self._reply([Reply(turn, chosen)], deliver)
+            else:
+                parts.setdefault(chosen[0], (chosen[1], []))[1].append(turn)
+        await asyncio.gather(*(self._ask_server(name, *part, deliver) for name, part in parts.items()))
+
+    async def _servers_for(self, turns: list[Turn]) -> list[Server | BaseException]:
+        try:
+            only = await self._find_only(uuid4().hex)
+        except Exception as error:
+            return [error] * len(turns)
+        if only is not None:
+            return [only] * len(turns)
+        return await asyncio.gather(*map(self._book, turns), return_exceptions=True)
+
+    async def _book(self, turn: Turn) -> Server:
+        """The server that the load balancer gives the turn, which it is told of again when the reply is there."""
+        server: Server = await super()._acquire_server(turn.name, prompt_ids=turn.prompt_ids)
+        self._booked[turn.name] = server[0]
+        return server
+
+    async def _ask_server(self, name: str, server: Any, turns: list[Turn], deliver: Deliver) -> None:
+        unneeded = [turn for turn in turns if self.is_cancelled(turn.session)]
+        self._reply([Reply(turn, Cancelled(turn.session.uid)) for turn in unneeded], deliver)
+        waiting = {turn.name: turn for turn in turns if not self.is_cancelled(turn.session)}
+        if not waiting:
+            return
+        for turn in waiting.values():
+            turn.session.server, turn.session.request_id = server, turn.name
+        try:
+            requests = [(turn.name, turn.prompt_ids, turn.params) for turn in waiting.values()]
+            wave = uuid4().hex
+            answers = await server.generate_all.remote(wave, requests)
+            while True:
+                self.engine_s[name] = answers.busy_s
+                ended = [Reply(waiting.pop(one), outcome, answers.global_steps) for one, outcome in answers.outcomes]
+                self._reply(ended, deliver)
+                if not waiting:
+                    return
+                answers = await server.more_answers.remote(wave)
+        except Exception as error:  # the server is gone
+            self._reply([Reply(turn, error) for turn in waiting.values()], deliver)
+
+    def _reply(self, replies: list[Reply], deliver: Deliver) -> None:
+        for reply in replies:
+            if isinstance(reply.outcome, Generation):
+                self._charge(reply.turn.session, reply.outcome.token_ids, reply.outcome.stop_reason)
+            self._back(reply.turn.session)
+            if booked := self._booked.pop(reply.turn.name, None):
+                super()._release_server(booked, request_id=reply.turn.name)
+        if replies:
+            deliver(replies)
+
+    # -- servers -------------------------------------------------------------------------------------------------------
+
+    def look_again(self) -> None:
+        """A new wave of prompts: servers may have come or gone."""
+        self._only = None
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> Server:
+        name, server = await self._choose_server(request_id, **extra)
+        await self._place_at(name).acquire()
+        if session := current_session.get():
+            session.server = server
+        return name, server
+
+    async def _choose_server(self, request_id: str, **extra: Any) -> Server:
+        server = await self._find_only(request_id, **extra)
+        if server is None:
+            return await super()._acquire_server(request_id, **extra)
+        self._held.add(request_id)
+        return server
+
+    async def _find_only(self, request_id: str, **extra: Any) -> Server | None:
+        """The server of this wave if there is one; None where there are several."""
+        if self._only is None:
+            self._only = asyncio.create_task(self._only_server(request_id, extra))
+        return await self._only
+
+    async def _only_server(self, request_id: str, extra: dict[str, Any]) -> Server | None:
+        if len(await self._load_balancer.get_all_servers.remote()) != 1:
+            return None
+        server: Server = await super()._acquire_server(request_id, **extra)
+        super()._release_server(server[0], request_id=request_id)
+        return server
+
+    def _place_at(self, server: str) -> asyncio.Semaphore:
+        """Requests beyond what the server's actor takes at once wait here: an abort must not queue behind them."""
+        if server not in self._places:
+            rollout = self.config.actor_rollout_ref.rollout
+            at_once = max(1000 - CONTROL_METHOD_CONCURRENCY, rollout.max_num_seqs)
+            self._places[server] = asyncio.Semaphore(max(1, at_once // rollout.agent.num_workers))
+        return self._places[server]
+
+    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+        """As verl's; nothing is told of a request that nothing was asked for."""
+        self._place_at(server_id).release()
+        if request_id in self._held:
+            self._held.discard(request_id)
+        else:
+            super()._release_server(server_id, request_id=request_id)

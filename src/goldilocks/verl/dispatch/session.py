@@ -1,0 +1,181 @@
+"""The answer to one request, as far as it is written: by one policy, or by several if its rollout paused.
+
+A rollout that pauses is asked for again with what it has written behind its prompt. Every token keeps the log-prob and
+the version of the policy that wrote it.
+
+One rollout in the making, what it asks a rollout server for, and what it is answered.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from verl.workers.rollout.replica import TokenOutput
+
+from goldilocks.engine.request import Generation
+
+PER_TOKEN = ("top_log_probs",)  # extra fields that have a value for each token
+
+Versions = list[list[Any]]  # [version, how many tokens it wrote], in the order of the tokens; None: not said
+
+
+@dataclass
+class Answer:
+    """The parts that servers have returned, in order."""
+
+    prompt: str  # names what was asked
+    parts: list[TokenOutput] = field(default_factory=list)
+    done: bool = False
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for part in self.parts for token in part.token_ids]
+
+    @property
+    def versions(self) -> Versions:
+        """How many tokens each policy wrote; a rollout may pause more than once under one of them."""
+        written = [part for part in self.parts if part.token_ids]
+        by_version = itertools.groupby(written, lambda part: part.extra_fields.get("global_steps"))
+        return [[version, sum(len(part.token_ids) for part in parts)] for version, parts in by_version]
+
+    def output(self) -> TokenOutput:
+        """All parts as one output; what a server says once is taken from the last part."""
+        if len(self.parts) == 1:
+            return self.parts[0]
+        last = self.parts[-1]
+        said = [version for version, _ in self.versions if version is not None]
+        return last.model_copy(
+            update={
+                "token_ids": self.token_ids,
+                "log_probs": self._joined([part.log_probs for part in self.parts]),
+                "routed_experts": self._routed_experts(),
+                "num_preempted": sum(part.num_preempted or 0 for part in self.parts),
+                "extra_fields": {
+                    **{name: value for name, value in last.extra_fields.items() if name not in PER_TOKEN},
+                    **self._joined_fields(),
+                    "min_global_steps": min(said, default=None),
+                    "max_global_steps": max(said, default=None),
+                },
+            }
+        )
+
+    def _joined_fields(self) -> dict[str, list[Any]]:
+        """The extra fields that have a value for each token of every part."""
+        columns = {name: self._joined([part.extra_fields.get(name) for part in self.parts]) for name in PER_TOKEN}
+        return {name: column for name, column in columns.items() if column is not None}
+
+    def _joined(self, columns: Sequence[list[Any] | None]) -> list[Any] | None:
+        """The values of all tokens, given those of each part; None if a part with tokens has none."""
+        if any(column is None and part.token_ids for part, column in zip(self.parts, columns, strict=True)):
+            return None
+        return [value for column in columns for value in column or ()]
+
+    def _routed_experts(self) -> Any:
+        """A server returns those of the whole sequence; of a later part, the tokens before it are another policy's."""
+        rows = None
+        for part in self.parts:
+            if part.routed_experts is not None and part.token_ids:
+                own = part.routed_experts if rows is None else part.routed_experts[-len(part.token_ids) :]
+                rows = own if rows is None else np.concatenate([rows, own])
+        return rows
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"prompt": self.prompt, "done": self.done, "parts": [_packed(part) for part in self.parts]}
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Answer:
+        return cls(state["prompt"], [_unpacked(part) for part in state["parts"]], state["done"])
+
+
+def name_of(prompt_ids: Sequence[int]) -> str:
+    """A name for a prompt: an answer that was saved is only gone on with if the same is asked again."""
+    return hashlib.blake2b(np.asarray(prompt_ids, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
+
+
+def _packed(part: TokenOutput) -> dict[str, Any]:
+    """The fields, with numbers of each token as arrays."""
+    fields = {**part.model_dump(), "token_ids": np.array(part.token_ids, dtype=np.int64)}
+    extra = {name: _array(value) if name in PER_TOKEN else value for name, value in part.extra_fields.items()}
+    return {**fields, "log_probs": _array(part.log_probs), "extra_fields": extra}
+
+
+def _array(values: list[float] | None) -> np.ndarray | None:
+    return None if values is None else np.array(values, dtype=np.float32)
+
+
+def _unpacked(fields: Mapping[str, Any]) -> TokenOutput:
+    extra = {name: _list(value) if name in PER_TOKEN else value for name, value in fields["extra_fields"].items()}
+    columns = {name: _list(fields[name]) for name in ("token_ids", "log_probs")}
+    return TokenOutput(**{**fields, **columns, "extra_fields": extra})
+
+
+def _list(values: np.ndarray | None) -> list[Any] | None:
+    return None if values is None else values.tolist()
+
+
+@dataclass(eq=False)
+class Session:
+    """One rollout in the making: what it has cost so far, and where it is."""
+
+    uid: str
+    index: int
+    tokens: int = 0  # that servers have returned
+    server: Any = None  # that works on it now
+    request_id: str = ""  # by which that server knows it
+    aborted: bool = False  # whether that server was asked to end it
+    answers: list[Answer] = field(default_factory=list)  # to its requests, in order
+    asked: int = 0  # requests that its agent loop has made
+
+    @property
+    def versions(self) -> Versions:
+        """Which policy wrote how many of its tokens, in order."""
+        return [span for answer in self.answers for span in answer.versions]
+
+    def next_answer(self, prompt_ids: Sequence[int]) -> Answer:
+        """The answer to the next request of the agent loop: a new one, or the one that was saved for it."""
+        name, place = name_of(prompt_ids), self.asked
+        self.asked += 1
+        if place < len(self.answers) and self.answers[place].prompt == name:
+            return self.answers[place]
+        self.answers[place:] = [Answer(name)]  # what comes after another question is not the answer to this one
+        return self.answers[place]
+
+
+current_session: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
+
+
+class Cancelled(Exception):
+    """The group of this session is no longer needed."""
+
+
+class NotNow(Exception):
+    """Generation is paused: the request was not sent."""
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """What a session of a wave asks a server for."""
+
+    session: Session
+    prompt_ids: list[int]
+    params: dict[str, Any]
+    name: str = field(default_factory=lambda: uuid4().hex)  # of the request
+
+
+@dataclass(frozen=True)
+class Reply:
+    """To a turn: a generation, or the reason why there is none."""
+
+    turn: Turn
+    outcome: Generation | BaseException
+    global_steps: int | None = None  # the policy update that wrote it
+
+
+Deliver = Callable[[list[Reply]], None]

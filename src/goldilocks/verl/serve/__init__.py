@@ -1,0 +1,1 @@
+"""Our engine as a rollout server of verl."""

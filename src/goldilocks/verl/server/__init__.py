@@ -1,1 +1,0 @@
-"""The engine as a rollout server of verl."""

@@ -1,0 +1,1 @@
+"""Rows in the TransferQueue, from the answer to the checkpoint."""

@@ -1,0 +1,139 @@
+"""Rollouts that end together are put into the TransferQueue together.
+
+verl's worker packs and puts each trajectory by itself, which costs it more than everything else it does for one. Here
+what arrives while a put is under way goes with the next: no timer, and nobody waits when there is nothing to wait for.
+Invariant: a put returns when its own rows are stored, and raises what storing them raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import transfer_queue
+from transfer_queue.client import AsyncTransferQueueClient
+from transfer_queue.metadata import BatchMeta, extract_field_schema
+from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from goldilocks.hashing import digest
+
+Row = tuple[str, dict[str, Any], dict[str, Any]]  # its key, its fields, its tag
+Put = Callable[[str, list[Row]], Awaitable[None]]
+
+
+class Outbox:
+    """Gathers what is to be put, by partition and by the names of the fields, which a put has in common."""
+
+    def __init__(self, put: Put) -> None:
+        self._put = put
+        self._waiting: list[tuple[str, Row, asyncio.Future[None]]] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    async def send(self, partition: str, rows: list[Row]) -> None:
+        """Returns when these rows are stored."""
+        stored = [asyncio.get_running_loop().create_future() for _ in rows]
+        self._waiting += [(partition, row, future) for row, future in zip(rows, stored, strict=True)]
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_all())
+        await asyncio.gather(*stored)
+
+    async def _send_all(self) -> None:
+        try:
+            while self._waiting:
+                waiting, self._waiting = self._waiting, []
+                alike: dict[tuple[str, ...], list[tuple[Row, asyncio.Future[None]]]] = {}
+                for partition, row, future in waiting:
+                    alike.setdefault((partition, *sorted(row[1])), []).append((row, future))
+                for (partition, *_), pairs in alike.items():
+                    await self._send(partition, pairs)
+        finally:  # however it ended, the next to come starts anew
+            self._sending = None
+
+    async def _send(self, partition: str, pairs: list[tuple[Row, asyncio.Future[None]]]) -> None:
+        try:
+            await self._put(partition, [row for row, _ in pairs])
+        except Exception as error:
+            for _, future in pairs:
+                if not future.done():
+                    future.set_exception(error)
+        else:
+            for _, future in pairs:
+                if not future.done():
+                    future.set_result(None)
+
+
+async def put_rows(partition: str, rows: list[Row]) -> None:
+    """One put into the TransferQueue."""
+    keys, fields, tags = zip(*rows, strict=True)
+    columns: Any = Columns(fields) if takes_columns() else list_of_dict_to_tensordict(list(fields))
+    await transfer_queue.async_kv_batch_put(keys=list(keys), fields=columns, tags=list(tags), partition_id=partition)
+
+
+class Columns:
+    """Rows with the same fields, as the TransferQueue's own storage reads them off a ``TensorDict``.
+
+    A ``TensorDict`` wraps every value that is no tensor in an object of its own, and unwraps it when it is read: the
+    most expensive part of a put. Here such a field is a list.
+    """
+
+    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
+        self.batch_size = (len(rows),)
+        self._columns = {name: _column([row[name] for row in rows]) for name in rows[0]}
+
+    def __getitem__(self, name: str) -> Any:
+        return self._columns[name]
+
+    def keys(self) -> Iterable[str]:
+        """The names of the fields."""
+        return self._columns.keys()
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        """The fields with their names."""
+        return self._columns.items()
+
+
+def _column(values: list[Any]) -> Any:
+    """As verl's ``list_of_dict_to_tensordict`` has it; what is no tensor stays a list."""
+    if not all(isinstance(value, torch.Tensor) for value in values):
+        return values
+    if all(value.shape == values[0].shape for value in values):
+        return torch.stack(values)
+    return torch.nested.as_nested_tensor(values, layout=torch.jagged)
+
+
+# The functions that read what is put, and the digests of their sources: they ask it for nothing that Columns lacks.
+READERS: tuple[tuple[Callable[..., Any], str], ...] = (
+    (transfer_queue.async_kv_batch_put, "97365dc0dded415c"),
+    (AsyncTransferQueueClient.async_put, "22869a56ec9ae366"),
+    (AsyncSimpleStorageManager.put_data, "26d6cfa4821c162b"),
+    (AsyncSimpleStorageManager._select_by_positions, "6757e06828b8895f"),
+    (extract_field_schema, "f84ad55ae5498cfb"),
+    (BatchMeta.add_fields, "bf911fcb42e1470f"),
+)
+
+
+@cache
+def takes_columns() -> bool:
+    """Whether the TransferQueue of this process is the one that ``Columns`` was written for."""
+    manager = getattr(transfer_queue.get_client(), "storage_manager", None)
+    return type(manager) is AsyncSimpleStorageManager and all(digest(reader) == known for reader, known in READERS)
+
+
+class GatheringQueue:
+    """``transfer_queue`` as verl's worker sees it; only its puts of finished trajectories take another way."""
+
+    def __init__(self) -> None:
+        self._outbox = Outbox(put_rows)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(transfer_queue, name)
+
+    async def async_kv_batch_put(
+        self, keys: list[str], fields: list[dict[str, Any]], tags: list[dict[str, Any]], partition_id: str
+    ) -> None:
+        """As ``transfer_queue``'s, of fields that are not packed yet."""
+        await self._outbox.send(partition_id, list(zip(keys, fields, tags, strict=True)))

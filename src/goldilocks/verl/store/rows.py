@@ -1,0 +1,151 @@
+"""Rows of the TransferQueue: which a batch has, what is done to them where they are, and how they are saved."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from tensordict import NonTensorData, TensorDict
+from transfer_queue import KVBatchMeta
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
+from verl.workers.utils.padding import response_to_nested
+
+from goldilocks.algorithms import Untrained, weigh_prompts_equally
+from goldilocks.runs.records import split_row_key
+from goldilocks.types import Group, Rollout
+from goldilocks.verl.store.stored_rows import load_rows, save_rows
+from goldilocks.verl.store.unfinished import Unfinished
+
+UNFINISHED = "unfinished"  # the folder of rollouts that were in flight
+PARTITION = "train"  # where rollouts are stored in the TransferQueue
+
+# What a prompt's row carries from the sampler to the agent loops.
+ROLLOUTS = "__rollout_n__"  # how many sessions to run: verl's own name
+FIRST = "__rollout_first__"  # the number of the first of them
+VISIT_SEED = "__visit_seed__"  # what the noise of all of them comes from
+ANSWERS = "__answers__"  # by index, what rollouts that were saved unfinished have been answered
+
+
+class QueueRows:
+    """The rows that are in the queue, by group. The payload of a rollout is the keys and tags of its rows.
+
+    Rollouts that are not in the queue yet are ``unfinished``.
+    """
+
+    def __init__(self, unfinished: Unfinished) -> None:
+        self.unfinished = unfinished
+        self._keys: dict[str, list[str]] = {}
+
+    def note(self, uid: str, keys: Iterable[str]) -> None:
+        """These rows of the group are in the queue."""
+        self._keys.setdefault(uid, []).extend(keys)
+
+    def retain(self, uids: Collection[str]) -> None:
+        """Free the rows of every other group; verl itself frees those of the batch it trained."""
+        gone = [uid for uid in self._keys if uid not in uids]
+        clear(key for uid in gone for key in self._keys.pop(uid))
+
+    def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
+        """Copy the rows of these rollouts out of the queue."""
+        pairs = [pair for rollout in rollouts for pair in rollout.payload]
+        stored = tq.kv_batch_get(keys=[key for key, _ in pairs], partition_id=PARTITION) if pairs else []
+        fields = [{name: _plain(value) for name, value in stored[place].items()} for place in range(len(pairs))]
+        save_rows([[key, tag, row] for (key, tag), row in zip(pairs, fields, strict=True)], folder)
+        self.unfinished.save(folder / UNFINISHED)
+
+    def load(self, folder: Path) -> Collection[tuple[str, int]]:
+        """Put what ``save`` wrote back into the queue, under the same keys; return the rollouts that can go on."""
+        if rows := load_rows(folder):
+            self._put(rows)
+        return self.unfinished.load(folder / UNFINISHED)
+
+    def _put(self, rows: list[Any]) -> None:
+        keys, tags, fields = map(list, zip(*rows, strict=True))
+        tq.kv_batch_put(keys=keys, tags=tags, fields=list_of_dict_to_tensordict(fields), partition_id=PARTITION)
+        for key in keys:
+            self.note(split_row_key(key)[0], [key])
+
+
+def batch_of(groups: Iterable[Group]) -> KVBatchMeta:
+    """The rows that are trained, of groups that were taken, group by group."""
+    pairs = [pair for group in groups for rollout in group.trained for pair in rollout.payload]
+    return KVBatchMeta(partition_id=PARTITION, keys=[key for key, _ in pairs], tags=[dict(tag) for _, tag in pairs])
+
+
+def untrained_of(groups: Iterable[Group]) -> dict[str, list[Untrained]]:
+    """The rollouts of each group that are not trained and count in its baseline."""
+    return {group.uid: _beyond(group) for group in groups}
+
+
+def _beyond(group: Group) -> list[Untrained]:
+    trained = {rollout.index for rollout in group.trained}
+    return [Untrained(one.reward, one.tokens) for one in group.rollouts if one.index not in trained]
+
+
+def padding_keys(batch: KVBatchMeta) -> list[str]:
+    """The rows that verl added so that the workers can divide the batch."""
+    return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag.get("is_padding", False)]
+
+
+# What a worker said of whole sequences; the part that is trained on has been put under another name, or in the metrics.
+USED_UP = ("log_probs", "entropy")
+
+
+def tensor_fields(batch: KVBatchMeta, also: Iterable[str] = ()) -> list[str]:
+    """The fields that all rows have and that are tensors, and those named.
+
+    Rows that were generated in the same step have had the same done to them, so one of each step is asked for.
+    """
+    firsts = {tag.get("global_steps"): (key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True)}
+    keys, tags = zip(*firsts.values(), strict=True)
+    one_each = KVBatchMeta(partition_id=batch.partition_id, keys=list(keys), tags=list(tags))
+    schema = kv_batch_meta2batch_meta(one_each).field_schema
+    tensors = [name for name, about in schema.items() if not about["is_non_tensor"] or name in also]
+    return [name for name in tensors if name not in USED_UP]
+
+
+def zero_log_probs(keys: list[str], *, ref: bool) -> None:
+    """Rows added after log-probs were computed have a mask of zero: any value will do, but there must be one."""
+    if not keys:
+        return
+    mask = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["response_mask"])["response_mask"]
+    zeros = torch.zeros_like(mask, dtype=torch.float32)
+    names = ["old_log_probs", "entropy", *(["ref_log_prob"] if ref else [])]
+    fields = TensorDict(dict.fromkeys(names, zeros), batch_size=len(keys))
+    tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields)
+
+
+def leave_log_probs_open(keys: list[str]) -> None:
+    """NaN says that the update's own pass gives the log-probs of these rows."""
+    if not keys:
+        return
+    mask = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["response_mask"])["response_mask"]
+    fields = TensorDict({"old_log_probs": torch.full_like(mask, torch.nan, dtype=torch.float32)}, batch_size=len(keys))
+    tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields)
+
+
+def weigh_advantages(batch: KVBatchMeta, loss_agg_mode: str) -> None:
+    """Each prompt weighs the same, however many rollouts it has."""
+    fields = ["advantages", "response_mask", "uid"]
+    stored = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=fields)
+    uids = stored.pop("uid").tolist()
+    nested_mask = stored["response_mask"]
+    padded = stored.to_padded_tensor()
+    weighed = weigh_prompts_equally(padded["advantages"], padded["response_mask"], uids, loss_agg_mode)
+    advantages = TensorDict({"advantages": response_to_nested(weighed, nested_mask)}, batch_size=len(batch))
+    tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=advantages)
+
+
+def clear(keys: Iterable[str]) -> None:
+    """Free these rows."""
+    gone = list(keys)
+    if gone:
+        tq.kv_clear(keys=gone, partition_id=PARTITION)
+
+
+def _plain(value: Any) -> Any:
+    return value.data if isinstance(value, NonTensorData) else value

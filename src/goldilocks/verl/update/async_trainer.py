@@ -1,0 +1,92 @@
+"""verl's asynchronous V1 trainer with the collector in its replay buffer's place: ``trainer_mode: goldilocks_async``.
+
+Rollout servers have devices of their own. They generate while the trainer trains; when it has new weights, verl stops
+what they are writing, loads the weights, and lets it go on. So every rollout is as if it paused at each update
+(``on_full: partial``), and the collector bounds how old a group may be.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from omegaconf import DictConfig, open_dict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import logger as verl_logger
+
+from goldilocks.errors import require
+from goldilocks.types import OnFull
+from goldilocks.verl.update.sampler import NeverPausing
+from goldilocks.verl.update.trainer import CollectorTrainer
+
+ENGINE = "goldilocks.verl.serve.ray_weights"  # registers the checkpoint engine ``ray``
+
+
+@register_trainer("goldilocks_async")
+class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
+    """``CollectorTrainer`` on devices of its own, beside rollout servers on theirs."""
+
+    replay_buffer: NeverPausing
+
+    def __init__(self, config: DictConfig) -> None:
+        prepare(config)
+        super().__init__(config)
+
+    def _setup(self) -> None:
+        """verl 0.9.1 passes ``flush`` to a logger here, which raises, unless the logger has nothing to say."""
+        level = verl_logger.level
+        verl_logger.setLevel(logging.WARNING)
+        super()._setup()
+        verl_logger.setLevel(level)
+
+    def _build_replay_buffer(self) -> NeverPausing:
+        return NeverPausing(self.config)
+
+    def _init_dataloader(self) -> None:
+        super()._init_dataloader()
+        self.collector.ahead = self.collector.target_groups  # the servers have work while the trainer trains
+
+    def on_train_begin(self) -> None:
+        """verl would fetch prompts ahead; the collector issues them."""
+
+    def _log_probs(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Of the policy that is trained; verl keeps a copy of it for several updates per batch, which are one here."""
+        with self._tensors_only(batch):
+            return PPOTrainer._compute_old_log_prob(self, batch, metrics)
+
+    def _more_rollouts(self) -> None:
+        """Wait for more groups; the servers never stopped."""
+        self.replay_buffer.fill(self.global_steps)
+
+    def _save_checkpoint(self) -> None:
+        self.replay_buffer.observe_all()
+        super()._save_checkpoint()
+
+
+def prepare(config: DictConfig) -> None:
+    """Check what verl's trainer needs, and set what follows from it."""
+    rollout, groups = config.actor_rollout_ref.rollout, config.algorithm.filter_groups
+    require(rollout.nnodes > 0, "actor_rollout_ref.rollout.nnodes", rollout.nnodes, _with("1 or more: servers' own"))
+    engine = rollout.checkpoint_engine
+    require(
+        engine.backend != "naive",
+        "actor_rollout_ref.rollout.checkpoint_engine.backend",
+        engine.backend,
+        _with("ray (any machine), nccl (GPUs) or another of verl's between devices"),
+    )
+    on_full = groups.get("on_full", OnFull.PARTIAL)
+    accepted = _with("partial, or left out: generation never pauses")
+    require(on_full in (OnFull.PARTIAL, OnFull.FINISH), "algorithm.filter_groups.on_full", on_full, accepted)
+    with open_dict(config):
+        groups.on_full = str(OnFull.PARTIAL)
+        config.actor_rollout_ref.hybrid_engine = False
+        updates: Any = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
+        config.trainer.v1.separate_async.parameter_sync_step = updates
+        if engine.backend == "ray":
+            engine.custom_backend_module = ENGINE
+
+
+def _with(accepted: str) -> str:
+    return f"{accepted}, with trainer.v1.trainer_mode=goldilocks_async"

@@ -1,0 +1,119 @@
+"""When one forward pass is enough for an update, and which rows it needs.
+
+- One optimizer step per batch: the policy that is trained is the one whose log-probs ``old_log_probs`` would hold, so
+  the pass that computes the gradient also gives them. verl computes them in a pass of their own.
+- A row whose advantages are all zero adds nothing to the gradient where the loss has no KL and no entropy term. It is
+  counted in the loss's denominator and not computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf, open_dict
+from transfer_queue import KVBatchMeta
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
+
+from goldilocks.verl.patches.one_pass import DISTANCE, WHOLE_ROWS, WHOLE_TOKENS
+from goldilocks.verl.patches.switch import in_force
+from goldilocks.verl.patches.table import ONE_PASS
+from goldilocks.verl.store.behaviour import stale_rows
+from goldilocks.verl.update.driver_queue import signal
+
+# Losses that are a sum over rows, each proportional to its advantages.
+BY_ROW = ("vanilla", "gspo")
+DISTANCES = tuple(f"{DISTANCE}_{part}" for part in ("valid", "mean", "max"))
+
+
+@dataclass(frozen=True)
+class OnePass:
+    """What of it a config allows."""
+
+    own_log_probs: bool
+    rows_with_signal: bool
+
+    @classmethod
+    def of(cls, config: DictConfig, *, mini_batches: int, gate: bool) -> OnePass:
+        """``own_log_probs``: nothing but the loss reads ``old_log_probs``, in one optimizer step."""
+        if not in_force(ONE_PASS):
+            return cls(False, False)
+        actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+        correction = algorithm.get("rollout_correction") or {}
+        corrected = any(correction.get(key) for key in ("rollout_is", "rollout_rs", "bypass_mode"))
+        distilled = OmegaConf.select(config, "distillation.enabled", default=False)
+        one_update = mini_batches == 1 and actor.ppo_epochs == 1 and not distilled
+        own = one_update and not gate and not algorithm.use_kl_in_reward and not corrected
+        by_row = actor.policy_loss.get("loss_mode", "vanilla") in BY_ROW and _counts_rows_alone(actor)
+        only_advantages = not actor.use_kl_loss and not actor.entropy_coeff and not actor.calculate_entropy
+        return cls(own, one_update and not corrected and by_row and only_advantages)
+
+    @contextmanager
+    def without_correction(self, config: DictConfig) -> Iterator[None]:
+        """verl compares ``old_log_probs`` with the engine's, for metrics alone, where a correction is configured."""
+        before = config.algorithm.get("rollout_correction")
+        with open_dict(config):
+            config.algorithm.rollout_correction = None if self.own_log_probs else before
+            try:
+                yield
+            finally:
+                config.algorithm.rollout_correction = before
+
+    def metrics(self, part: KVBatchMeta, found: dict[str, Any]) -> dict[str, float]:
+        """How many rows were computed; what the update found is named as the pass that was left out names it."""
+        moved = {name: found.pop(f"actor/{name}") for name in DISTANCES if f"actor/{name}" in found}
+        computed = {"train/rows_computed": len(part)} if self.rows_with_signal else {}
+        return {**computed, **{f"training/{name}": value for name, value in moved.items()}}
+
+    def older_rows(self, batch: KVBatchMeta, policy: int, multiple: int) -> KVBatchMeta | None:
+        """The rows that are trained against the policy that wrote them, and so many more that ranks can share them."""
+        stale = stale_rows(batch, policy)
+        if not any(stale):
+            return None
+        return batch.select_keys(balanced([batch.keys[place] for place in chosen(stale, multiple)], batch, multiple))
+
+    def rows(self, batch: KVBatchMeta, multiple: int) -> KVBatchMeta:
+        """The rows that the update computes, a multiple of ``multiple``, told of the size of the whole batch."""
+        if not (self.own_log_probs or self.rows_with_signal):
+            return batch
+        stored = signal(batch)
+        keys = batch.keys
+        if self.rows_with_signal:
+            advantages = stored["advantages"]
+            active = stored["response_mask"].values().bool() & (advantages.values() != 0)
+            before = torch.cat([torch.zeros(1, dtype=torch.long), active.cumsum(0)])[advantages.offsets()]
+            found = before.diff() > 0
+            keys = balanced([batch.keys[place] for place in chosen(found.tolist(), multiple)], batch, multiple)
+        part = batch.select_keys(keys)
+        part.extra_info[WHOLE_ROWS] = len(batch)
+        part.extra_info[WHOLE_TOKENS] = int(stored["response_mask"].values().sum())
+        return part
+
+
+def chosen(signal: list[bool], multiple: int) -> list[int]:
+    """The places of rows with signal, and of as many others as make them a multiple; at least one multiple.
+
+    An update without any row would be none at all, and the optimizer's momentum would not move.
+    """
+    with_signal = [place for place, has in enumerate(signal) if has]
+    others = (place for place, has in enumerate(signal) if not has)
+    missing = -len(with_signal) % multiple if with_signal else multiple
+    return sorted(with_signal + [next(others) for _ in range(missing)])
+
+
+def balanced(keys: list[str], batch: KVBatchMeta, ranks: int) -> list[str]:
+    """The rows in the order in which ranks get equally many of them, with about the same work."""
+    if ranks == 1:
+        return keys
+    length = {key: tag["seq_len"] for key, tag in zip(batch.keys, batch.tags, strict=True)}
+    work = calculate_workload(torch.tensor([length[key] for key in keys]))
+    parts = get_seqlen_balanced_partitions(work.tolist(), k_partitions=ranks, equal_size=True)
+    return [keys[place] for part in parts for place in part]
+
+
+def _counts_rows_alone(actor: Any) -> bool:
+    """Whether the loss's denominator is that of the whole batch, and not the width of a micro-batch."""
+    return actor.loss_agg_mode != "seq-mean-token-sum-norm" or actor.loss_scale_factor is not None

@@ -1,0 +1,322 @@
+"""verl's V1 trainers with the collector in the place of their replay buffer; the synchronous one is ``goldilocks``.
+
+With everything off it trains what verl's ``sync`` trains, prompt for prompt. Only the seams that verl has are used; the
+training loop is verl's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from omegaconf import DictConfig, open_dict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.debug import marked_timer
+
+from goldilocks.algorithms import untrained_rollouts
+from goldilocks.config.settings import Settings
+from goldilocks.drive.refill import Refills
+from goldilocks.drive.rehearsal import rehearse
+from goldilocks.runs.budget import Meter
+from goldilocks.types import Group
+from goldilocks.verl.checks import MANAGER, check_v1
+from goldilocks.verl.epochs import UpdatesPerEpoch, schedule_note
+from goldilocks.verl.estimators import estimator_for
+from goldilocks.verl.patches.table import GROUP_NUMBERS
+from goldilocks.verl.source import DatasetSource, hidden_states, loader_order
+from goldilocks.verl.store.behaviour import store_log_probs, use_behaviour_log_probs
+from goldilocks.verl.store.collector_checkpoint import CollectorCheckpoint, SavesCollector
+from goldilocks.verl.store.replayed_rows import ReplayedRows, without
+from goldilocks.verl.store.rows import (
+    batch_of,
+    clear,
+    leave_log_probs_open,
+    padding_keys,
+    tensor_fields,
+    untrained_of,
+    weigh_advantages,
+    zero_log_probs,
+)
+from goldilocks.verl.update.driver_queue import advantages
+from goldilocks.verl.update.gates import Gate, KLPenalty, build_gate
+from goldilocks.verl.update.guard import GuardedLoss, guard_metrics
+from goldilocks.verl.update.one_pass import OnePass
+from goldilocks.verl.update.sampler import CollectorSampler
+from goldilocks.verl.update.validation import ValidatesByColumn
+
+PROMPT_MEAN = "prompt-mean"
+MULTI_MODAL = ("multi_modal_inputs",)
+
+
+class CollectorTrainer(SavesCollector, ValidatesByColumn, ReplayedRows):
+    """Mixed into one of verl's trainers: a ``Collector`` decides which prompts are rolled out, how often, and which
+    groups are trained."""
+
+    replay_buffer: CollectorSampler
+    gate: Gate | None
+
+    def __init__(self, config: DictConfig) -> None:
+        self.settings = Settings.from_config(config)
+        check_v1(config)
+        with open_dict(config):
+            config.actor_rollout_ref.rollout.agent.agent_loop_manager_class = MANAGER
+        config.algorithm.adv_estimator = estimator_for(self.settings)
+        if self.settings.trains_older_groups:
+            store_log_probs(config)
+        GROUP_NUMBERS.apply()
+        super().__init__(config)
+
+    @property
+    def trainer_mode(self) -> str:
+        """verl compares this name to choose between its synchronous and its asynchronous branches."""
+        return "sync"
+
+    @trainer_mode.setter
+    def trainer_mode(self, name: str) -> None:
+        pass
+
+    def _build_replay_buffer(self) -> CollectorSampler:
+        return CollectorSampler(self.config)
+
+    def _init_dataloader(self) -> None:
+        gen_batch_size = self.config.data.get("gen_batch_size", None)
+        super()._init_dataloader()
+        with open_dict(self.config):
+            self.config.data.gen_batch_size = gen_batch_size  # verl sets it to 1 where groups are filtered
+        source = DatasetSource(self.train_dataset)
+        rehearse(self.settings, source)
+        order = loader_order(self.train_dataloader.sampler)
+        self.collector = self.settings.collector(
+            source, order, hidden_states=lambda: hidden_states(self.config, source)
+        )
+        self.replay_buffer.collector = self.collector
+        self.meter = Meter(self.settings.budget(), self.collector.accounts)
+        self.steps_per_epoch = self.epochs = UpdatesPerEpoch(self.config.trainer, self.collector)
+        if note := schedule_note(self.config, self.settings, self.total_training_steps):
+            print(note)
+        self.gate = build_gate(self.settings, self._kl_penalty)
+        parts = {"meter": self.meter} | ({} if self.gate is None else {"gate": self.gate})
+        self.collector_checkpoint = CollectorCheckpoint(
+            self.config.trainer, self.collector, self.replay_buffer.rows, **parts
+        )
+        mini_batches = self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        self.one_pass = OnePass.of(self.config, mini_batches=mini_batches, gate=self.gate is not None)
+
+    def _kl_penalty(self) -> KLPenalty:
+        return KLPenalty(self.config.algorithm.kl_penalty, self.kl_ctrl_in_reward.value)
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """verl's loop; the sampler is given the workers it asks, and the workers the loss that the guard is in."""
+        self.replay_buffer.manager = agent_loop_manager
+        if self.settings.guard().enable:
+            loss = GuardedLoss(self.config.actor_rollout_ref.actor, self.settings.guard())
+            self.actor_rollout_wg.set_loss_fn(loss)
+        self._end_if_over({})  # a run that is started again may have nothing left to do
+        super().fit(agent_loop_manager)
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def prepare_step(self) -> dict[str, float]:
+        """Prompts are issued by the collector, as rollouts arrive."""
+        return {}
+
+    def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
+        with self._keeping_what_was_generated():
+            batch = super()._step_once(metrics, timing_raw, sample_batch_size)
+        metrics.update(self.collector.metrics())
+        return batch
+
+    # -- an end ------------------------------------------------------------------------------------------------------
+
+    def on_step_begin(self) -> None:
+        super().on_step_begin()
+        self.meter.begin_update()
+
+    def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
+        batch = super().step(metrics, timing_raw)
+        self._end_if_over(metrics)
+        return batch
+
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        self.meter.end_update()
+
+    def _end_if_over(self, metrics: dict) -> None:
+        """End the run with this update if its budget is spent or its epochs are over.
+
+        verl asks before an update whether it is the last one. That is known only after it, so what verl does at the
+        end, validate and save, is asked for by the frequencies it looks at next.
+        """
+        trainer = self.config.trainer
+        last = self.epochs.over
+        if self.meter.budget.costs:
+            metrics["budget/spent"] = share = self.meter.share
+            last |= share >= 1
+            if self.meter.budget.validations is not None:
+                due = self.meter.validation_due()
+                trainer.test_freq = self.global_steps if due or last else 0
+        if last:
+            self.total_training_steps = self.global_steps
+            for key in ("test_freq", "save_freq"):
+                trainer[key] = self.global_steps if trainer[key] > 0 else trainer[key]
+
+    # -- rejection inside the refill loop ------------------------------------------------------------------------------
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Of every row where something needs them before the update, else of rows that an older policy wrote."""
+        if self.one_pass.own_log_probs:
+            older = self.one_pass.older_rows(batch, self._policy, self._ranks)
+            if older is not None:
+                self._log_probs(older, {})
+                leave_log_probs_open(without(batch, set(older.keys)).keys)
+            return batch
+        batch = self._log_probs(batch, metrics)
+        return self._refill(batch, metrics) if self.gate is not None else batch
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Once for each row: a gate on the final reward needed them before."""
+        return batch if self.settings.judges_final_reward else self._ref_log_probs(batch, metrics)
+
+    def _refill(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Reject what the gate refuses, replace it, judge the replacements: until the batch is full of what passed."""
+        assert self.gate is not None
+        padding = set(padding_keys(batch))
+        refills = Refills(self.collector, self.gate.reason, flat=self.gate.refuses_flat)
+        self._judge(refills, batch, self.collector.in_hand, metrics)
+        for groups in refills.replacements(self._generate_replacements):
+            batch = self._balanced(groups, {})
+            padding |= set(padding_keys(batch))
+            self._log_probs(batch, {})
+            self._judge(refills, batch, groups, metrics)
+        metrics.update(refills.metrics)
+        final = self._balanced(self.collector.in_hand, metrics)
+        zero_log_probs(padding_keys(final), ref=self.settings.judges_final_reward)
+        clear(padding)
+        return final
+
+    def _judge(self, refills: Refills, batch: KVBatchMeta, groups: Iterable[Group], metrics: dict) -> None:
+        """Reject what the gate refuses of these groups, whose rows are in the batch."""
+        gate = self.gate
+        assert gate is not None
+        if self.settings.judges_final_reward:
+            self._ref_log_probs(batch, metrics)
+        refills.judge(groups, lambda fresh: gate.judge(batch_of(fresh), self._policy))
+
+    @property
+    def _policy(self) -> int:
+        """The version of the policy that is being trained, in updates."""
+        return int(self.global_steps) - 1
+
+    def _generate_replacements(self) -> None:
+        """More groups by the same policy; its replicas were asleep."""
+        with marked_timer("gen", self.timing_raw):
+            self._more_rollouts()
+
+    def _more_rollouts(self) -> None:
+        self.checkpoint_manager.update_weights(self.global_steps - 1)
+        self.replay_buffer.fill(self.global_steps)
+        self.on_sample_end()
+
+    def _balanced(self, groups: Iterable[Group], metrics: dict) -> KVBatchMeta:
+        batch = self._balance_batch(batch_of(groups), metrics)
+        batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
+        return batch
+
+    # -- what the workers are sent -------------------------------------------------------------------------------------
+
+    def _log_probs(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        with self._tensors_only(batch):
+            return super()._compute_old_log_prob(batch, metrics)
+
+    def _ref_log_probs(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        with self._tensors_only(batch):
+            return super()._compute_ref_log_prob(batch, metrics)
+
+    def _compute_values(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        with self._tensors_only(batch):
+            return super()._compute_values(batch, metrics)
+
+    @contextmanager
+    def _tensors_only(self, batch: KVBatchMeta) -> Iterator[None]:
+        """Workers are sent what they compute with: a row's texts take longer on their way than its tensors.
+
+        Of the texts only the inputs of another modality are computed with, and only where the model has a processor.
+        """
+        before, batch.fields = batch.fields, tensor_fields(batch, also=MULTI_MODAL if self.processor else ())
+        try:
+            yield
+        finally:
+            batch.fields = before
+
+    # -- advantages ----------------------------------------------------------------------------------------------------
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Baselines are over all rollouts a group has had, whether or not all of them are trained."""
+        untrained = untrained_of(self.collector.in_hand)
+        unread = ("rollout_log_probs",) if self.one_pass.own_log_probs else ()  # only a correction reads them
+        with (
+            self.one_pass.without_correction(self.config),
+            advantages(batch, unread) as label,
+            untrained_rollouts({label(uid): others for uid, others in untrained.items()}),
+        ):
+            batch = super()._compute_advantage(batch, metrics)
+        if self.settings.policies.loss_agg == PROMPT_MEAN:
+            weigh_advantages(batch, self.config.actor_rollout_ref.actor.loss_agg_mode)
+        return batch
+
+    # -- groups of different sizes -------------------------------------------------------------------------------------
+
+    def _mini_batches(self, prompts_per_mini_batch: int) -> int:
+        """How many mini-batches the user's sizes make of a training batch; both are counted in prompts."""
+        return max(1, round(self.config.data.train_batch_size / prompts_per_mini_batch))
+
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """Pad only to what the workers need: each mini-batch split evenly over the data-parallel ranks."""
+        multiple = dp_size * self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        if self.use_critic:
+            critic = dp_size * self._mini_batches(self.config.critic.ppo_mini_batch_size)
+            multiple = math.lcm(multiple, critic)
+        return multiple
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Rows that add nothing to the gradient are counted and not computed."""
+        correction = self.config.algorithm.get("rollout_correction", None)
+        metrics.update(use_behaviour_log_probs(batch, self._policy, correction))
+        part = self.one_pass.rows(batch, self._ranks)
+        with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(part)), self._tensors_only(part):
+            super()._update_actor(part, metrics)
+        metrics.update(self.one_pass.metrics(part, metrics))
+        if self.settings.guard().enable:
+            actor = self.config.actor_rollout_ref.actor
+            metrics.update(guard_metrics(metrics, self._mini_batches(actor.ppo_mini_batch_size) * actor.ppo_epochs))
+        return batch
+
+    @property
+    def _ranks(self) -> int:
+        """The data-parallel ranks of the actor, among which a batch is divided evenly."""
+        return max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        with self._rows_per_mini_batch(self.config.critic, len(batch)), self._tensors_only(batch):
+            return super()._update_critic(batch, metrics)
+
+    @contextmanager
+    def _rows_per_mini_batch(self, section: DictConfig, rows: int) -> Iterator[None]:
+        """verl multiplies prompts by ``rollout.n``; with groups of any size, rows are what there is to divide."""
+        rollout = self.config.actor_rollout_ref.rollout
+        n, prompts = rollout.n, section.ppo_mini_batch_size
+        with open_dict(self.config):
+            rollout.n, section.ppo_mini_batch_size = 1, rows // self._mini_batches(prompts)
+            try:
+                yield
+            finally:
+                rollout.n, section.ppo_mini_batch_size = n, prompts
+
+
+@register_trainer("goldilocks")
+class GoldilocksTrainer(CollectorTrainer, PPOTrainerSync):
+    """Servers and trainer take turns on the same devices."""

@@ -1,0 +1,76 @@
+"""Adds accuracy by the columns of ``goldilocks.validate_by`` to what verl's trainers return of a validation.
+
+verl's validation names an answer by the uid of its prompt and does not keep the row of the data. So the rows are kept
+as the data loader hands them out: verl 0.9.1 writes the uid into them (V1) or takes the one that is there (V0).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from goldilocks.runs.validation import accuracy_by, value_of
+
+Batch = dict[str, Any]
+
+
+class ValidatesByColumn:
+    """Mixed into one of verl's trainers."""
+
+    config: Any
+    settings: Any
+    collector: Any
+    val_dataloader: Any
+
+    def _validate(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.settings.policies.validate_by:
+            return super()._validate(*args, **kwargs)  # type: ignore[misc]
+        loader = self.val_dataloader
+        self.val_dataloader = self._validated = Kept(loader)
+        try:
+            return super()._validate(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.val_dataloader = loader
+
+    def _val_metrics_update(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        metrics: dict[str, float] = super()._val_metrics_update(*args, **kwargs)  # type: ignore[misc]
+        uids: Sequence[str] = args[1]
+        infos: Mapping[str, Sequence[Any]] = args[2]
+        columns = self.settings.policies.validate_by
+        right = infos.get("acc") or infos["reward"]
+        rows = self._validated.rows() if columns else {}
+        for column in columns:
+            values = [value_of(rows[str(uid)], column) for uid in uids]
+            metrics |= accuracy_by(column, values, [float(one or 0.0) for one in right])
+        self.collector.beliefs.prior.tell(metrics)
+        return metrics
+
+
+class Kept:
+    """A data loader whose batches are remembered, each row under its uid."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._batches: list[Batch] = []
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._loader:
+            size = len(next(iter(batch.values())))
+            batch.setdefault("uid", np.array([str(uuid.uuid4()) for _ in range(size)], dtype=object))
+            self._batches.append(batch)
+            yield batch
+
+    def rows(self) -> dict[str, Batch]:
+        """Return the columns of each row that are not tensors, by the row's uid."""
+        found: dict[str, Batch] = {}
+        for batch in self._batches:
+            columns = {name: values for name, values in batch.items() if isinstance(values, np.ndarray | list)}
+            for place, uid in enumerate(batch["uid"]):
+                found[str(uid)] = {name: values[place] for name, values in columns.items()}
+        return found

@@ -1,1 +1,0 @@
-"""The collector in verl's V0 trainer."""
