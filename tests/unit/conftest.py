@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import os
@@ -14,7 +15,7 @@ from hydra import version
 from hydra._internal import config_loader_impl as hydra
 from hydra._internal import defaults_list
 from hydra._internal.defaults_list import DefaultsList, Overrides
-from omegaconf import OmegaConf, _utils, base
+from omegaconf import OmegaConf, _utils, base, flag_override
 
 gc.disable()  # importing verl and its company makes a million objects, all of which stay
 
@@ -50,12 +51,13 @@ def _nothing_is_parsed_twice() -> Iterator[None]:
 def _nothing_is_merged_twice() -> Iterator[None]:
     """Hydra chooses its files by the groups among the overrides and merges them before it looks at a value. The same
     files are chosen and merged once, unless one is a test's own, and verl's, which come before the device's, once for
-    all of ours. Each config is a copy, and the values go into that. The names that an interpolation among the defaults
-    may use are collected only for files that have one."""
+    all of ours. Each config is a copy, and the values go into that. To choose, a file is read once, since only its
+    defaults are looked at, and what an interpolation among them may name is collected only where there is one."""
     choose, merge = hydra.create_defaults_list, hydra.ConfigLoaderImpl._compose_config_from_defaults_list
     collect_choices = defaults_list._create_interpolation_map
     chosen: dict[Any, DefaultsList] = {}
     merged: dict[Any, bytes] = {}
+    read: dict[Any, dict[str, Any]] = {}
 
     def sources(repo: Any) -> tuple[str, ...]:
         return tuple(f"{source.provider} {source.path}" for source in repo.get_sources())
@@ -63,8 +65,12 @@ def _nothing_is_merged_twice() -> Iterator[None]:
     def choose_once(repo: Any, config_name: Any, overrides_list: Any, **options: Any) -> DefaultsList:
         groups = [one for one in overrides_list if repo.group_exists(one.key_or_group)]
         key = sources(repo), config_name, *(one.input_line for one in groups), *options.items()
-        if key not in chosen or "recipe_file" in str(key):
+        if "recipe_file" in str(key):
             chosen[key] = choose(repo, config_name, groups, **options)
+        elif key not in chosen:
+            reader = copy.copy(repo)
+            reader.cache = read.setdefault(key[0], {})
+            chosen[key] = choose(reader, config_name, groups, **options)
         first, values = chosen[key], Overrides(repo, overrides_list).config_overrides
         return DefaultsList(first.defaults, first.defaults_tree, values, first.overrides)
 
@@ -74,8 +80,10 @@ def _nothing_is_merged_twice() -> Iterator[None]:
             ours = next((place for place, one in enumerate(defaults) if one.config_path.startswith("device/")), 0)
             config = merge_once(self, defaults[:ours], repo) if ours else merge(self, defaults, repo)
             if ours:
-                config.merge_with(*(self._load_single_config(one, repo).config for one in defaults[ours:]))
+                with flag_override(config, "no_deepcopy_set_nodes", True):  # as Hydra merges: a file is of one config
+                    config.merge_with(*(self._load_single_config(one, repo).config for one in defaults[ours:]))
             merged[key] = pickle.dumps(config)
+            return config
         return pickle.loads(merged[key])
 
     def choices_for_interpolations(overrides: Any, defaults: Any, self_added: bool) -> Any:
