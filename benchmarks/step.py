@@ -64,7 +64,7 @@ def trainer(args: argparse.Namespace) -> list[dict[str, float]]:
         command = [sys.executable, "-m", "goldilocks.cli", "train", *words(args), "--runs", folder, "--name", "run"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            log = Path(folder, "run", "log.txt")
+            log = Path(folder, "run", "log")
             sys.exit(done.stdout + done.stderr + (log.read_text()[-4000:] if log.exists() else ""))
         lines = Path(folder, "run", "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line)["data"] for line in lines]

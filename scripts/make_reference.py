@@ -63,8 +63,9 @@ PATCHES_INTRODUCTION = """\
 
 Written by `make docs` from `goldilocks.verl.patches.table`; a test fails when it is stale, and another when anything
 else is replaced. Most of Goldilocks gets into verl by verl's registries (`goldilocks.verl.plugin.ADDITIONS`) and
-replaces nothing. Where verl has no registry, an attribute is replaced or wrapped. Each has the digest of the source it
-was written for, and is skipped, with a sentence in the log, if that source has changed.
+replaces nothing. Where verl has no registry, attributes are replaced or wrapped. Each patch has the digests of the
+sources it was written for, and is skipped, with a sentence in the log, if one has changed. `goldilocks doctor` lists
+the patches that are live in a Ray worker, and what a run loses without the others.
 
 With the package installed and nothing of ours asked for, every function is verl's own. The environment variable
 `GOLDILOCKS_PATCHES` chooses, for the processes that have it:
@@ -85,9 +86,13 @@ running, hand the variable on: `++ray_kwargs.ray_init.runtime_env.env_vars.GOLDI
 |---|---|
 | `cpu` | verl does not run without it on a machine with no GPU, no flash-attn, or a TRL it does not know |
 | `speed` | the same values in less time |
-| `reports` | a run says what went wrong, or says it once |
-| `algorithm` | an algorithm is measured, or its config checked |
+| `reports` | a run that fails says why |
+| `algorithm` | an algorithm gets or measures what verl does not give it |
 | `trainer` | part of a trainer of ours, which applies it in its own processes whatever the variable says |
+
+"Without it" is what fails, or by how much a step of the default run grows in the time of all its processors:
+`benchmarks/patches.py` switches each patch off for single steps of one run, and prints medians with 95 % intervals.
+"Needless when" is the change upstream that would end the patch.
 """
 
 PATCHES_NOTES = """\
@@ -116,21 +121,24 @@ wave of rollouts in one message, and grade and store together what ends together
 checks field by field. It is done only where the functions of verl that it follows have the sources it was written for
 (`goldilocks.verl.dispatch.single_turn.FOLLOWED`, `goldilocks.verl.store.batched_puts.READERS`) and the patch
 `rewards-here` stands; otherwise verl's loop is run.
+
+`tests/unit/test_canary.py` holds every digest against the installed verl, TransferQueue and TRL: it is the test to run
+first with a new release of one of them.
 """
 
 
 def render_patches() -> str:
     """The page of patches."""
-    head = ("Name", "Kind", "Replaced", "Why", "What it changes", "Written for")
+    head = ("Name", "Kind", "Replaced", "Why", "What it changes", "Without it", "Needless when")
     return PATCHES_INTRODUCTION + "\n" + table(head, patch_rows()) + "\n" + PATCHES_NOTES
 
 
 def patch_rows() -> Iterator[tuple[str, ...]]:
     """A line for each."""
     for patch in PATCHES:
-        source = patch.written_for.replace(".__ray_metadata__.modified_class", "")
-        written_for = f"`{source}` {patch.source_digest}" if source else patch.source_digest
-        yield f"`{patch.name}`", patch.kind.value, f"`{patch.target}`", patch.reason, patch.changes, written_for
+        replaced = f"`{patch.module}`: " + ", ".join(f"`{attribute}`" for attribute in patch.replaced)
+        why = patch.reason, patch.changes, patch.without, patch.needless_when
+        yield f"`{patch.name}`", patch.kind.value, replaced, *why
 
 
 def render() -> str:

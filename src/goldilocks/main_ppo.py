@@ -67,11 +67,13 @@ def train(config: Any) -> None:
 
     from goldilocks.config.settings import Settings
     from goldilocks.launch.preflight import check_settings
+    from goldilocks.verl.checks import check_run
 
     auto_set_device(config)
     # for a Ray that others started, whose processes do not inherit it
     handed_on = f"ray_kwargs.ray_init.runtime_env.env_vars.{PATCHES_VARIABLE}"
     OmegaConf.update(config, handed_on, patches_env()[PATCHES_VARIABLE], force_add=True)
+    check_run(config)
     validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     if config.trainer.use_v1:
         check_settings(config)

@@ -110,12 +110,14 @@ def test_the_source_is_the_one_that_ours_was_written_for(function: Callable[...,
     assert digest(function) == known
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
-def test_verl_still_has_the_function_the_patch_was_written_for(patch: Patch) -> None:
-    if not patch.possible:
+WRITTEN_FOR = [(patch, *source) for patch in PATCHES for source in patch.written_for.items()]
+
+
+@pytest.mark.parametrize(("patch", "path", "known"), WRITTEN_FOR, ids=lambda value: getattr(value, "name", None))
+def test_verl_still_has_the_function_the_patch_was_written_for(patch: Patch, path: str, known: str) -> None:
+    if patch.needs and not patch.possible:
         pytest.skip(f"{patch.needs} is not installed")
-    path = (patch.written_for or patch.attribute).split(".")
-    assert digest(functools.reduce(getattr, path, importlib.import_module(patch.module))) == patch.source_digest
+    assert digest(functools.reduce(getattr, path.split("."), importlib.import_module(patch.module))) == known
 
 
 def test_the_installed_trl_is_one_that_ours_was_written_for() -> None:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,11 @@ from packaging.version import Version
 
 from goldilocks.launch.machine import PRIVATE, find_device, rollout_engines
 from goldilocks.launch.nodes import Finding, compare
-from goldilocks.platforms import platform_env
+from goldilocks.platforms import PATCHES_VARIABLE, platform_env
 from goldilocks.runs.directory import cache_folder
+from goldilocks.verl.patches.patch import Kind
+from goldilocks.verl.patches.switch import selected
+from goldilocks.verl.patches.table import PATCHES
 
 GIB = 1 << 30
 SHARED_MEMORY = GIB // 4  # Ray's object store on the CPU; below it Ray falls back to the disk
@@ -117,6 +120,24 @@ def plugin() -> Iterator[Finding]:
     yield Finding("Ray", True, "a worker starts and answers")
     detail = f"live in a Ray worker, {len(live)} additions" if live else "verl in a Ray worker did not load it"
     yield Finding("plug-in", bool(live), detail, remedy)
+    if live:
+        yield from patches(live)
+
+
+def patches(live: Sequence[str]) -> Iterator[Finding]:
+    """Report the patches of verl that are live in a Ray worker, and what a run loses without each of the others.
+
+    Not those of a package that is not installed or of another platform, nor those that a trainer of ours applies.
+    """
+    verls = platform_env(find_device())["VERL_PLATFORM"]
+    due = [patch for patch in PATCHES if patch.kind is not Kind.TRAINER and patch.possible_on(verls)]
+    here = [patch.name for patch in due if patch.name in live]
+    yield Finding("patches", True, f"{len(here)} of {len(due)} live: {', '.join(here)}")
+    chosen = os.environ.get(PATCHES_VARIABLE)
+    for patch in (patch for patch in due if patch.name not in live):
+        left_out = chosen is not None and not selected(patch)
+        why = f"left out by {PATCHES_VARIABLE}={chosen}" if left_out else "verl's source is not the one it is for"
+        yield Finding(patch.name, False, f"not live: {why}", f"without it: {patch.without}", essential=False)
 
 
 def cluster(address: str, runs: Path) -> Iterator[Finding]:

@@ -56,6 +56,9 @@ def train(config: DictConfig) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
+    from goldilocks.verl.checks import check_run
+
+    check_run(config)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     with naming_lost_nodes(_task_runner(config)) as watched:
         run_ppo(config, task_runner_class=watched)

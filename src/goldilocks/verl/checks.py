@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from goldilocks.config.settings import Settings
@@ -11,6 +12,8 @@ from goldilocks.types import OnFull
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+logger = logging.getLogger(__name__)
+
 CAN_PAUSE = ("transformers", "vllm")
 SAMPLER = "trainer.v1.sampler"
 VERLS_BOUNDS = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}  # verl's defaults
@@ -19,8 +22,25 @@ GUARDED_ENGINES = ("fsdp", "fsdp2")
 MANAGER = "goldilocks.verl.dispatch.agent_loop.StreamingManager"
 
 
+def check_run(config: DictConfig) -> None:
+    """Raise ``ValueError`` for what an algorithm or our rollout server cannot do; log what is likely a mistake."""
+    for warning in _mistakes(config):
+        logger.warning(warning)
+
+
+def _mistakes(config: DictConfig) -> list[str]:
+    from goldilocks.algorithms.checks import check_algorithm  # imports torch
+    from goldilocks.verl.serve import limits
+
+    warnings = check_algorithm(config)
+    if config.actor_rollout_ref.rollout.get("name", None) == limits.NAME:
+        limits.check(config.actor_rollout_ref.rollout, config.actor_rollout_ref.model)
+    return warnings
+
+
 def check_v1(config: DictConfig) -> None:
     """Raise ``ValueError`` for a config that the V1 trainer does not support, or would ignore."""
+    _mistakes(config)
     with_us = "with trainer.v1.trainer_mode=goldilocks"
     key = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
     manager = config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class", None)
@@ -87,6 +107,7 @@ def _check_guard(config: DictConfig) -> None:
 
 def check_v0(config: DictConfig, settings: Settings) -> None:
     """Raise ``ValueError`` for a config that the V0 trainer does not support."""
+    _mistakes(config)
     reward = config.reward.reward_model
     require(
         not reward.enable or reward.enable_resource_pool,

@@ -48,6 +48,7 @@ ADDITIONS: tuple[Addition, ...] = (
     Addition("estimators over all rollouts", "verl.trainer.ppo.core_algos", "goldilocks.verl.estimators"),
     Addition("trainer goldilocks", "verl.trainer.ppo.v1", "goldilocks.verl.update.trainer"),
     Addition("trainer goldilocks_async", "verl.trainer.ppo.v1", "goldilocks.verl.update.async_trainer"),
+    Addition("one warning a model type", "verl.utils.tokenizer.continuous_token_wiring", "goldilocks.verl.one_warning"),
     Addition("names of the guides", "verl.trainer", "goldilocks.verl.compat.names"),
 )
 

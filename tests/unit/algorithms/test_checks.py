@@ -7,13 +7,9 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
-from omegaconf.errors import ConfigAttributeError
-from verl.utils import config as verl_config
 
 from goldilocks.algorithms import check_algorithm
-from goldilocks.verl import plugin
-
-plugin.register()
+from goldilocks.verl.checks import check_run
 
 
 def config(loss_mode: str = "gspo", algorithm: Any = None, goldilocks: Any = None, **actor: Any) -> Any:
@@ -30,7 +26,7 @@ def config(loss_mode: str = "gspo", algorithm: Any = None, goldilocks: Any = Non
     }
     return OmegaConf.create(
         {
-            "actor_rollout_ref": {"actor": {**defaults, **actor}},
+            "actor_rollout_ref": {"actor": {**defaults, **actor}, "rollout": {"name": "vllm"}},
             "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False, **(algorithm or {})},
             "data": {"train_batch_size": 8},
             "goldilocks": goldilocks,
@@ -106,11 +102,9 @@ def test_prompt_mean_says_which_terms_it_does_not_weigh() -> None:
     assert "several mini-batches" in tokens
 
 
-def test_verls_own_check_says_it_once_and_stops_at_an_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_is_told_of_a_likely_mistake_once_and_of_an_error_at_all(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match="clip_ratio_low"):
-        verl_config.validate_config(config(clip_ratio_low=0.2), use_reference_policy=False, use_critic=False)
-    token_level = config(clip_ratio_low=0.2, clip_ratio_high=0.2)
-    # verl's own part, which comes after, wants all of a config
-    with caplog.at_level(logging.WARNING), pytest.raises(ConfigAttributeError, match="trainer"):
-        verl_config.validate_config(token_level, use_reference_policy=False, use_critic=False)
+        check_run(config(clip_ratio_low=0.2))
+    with caplog.at_level(logging.WARNING):
+        check_run(config(clip_ratio_low=0.2, clip_ratio_high=0.2))
     assert caplog.text.count("a token-level range") == 1

@@ -33,6 +33,13 @@ def test_what_would_be_ignored_is_refused_by_its_key(monkeypatch: pytest.MonkeyP
     check_v1(config())
 
 
+def test_what_our_server_cannot_do_is_refused_by_the_trainer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    rollout = "actor_rollout_ref.rollout"
+    with pytest.raises(ValueError, match=r"tensor_model_parallel_size=2 with rollout\.name=transformers"):
+        check_v1(config(**{f"{rollout}.name": "transformers", f"{rollout}.tensor_model_parallel_size": 2}))
+
+
 @pytest.mark.parametrize(("name", "value"), [("threshold", 2), ("threshold", None), ("strategy", "wait")])
 @pytest.mark.parametrize("mode", ["goldilocks", "goldilocks_async"])
 def test_verls_bounds_on_age_are_refused_and_ours_is_named(
@@ -49,7 +56,8 @@ def test_partial_rollouts_are_refused_where_an_engine_cannot_stop_a_request(monk
     partial = {"algorithm.filter_groups.on_full": "partial"}
     with pytest.raises(ValueError, match=r"filter_groups\.on_full='partial' is not accepted: .*rollout.name=sglang"):
         check_v1(config(**partial, **{"actor_rollout_ref.rollout.name": "sglang"}))
-    check_v1(config(**partial, **{"actor_rollout_ref.rollout.name": "transformers"}))
+    ours = {"actor_rollout_ref.rollout.name": "transformers", "actor_rollout_ref.rollout.tensor_model_parallel_size": 1}
+    check_v1(config(**partial, **ours))
 
 
 @pytest.mark.parametrize(

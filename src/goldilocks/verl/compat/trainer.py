@@ -282,7 +282,7 @@ class SamplingTaskRunner(main_ppo_v0.TaskRunner.__ray_metadata__.modified_class)
         """Train."""
         if not V0_TRAINER.apply():
             raise RuntimeError(
-                f"{V0_TRAINER.target} has changed: this verl's V0 task runner cannot be given our trainer"
+                f"{V0_TRAINER.targets[0]} has changed: this verl's V0 task runner cannot be given our trainer"
             )
         super().run(config)
 

@@ -68,8 +68,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         ask_for(Kind.REPORTS)
-        for patch in GATHERED_PUTS:
-            patch.apply()
+        GATHERED_PUTS.apply()
         self._agent_loops: dict[str, Callable[[], Any]] = {}
         self._listen(self.llm_client)
         self.single_turn = SingleTurn.of(self)

@@ -17,7 +17,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
 Function = Callable[..., Any]
@@ -110,11 +110,6 @@ def look_after_workers(original: Function) -> Function:
         return original(self, *args, **kwargs)
 
     return wait_for_next_poll
-
-
-def asked_once(original: Function) -> Function:
-    """Wraps verl's ``infer_continuous_token_model_family``, which is asked for every rollout and warns each time."""
-    return cache(original)
 
 
 def check_workers() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from goldilocks.verl.patches.patch import Function
+from goldilocks.verl.patches.patch import Function, Kind, Patch
 
 
 def grpo_by_group(original: Function) -> Function:
@@ -37,3 +37,16 @@ def grpo_by_group(original: Function) -> Function:
         return scores, scores
 
     return compute_grpo_outcome_advantage
+
+
+GRPO_ADVANTAGES = Patch(
+    "grpo-advantages",
+    Kind.SPEED,
+    "verl.trainer.ppo.core_algos",
+    {"compute_grpo_outcome_advantage": grpo_by_group},
+    {"compute_grpo_outcome_advantage": "1ae54c999b7df21e"},
+    "verl computes with a tensor of one number for every row; a group's rows are computed at once",
+    "nothing: the same values",
+    "CPU +1 % (-1 to +2)",
+    "verl computes a group's rows at once",
+)

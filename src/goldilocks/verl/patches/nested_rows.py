@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from goldilocks.verl.patches.patch import Function
+from goldilocks.verl.patches.patch import Function, Kind, Patch
 
 
 def select_rows_at_once(original: Function) -> Function:
@@ -113,3 +113,64 @@ def one_partition_is_all(original: Function) -> Function:
         return original(seqlen_list, k_partitions, equal_size)
 
     return get_seqlen_balanced_partitions
+
+
+LOSS_PADDING = Patch(
+    "loss-padding",
+    Kind.SPEED,
+    "verl.workers.utils.losses",
+    {"no_padding_2_padding": responses_padded_at_once},
+    {"no_padding_2_padding": "0868d5c4731b66ac"},
+    "verl cuts and pads each row, and each row's gradient, by itself",
+    "nothing: the same values",
+    "CPU -1 % (-3 to +3)",
+    "verl pads all rows at once",
+)
+
+ROW_SELECTION = Patch(
+    "row-selection",
+    Kind.SPEED,
+    "verl.utils.tensordict_utils",
+    {"index_select_tensor_dict": select_rows_at_once},
+    {"index_select_tensor_dict": "ecca58fdcf80a3ed"},
+    "verl unbinds a nested tensor into its rows; these are picked at once",
+    "nothing: the same values",
+    "CPU +3 % (-1 to +4)",
+    "verl picks rows by their offsets",
+)
+
+NESTED_RESPONSES = Patch(
+    "nested-responses",
+    Kind.SPEED,
+    "verl.workers.utils.padding",
+    {"response_from_nested": responses_at_once},
+    {"response_from_nested": "41a4bf54aa981c09"},
+    "verl reads a number from the device for every row; the offsets are read once",
+    "nothing: the same values",
+    "CPU +2 % (-2 to +5)",
+    "verl reads the offsets once",
+)
+
+PADDED_RESPONSES = Patch(
+    "padded-responses",
+    Kind.SPEED,
+    "verl.workers.utils.padding",
+    {"response_to_nested": padded_at_once},
+    {"response_to_nested": "a2272158cd69af64"},
+    "the same for responses of a padded tensor",
+    "nothing: the same values",
+    "CPU 0 % (-1 to +3)",
+    "verl reads the offsets once",
+)
+
+ONE_PARTITION = Patch(
+    "one-partition",
+    Kind.SPEED,
+    "verl.utils.seqlen_balancing",
+    {"get_seqlen_balanced_partitions": one_partition_is_all},
+    {"get_seqlen_balanced_partitions": "5a3d752e6c5d5734"},
+    "to balance rows over one worker verl compares all of them, and ends with all of them in order",
+    "nothing: the same values",
+    "CPU +14 % (+9 to +19)",
+    "verl returns all rows where there is one partition",
+)

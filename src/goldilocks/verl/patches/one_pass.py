@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from goldilocks.verl.patches.patch import Function
+from goldilocks.verl.patches.patch import Function, Kind, Patch
 
 DISTANCE = "rollout_probs_diff"
 WHOLE_ROWS, WHOLE_TOKENS = "goldilocks_whole_rows", "goldilocks_whole_tokens"
@@ -59,3 +59,16 @@ def _denominator(log_probs: Any, data: Any) -> Any:
     lengths = own.offsets().diff()
     shortest, longest = torch.stack([lengths.min(), lengths.max()]).tolist()
     return torch.nested.nested_tensor_from_jagged(values, own.offsets(), min_seqlen=shortest, max_seqlen=longest)
+
+
+ONE_PASS = Patch(
+    "one-pass",
+    Kind.SPEED,
+    "verl.workers.engine_workers",
+    {"ppo_loss": own_log_probs},
+    {"ppo_loss": "d7c0f8772b444f55"},
+    "with one optimizer step per batch its own pass gives old_log_probs, and rows without signal need no pass",
+    "loss and gradients are verl's; metrics of the pass left out are absent or of the rows computed: see below",
+    "CPU +66 % (+50 to +88)",
+    "verl's loss takes old_log_probs that are absent for those of its own pass",
+)

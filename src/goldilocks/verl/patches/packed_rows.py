@@ -45,7 +45,7 @@ def unpack(joined: bytearray, dtype: str, lengths: bytes, kept: bool) -> list[to
     import numpy as np
     import torch
 
-    PATCH.apply()
+    PACKED_ROWS.apply()
     kind = getattr(torch, dtype)
     flat = torch.frombuffer(joined, dtype=kind) if joined else torch.empty(0, dtype=kind)
     rows = flat.split(np.frombuffer(lengths, dtype=np.int64).tolist())
@@ -89,13 +89,14 @@ def pack_rows(original: Function) -> Function:
     return encode
 
 
-PATCH = Patch(
+PACKED_ROWS = Patch(
     "packed-rows",
     Kind.SPEED,
     "transfer_queue.utils.serial_utils",
-    "MsgpackEncoder.encode",
-    "4def6c228f01b200",
-    pack_rows,
+    {"MsgpackEncoder.encode": pack_rows},
+    {"MsgpackEncoder.encode": "4def6c228f01b200"},
     "the TransferQueue sends every row of every field as a message part of its own; short rows are one buffer",
     "nothing: the reader gets the same rows",
+    "CPU +26 % (+20 to +32)",
+    "the TransferQueue sends the rows of a field as one buffer with their lengths",
 )

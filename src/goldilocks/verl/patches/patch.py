@@ -1,6 +1,6 @@
-"""An attribute of another package that is replaced, and the digest of the source it was replaced for.
+"""Attributes of another package that are replaced, and the digests of the sources that they were replaced for.
 
-A patch is skipped, with a sentence in the log, if the function it was written for has changed: a function that was
+A patch is skipped, with a sentence in the log, if a function it was written for has changed: a function that was
 rewritten upstream is never silently overwritten.
 """
 
@@ -10,7 +10,8 @@ import functools
 import importlib
 import importlib.util
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -30,51 +31,61 @@ class Kind(str, Enum):
     SPEED = "speed"
     """The same values in less time."""
     REPORTS = "reports"
-    """A run says what went wrong, or says it once."""
+    """A run that fails says why."""
     ALGORITHM = "algorithm"
-    """An algorithm is measured, or its config checked."""
+    """An algorithm gets or measures what verl does not give it."""
     TRAINER = "trainer"
     """Part of a trainer of ours, which applies it in its own processes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Patch:
-    """``replace(original)`` takes the place of ``module.attribute``.
+    """``replaced[attribute](original)`` takes the place of each ``module.attribute``: all of them, or none.
 
-    ``attribute`` may be that of a class, ``Class.method``. ``source_digest`` is that of ``module.written_for``, a
-    function, or of the attribute itself where ``written_for`` is empty. ``needs`` is a package without which the module
-    cannot be imported.
+    ``attribute`` may be that of a class, ``Class.method``. ``written_for`` has the digests of the functions of the
+    module that the replacements were written for. ``without`` says what a step costs without the patch, as
+    ``benchmarks/patches.py`` measured it, or what fails. ``needless_when`` is the change upstream that would end it.
+    ``needs`` is a package without which the module cannot be imported, ``platform`` the only platform of verl's that
+    has the fault.
     """
 
     name: str
     kind: Kind
     module: str
-    attribute: str
-    source_digest: str
-    replace: Callable[[Any], Any]
+    replaced: Mapping[str, Callable[[Any], Any]]
+    written_for: Mapping[str, str]
     reason: str
     changes: str
-    written_for: str = ""
+    without: str
+    needless_when: str
     needs: str = ""
+    platform: str = ""
 
     @property
-    def target(self) -> str:
-        """What is replaced, as one dotted name."""
-        return f"{self.module}.{self.attribute}"
+    def targets(self) -> list[str]:
+        """What is replaced, as dotted names."""
+        return [f"{self.module}.{attribute}" for attribute in self.replaced]
 
     @property
     def possible(self) -> bool:
-        """Whether the package that the module needs is installed."""
-        return not self.needs or importlib.util.find_spec(self.needs) is not None
+        """Whether it is of use in this process."""
+        return self.possible_on(os.environ.get("VERL_PLATFORM"))
+
+    def possible_on(self, platform: str | None) -> bool:
+        """Whether this platform of verl's has the fault, and the package that the module needs is installed."""
+        installed = not self.needs or importlib.util.find_spec(self.needs) is not None
+        return installed and self.platform in ("", platform)
 
     @functools.cache  # noqa: B019  # a process has few patches, each for ever
     def apply(self) -> bool:
-        """Replace the attribute, once in a process; False if the function this was written for has changed."""
-        if digest(self._find(self.written_for or self.attribute)) != self.source_digest:
-            logger.warning("%s has changed; the patch %s is skipped (%s)", self.target, self.name, self.reason)
+        """Replace the attributes, once in a process; False if a function this was written for has changed."""
+        if changed := [path for path, known in self.written_for.items() if digest(self._find(path)) != known]:
+            where = f"{self.module}.{changed[0]}"
+            logger.warning("%s has changed; the patch %s is skipped (%s)", where, self.name, self.reason)
             return False
-        owner, _, name = self.attribute.rpartition(".")
-        setattr(self._find(owner), name, self.replace(self._find(self.attribute)))
+        for attribute, replace in self.replaced.items():
+            owner, _, name = attribute.rpartition(".")
+            setattr(self._find(owner), name, replace(self._find(attribute)))
         return True
 
     def _find(self, path: str) -> Any:

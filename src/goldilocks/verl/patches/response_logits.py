@@ -11,7 +11,7 @@ import functools
 import inspect
 from typing import Any
 
-from goldilocks.verl.patches.patch import Function
+from goldilocks.verl.patches.patch import Function, Kind, Patch
 
 WINDOW = "goldilocks_window"  # the first column whose logits are computed
 
@@ -92,3 +92,22 @@ def _placed(window: Any, first: int, offsets: Any) -> Any:
     padded = torch.nn.functional.pad(window, (first, 1))
     kept = torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
     return torch.nested.nested_tensor_from_jagged(padded[kept], offsets)
+
+
+RESPONSE_LOGITS = Patch(
+    "response-logits",
+    Kind.SPEED,
+    "verl.workers.engine.fsdp.transformer_impl",
+    {
+        "FSDPEngineWithLMHead.prepare_model_inputs": ask_for_a_window,
+        "FSDPEngineWithLMHead.prepare_model_outputs": read_a_window,
+    },
+    {
+        "FSDPEngineWithLMHead.prepare_model_inputs": "e7a30a3b61b58c8b",
+        "FSDPEngineWithLMHead.prepare_model_outputs": "5239f536e8f617e3",
+    },
+    "no loss reads the logits of a prompt, and they are most of the memory",
+    "log-probs of prompts, which nothing reads, are 0",
+    "CPU +2 % (-1 to +2), with a vocabulary of 21 tokens",
+    "verl asks transformers for the logits of responses alone (logits_to_keep)",
+)

@@ -11,7 +11,8 @@ import functools
 import time
 from typing import Any
 
-from goldilocks.verl.patches.patch import Function, digest
+from goldilocks.hashing import digest
+from goldilocks.verl.patches.patch import Function, Kind, Patch
 
 MANAGER = "naive"
 RUN_SINGLE = "89e2c1e4e0d30a79"  # the digest of the default manager's method, which ``grade`` follows
@@ -69,3 +70,16 @@ def _make_manager(worker: Any) -> Any:
     manager = load_reward_manager(worker.config, worker.tokenizer)
     ours = type(manager) is NaiveRewardManager and digest(NaiveRewardManager.run_single) == RUN_SINGLE
     return manager if ours else None
+
+
+REWARDS_HERE = Patch(
+    "rewards-here",
+    Kind.SPEED,
+    "verl.experimental.agent_loop.agent_loop",
+    {"AgentLoopWorker._compute_score": graded_here},
+    {"AgentLoopWorker._compute_score": "cf4b57719ad3c1b2"},
+    "verl sends every rollout to a reward worker in a batch of its own; the default manager's rules run here",
+    "nothing: the same values",
+    "CPU +18 % (+14 to +24) with verl's agent loop",
+    "verl grades by rules in the process that has the answer",
+)

@@ -22,8 +22,8 @@ def selected(patch: Patch) -> bool:
 
 
 def apply_selected(patch: Patch) -> None:
-    """Apply ``patch`` if the environment asks for it."""
-    if selected(patch):
+    """Apply ``patch`` if the environment asks for it and the platform has the fault."""
+    if selected(patch) and patch.possible:
         patch.apply()
 
 

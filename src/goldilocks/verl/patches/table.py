@@ -1,364 +1,52 @@
 """Every attribute of verl, and of the TransferQueue under it, that Goldilocks replaces; ``docs/patches.md`` shows it.
 
-torch and verl are imported only inside the replacements, so that this module costs a process nothing.
+A patch is defined beside its code. torch and verl are imported only inside the replacements, so that this module costs
+a process nothing.
 """
 
 from __future__ import annotations
 
-from goldilocks.verl.dispatch import failures
-from goldilocks.verl.patches import (
-    advantages,
-    checks,
-    cpu,
-    gspo,
-    log_probs,
-    micro_batches,
-    nested_rows,
-    one_pass,
-    packed_rows,
-    response_logits,
-    rewards,
-    trainers,
-    vllm,
+from goldilocks.verl.patches import cpu
+from goldilocks.verl.patches.advantages import GRPO_ADVANTAGES
+from goldilocks.verl.patches.gspo import GSPO_METRICS
+from goldilocks.verl.patches.log_probs import LOG_PROBS
+from goldilocks.verl.patches.micro_batches import ROWS_BY_LENGTH
+from goldilocks.verl.patches.nested_rows import (
+    LOSS_PADDING,
+    NESTED_RESPONSES,
+    ONE_PARTITION,
+    PADDED_RESPONSES,
+    ROW_SELECTION,
 )
-from goldilocks.verl.patches.patch import Kind, Patch
-
-SAME = "nothing: the same values"
-NOTHING = "nothing that is computed"
-
-# Applied by the worker of our V1 trainer in its own process: both, or neither, since they name the same digest.
-GATHERED_PUTS = (
-    Patch(
-        "gathered-puts",
-        Kind.TRAINER,
-        "verl.trainer.ppo.v1.agent_loop_tq",
-        "tq",
-        "523edacbff73640d",
-        trainers.gathering_queue,
-        "verl packs and stores each rollout by itself; rollouts that end together are stored together",
-        SAME,
-        written_for="AgentLoopWorkerTQ.__ray_metadata__.modified_class._agent_loop_postprocess",
-    ),
-    Patch(
-        "gathered-rows",
-        Kind.TRAINER,
-        "verl.trainer.ppo.v1.agent_loop_tq",
-        "list_of_dict_to_tensordict",
-        "523edacbff73640d",
-        trainers.rows_unpacked,
-        "rows that are stored together are packed together",
-        SAME,
-        written_for="AgentLoopWorkerTQ.__ray_metadata__.modified_class._agent_loop_postprocess",
-    ),
-)
-
-# Applied by our V1 trainer in its own process.
-GROUP_NUMBERS = Patch(
-    "group-numbers",
-    Kind.TRAINER,
-    "verl.trainer.ppo.v1.trainer_base",
-    "tq",
-    "2a4a2aa4a475b228",
-    trainers.numbering_queue,
-    "verl fetches and pads the uid of every row to know its group, which takes longer than the advantages",
-    SAME,
-    written_for="PPOTrainer._compute_advantage",
-)
-
-# Applied by the task runner of our V0 trainer in its own process.
-V0_TRAINER = Patch(
-    "v0-trainer",
-    Kind.TRAINER,
-    "verl.trainer.main_ppo_v0",
-    "RayPPOTrainer",
-    "95ebfb4a9286d46a",
-    trainers.sampling_trainer,
-    "verl's V0 task runner hardcodes the class of its trainer",
-    "the trainer is RayPPOTrainerWithSampling",
-    written_for="TaskRunner.__ray_metadata__.modified_class.run",
-)
-
-# Our V1 trainer leaves a pass and rows out only where this stands.
-ONE_PASS = Patch(
-    "one-pass",
-    Kind.SPEED,
-    "verl.workers.engine_workers",
-    "ppo_loss",
-    "d7c0f8772b444f55",
-    one_pass.own_log_probs,
-    "with one optimizer step per batch its own pass gives old_log_probs, and rows without signal need no pass",
-    "loss and gradients are verl's; metrics of the pass left out are absent or of the rows computed: see below",
-)
-
-# Each micro-batch is computed as wide as its longest row, where there is no flash-attn to leave the padding out.
-UPDATE = (
-    ONE_PASS,
-    Patch(
-        "rows-by-length",
-        Kind.SPEED,
-        "verl.workers.engine.utils",
-        "rearrange_micro_batches",
-        "2e384e734df9f191",
-        micro_batches.rows_by_length,
-        "verl puts long rows beside short ones; rows of like length are padded less",
-        "the order in which gradients are summed; the token limit of a micro-batch counts its padding",
-    ),
-    Patch(
-        "loss-padding",
-        Kind.SPEED,
-        "verl.workers.utils.losses",
-        "no_padding_2_padding",
-        "0868d5c4731b66ac",
-        nested_rows.responses_padded_at_once,
-        "verl cuts and pads each row, and each row's gradient, by itself",
-        SAME,
-    ),
-    Patch(
-        "response-logits-inputs",
-        Kind.SPEED,
-        "verl.workers.engine.fsdp.transformer_impl",
-        "FSDPEngineWithLMHead.prepare_model_inputs",
-        "e7a30a3b61b58c8b",
-        response_logits.ask_for_a_window,
-        "no loss reads the logits of a prompt, and they are most of the memory",
-        "log-probs of prompts, which nothing reads, are 0",
-    ),
-    Patch(
-        "response-logits-outputs",
-        Kind.SPEED,
-        "verl.workers.engine.fsdp.transformer_impl",
-        "FSDPEngineWithLMHead.prepare_model_outputs",
-        "5239f536e8f617e3",
-        response_logits.read_a_window,
-        "the other half of response-logits-inputs, which does nothing without it",
-        "log-probs of prompts, which nothing reads, are 0",
-    ),
-)
-
-# Our V1 worker makes many rollouts at a time only where this stands.
-REWARDS_HERE = Patch(
-    "rewards-here",
-    Kind.SPEED,
-    "verl.experimental.agent_loop.agent_loop",
-    "AgentLoopWorker._compute_score",
-    "cf4b57719ad3c1b2",
-    rewards.graded_here,
-    "verl sends every rollout to a reward worker in a batch of its own; the default manager's rules run here",
-    SAME,
-)
+from goldilocks.verl.patches.one_pass import ONE_PASS
+from goldilocks.verl.patches.packed_rows import PACKED_ROWS
+from goldilocks.verl.patches.patch import Patch
+from goldilocks.verl.patches.reports import FAILURES_HEARD, FAILURES_TOLD
+from goldilocks.verl.patches.response_logits import RESPONSE_LOGITS
+from goldilocks.verl.patches.rewards import REWARDS_HERE
+from goldilocks.verl.patches.trainers import GATHERED_PUTS, GROUP_NUMBERS, V0_TRAINER
+from goldilocks.verl.patches.vllm import LARGEST_LOG_PROB, WEIGHTS_WATCHED
 
 PATCHES: tuple[Patch, ...] = (
-    *UPDATE,
+    *cpu.PATCHES,
+    LOG_PROBS,
+    ONE_PASS,
+    ROWS_BY_LENGTH,
+    RESPONSE_LOGITS,
+    LOSS_PADDING,
+    ROW_SELECTION,
+    NESTED_RESPONSES,
+    PADDED_RESPONSES,
+    ONE_PARTITION,
+    PACKED_ROWS,
     REWARDS_HERE,
-    Patch(
-        "process-group",
-        Kind.CPU,
-        "verl.utils.distributed",
-        "initialize_global_process_group_ray",
-        "761a94d1a2e058d3",
-        cpu.gloo_group_on_cpu,
-        "verl asks torch for two backends for one device on the CPU, which torch rejects",
-        "nothing where there is an accelerator",
-    ),
-    Patch(
-        "critic-attention",
-        Kind.CPU,
-        "verl.utils.model",
-        "load_valuehead_model",
-        "2371ca280654b53b",
-        cpu.value_model_by_config,
-        "verl loads every critic with flash_attention_2, which needs a GPU and flash-attn",
-        "a critic whose config names another attention is loaded with that one, without verl's fallbacks",
-    ),
-    Patch(
-        "trl-value-heads",
-        Kind.CPU,
-        "verl.utils.import_utils",
-        "is_trl_available",
-        "1a123c4fa66c9cb9",
-        cpu.trl_with_value_heads,
-        "verl takes any TRL for one that has a value-head model; TRL removed it in 1.13, and every FSDP worker fails",
-        "nothing but that",
-    ),
-    Patch(
-        "log-probs",
-        Kind.SPEED,
-        "verl.utils.torch_functional",
-        "logprobs_from_logits_v2",
-        "1074be97faf338ae",
-        log_probs.logprobs_by_blocks,
-        "without flash-attn verl loops over single tokens: 417 ms where this takes 2",
-        "nothing on the CPU, gradients included; on a GPU a block may be summed in another order than a row",
-    ),
-    Patch(
-        "row-selection",
-        Kind.SPEED,
-        "verl.utils.tensordict_utils",
-        "index_select_tensor_dict",
-        "ecca58fdcf80a3ed",
-        nested_rows.select_rows_at_once,
-        "verl unbinds a nested tensor into its rows; these are picked at once",
-        SAME,
-    ),
-    Patch(
-        "nested-responses",
-        Kind.SPEED,
-        "verl.workers.utils.padding",
-        "response_from_nested",
-        "41a4bf54aa981c09",
-        nested_rows.responses_at_once,
-        "verl reads a number from the device for every row; the offsets are read once",
-        SAME,
-    ),
-    Patch(
-        "padded-responses",
-        Kind.SPEED,
-        "verl.workers.utils.padding",
-        "response_to_nested",
-        "a2272158cd69af64",
-        nested_rows.padded_at_once,
-        "the same for responses of a padded tensor",
-        SAME,
-    ),
-    Patch(
-        "one-partition",
-        Kind.SPEED,
-        "verl.utils.seqlen_balancing",
-        "get_seqlen_balanced_partitions",
-        "5a3d752e6c5d5734",
-        nested_rows.one_partition_is_all,
-        "to balance rows over one worker verl compares all of them, and ends with all of them in order",
-        SAME,
-    ),
-    packed_rows.PATCH,
-    Patch(
-        "first-error-published",
-        Kind.REPORTS,
-        "verl.trainer.ppo.v1.agent_loop_tq",
-        "_settle_session_tasks",
-        "21a713e8560104b4",
-        failures.publish_first_error,
-        "the error of a rollout stands in a worker's log only; it is put where the trainer finds it",
-        NOTHING,
-    ),
-    Patch(
-        "first-error-named",
-        Kind.REPORTS,
-        "verl.trainer.ppo.v1.replay_buffer",
-        "ReplayBuffer.sample",
-        "cdcecebeb7f0b44e",
-        failures.name_first_error,
-        "a batch of which no rollout succeeded ends the run with the reason of the first",
-        "a validation without one success ends the run, where verl goes on with an empty batch",
-    ),
-    Patch(
-        "workers-remembered",
-        Kind.REPORTS,
-        "verl.trainer.ppo.v1.agent_loop_tq",
-        "AgentLoopManagerTQ.generate_sequences",
-        "de5ab7fe338523ca",
-        failures.remember_workers,
-        "so that the trainer can look after its workers while it waits",
-        NOTHING,
-    ),
-    Patch(
-        "workers-watched",
-        Kind.REPORTS,
-        "verl.trainer.ppo.v1.replay_buffer",
-        "ReplayBuffer._wait_for_next_poll",
-        "10088bf03da69383",
-        failures.look_after_workers,
-        "a worker that died leaves its prompts running for ever; its death ends the run",
-        NOTHING,
-    ),
-    Patch(
-        "weights-received",
-        Kind.REPORTS,
-        "verl.workers.rollout.vllm_rollout.vllm_rollout",
-        "ServerAdapter._execute_method",
-        "f58c74367fbad112",
-        vllm.note_receiving,
-        "so that the sender of weights can look after vLLM's call that receives them",
-        NOTHING,
-        needs="vllm",
-    ),
-    Patch(
-        "weights-sent",
-        Kind.REPORTS,
-        "verl.workers.rollout.vllm_rollout.vllm_rollout",
-        "BucketedWeightSender",
-        "db65d1f4e062c819",
-        vllm.sender_that_looks,
-        "where vLLM fails to load weights, their sender waits for ever; the failure ends the run with its reason",
-        NOTHING,
-        written_for="ServerAdapter.update_weights",
-        needs="vllm",
-    ),
-    Patch(
-        "one-warning",
-        Kind.REPORTS,
-        "verl.utils.tokenizer.continuous_token_wiring",
-        "infer_continuous_token_model_family",
-        "bdb30f48e972d384",
-        failures.asked_once,
-        "verl warns at every rollout of a model type it has no builder for; the answer is kept",
-        NOTHING,
-    ),
-    Patch(
-        "gspo-metrics",
-        Kind.ALGORITHM,
-        "verl.trainer.ppo.core_algos",
-        "compute_policy_loss_gspo",
-        "fd4ceb495b6b2c75",
-        gspo.measured,
-        "the shares clipped on each side and the sequences' importance ratio are logged",
-        "nothing but the metrics; the loss is verl's",
-    ),
-    Patch(
-        "config-checks",
-        Kind.ALGORITHM,
-        "verl.utils.config",
-        "validate_config",
-        "ab4096deecfec745",
-        checks.checked_first,
-        "the driver says what an algorithm or our rollout server cannot do before anything starts",
-        "a config that cannot be meant is refused",
-    ),
-    Patch(
-        "largest-asked",
-        Kind.ALGORITHM,
-        "verl.workers.rollout.vllm_rollout.vllm_async_server",
-        "SamplingParams",
-        "383d680001635a76",
-        vllm.with_largest,
-        "gate 2 of the batch filter needs the largest log-prob at each position; verl asks for the sampled token's",
-        "nothing unless gate 2 is on; then vLLM returns one more log-prob a token",
-        written_for="vLLMHttpServer.generate",
-        needs="vllm",
-    ),
-    Patch(
-        "largest-handed-on",
-        Kind.ALGORITHM,
-        "verl.workers.rollout.vllm_rollout.vllm_async_server",
-        "extract_prompt_logprobs",
-        "383d680001635a76",
-        vllm.hand_on_largest,
-        "verl's server drops what vLLM returns beside the sampled token's log-prob",
-        NOTHING,
-        written_for="vLLMHttpServer.generate",
-        needs="vllm",
-    ),
-    Patch(
-        "grpo-advantages",
-        Kind.SPEED,
-        "verl.trainer.ppo.core_algos",
-        "compute_grpo_outcome_advantage",
-        "1ae54c999b7df21e",
-        advantages.grpo_by_group,
-        "verl computes with a tensor of one number for every row; a group's rows are computed at once",
-        SAME,
-    ),
-    *GATHERED_PUTS,
+    GRPO_ADVANTAGES,
+    GATHERED_PUTS,
     GROUP_NUMBERS,
+    FAILURES_TOLD,
+    FAILURES_HEARD,
+    WEIGHTS_WATCHED,
+    GSPO_METRICS,
+    LARGEST_LOG_PROB,
     V0_TRAINER,
 )

@@ -6,7 +6,7 @@ import contextvars
 import functools
 from typing import Any
 
-from goldilocks.verl.patches.patch import Function
+from goldilocks.verl.patches.patch import Function, Kind, Patch
 
 TOP = "goldilocks_top_log_probs"  # in a request's extra_args: the largest log-prob at each position is wanted
 POLL_MS = 1000
@@ -88,3 +88,30 @@ class _Socket:
                 ray.get(self._receiving)  # raises, unless the answer is under way
                 self._receiving = None
         return self._socket.recv()
+
+
+LARGEST_LOG_PROB = Patch(
+    "largest-log-prob",
+    Kind.ALGORITHM,
+    "verl.workers.rollout.vllm_rollout.vllm_async_server",
+    {"SamplingParams": with_largest, "extract_prompt_logprobs": hand_on_largest},
+    {"vLLMHttpServer.generate": "383d680001635a76"},
+    "gate 2 of the batch filter needs the largest log-prob at each position; verl drops it",
+    "nothing unless gate 2 is on; then vLLM returns one more log-prob a token",
+    "gate 2 of the batch filter has nothing to judge by on vLLM",
+    "verl hands a request's logprobs to vLLM, and on what vLLM returns",
+    needs="vllm",
+)
+
+WEIGHTS_WATCHED = Patch(
+    "weights-watched",
+    Kind.REPORTS,
+    "verl.workers.rollout.vllm_rollout.vllm_rollout",
+    {"ServerAdapter._execute_method": note_receiving, "BucketedWeightSender": sender_that_looks},
+    {"ServerAdapter._execute_method": "f58c74367fbad112", "ServerAdapter.update_weights": "db65d1f4e062c819"},
+    "where vLLM fails to load weights, their sender waits for ever; the failure ends the run with its reason",
+    "nothing that is computed",
+    "a run on vLLM that cannot load its weights hangs without a word",
+    "verl's sender of weights has a time limit, or watches the receiver",
+    needs="vllm",
+)

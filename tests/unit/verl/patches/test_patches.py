@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from goldilocks.platforms import DEVICES, PATCHES_VARIABLE, platform_env
 from goldilocks.verl import plugin
-from goldilocks.verl.patches import cpu, log_probs
+from goldilocks.verl.patches import log_probs
+from goldilocks.verl.patches.cpu.loading import trl_with_value_heads
+from goldilocks.verl.patches.cpu.process_group import PROCESS_GROUP
 from goldilocks.verl.patches.patch import Kind, Patch
 from goldilocks.verl.patches.switch import ask_for, selected
 from goldilocks.verl.patches.table import PATCHES
@@ -24,6 +26,14 @@ from goldilocks.verl.patches.table import PATCHES
 plugin.additions()
 
 NEEDED = {"process-group", "critic-attention", "trl-value-heads"}
+
+
+@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+def test_a_patch_says_what_it_is_worth_and_what_would_end_it(patch: Patch) -> None:
+    assert patch.replaced
+    assert patch.written_for
+    assert patch.without
+    assert patch.needless_when
 
 
 def test_names_of_patches_and_kinds_do_not_clash() -> None:
@@ -39,7 +49,7 @@ def test_names_of_patches_and_kinds_do_not_clash() -> None:
         ("none", "cpu", set()),
         ("cpu", "nvidia", NEEDED),
         ("log-probs, cpu", "nvidia", NEEDED | {"log-probs"}),
-        ("algorithm", "cpu", {"gspo-metrics", "config-checks", "largest-asked", "largest-handed-on"}),
+        ("algorithm", "cpu", {"gspo-metrics", "largest-log-prob"}),
         ("all", "nvidia", {patch.name for patch in PATCHES}),
     ],
 )
@@ -67,14 +77,20 @@ def test_our_launchers_ask_for_all_patches_unless_the_user_chose(monkeypatch: py
     assert platform_env(device)[PATCHES_VARIABLE] == "none"
 
 
+def test_a_patch_for_one_platform_is_not_applied_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert PROCESS_GROUP.platform == "cpu"
+    for platform, possible in (("cpu", True), ("nvidia", False)):
+        monkeypatch.setenv("VERL_PLATFORM", platform)
+        assert PROCESS_GROUP.possible is possible
+
+
 def test_a_function_that_changed_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "upstream_module.py").write_text("def work():\n    return 'rewritten upstream'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    patch = Patch(
-        "faster", Kind.SPEED, "upstream_module", "work", "0" * 16, lambda _: lambda: "ours", "slow", "nothing"
-    )
+    ours = {"work": lambda _: lambda: "ours"}
+    patch = Patch("faster", Kind.SPEED, "upstream_module", ours, {"work": "0" * 16}, "slow", "nothing", "", "")
     with caplog.at_level(logging.WARNING):
         assert not patch.apply()
     assert importlib.import_module("upstream_module").work() == "rewritten upstream"
@@ -89,8 +105,8 @@ def test_verl_uses_trl_only_where_trl_has_value_heads(
     (tmp_path / "trl" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "trl", raising=False)
-    assert cpu.trl_with_value_heads(lambda: True)() is available
-    assert cpu.trl_with_value_heads(lambda: False)() is False
+    assert trl_with_value_heads(lambda: True)() is available
+    assert trl_with_value_heads(lambda: False)() is False
 
 
 @given(

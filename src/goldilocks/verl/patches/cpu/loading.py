@@ -1,4 +1,4 @@
-"""What verl cannot do without a GPU and flash-attn, or beside a TRL that is newer than it."""
+"""Value models without flash-attn, and a TRL that has none."""
 
 from __future__ import annotations
 
@@ -7,21 +7,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from goldilocks.verl.patches.patch import Function
-
-
-def gloo_group_on_cpu(original: Function) -> Function:
-    """Ask torch for one backend on the CPU: verl asks for ``cpu:gloo,cpu:gloo``, which torch rejects."""
-
-    @functools.wraps(original)
-    def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
-        from verl.utils.device import get_device_name
-
-        if backend is None and get_device_name() == "cpu":
-            backend = "cpu:gloo"
-        original(timeout_second=timeout_second, backend=backend)
-
-    return initialize_global_process_group_ray
+from goldilocks.verl.patches.patch import Function, Kind, Patch
 
 
 def value_model_by_config(original: Function) -> Function:
@@ -56,3 +42,28 @@ def trl_with_value_heads(original: Function) -> Function:
         return any(Path(folder, "experimental", "ppo").is_dir() for folder in folders)
 
     return is_trl_available
+
+
+CRITIC_ATTENTION = Patch(
+    "critic-attention",
+    Kind.CPU,
+    "verl.utils.model",
+    {"load_valuehead_model": value_model_by_config},
+    {"load_valuehead_model": "2371ca280654b53b"},
+    "verl loads every critic with flash_attention_2, which needs a GPU and flash-attn",
+    "a critic whose config names another attention is loaded with that one, without verl's fallbacks",
+    "no critic is loaded without flash-attn",
+    "verl loads a critic with the attention of its config, as it loads an actor",
+)
+
+TRL_VALUE_HEADS = Patch(
+    "trl-value-heads",
+    Kind.CPU,
+    "verl.utils.import_utils",
+    {"is_trl_available": trl_with_value_heads},
+    {"is_trl_available": "1a123c4fa66c9cb9"},
+    "verl takes any TRL for one that has a value-head model; TRL removed it in 1.13, and every FSDP worker fails",
+    "nothing but that",
+    "no FSDP worker starts beside TRL 1.13 or later",
+    "verl looks for the class that it imports from TRL",
+)

@@ -1,0 +1,35 @@
+"""A process group on a machine without a GPU."""
+
+from __future__ import annotations
+
+import functools
+
+from goldilocks.verl.patches.patch import Function, Kind, Patch
+
+
+def gloo_group_on_cpu(original: Function) -> Function:
+    """Ask torch for one backend on the CPU: verl asks for ``cpu:gloo,cpu:gloo``, which torch rejects."""
+
+    @functools.wraps(original)
+    def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
+        from verl.utils.device import get_device_name
+
+        if backend is None and get_device_name() == "cpu":
+            backend = "cpu:gloo"
+        original(timeout_second=timeout_second, backend=backend)
+
+    return initialize_global_process_group_ray
+
+
+PROCESS_GROUP = Patch(
+    "process-group",
+    Kind.CPU,
+    "verl.utils.distributed",
+    {"initialize_global_process_group_ray": gloo_group_on_cpu},
+    {"initialize_global_process_group_ray": "761a94d1a2e058d3"},
+    "verl asks torch for two backends for one device on the CPU, which torch rejects",
+    "nothing where there is an accelerator",
+    "no worker starts",
+    "verl names one backend where the accelerator is the CPU",
+    platform="cpu",
+)
