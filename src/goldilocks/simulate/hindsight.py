@@ -223,7 +223,7 @@ def lines(found: Mapping[str, Hindsight]) -> list[str]:
         "",
         f"{'':<12}log-loss  saved  worth in  informative by quarters,  p(1 - p) of the",
         f"{'prior':<12}{'':<8}  {'':<5}  rollouts  nearest a half first     first quarter",
-        f"{'mean':<12}{any_.mean_loss:8.3f}  {'':<5}  {_worth(any_.worth_of_mean):>8}",
+        f"{'mean':<12}{any_.mean_loss:8.3f}  {'':<5}  {_shown_worth(any_.worth_of_mean):>8}",
         *(_line(prior, one) for prior, one in found.items()),
         "",
         _advice(found),
@@ -233,7 +233,7 @@ def lines(found: Mapping[str, Hindsight]) -> list[str]:
 def _line(prior: str, one: Hindsight) -> str:
     ranks = ", ".join(f"{100 * share:.0f}%" for share in one.informative_by_rank)
     return (
-        f"{prior:<12}{one.forecast_loss:8.3f}  {100 * one.skill:+4.0f}%  {_worth(one.worth):>8}  {ranks:<24} "
+        f"{prior:<12}{one.forecast_loss:8.3f}  {100 * one.skill:+4.0f}%  {_shown_worth(one.worth):>8}  {ranks:<24} "
         f"{one.signal_of_best:.2f} times that of all"
     )
 
