@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import transfer_queue
-from unit.verl.v0.v0_world import Engine, Workers
+from unit.verl.compat.v0_world import Engine, Workers
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorker
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from unit.test_settings import settings
+from builders import settings
 
 from goldilocks.core import ListSource
 from goldilocks.drive.rehearsal import rehearse

@@ -1,10 +1,54 @@
+"""A run that joins a Ray of others tells it what its own would have inherited; runs on one machine share its cores."""
+
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from goldilocks.launch.machine import THREADS, share_of_cores
+from goldilocks.launch import defaults
+from goldilocks.launch.machine import SIZES, THREADS, is_private, share_of_cores
+from goldilocks.launch.recipe import choose
+from goldilocks.launch.train import Launch, prepared
+
+
+@pytest.fixture
+def arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "arithmetic"
+    for part in ("model", "data"):
+        (folder / part).mkdir(parents=True)
+    for split in ("train", "val"):
+        (folder / "data" / f"{split}.parquet").touch()
+    monkeypatch.setenv(defaults.VARIABLE, str(folder))
+
+
+def launch(tmp_path: Path, *words: str) -> Launch:
+    with prepared(choose(words, "cpu"), tmp_path / "runs", "test") as ready:
+        return ready
+
+
+@pytest.mark.usefixtures("arithmetic")
+def test_a_run_has_a_ray_of_its_own_with_a_secret_of_its_own(tmp_path: Path) -> None:
+    ready = launch(tmp_path)
+    assert is_private(ready.config)
+    assert ready.config.ray_kwargs.ray_init.num_gpus == 1
+    assert ready.env["RAY_AUTH_TOKEN_PATH"] == str(ready.run_dir.secret)
+
+
+@pytest.mark.usefixtures("arithmetic")
+def test_a_run_that_joins_brings_its_environment_and_no_sizes(tmp_path: Path) -> None:
+    own = "++ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS='3'"
+    ready = launch(tmp_path, "++ray_kwargs.ray_init.address=auto", own)
+    ray_init = ready.config.ray_kwargs.ray_init
+    assert not is_private(ready.config)
+    assert ray_init.address == "auto"
+    assert [size for size in SIZES if size in ray_init] == []
+    handed_on = ray_init.runtime_env.env_vars
+    assert handed_on["VERL_FILE_LOGGER_PATH"] == str(ready.run_dir.metrics)
+    assert (handed_on["VERL_PLATFORM"], handed_on["OMP_NUM_THREADS"]) == ("cpu", "3")
+    assert "RAY_AUTH_TOKEN_PATH" not in ready.env
+    assert "runtime_env" in ready.run_dir.config.read_text()
 
 
 def test_runs_at_the_same_time_share_the_cores_unless_the_user_has_said_so(monkeypatch: pytest.MonkeyPatch) -> None:

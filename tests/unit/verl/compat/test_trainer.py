@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torchdata.stateful_dataloader.sampler import RandomSampler
-from unit.verl.v0.v0_world import PROMPT, RESPONSE, World
+from unit.verl.compat.v0_world import PROMPT, RESPONSE, World
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 from verl.trainer.ppo.reward import get_custom_reward_fn

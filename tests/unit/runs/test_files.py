@@ -1,4 +1,4 @@
-"""A file or a folder is whole or not there."""
+"""A file or a folder is whole or not there; JSON lines are read strictly, as far as they are whole, or as they come."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from goldilocks.runs.directory import cache_folder
-from goldilocks.runs.files import make_folder, replacing, write_text
+from goldilocks.runs.files import Lines, Tail, make_folder, read_objects, replacing, write_text
 
 
 def test_a_file_is_replaced_when_it_is_whole(tmp_path: Path) -> None:
@@ -69,3 +69,36 @@ def test_a_folder_that_fails_halfway_is_not_there(tmp_path: Path) -> None:
 def test_the_cache_is_where_the_user_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "goldilocks"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "a.jsonl"
+
+
+def test_every_object_is_read_and_empty_lines_are_passed_over(file: Path) -> None:
+    file.write_text('{"a": 1}\n\n  \n{"a": "é"}')
+    assert list(read_objects(file)) == list(Lines(file)) == [{"a": 1}, {"a": "é"}]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"), [(b'{"a": ', "not JSON"), (b"[1]", "this is a list"), (b'"\xff"', "not JSON")]
+)
+def test_a_line_that_holds_no_object_is_named_or_counted(file: Path, line: bytes, message: str) -> None:
+    file.write_bytes(b'{"a": 1}\n' + line + b"\n" + b'{"a": 2}\n')
+    with pytest.raises(ValueError, match=rf"a.jsonl:2: .*{message}"):
+        list(read_objects(file))
+    lines = Lines(file)
+    assert list(lines) == [{"a": 1}, {"a": 2}]
+    assert lines.broken == 1
+
+
+def test_a_tail_gives_what_is_new_and_passes_over_what_is_broken(file: Path) -> None:
+    tail = Tail(file)
+    assert list(tail.new()) == []
+    file.write_text('{"a": 1}\nnoise\n{"a"')
+    assert list(tail.new()) == [{"a": 1}]
+    with file.open("a") as open_file:
+        open_file.write(": 2}\n")
+    assert list(tail.new()) == [{"a": 2}]
+    assert list(tail.new()) == []
