@@ -41,10 +41,11 @@ from goldilocks.verl.dispatch.client import StreamingClient
 from goldilocks.verl.dispatch.guarded_reward import guarded
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.serve.server import Answers
-from goldilocks.verl.store import batched_puts as outbox
+from goldilocks.verl.store import batched_puts
 from goldilocks.verl.store.rows import FIRST, ROLLOUTS, VISIT_SEED
 
 LIMIT = 6  # tokens of an answer; the server does not know the limit, so that the worker cuts
+ROLLOUT = {"name": "transformers", "max_num_seqs": 64, "prompt_length": 8, "response_length": LIMIT}
 ABORTED = [7, 8]  # what an aborted request has written
 VERSION = 2  # of the weights of every server
 
@@ -201,8 +202,8 @@ class Queue:
         self._others: dict[str, dict[str, Any]] = {}  # tags by partition and key
         for name in self.STANDS_FOR:
             monkeypatch.setattr(transfer_queue, name, getattr(self, name))
-        asked_again = functools.cache(inspect.unwrap(outbox.takes_columns))  # once a queue, not once a process
-        monkeypatch.setattr(outbox, "takes_columns", asked_again)
+        asked_again = functools.cache(inspect.unwrap(batched_puts.takes_columns))  # once a queue, not once a process
+        monkeypatch.setattr(batched_puts, "takes_columns", asked_again)
         monkeypatch.setattr(failures, "_told", False)  # as in a process that has told no error yet
 
     def batch(self) -> KVBatchMeta:
@@ -222,6 +223,7 @@ class Queue:
         return self
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> TensorDict:
+        assert partition_id == "train"
         names = [name for name in select_fields or self.rows[keys[0]] if name in self.rows[keys[0]]]
         return list_of_dict_to_tensordict([{name: self.rows[key][name] for name in names} for key in keys])
 
@@ -252,6 +254,7 @@ class Queue:
         return known if partition_id is None else {partition_id: known.get(partition_id, {})}
 
     def kv_clear(self, keys: list[str], partition_id: str) -> None:
+        assert partition_id == "train"
         for key in keys:
             del self.rows[key], self.tags[key]
 
@@ -272,7 +275,7 @@ def comparable(value: Any) -> Any:
 def worker_queue(monkeypatch: pytest.MonkeyPatch, *, columns: bool = True) -> Queue:
     """Return a queue that the workers of this test put their rows into, gathered as in the process of our worker."""
     queue = Queue(monkeypatch, columns=columns)
-    monkeypatch.setattr(agent_loop_tq, "tq", outbox.GatheringQueue())
+    monkeypatch.setattr(agent_loop_tq, "tq", batched_puts.GatheringQueue())
     monkeypatch.setattr(agent_loop_tq, "list_of_dict_to_tensordict", list)
     return queue
 
@@ -286,10 +289,11 @@ class Worker(StreamingWorker):
     ``whole``: whether it makes rollouts many at a time. ``reward`` is the file with ``compute_score``.
     """
 
+    LEFT_OUT = ("model_config", "teacher_client", "teacher_key", "teacher_server_manager")  # set by verl, not read here
+
     def __init__(self, *servers: Server, whole: bool, reward: str = "pkg://goldilocks.tasks.registry") -> None:
         self.config = worker_config(reward)
-        sizes = {"prompt_length": 8, "response_length": LIMIT}
-        self.rollout_config = RolloutConfig(name="transformers", max_num_seqs=64, calculate_log_probs=True, **sizes)
+        self.rollout_config = RolloutConfig(**ROLLOUT, calculate_log_probs=True)
         self.tokenizer, self.processor, self.hf_model_type = character_tokenizer(), None, "llama"
         self.dataset_cls, self.tools, self.mm_processor_kwargs = RLHFDataset, [], {}
         self.distillation_enabled = False
@@ -311,10 +315,9 @@ class Worker(StreamingWorker):
 
 def worker_config(reward: str) -> DictConfig:
     """Return the keys of verl's config that a worker reads."""
-    rollout = {"name": "transformers", "max_num_seqs": 64, "prompt_length": 8, "response_length": LIMIT}
     return OmegaConf.create(
         {
-            "actor_rollout_ref": {"rollout": {**rollout, "full_determinism": False, "agent": {"num_workers": 1}}},
+            "actor_rollout_ref": {"rollout": {**ROLLOUT, "full_determinism": False, "agent": {"num_workers": 1}}},
             "data": {},
             "reward": {
                 "custom_reward_function": guarded({"path": reward, "name": "compute_score"}),

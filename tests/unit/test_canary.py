@@ -7,10 +7,12 @@ stand-in of the tests and what calls it.
 from __future__ import annotations
 
 import ast
+import asyncio
 import functools
 import importlib
 import importlib.util
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,11 @@ import transfer_queue
 from unit.verl.compat.v0_world import Engine, Workers
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorker
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.rollout.llm_server import LLMServerClient
-from verl_world import Queue, Server, UpdatedBatches
+from verl_world import Queue, Server, UpdatedBatches, Worker
 
 from goldilocks.hashing import digest
 from goldilocks.verl import plugin
@@ -45,6 +48,9 @@ STAND_INS: list[tuple[Any, Any]] = [
     (Workers, (ActorRolloutRefWorker, TrainingWorker)),
     (UpdatedBatches, PPOTrainer),
 ]
+
+
+ASSIGNED = re.compile(r"self\.(\w+)(?:: [^=\n]+)? = ")
 
 
 def methods() -> list[Any]:
@@ -90,6 +96,15 @@ def test_verls_servers_are_asked_as_ours_is(module: str, server: str) -> None:
     (generate,) = [node for node in kind.body if getattr(node, "name", None) == "generate"]
     ours = [name for name, _ in parameters(Server.generate)]
     assert [argument.arg for argument in generate.args.args][1 : 1 + len(ours)] == ours
+
+
+def test_the_worker_of_the_tests_has_what_verls_constructor_sets() -> None:
+    async def attributes() -> set[str]:
+        return set(vars(Worker(whole=False)))
+
+    kinds = (AgentLoopWorker, AgentLoopWorkerTQ.__ray_metadata__.modified_class)
+    assigned = {name for kind in kinds for name in ASSIGNED.findall(inspect.getsource(kind.__init__))}
+    assert assigned - asyncio.run(attributes()) == set(Worker.LEFT_OUT)
 
 
 # -- sources that code of ours was written for -------------------------------------------------------------------------

@@ -76,6 +76,12 @@ def test_the_core_imports_numpy_only_and_the_engine_no_verl() -> None:
     assert wrong == []
 
 
+def test_every_folder_of_unit_tests_is_a_folder_of_the_package() -> None:
+    here = Path(__file__).parent
+    folders = {file.parent.relative_to(here) for file in here.rglob("test_*.py")}
+    assert [str(folder) for folder in sorted(folders) if not (ROOT / folder).is_dir()] == []
+
+
 def test_the_parts_have_an_order() -> None:
     assert set(TopologicalSorter(BELOW).static_order()) >= {part_of(name) for name in STATEMENTS if part_of(name)}
 

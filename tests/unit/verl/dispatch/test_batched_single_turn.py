@@ -15,7 +15,7 @@ from goldilocks.engine.request import Generation
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch.failures import published_error
 from goldilocks.verl.dispatch.single_turn import AGENT
-from goldilocks.verl.store import batched_puts as outbox
+from goldilocks.verl.store import batched_puts
 
 TIMES = ("generate_sequences", "compute_score")  # of the metrics of a row
 
@@ -55,7 +55,7 @@ def test_rows_and_events_are_those_of_verls_loop(servers: int, columns: bool, mo
     by_verl = worker_queue(monkeypatch, columns=False)
     expected = run(prompts, *(Server(drawn) for _ in range(servers)), whole=False)
     ours = worker_queue(monkeypatch, columns=columns)
-    assert outbox.takes_columns() is columns
+    assert batched_puts.takes_columns() is columns
     found = run(prompts, *(Server(drawn) for _ in range(servers)), whole=True)
     assert found == expected
     assert {type(event) for event in found} == {Rollout, Failure}  # an empty answer is no rollout
