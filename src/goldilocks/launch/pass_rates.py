@@ -272,7 +272,8 @@ def _hidden_states(config: DictConfig, device: str, out: Path, groups: Mapping[s
     data = dataset(config, "train")
     rows = {f"{content_key(prompt):016x}": prompt for prompt in data[PROMPT]}
     model = str(Path(config.actor_rollout_ref.model.path).expanduser())
-    states = compute(model, [rows[uid] for uid in groups], device, config.data.max_prompt_length)
+    longest, dtype = config.data.max_prompt_length, config.actor_rollout_ref.rollout.dtype
+    states = compute(model, [rows[uid] for uid in groups], device, longest, dtype)
     path = out.with_suffix(".npy")
     with replacing(path) as unfinished, unfinished.open("wb") as file:
         np.save(file, states, allow_pickle=False)

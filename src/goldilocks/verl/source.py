@@ -1,9 +1,7 @@
-"""verl's training data as a source of prompts: access by index, a key for each, and the order of the data loader.
+"""verl's training data as a source of prompts: keys, messages, the order of the data loader, and hidden states.
 
-The policy's own hidden states as features of the prompts: computed once for a data set, and kept in the cache.
-
-They are of the policy that the run starts from. A Ray task computes them before verl places its workers, with a GPU of
-its own where the run has one: the memory is free again when the workers come.
+The hidden states are features of the prompts, by the policy that the run starts from, computed once for a data set and
+kept in the cache. A Ray task computes them before verl places its workers, with a GPU of its own where the run has one.
 """
 
 from __future__ import annotations
@@ -66,8 +64,8 @@ def _messages(dataset: Any) -> Any:
 def loader_order(sampler: Any) -> Callable[[int], np.ndarray]:
     """Return a function from the epoch to the order in which a data loader with this sampler visits the data.
 
-    The collector goes through the data itself, so the order of any epoch must be known without going through those
-    before it: that of a sampler which looks at anything but its seed is not.
+    The order of any epoch must be known without going through the epochs before it: only samplers that depend on
+    nothing but their seed are accepted.
     """
     from torchdata.stateful_dataloader.sampler import RandomSampler
 
@@ -99,24 +97,28 @@ ROWS = 64  # prompts at a time
 def hidden_states(config: DictConfig, source: DatasetSource) -> np.ndarray:
     """A row for each prompt: the mean of the last layer over its tokens, and the last token's."""
     model = str(config.actor_rollout_ref.model.path)
-    file = cache_folder() / "hidden_states" / f"{_name(model, source.keys())}.npy"
+    dtype = config.actor_rollout_ref.rollout.dtype
+    file = cache_folder() / "hidden_states" / f"{_name(model, dtype, source.keys())}.npy"
     if not file.exists():
         gpu = config.trainer.device == "cuda"
         task = ray.remote(num_gpus=int(gpu), max_calls=1)(compute)
-        states = ray.get(task.remote(model, source.messages(), "cuda" if gpu else "cpu", config.data.max_prompt_length))
+        device, longest = "cuda" if gpu else "cpu", config.data.max_prompt_length
+        states = ray.get(task.remote(model, source.messages(), device, longest, dtype))
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary, temporary.open("wb") as opened:
             np.save(opened, states, allow_pickle=False)
     return np.asarray(np.load(file, allow_pickle=False))
 
 
-def compute(model: str, prompts: Sequence[Any], device: str, longest: int) -> np.ndarray:
-    """Run the model over the prompts, those of similar length together."""
+def compute(model: str, prompts: Sequence[Any], device: str, longest: int, dtype: str) -> np.ndarray:
+    """Run the model over the prompts in the precision of the rollouts, those of similar length together."""
     from transformers import AutoModel, AutoTokenizer
+    from verl.utils.torch_dtypes import PrecisionType
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    network = AutoModel.from_pretrained(model, dtype=dtype, attn_implementation="sdpa").to(device).eval()
+    precision: Any = PrecisionType
+    options = {"dtype": precision.to_dtype(dtype), "attn_implementation": "sdpa"}
+    network = AutoModel.from_pretrained(model, **options).to(device).eval()
     rows = [prompt_tokens(tokenizer, messages)[-longest:] for messages in prompts]
     order = np.argsort([len(row) for row in rows], kind="stable")
     states = np.empty((len(rows), 2 * network.config.hidden_size), dtype=np.float32)
@@ -147,11 +149,11 @@ def prompt_tokens(tokenizer: Any, messages: Any) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _name(model: str, keys: np.ndarray) -> str:
-    """Another model under the same path, or other data, has another name."""
+def _name(model: str, dtype: str, keys: np.ndarray) -> str:
+    """Another model under the same path, another precision, or other data has another name."""
     folder = Path(model).expanduser()
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     about = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    digest = hashlib.blake2b(repr((model, about)).encode(), digest_size=12)
+    digest = hashlib.blake2b(repr((model, dtype, about)).encode(), digest_size=12)
     digest.update(np.ascontiguousarray(keys).tobytes())
     return digest.hexdigest()

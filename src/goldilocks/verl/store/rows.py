@@ -48,6 +48,7 @@ class QueueRows:
         """Free the rows of every other group; verl itself frees those of the batch it trained."""
         gone = [uid for uid in self._keys if uid not in uids]
         clear(key for uid in gone for key in self._keys.pop(uid))
+        self.unfinished.retain(uids)
 
     def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
         """Copy the rows of these rollouts out of the queue."""

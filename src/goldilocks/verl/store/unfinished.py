@@ -30,6 +30,10 @@ class Unfinished:
             self._loaded = {(uid, index): answers for uid, index, answers in load_rows(folder)}
         return self._loaded.keys()
 
+    def retain(self, alive: Collection[str]) -> None:
+        """Forget the answers of every group but these."""
+        self._loaded = {name: answers for name, answers in self._loaded.items() if name[0] in alive}
+
     def give(self, request: Request) -> dict[int, Any]:
         """The answers of the rollouts that are asked for, by index; each is given once."""
         names = ((request.uid, index) for index in range(request.first, request.first + request.n))

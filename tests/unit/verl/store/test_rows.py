@@ -57,3 +57,12 @@ def test_nothing_that_waits_is_saved_as_nothing(queue: Queue, tmp_path: Path) ->
     before = dict(queue.rows)
     QueueRows(Unfinished(list)).load(tmp_path)
     assert queue.rows == before
+
+
+def test_answers_of_a_group_that_nobody_needs_are_neither_kept_nor_saved(queue: Queue, tmp_path: Path) -> None:
+    QueueRows(Unfinished(lambda: [["g0", 0, []], ["g1", 1, []]])).save([], tmp_path / "first")
+    rows = QueueRows(Unfinished(list))
+    assert set(rows.load(tmp_path / "first")) == {("g0", 0), ("g1", 1)}
+    rows.retain({"g1"})
+    rows.save([], tmp_path / "second")
+    assert set(QueueRows(Unfinished(list)).load(tmp_path / "second")) == {("g1", 1)}

@@ -80,8 +80,7 @@ def made() -> Iterator[Any]:
 
     yield make
     for loss in losses:
-        if loss._hook is not None:
-            loss._hook.remove()
+        loss._hook.remove()
 
 
 def by_hand(kept: Tensor, mode: str) -> float:
@@ -161,6 +160,19 @@ def test_an_optimizer_of_another_model_steps_as_ever(made: Any) -> None:
         weight.grad = torch.ones(())
         optimizer.step()
         assert float(weight.detach()) == expected
+
+
+def test_a_skipped_update_with_gradients_that_are_not_finite_leaves_the_critic_alone(made: Any) -> None:
+    """verl does not call the actor's optimizer then: the next to step is the critic's."""
+    loss = made(Guard(True, 10.0, 1e-6))
+    weight = torch.ones((), requires_grad=True)
+    critic = torch.optim.SGD([weight], lr=1.0)
+    for expected in (0.0, -1.0):
+        weight.grad = torch.ones(())
+        critic.step()
+        assert float(weight.detach()) == expected
+        for place in range(3):
+            loss(output(NOW, [place]), micro_batch(place))
 
 
 def test_gspo_is_guarded_too(made: Any) -> None:
