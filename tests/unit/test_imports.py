@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import sys
 from graphlib import TopologicalSorter
+from pathlib import Path
 
 import shape
+
+import goldilocks
 
 # Every part (a folder, or a module at the top) and what it may import. A part stands below those that import it.
 BASE = {"errors", "dotted_keys", "types", "hashing"}
@@ -77,9 +80,9 @@ def test_the_core_imports_numpy_only_and_the_engine_no_verl() -> None:
 
 
 def test_every_folder_of_unit_tests_is_a_folder_of_the_package() -> None:
-    here = Path(__file__).parent
+    here, package = Path(__file__).parent, Path(goldilocks.__file__).parent
     folders = {file.parent.relative_to(here) for file in here.rglob("test_*.py")}
-    assert [str(folder) for folder in sorted(folders) if not (ROOT / folder).is_dir()] == []
+    assert [str(folder) for folder in sorted(folders) if not (package / folder).is_dir()] == []
 
 
 def test_the_parts_have_an_order() -> None:

@@ -1,4 +1,4 @@
-"""verl's real V0 trainer and its real ``fit``, over workers that are a few lines each: no Ray, no model.
+"""A small world for verl's V0: the real trainer and its real ``fit`` over stand-ins of its workers.
 
 A prompt's content is its pass rate in percent. An answer is a few tokens, right or wrong by a hash of the prompt and of
 how often it has been asked. Each update makes every token less likely by the same factor.
@@ -121,7 +121,7 @@ class Workers:
 
     @property
     def log_prob(self) -> float:
-        """Of every token, under the policy as it is after so many updates."""
+        """Return the log-prob of every token after the updates so far."""
         return INITIAL_LOG_PROB - UPDATE * len(self.trained)
 
     def compute_log_prob(self, data: Any) -> Any:
@@ -167,7 +167,7 @@ class Workers:
 
 
 class World:
-    """A trainer over fake workers; ``steps`` are the metrics verl logged."""
+    """A trainer over the stand-ins above; ``steps`` are the metrics that verl logged."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, ranks: int = 1, agents: int = 1) -> None:
         self.actor, self.critic = Workers(ranks), Workers(ranks)
@@ -178,7 +178,7 @@ class World:
         monkeypatch.setattr("verl.utils.tracking.Tracking", lambda **kwargs: SimpleNamespace(log=self._log))
 
     def trainer(self, config: TrainerConfig, pass_rates: list[int], **arguments: Any) -> RayPPOTrainerWithSampling:
-        """``fit`` it."""
+        """Return our trainer over these workers; a test calls its ``fit``."""
         return RayPPOTrainerWithSampling(
             config=config,
             tokenizer=SimpleNamespace(eos_token_id=0, pad_token_id=0, decode=lambda ids, **_: ""),

@@ -1,4 +1,4 @@
-"""One server is not asked for, of several verl's balancer chooses; what is cancelled is aborted and counted."""
+"""The balancer chooses among several servers; a single one is asked for once a wave. What is cancelled is aborted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from goldilocks.verl.patches.vllm import TOP
 
 
 def named(*servers: str) -> Actor:
-    """Return verl's load balancer over servers that are only asked for."""
+    """Return verl's load balancer over servers that no test sends a request to."""
     return balancer_of(**{name: f"handle of {name}" for name in servers})
 
 

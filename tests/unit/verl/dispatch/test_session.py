@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -108,21 +109,15 @@ def test_parts_that_one_policy_wrote_count_as_one() -> None:
     assert answer.versions == [[0, 3], [1, 3]]
 
 
-class Rollout:
-    """A part of verl's section."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.response_length = name, 20
-
-
 @pytest.mark.parametrize(("engine", "same"), [("transformers", True), ("vllm", False)])
 def test_the_rest_of_an_answer_draws_noise_of_its_own(engine: str, same: bool) -> None:
+    rollout = SimpleNamespace(name=engine, response_length=20)
     given: dict[str, Any] = {"seed": 11, "temperature": 0.7}
-    assert continued(given, Rollout(engine), 0) == given
-    rest = continued(given, Rollout(engine), 6)
+    assert continued(given, rollout, 0) == given
+    rest = continued(given, rollout, 6)
     assert (rest["max_tokens"], rest["temperature"]) == (14, 0.7)
     assert (rest["seed"] == 11) is same
-    assert continued({"max_new_tokens": 9}, Rollout(engine), 6) == {"max_tokens": 3}
+    assert continued({"max_new_tokens": 9}, rollout, 6) == {"max_tokens": 3}
 
 
 def test_arrays_of_an_answer_are_stored_as_tensors(tmp_path: Path) -> None:

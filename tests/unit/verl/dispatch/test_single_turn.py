@@ -1,4 +1,4 @@
-"""Many rollouts at a time, only where verl's loop is the one that was followed and nothing else takes part in it."""
+"""Rollouts are made many at a time only where verl's own single-turn loop makes them and nothing else takes part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exactly what verl's own functions give, which are still there to be compared with."""
+"""Our functions for nested rows return exactly what verl's own return."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ plugin.additions()
 
 
 def both(module: str, name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Ours and verl's."""
+    """Return our function and verl's."""
     ours = getattr(importlib.import_module(module), name)
     return ours, inspect.unwrap(ours)
 

@@ -1,4 +1,4 @@
-"""What is put while a put is under way goes with the next; each sender hears of its own rows."""
+"""Rows that arrive during a put go with the next one; each sender hears of its own rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from goldilocks.verl.store.batched_puts import Outbox, Row
 
 
 class Store:
-    """Keeps what is put, a list for each put; a put takes a turn of the event loop."""
+    """Keeps the keys of each put; a put takes a turn of the event loop."""
 
     def __init__(self) -> None:
         self.puts: list[tuple[str, list[str]]] = []

@@ -21,7 +21,7 @@ N, GROUPS = 2, 4
 
 class Trainer(ReplayedRows, UpdatedBatches):  # type: ignore[misc]
     def end_step(self, batch: KVBatchMeta) -> list[str]:
-        """As verl's ``fit`` ends a step: returns the rows that it clears."""
+        """End a step as verl's ``fit`` does; return the keys that it clears."""
         self._compute_metrics(batch, {})
         if self.config.trainer["rollout_data_dir"]:
             self._log_rollout_data(batch, {}, "dumps")

@@ -1,4 +1,4 @@
-"""What a rollout carries survives a restart, whoever put it there."""
+"""Every value that a rollout carries comes back after a restart."""
 
 from __future__ import annotations
 
