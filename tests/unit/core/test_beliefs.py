@@ -57,7 +57,7 @@ def test_an_unseen_prompt_is_expected_to_be_as_long_as_others() -> None:
     assert beliefs.expected_tokens(np.array([0, 1])).tolist() == [80, 80]
 
 
-def test_a_saved_ledger_holds_only_what_was_visited_and_loads_by_key() -> None:
+def test_saved_beliefs_hold_only_what_was_visited_and_load_by_key() -> None:
     beliefs = Beliefs(np.array([10, 20, 30], dtype=np.uint64))
     visit(beliefs, 2, [1, 0])
     state = beliefs.state_dict()

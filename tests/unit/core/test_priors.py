@@ -37,7 +37,7 @@ def group(row: int, rewards: list[float], version: int = 0) -> Group:
 
 
 class Run:
-    """A ledger with a prior; ``step`` chooses, rolls out, and tells what came of it."""
+    """Beliefs with a prior; ``step`` chooses, rolls out, and tells what came of it."""
 
     def __init__(self, prior: Prior, rates: np.ndarray, seed: int = 5) -> None:
         self.rates = rates

@@ -20,15 +20,20 @@ def _queue(monkeypatch: pytest.MonkeyPatch) -> None:
     worker_queue(monkeypatch)
 
 
+async def started(rollouts: int, *, aborts: bool = True, **options: Any) -> tuple[Worker, Server, list[str]]:
+    """Start a group; return when all of its requests are at the server, with their names."""
+    server = Server(aborts=aborts)
+    worker = Worker(server, whole=False, **options)
+    await worker.start([prompt(0, n=rollouts)])
+    return worker, server, await server.holds(rollouts)
+
+
 def test_a_rollout_whose_reward_function_raises_is_charged_the_tokens_it_generated(tmp_path: Path) -> None:
     reward = tmp_path / "reward.py"
     reward.write_text("def compute_score(*_, **__):\n    raise LookupError('the answer sheet is missing')\n")
 
     async def run() -> list[Any]:
-        server = Server()
-        worker = Worker(server, whole=False, reward=str(reward))
-        await worker.start([prompt(0, n=1)])
-        (request,) = await server.holds(1)
+        worker, server, (request,) = await started(1, reward=str(reward))
         server.answer(request, [7] * 500)
         return await worker.finish()
 
@@ -37,10 +42,7 @@ def test_a_rollout_whose_reward_function_raises_is_charged_the_tokens_it_generat
 
 def test_cancelled_sessions_are_aborted_and_charged_and_the_drain_waits_for_them() -> None:
     async def run() -> list[Any]:
-        server = Server()
-        worker = Worker(server, whole=False)
-        await worker.start([prompt(0, n=2)])
-        await server.holds(2)
+        worker, _, _ = await started(2)
         drained = asyncio.create_task(worker.drained(within=60))
         await asyncio.sleep(0.01)
         assert not drained.done()  # two are at the server
@@ -53,10 +55,7 @@ def test_cancelled_sessions_are_aborted_and_charged_and_the_drain_waits_for_them
 
 def test_a_server_that_cannot_abort_is_waited_for_and_in_the_end_said_to_run_on() -> None:
     async def run() -> None:
-        server = Server(aborts=False)
-        worker = Worker(server, whole=False)
-        await worker.start([prompt(0, n=2)])
-        await server.holds(2)
+        worker, server, _ = await started(2, aborts=False)
         await worker.cancel(["g0"])
         assert (await worker.drained(within=0.01)).left == 2
         server.answer_all()
@@ -68,10 +67,7 @@ def test_a_server_that_cannot_abort_is_waited_for_and_in_the_end_said_to_run_on(
 
 def test_at_any_moment_a_session_is_told_of_or_is_unfinished_with_its_answers() -> None:
     async def run() -> tuple[SoFar, SoFar, list[Any]]:
-        server = Server()
-        worker = Worker(server, whole=False)
-        await worker.start([prompt(0, n=3)])
-        one, two, three = await server.holds(3)
+        worker, server, (one, two, three) = await started(3)
         server.answer(one, [7] * 3)
         first = await worker.events()
         server.answer(two, [7] * 4)
@@ -89,10 +85,7 @@ def test_at_any_moment_a_session_is_told_of_or_is_unfinished_with_its_answers() 
 
 def test_a_session_of_a_cancelled_group_makes_no_further_request() -> None:
     async def run() -> list[Any]:
-        server = Server()
-        worker = Worker(server, whole=False)
-        await worker.start([prompt(0, n=1)])
-        await server.holds(1)
+        worker, server, _ = await started(1)
         await worker.start([prompt(0, n=1, first=1)])
         await worker.cancel(["g0"])  # before the second has reached the server
         events = await worker.finish()
