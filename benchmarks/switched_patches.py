@@ -146,7 +146,7 @@ def install() -> None:
 
     due = {
         "verl.trainer.ppo.v1.trainer_base": [functools.partial(_count_steps, board)],
-        "goldilocks.verl.dispatch.agent_loop": [functools.partial(_switch_waves, board)],
+        "verl.trainer.ppo.v1.agent_loop_tq": [functools.partial(_switch_waves, board)],
     }
     sys.meta_path.insert(0, plugin._AfterImport(due))
 
@@ -165,10 +165,18 @@ def _count_steps(board: Board) -> None:
 
 
 def _switch_waves(board: Board) -> None:
-    from goldilocks.verl.dispatch.agent_loop import StreamingWorker
+    """Our worker may have begun to be imported before this module was, so its class is met when one is made."""
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
-    original = StreamingWorker._in_a_wave
-    StreamingWorker._in_a_wave = lambda self, prompt: not board.off(WAVES) and original(self, prompt)
+    base = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+    begin = base.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        in_a_wave = self._in_a_wave
+        self._in_a_wave = lambda prompt: not board.off(WAVES) and in_a_wave(prompt)
+
+    base.__init__ = __init__
 
 
 def unpack(*packed: Any) -> Any:
