@@ -6,6 +6,7 @@ group of our own, ``goldilocks.*``, for everything the policies can do beyond th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -387,9 +388,15 @@ class Settings:
         )
 
 
+@functools.cache
+def _type_hints(cls: Callable[..., object]) -> dict[str, Any]:
+    """Return the types of a section's keys. They are text in the source, which Python evaluates at each call."""
+    return get_type_hints(cls)
+
+
 def _section(cls: type[S], config: Mapping[str, Any], name: str) -> S:
     """Return a section of the config as its dataclass; an unknown key is an error that suggests the nearest."""
-    hints = get_type_hints(cls)
+    hints = _type_hints(cls)  # type: ignore[arg-type]  # mypy: a generic type is not hashable
     given = value_at(config, name) or {}
     require_type(name, given, Mapping[str, Any])
     empty = {key for key, value in given.items() if value is None and get_origin(hints.get(key)) is Mapping}

@@ -5,6 +5,8 @@ What TRL has no word for is an error that names the key. The folder is that of a
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,13 @@ def train(config: DictConfig, run_dir: Path) -> None:
 def check_keys(config: DictConfig) -> None:
     """Refuse what TRL cannot do and every key that it would not read; ``config`` is as Hydra composed it."""
     check(config)
-    trl_keys.check(config, verl_defaults())
+    trl_keys.check(config, verl_values())
+
+
+@functools.cache
+def verl_values() -> Mapping[str, Any]:
+    """Return the value that each key of verl's has where nobody sets it. Composed once: a study checks many configs."""
+    return dict(trl_keys.leaves(verl_defaults()))
 
 
 def judged_by(config: DictConfig) -> str:

@@ -135,17 +135,16 @@ NO_PART = (
 )
 
 
-def check(config: DictConfig, defaults: DictConfig) -> None:
-    """Refuse every key that differs from verl's ``defaults`` and that a run on TRL does not read.
+def check(config: DictConfig, defaults: Mapping[str, Any]) -> None:
+    """Refuse every key that differs from verl's ``defaults`` (its ``leaves``) and that a run on TRL does not read.
 
     Both are as Hydra composed them: a key that follows another one is compared as it is written.
     """
     logs = list(config.trainer.logger)
     require(set(logs) <= {"console", "file"}, "trainer.logger", logs, f"console and file {WITH}")
-    known = dict(leaves(defaults))
     for key, value in leaves(config):
-        default = known.get(key)
-        accepted = repr(default) if key in known else "TRL does not know this key, so not"
+        default = defaults.get(key)
+        accepted = repr(default) if key in defaults else "TRL does not know this key, so not"
         same = value == default or (key == NOISE and value == config.data.seed)
         require(same or key in ACCEPTED or _listed(key), key, value, f"{accepted} {WITH}")
 

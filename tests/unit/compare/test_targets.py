@@ -97,7 +97,7 @@ def test_draws_in_which_the_baseline_gains_nothing_are_left_out_and_counted():
 accuracies = st.lists(st.floats(0, 1), min_size=3, max_size=3)
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings.default.max_examples)
 @given(st.lists(accuracies, min_size=1, max_size=4), st.lists(accuracies, min_size=4, max_size=4))
 def test_at_the_cost_of_a_target_the_mean_has_it_and_not_before_and_the_baseline_reaches_its_own(own, its):
     lines = [curve([(0, 0.25), (130, a), (260, b), (410, c)]) for a, b, c in own]

@@ -241,7 +241,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(events=EVENTS, slots=st.integers(1, 5))
 def test_every_request_comes_back_once_and_alike_whatever_happens_around_it(
     events: list[tuple[str, int, int]], slots: int
@@ -289,7 +289,7 @@ def _greedy(number: int) -> list[int]:
     return _answers[number]
 
 
-@settings(max_examples=15)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.lists(st.integers(1, 6), max_size=4), st.integers(0, 2**32))
 def test_an_answer_that_is_stopped_and_gone_on_with_is_what_it_would_have_been(stops: list[int], seed: int) -> None:
     """Noise is a function of seed and position in the whole text: a prefix behind the prompt changes no position."""

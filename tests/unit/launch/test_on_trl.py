@@ -83,7 +83,7 @@ def test_trl_has_one_seed_and_both_keys_may_name_it() -> None:
 
 
 def test_every_shipped_recipe_and_task_is_accepted() -> None:
-    defaults = verl_defaults()
+    defaults = on_trl.verl_values()
     for recipe in names("recipe"):
         trl_keys.check(composed(recipe=recipe), defaults)
     for task in names("task"):

@@ -78,7 +78,7 @@ def micro_batch(drawn: list[tuple[Row, float]], replays: bool) -> dict[str, Any]
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(loss=st.sampled_from(LOSSES), drawn=st.lists(rows(), min_size=1, max_size=6), replays=st.booleans())
 def test_a_finite_loss_has_a_finite_gradient_and_rows_without_signal_have_no_part_in_it(
     bf16: bool, loss: str, drawn: list[tuple[Row, float]], replays: bool
