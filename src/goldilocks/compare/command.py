@@ -20,14 +20,13 @@ from goldilocks.compare.show import LEGEND, in_markdown, notes, on_terminal, tab
 from goldilocks.compare.study import GRID, ORDERS, Study, StudyFolder, write_json
 from goldilocks.compare.table import Table, make_table
 from goldilocks.config.recipes import names
-from goldilocks.config.settings import Settings
 from goldilocks.errors import missing_extra, require
-from goldilocks.launch import defaults, on_trl
+from goldilocks.launch import defaults
 from goldilocks.launch.fork_server import ForkServer
 from goldilocks.launch.machine import find_device
-from goldilocks.launch.preflight import check_budget, check_paths
+from goldilocks.launch.preflight import check_paths
 from goldilocks.launch.recipe import choose
-from goldilocks.launch.train import STALL_S, composed, interruptible
+from goldilocks.launch.train import STALL_S, check_keys, composed, interruptible
 
 OWN = (
     "goldilocks.budget",
@@ -45,11 +44,7 @@ def check_study(study: Study, device: str) -> None:
     arms = study.reported_arms(study.choose([]))[: len(study.recipes)]
     for arm in [*arms, *(replace(arms[0], settings=settings) for settings in _every_value(study.grid))]:
         config = composed(choose(arm.command(study.overrides), device), Path(arm.name))
-        defaults.locate(config)
-        check_budget(config)
-        Settings.from_config(config)
-        if on_trl.chosen(config):
-            on_trl.check_keys(config)
+        check_keys(config)
         if not any(_key(word) == STEPS for word in study.overrides):
             _check_schedule(config)
         defaults.provide(config)

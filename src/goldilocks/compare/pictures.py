@@ -132,7 +132,14 @@ def levels(table: Table, column: str) -> Plot:
     y = alt.Y("accuracy:Q", axis=number_axis("accuracy", "~%"))
     line = base.mark_line(point=alt.OverlayMarkDef(size=40)).encode(y=y)
     title, hint = f"Accuracy by {column}", f"at {table.cost}; grey: {BEFORE}"
-    return Plot(f"by-{file_word(column)}", title, layered(band, line), rows, hint=hint, wide=True)
+    return Plot(_file_name(list(table.columns), column), title, layered(band, line), rows, hint=hint, wide=True)
+
+
+def _file_name(columns: list[str], column: str) -> str:
+    """Return the column's own file name, with its number if another column has the same."""
+    words = [file_word(one) for one in columns]
+    word = file_word(column)
+    return f"by-{word}" if words.count(word) == 1 and word else f"by-{word}{1 + columns.index(column)}"
 
 
 def write_pictures(study: Study, results: Results, table: Table, folder: StudyFolder) -> None:

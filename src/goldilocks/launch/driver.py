@@ -7,7 +7,6 @@ and when it fails it writes the reason to the run directory in one line.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import signal
 import sys
 from pathlib import Path
@@ -19,15 +18,15 @@ from goldilocks.launch import on_trl
 from goldilocks.launch.machine import is_private
 from goldilocks.launch.nodes import NodeLost, naming_lost_nodes
 from goldilocks.launch.preflight import check_prompts, check_settings
-from goldilocks.launch.prefork import serve_in_background
+from goldilocks.launch.prefork import end_with_parent, serve_in_background
 from goldilocks.runs.directory import RunDir
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(folder: str) -> int:
     """Train with the run directory's config; return the exit status."""
-    _end_with_parent()
+    if sys.platform == "linux":
+        end_with_parent(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     run = RunDir(Path(folder))
     config = OmegaConf.load(run.config)
     assert isinstance(config, DictConfig)
@@ -82,12 +81,6 @@ def explain(error: BaseException, run: RunDir) -> str:
     line = " ".join((str(error) if type(error) in (ValueError, NodeLost) else reason(error)).split())
     full = run.full_disk()
     return f"{full}: {line}" if full else line
-
-
-def _end_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ from goldilocks.launch.machine import find_device
 from goldilocks.launch.preflight import check_paths
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.launch.trl_data import PROMPT, SCORE, Grader, dataset
-from goldilocks.runs.records import row_key
+from goldilocks.runs.files import Lines
+from goldilocks.runs.records import row_key, split_row_key
 from goldilocks.runs.rollouts import Row, growing, whole_groups
 from goldilocks.runs.validation import place_of, value_of
 
@@ -75,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
     asked = list(_asked(config, args))
     kept = whole_groups(args.out, args.n)
+    if args.out.exists():
+        _require_same_pass(config, args.out)
     missing = [one for one in asked if one.uid not in kept]
     if missing:
         model = Model.load(config, choice.device, rollouts=len(missing) * args.n)
@@ -94,6 +97,7 @@ class Asked:
     uid: str
     row: Row
     step: int
+    model: str
 
     def rollout(self, index: int, output: str, score: float, tokens: int) -> Row:
         """Return a line of the file."""
@@ -105,6 +109,7 @@ class Asked:
             "gts": self.row["reward_model"]["ground_truth"],
             "score": score,
             "step": self.step,
+            "model": self.model,
             "uid": row_key(self.uid, index, 0),
             "tokens": tokens,
         }
@@ -112,18 +117,36 @@ class Asked:
 
 def _asked(config: DictConfig, args: argparse.Namespace) -> Iterator[Asked]:
     """Yield prompts of the training files in an order of their own, each content once."""
-    data = dataset(config, "train")
+    data, model = dataset(config, "train"), _model_path(config)
     places = list(range(len(data)))
     random.Random(args.seed).shuffle(places)
     seen: set[str] = set()
     for place in places:
         row = data[place]
-        uid = f"{content_key(row[PROMPT]):016x}"
+        uid = _uid(row[PROMPT])
         if args.prompts and len(seen) == args.prompts:
             return
         if uid not in seen:
             seen.add(uid)
-            yield Asked(uid, row, 1 + (len(seen) - 1) // BLOCK)
+            yield Asked(uid, row, 1 + (len(seen) - 1) // BLOCK, model)
+
+
+def _require_same_pass(config: DictConfig, out: Path) -> None:
+    """Refuse a file with answers of another model, or to prompts of other data. Older files do not name a model."""
+    rows, model = list(Lines(out)), _model_path(config)
+    others = {str(row.get("model", model)) for row in rows} - {model}
+    require(not others, "--out", str(out), f"another file: it has answers of {', '.join(others)}, not of {model}")
+    foreign = {split_row_key(str(row["uid"]))[0] for row in rows} - set(map(_uid, dataset(config, "train")[PROMPT]))
+    accepted = f"another file: it has {len(foreign)} prompts that are not in data.train_files"
+    require(not foreign, "--out", str(out), accepted)
+
+
+def _uid(prompt: object) -> str:
+    return f"{content_key(prompt):016x}"
+
+
+def _model_path(config: DictConfig) -> str:
+    return str(Path(config.actor_rollout_ref.model.path).expanduser())
 
 
 @dataclass(frozen=True)
@@ -145,7 +168,7 @@ class Model:
         from goldilocks.engine import Engine
         from goldilocks.verl.source import prompt_tokens
 
-        path, rollout = str(Path(config.actor_rollout_ref.model.path).expanduser()), config.actor_rollout_ref.rollout
+        path, rollout = _model_path(config), config.actor_rollout_ref.rollout
         auto: Any = AutoModelForCausalLM
         precision: Any = PrecisionType
         tokenizer: Any = AutoTokenizer.from_pretrained(path)
@@ -270,10 +293,9 @@ def _hidden_states(config: DictConfig, device: str, out: Path, groups: Mapping[s
     from goldilocks.verl.source import compute
 
     data = dataset(config, "train")
-    rows = {f"{content_key(prompt):016x}": prompt for prompt in data[PROMPT]}
-    model = str(Path(config.actor_rollout_ref.model.path).expanduser())
+    rows = {_uid(prompt): prompt for prompt in data[PROMPT]}
     longest, dtype = config.data.max_prompt_length, config.actor_rollout_ref.rollout.dtype
-    states = compute(model, [rows[uid] for uid in groups], device, longest, dtype)
+    states = compute(_model_path(config), [rows[uid] for uid in groups], device, longest, dtype)
     path = out.with_suffix(".npy")
     with replacing(path) as unfinished, unfinished.open("wb") as file:
         np.save(file, states, allow_pickle=False)

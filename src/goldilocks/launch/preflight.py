@@ -46,13 +46,18 @@ def check_budget(config: DictConfig) -> None:
         raise ValueError(f"{costs} needs trainer.use_v1=True and trainer.v1.trainer_mode=goldilocks, not {mode}")
 
 
+def uses_collector(config: DictConfig) -> bool:
+    """Return whether a trainer of ours runs on verl's V1."""
+    return bool(config.trainer.use_v1 and config.trainer.v1.trainer_mode in OURS)
+
+
 def check_settings(config: DictConfig) -> None:
     """Check the settings as the trainer would."""
     from goldilocks.config.settings import Settings
     from goldilocks.verl.checks import check_v1
     from goldilocks.verl.estimators import estimator_for  # imports torch
 
-    if config.trainer.use_v1 and config.trainer.v1.trainer_mode in OURS:
+    if uses_collector(config):
         estimator_for(Settings.from_config(config))
         check_v1(config)
 

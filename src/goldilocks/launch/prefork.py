@@ -38,8 +38,9 @@ PRELOADED = (
     "zmq",
 )
 MODULE = "-m"  # before a module's name, as Python has it
+RUN = "GOLDILOCKS_RUN"  # the variable by which a supervisor finds the processes of its run
 _LENGTH = struct.Struct("!q")
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG, _PR_SET_NAME = 1, 2, 15
 
 
 # -- the worker's side: what Ray starts --------------------------------------------------------------------------------
@@ -116,7 +117,7 @@ def serve_in_background(folder: str | None = None) -> bool:
     listener.listen(64)
     if os.fork() == 0:
         os.setsid()  # Ctrl-C in a terminal is the driver's
-        _end_with_parent()
+        end_with_parent()
         try:
             Server(listener).run()
         finally:  # the driver's code is not the server's to go on with
@@ -191,7 +192,7 @@ class Server:
         if pid == 0:
             try:
                 os.setsid()  # a group of its own: Ray ends the process group of a worker that died
-                _end_with_parent()
+                end_with_parent()
                 _work(order, files)
             finally:  # the server's code is not the worker's to go on with
                 os._exit(1)
@@ -234,6 +235,7 @@ def _received(client: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
 def _work(order: dict[str, Any], files: list[int]) -> None:
     """Be the process that the client would have been."""
     import atexit
+    import ctypes
     import runpy
     import traceback
 
@@ -243,6 +245,8 @@ def _work(order: dict[str, Any], files: list[int]) -> None:
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
+    if RUN in os.environ:
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, process_name(os.environ[RUN]).encode())  # children inherit it
     module = order["argv"][0] == MODULE
     sys.argv[:] = order["argv"][module:]
     if not module:
@@ -267,10 +271,21 @@ def _work(order: dict[str, Any], files: list[int]) -> None:
     os._exit(status)
 
 
-def _end_with_parent() -> None:
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+    """Have the kernel send this signal when the parent ends, unless it was asked for one already."""
     import ctypes
 
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    library, asked = ctypes.CDLL(None), ctypes.c_int()
+    library.prctl(_PR_GET_PDEATHSIG, ctypes.byref(asked))
+    if not asked.value:
+        library.prctl(_PR_SET_PDEATHSIG, number)
+
+
+def process_name(run: str) -> str:
+    """Return the name of a forked run's processes: the kernel shows them with the server's variables, without RUN."""
+    import hashlib
+
+    return f"gl{hashlib.sha256(run.encode()).hexdigest()[:12]}"
 
 
 if __name__ == "__main__":

@@ -86,7 +86,6 @@ class LiveLine:
                 print(self._frame(progress.line(), progress, elapsed), flush=True)
 
 
-MARK = "GOLDILOCKS_RUN"
 GRACE_S = 10.0  # for the driver to stop Ray by itself
 
 
@@ -95,7 +94,7 @@ class Supervisor:
 
     def __init__(self, run: RunDir, env: Mapping[str, str]) -> None:
         self.run = run
-        self._env = {**os.environ, **env, MARK: str(run.path)}
+        self._env = {**os.environ, **env, prefork.RUN: str(run.path)}
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Supervisor:
@@ -147,9 +146,11 @@ class Supervisor:
             psutil.wait_procs(left, timeout=1)
 
     def _processes(self) -> Iterator[psutil.Process]:
+        run, forked = str(self.run.path), prefork.process_name(str(self.run.path))
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                if process.pid != os.getpid() and process.environ().get(MARK) == str(self.run.path):
+                own = process.name() == forked or process.environ().get(prefork.RUN) == run
+                if own and process.pid != os.getpid():
                     yield process
 
 

@@ -25,7 +25,7 @@ from goldilocks.config.recipes import DEFAULT as DEFAULT_RECIPE
 from goldilocks.config.recipes import names
 from goldilocks.launch import defaults, on_trl
 from goldilocks.launch.machine import PRIVATE, find_device, is_private, join, rollout_engine
-from goldilocks.launch.preflight import budget_of, check_budget, check_paths
+from goldilocks.launch.preflight import budget_of, check_budget, check_paths, uses_collector
 from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, compose_config, quoted
 from goldilocks.launch.supervisor import LiveLine, SignOfLife, Supervisor
 from goldilocks.platforms import platform_env
@@ -113,11 +113,9 @@ def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIME
     """Compose and check the config and make the run directory. Errors are raised before any process starts."""
     with _ray_folder() as ray_folder:
         config = composed(choice, runs / name, ray_folder)
+        check_keys(config)
         defaults.provide(config)
         check_paths(config)
-        check_budget(config)
-        if on_trl.chosen(config):
-            on_trl.check_keys(config)
         if config.reward.custom_reward_function.path:
             with open_dict(config):
                 config.reward.custom_reward_function = guarded(config.reward.custom_reward_function, reward_timeout)
@@ -127,6 +125,19 @@ def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIME
             join(config, env)
         run_dir.config.write_text(_yaml(config))
         yield Launch(run_dir, config, env)
+
+
+def check_keys(config: DictConfig) -> None:
+    """Check the keys of a composed config, before anything is made or fetched and without importing verl."""
+    from goldilocks.config.settings import Settings
+
+    defaults.locate(config)
+    check_budget(config)
+    by_trl = on_trl.chosen(config)
+    if by_trl or uses_collector(config):
+        Settings.from_config(config)
+    if by_trl:
+        on_trl.check_keys(config)
 
 
 def composed(choice: Choice, run_path: Path, ray_folder: str = "") -> DictConfig:

@@ -104,8 +104,11 @@ def look_back(outcomes: Outcomes, prior: str = "forecast", columns: Sequence[str
     require(len(scored) >= ENOUGH, "RUN", f"{len(scored)} first visits", f"{ENOUGH} or more after the first step")
     passes, trials = outcomes.passes[scored], outcomes.trials[scored]
     several = trials > 1
+    enough = several.sum() >= RANKS
+    require(enough, "RUN", f"{several.sum()} groups of several rollouts", f"{RANKS} or more after the first step")
     spread = (passes * (trials - passes) / (trials * (trials - 1)).clip(1))[several]  # p(1 − p) without bias
-    ranks = _ranks(forecasts, outcomes.step[scored])
+    steps = outcomes.step[scored]
+    ranks, ranks_of_several = _ranks(forecasts, steps), _ranks(forecasts[several], steps[several])
     informative = (passes > 0) & (passes < trials)
     return Hindsight(
         prompts=len(outcomes.prompts),
@@ -118,7 +121,7 @@ def look_back(outcomes: Outcomes, prior: str = "forecast", columns: Sequence[str
         worth_of_mean=_worth(means, passes, trials),
         informative=float(informative.mean()),
         informative_by_rank=tuple(float(informative[ranks == rank].mean()) for rank in range(RANKS)),
-        signal_of_best=float(spread[ranks[several] == 0].mean() / max(spread.mean(), 1e-9)),
+        signal_of_best=float(spread[ranks_of_several == 0].mean() / max(spread.mean(), 1e-9)),
         ceiling=float(0.25 / max(spread.mean(), 1e-9)),
     )
 
@@ -163,10 +166,16 @@ def _loss(forecasts: np.ndarray, rates: np.ndarray) -> float:
 
 
 def _ranks(forecasts: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """The quarter of its step that each forecast is in, the nearest to a half first."""
+    """Return the quarter of its step that each forecast is in, the nearest to a half first.
+
+    Steps with fewer forecasts than quarters are put together. ``steps`` are in order.
+    """
     ranks = np.zeros(len(forecasts), dtype=np.int64)
-    for step in np.unique(steps):
-        own = np.flatnonzero(steps == step)
+    starts = [0]
+    for start in np.flatnonzero(np.diff(steps)) + 1:
+        if min(start - starts[-1], len(steps) - start) >= RANKS:
+            starts.append(start)
+    for own in np.split(np.arange(len(steps)), starts[1:]):
         order = np.argsort(np.abs(forecasts[own] - 0.5), kind="stable")
         ranks[own[order]] = np.arange(len(own)) * RANKS // len(own)
     return ranks

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from unit.compare.arms import result, study
 
-from goldilocks.compare.pictures import costs, make_opening, write_pictures
+from goldilocks.compare.pictures import costs, levels, make_opening, write_pictures
 from goldilocks.compare.results import Results
 from goldilocks.compare.study import StudyFolder
 from goldilocks.compare.table import make_table
@@ -105,3 +106,16 @@ def test_without_the_packages_for_pictures_the_table_is_written_and_the_extra_is
     assert (tmp_path / "table.md").exists()
     assert "table.json" in done.stdout
     assert "curves.png" not in done.stdout
+
+
+def test_columns_whose_names_have_no_latin_letter_or_the_same_ones_have_a_file_each(made):
+    chosen, results, _ = made
+    columns = ("難度", "科目", "a b", "a-b", "%")
+    own = {column: {"1": 0.5} for column in columns}
+    reported = [
+        replace(one, validations=tuple(replace(at, levels=own) for at in one.validations)) for one in results.reported
+    ]
+    table = make_table(chosen, Results((), tuple(reported)))
+    names = [levels(table, column).name for column in columns]
+    assert len(set(names)) == len(columns)
+    assert all(re.fullmatch(r"by-[\w-]+", name) for name in names)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,3 +46,22 @@ def test_the_disk_is_said_to_be_full_also_where_the_driver_had_no_room_to_say_so
     assert run.failure(1) == f"the disk of {tmp_path} is full (0 MiB left)"
     run.reason.write_text("data.seed='x' is not accepted")
     assert run.failure(1) == "data.seed='x' is not accepted"
+
+
+PARENT_DEATH = """
+import contextlib, ctypes, sys
+from goldilocks.launch import driver
+libc, found = ctypes.CDLL(None), ctypes.c_int()
+libc.prctl(1, int(sys.argv[1]))
+with contextlib.suppress(FileNotFoundError):
+    driver.main("/nowhere")
+libc.prctl(2, ctypes.byref(found))
+print(found.value)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a signal at the parent's death is Linux's")
+@pytest.mark.parametrize(("asked", "found"), [(0, signal.SIGTERM), (signal.SIGKILL, signal.SIGKILL)])
+def test_a_run_ends_with_its_parent_and_a_forked_one_is_killed_with_it(asked: int, found: int) -> None:
+    said = subprocess.run([sys.executable, "-c", PARENT_DEATH, str(int(asked))], capture_output=True, check=True)
+    assert int(said.stdout.split()[-1]) == found

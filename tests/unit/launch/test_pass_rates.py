@@ -113,3 +113,25 @@ def test_a_file_with_more_answers_a_prompt_is_not_mixed_with_fewer(words, tmp_pa
 def test_the_file_must_be_json_lines(words, tmp_path, capsys):
     assert main(["pass-rates", *words, "--out", str(tmp_path / "rates.csv")]) == 2
     assert "--out=" in capsys.readouterr().err
+
+
+def test_a_file_of_another_model_is_not_gone_on_with(words, tmp_path, capsys):
+    out = tmp_path / "rates.jsonl"
+    passed(words, out)
+    before = out.read_bytes()
+    other = tmp_path / "other"
+    other.symlink_to(words[-1].partition("=")[2])
+    assert main(["pass-rates", *words[:-1], f"actor_rollout_ref.model.path={other}", "--out", str(out)]) == 2
+    assert f"it has answers of {words[-1].partition('=')[2]}, not of {other}" in capsys.readouterr().err
+    assert out.read_bytes() == before
+
+
+def test_a_file_of_another_task_is_not_gone_on_with(words, tmp_path, capsys):
+    out = tmp_path / "rates.jsonl"
+    passed(words, out)
+    before = out.read_bytes()
+    task = ladder.Ladder()
+    write_split(tmp_path, task.data_source, "train", task.problems("train", 8, seed=5))
+    assert main(["pass-rates", *words, f"data.train_files={tmp_path}/train.parquet", "--out", str(out)]) == 2
+    assert "prompts that are not in data.train_files" in capsys.readouterr().err
+    assert out.read_bytes() == before

@@ -13,6 +13,8 @@ import psutil
 import pytest
 
 from goldilocks.launch import prefork
+from goldilocks.launch.supervisor import Supervisor
+from goldilocks.runs.directory import RunDir
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="forks by pidfd, which is Linux's")
 
@@ -126,3 +128,24 @@ def test_a_python_that_the_user_chose_for_workers_stays() -> None:
     assert prefork.runtime_env_hook({"py_executable": "mine"}) == {"py_executable": "mine"}
     for nothing_chosen in (None, {}, {"py_executable": None}):
         assert prefork.runtime_env_hook(nothing_chosen) == {"py_executable": prefork.py_executable()}
+
+
+FORKING = """
+import os, time
+child = os.fork()
+if child == 0:
+    os.setsid()
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_supervisor_ends_everything_that_a_forked_run_has_forked(script: Path, tmp_path: Path) -> None:
+    script.write_text(FORKING)
+    run = {prefork.RUN: str(tmp_path)}
+    process = driver(f"subprocess.call([*python, {str(script)!r}], env={{**os.environ, **{run!r}}})")
+    assert process.stdout is not None
+    workers = [psutil.Process(int(process.stdout.readline())) for _ in range(2)]
+    Supervisor(RunDir(tmp_path), {}).end()
+    assert [worker for worker in workers if worker.is_running()] == []
+    process.communicate(timeout=60)

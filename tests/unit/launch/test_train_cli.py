@@ -196,3 +196,13 @@ def test_the_composed_config_is_plain_yaml(tmp_path):
 
     config = OmegaConf.to_container(compose(), resolve=True)
     assert json.loads(json.dumps(config))["data"]["max_prompt_length"] == 16
+
+
+def test_a_prior_that_only_a_study_may_have_is_refused_before_anything_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "device=cpu", "goldilocks.prior=oracle"]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("goldilocks: goldilocks.prior='oracle' is not accepted: flat, strata or forecast")
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+    assert list(tmp_path.iterdir()) == []

@@ -90,3 +90,10 @@ def test_a_run_that_is_too_short_to_say_anything_is_refused(tmp_path, capsys):
     dump(tmp_path, steps=1)
     assert main(["forecast", str(tmp_path)]) == 2
     assert "0 first visits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_quarters_have_a_share_where_a_step_has_fewer_first_visits_than_quarters(tmp_path, groups):
+    found = look_back(read_outcomes(dump(tmp_path, steps=70, groups=groups)))
+    assert np.isfinite([*found.informative_by_rank, found.signal_of_best, found.ceiling]).all()
+    assert found.informative_by_rank[0] > found.informative_by_rank[-1]

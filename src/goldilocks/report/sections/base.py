@@ -158,7 +158,7 @@ def smoothed(series: Series, share: float = 0.05) -> Series:
 
 def file_word(text: str) -> str:
     """Return a text as a part of a file name."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    return re.sub(r"[\W_]+", "-", text.lower()).strip("-")
 
 
 def rounded(value: float) -> float:
