@@ -25,8 +25,8 @@ from goldilocks.verl.patches.table import PATCHES
 # The environment names four files.
 SWITCHES, SCHEDULE, STEPS, CALLERS = "PATCH_SWITCHES", "PATCH_SCHEDULE", "PATCH_STEPS", "PATCH_CALLERS"
 UNTIL = "PATCH_UNTIL"  # environment: when the run ends at the latest, in seconds since the epoch
-WAVES = "waves"  # no patch: many rollouts of one turn at a time, which runs on our server make instead of verl's loop
-NAMES = (*(patch.name for patch in PATCHES), WAVES)
+BATCHED_TURNS = "batched-single-turn"  # no patch: single-turn rollouts many at a time, not by verl's loop
+NAMES = (*(patch.name for patch in PATCHES), BATCHED_TURNS)
 IN_TRAINER = ("group-numbers", "one-pass")  # the trainer asks whether they stand, so they are switched in the trainer
 
 
@@ -146,7 +146,7 @@ def install() -> None:
 
     due = {
         "verl.trainer.ppo.v1.trainer_base": [functools.partial(_count_steps, board)],
-        "verl.trainer.ppo.v1.agent_loop_tq": [functools.partial(_switch_waves, board)],
+        "verl.trainer.ppo.v1.agent_loop_tq": [functools.partial(_switch_batched_turns, board)],
     }
     sys.meta_path.insert(0, plugin._AfterImport(due))
 
@@ -164,7 +164,7 @@ def _count_steps(board: Board) -> None:
     PPOTrainer.on_step_begin = on_step_begin
 
 
-def _switch_waves(board: Board) -> None:
+def _switch_batched_turns(board: Board) -> None:
     """Our worker may have begun to be imported before this module was, so its class is met when one is made."""
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
@@ -173,8 +173,8 @@ def _switch_waves(board: Board) -> None:
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
-        in_a_wave = self._in_a_wave
-        self._in_a_wave = lambda prompt: not board.off(WAVES) and in_a_wave(prompt)
+        is_batched = self._is_batched
+        self._is_batched = lambda prompt: not board.off(BATCHED_TURNS) and is_batched(prompt)
 
     base.__init__ = __init__
 

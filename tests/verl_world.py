@@ -36,10 +36,10 @@ from goldilocks.engine.request import Generation
 from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch import failures
-from goldilocks.verl.dispatch.agent_loop import StreamingWorker
 from goldilocks.verl.dispatch.client import StreamingClient
 from goldilocks.verl.dispatch.guarded_reward import guarded
 from goldilocks.verl.dispatch.single_turn import SingleTurn
+from goldilocks.verl.dispatch.worker import StreamingWorker
 from goldilocks.verl.serve.server import Answers
 from goldilocks.verl.store import batched_puts
 from goldilocks.verl.store.rows import FIRST, ROLLOUTS, VISIT_SEED
@@ -104,7 +104,7 @@ class Server:
         self.held: dict[str, asyncio.Future[Generation]] = {}
         self.most_held = 0
         self.asked_to_abort: list[str] = []
-        self._waves: dict[str, dict[asyncio.Task[Generation], str]] = {}
+        self._batches: dict[str, dict[asyncio.Task[Generation], str]] = {}
 
     async def holds(self, requests: int) -> list[str]:
         """Wait until so many requests are held; return their names."""
@@ -134,13 +134,13 @@ class Server:
             extra_fields={"global_steps": VERSION, "top_log_probs": made.top_log_probs},
         )
 
-    async def generate_all(self, wave: str, requests: list[Any]) -> Answers:
+    async def generate_all(self, batch: str, requests: list[Any]) -> Answers:
         self.messages.append(len(requests))
-        self._waves[wave] = {asyncio.create_task(self._answered(*request)): request[0] for request in requests}
-        return await self.more_answers(wave)
+        self._batches[batch] = {asyncio.create_task(self._answered(*request)): request[0] for request in requests}
+        return await self.more_answers(batch)
 
-    async def more_answers(self, wave: str) -> Answers:
-        tasks = self._waves[wave]
+    async def more_answers(self, batch: str) -> Answers:
+        tasks = self._batches[batch]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         outcomes = [(tasks.pop(task), task.exception() or task.result()) for task in done]
         return Answers(outcomes, global_steps=VERSION, busy_s=0.0)
@@ -204,7 +204,7 @@ class Queue:
             monkeypatch.setattr(transfer_queue, name, getattr(self, name))
         asked_again = functools.cache(inspect.unwrap(batched_puts.takes_columns))  # once a queue, not once a process
         monkeypatch.setattr(batched_puts, "takes_columns", asked_again)
-        monkeypatch.setattr(failures, "_told", False)  # as in a process that has told no error yet
+        monkeypatch.setattr(failures, "_published", False)  # as in a process that has told no error yet
 
     def batch(self) -> KVBatchMeta:
         """Return all rows."""

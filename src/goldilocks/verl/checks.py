@@ -19,7 +19,7 @@ SAMPLER = "trainer.v1.sampler"
 VERLS_BOUNDS = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}  # verl's defaults
 GUARDED_LOSSES = ("vanilla", "gspo")  # a token's term is proportional to its advantage
 GUARDED_ENGINES = ("fsdp", "fsdp2")
-MANAGER = "goldilocks.verl.dispatch.agent_loop.StreamingManager"
+MANAGER = "goldilocks.verl.dispatch.manager.StreamingManager"
 
 
 def check_run(config: DictConfig) -> None:

@@ -1,9 +1,9 @@
-"""verl's client of the rollout servers, as our workers use it.
+"""verl's client of the rollout servers, for our workers.
 
-It knows the sessions of its worker and which request each has at which server, so that they can be aborted there and
-waited for. A session that is paused waits here with what it has written, and asks for the rest when it goes on: its
-agent loop sees one answer. verl's load balancer is asked for a server only where there are several to choose from:
-verl's client sends it two messages a rollout. And a turn of many sessions goes to our server in one message.
+It knows at which server each session of its worker has which request, so that requests can be aborted and waited for.
+A paused session waits here with what it has written and asks for the rest when it continues: its agent loop sees one
+answer. The client asks verl's load balancer for a server only where there are several; verl's own client sends it two
+messages a rollout. The turns of many single-turn sessions go to our server in one message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from goldilocks.verl.dispatch.sampling_seed import continued
 from goldilocks.verl.dispatch.session import Answer, Cancelled, Deliver, NotNow, Reply, Session, Turn, current_session
 from goldilocks.verl.patches.vllm import TOP
 
-ASK_AGAIN_S = 1.0  # an abort that came before its request is made once more
+ASK_AGAIN_S = 1.0  # an abort may overtake its request: it is repeated
 Server = tuple[str, Any]  # its name and its handle
 
 
@@ -42,29 +42,29 @@ class StreamingClient(LLMServerClient):
         self._at_servers: set[Session] = set()
         self._none_at_servers = asyncio.Event()
         self._none_at_servers.set()
-        self._going = asyncio.Event()  # unless generation is paused
+        self._going = asyncio.Event()  # cleared while generation is paused
         self._going.set()
         self._only: asyncio.Task[Server | None] | None = None
-        self._held: set[str] = set()  # the requests that the balancer does not know of
-        self._booked: dict[str, str] = {}  # the server of each turn that the balancer knows of
+        self._held: set[str] = set()  # requests that the balancer does not know
+        self._booked: dict[str, str] = {}  # the server of each turn that the balancer assigned
         self._places: dict[str, asyncio.Semaphore] = {}  # of each server
         self.engine_s: dict[str, float] = {}  # seconds that each server's engine has spent on its steps
         self.aborts = Aborts(self.config.actor_rollout_ref.rollout.name)
         gates = OmegaConf.select(self.config, "batch_filter.enable_two_gate_filter")
         on_vllm = self.config.actor_rollout_ref.rollout.name == "vllm"
-        self._extra = {"extra_args": {TOP: True}} if gates and on_vllm else {}  # our own server always has them
+        self._extra = {"extra_args": {TOP: True}} if gates and on_vllm else {}  # our own server always returns them
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     def begin(self, uid: str, index: int, answers: Iterable[Answer] = ()) -> Session:
-        """A rollout of the group is about to be made; ``answers`` were saved when it was paused."""
+        """Open a session; ``answers`` were saved when its rollout was paused."""
         session = Session(uid, index, answers=list(answers))
         session.tokens = sum(count for _, count in session.versions)
         self._sessions.setdefault(uid, set()).add(session)
         return session
 
     def end(self, session: Session) -> None:
-        """The rollout is made, or given up."""
+        """Close a session."""
         self._sessions[session.uid].discard(session)
         if not self._sessions[session.uid]:
             del self._sessions[session.uid]
@@ -79,11 +79,11 @@ class StreamingClient(LLMServerClient):
         self._abort(session for session in sessions & self._at_servers if not session.aborted)
 
     def is_cancelled(self, session: Session) -> bool:
-        """Whether nobody needs it any more."""
+        """Whether the session's group is cancelled."""
         return session.uid in self._cancelled
 
     async def pause(self, within: float) -> int:
-        """Stop every session with what it has written; return how many are still at a server after so many seconds."""
+        """Stop every session with what it has written; return how many are at a server after ``within`` seconds."""
         self._going.clear()
         deadline = time.monotonic() + within
         while self._at_servers and (left := deadline - time.monotonic()) > 0:
@@ -92,12 +92,12 @@ class StreamingClient(LLMServerClient):
         return len(self._at_servers)
 
     def resume(self) -> None:
-        """Let every session go on."""
+        """Continue every session."""
         self._going.set()
 
     @property
     def unfinished(self) -> Iterator[Session]:
-        """The sessions that somebody needs."""
+        """The sessions of groups that are not cancelled."""
         return (one for uid, group in self._sessions.items() if uid not in self._cancelled for one in group)
 
     def _abort(self, sessions: Iterable[Session]) -> None:
@@ -106,7 +106,7 @@ class StreamingClient(LLMServerClient):
                 session.aborted = self.aborts.ask(session.server, session.request_id)
 
     async def drained(self, within: float) -> int:
-        """Wait until no session is at a server, at most so many seconds; return how many still are."""
+        """Wait until no session is at a server, at most ``within`` seconds; return how many still are."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._none_at_servers.wait(), within)
         return len(self._at_servers)
@@ -116,7 +116,7 @@ class StreamingClient(LLMServerClient):
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
     ) -> Any:
-        """As verl's; returns when the answer is whole, however often it pauses. Validation has no sessions."""
+        """As verl's; return when the answer is complete, however often it pauses. Validation has no sessions."""
         session = current_session.get()
         if session is None:
             return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
@@ -127,14 +127,14 @@ class StreamingClient(LLMServerClient):
                 raise Cancelled(session.uid)
             params = continued(sampling_params, self.config.actor_rollout_ref.rollout, len(answer.token_ids))
             if params.get("max_tokens", 1) < 1:
-                break  # stopped when it was as long as it may be
+                break  # paused at its last token
             with contextlib.suppress(NotNow):
                 ids = [*prompt_ids, *answer.token_ids]
                 await self._add_to(answer, session, request_id, prompt_ids=ids, sampling_params=params, **kwargs)
         return answer.output()
 
     async def _add_to(self, answer: Answer, session: Session, request_id: str, **request: Any) -> None:
-        """Ask for an answer, or the rest of it. The session is at a server from here to the reply."""
+        """Ask for an answer, or the rest of it. The session is at a server until the reply."""
         request["sampling_params"] |= self._extra
         self._sent(session)
         try:
@@ -161,7 +161,7 @@ class StreamingClient(LLMServerClient):
             self._none_at_servers.set()
 
     def _vllm_request_id(self, request_id: str) -> str:
-        """verl's name of a request; this is the last moment before it is sent."""
+        """verl's name of a request; verl asks for it right before sending."""
         name: str = super()._vllm_request_id(request_id)
         if session := current_session.get():
             if self.is_cancelled(session):
@@ -172,9 +172,9 @@ class StreamingClient(LLMServerClient):
         return name
 
     async def ask(self, turns: list[Turn], deliver: Deliver) -> None:
-        """Send each of our servers its turns in one message; ``deliver`` is called with replies as they come.
+        """Send each server its turns in one message; call ``deliver`` with replies as they come.
 
-        Returns when every turn is answered. These sessions do not pause.
+        Returns when every turn has a reply. These sessions do not pause.
         """
         for turn in turns:
             self._sent(turn.session)
@@ -196,7 +196,7 @@ class StreamingClient(LLMServerClient):
         return await asyncio.gather(*map(self._book, turns), return_exceptions=True)
 
     async def _book(self, turn: Turn) -> Server:
-        """The server that the load balancer gives the turn, which it is told of again when the reply is there."""
+        """The server that the load balancer assigns to the turn; ``_reply`` releases it."""
         server: Server = await super()._acquire_server(turn.name, prompt_ids=turn.prompt_ids)
         self._booked[turn.name] = server[0]
         return server
@@ -211,15 +211,15 @@ class StreamingClient(LLMServerClient):
             turn.session.server, turn.session.request_id = server, turn.name
         try:
             requests = [(turn.name, turn.prompt_ids, turn.params) for turn in waiting.values()]
-            wave = uuid4().hex
-            answers = await server.generate_all.remote(wave, requests)
+            batch = uuid4().hex
+            answers = await server.generate_all.remote(batch, requests)
             while True:
                 self.engine_s[name] = answers.busy_s
                 ended = [Reply(waiting.pop(one), outcome, answers.global_steps) for one, outcome in answers.outcomes]
                 self._reply(ended, deliver)
                 if not waiting:
                     return
-                answers = await server.more_answers.remote(wave)
+                answers = await server.more_answers.remote(batch)
         except Exception as error:  # the server is gone
             self._reply([Reply(turn, error) for turn in waiting.values()], deliver)
 
@@ -235,8 +235,8 @@ class StreamingClient(LLMServerClient):
 
     # -- servers -------------------------------------------------------------------------------------------------------
 
-    def look_again(self) -> None:
-        """A new wave of prompts: servers may have come or gone."""
+    def refresh_servers(self) -> None:
+        """Forget the only server: others may have come, or it may be gone."""
         self._only = None
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> Server:
@@ -254,7 +254,7 @@ class StreamingClient(LLMServerClient):
         return server
 
     async def _find_only(self, request_id: str, **extra: Any) -> Server | None:
-        """The server of this wave if there is one; None where there are several."""
+        """The server if there is one; None where there are several."""
         if self._only is None:
             self._only = asyncio.create_task(self._only_server(request_id, extra))
         return await self._only
@@ -267,7 +267,7 @@ class StreamingClient(LLMServerClient):
         return server
 
     def _place_at(self, server: str) -> asyncio.Semaphore:
-        """Requests beyond what the server's actor takes at once wait here: an abort must not queue behind them."""
+        """Requests beyond the concurrency of the server's actor wait here: an abort must not queue behind them."""
         if server not in self._places:
             rollout = self.config.actor_rollout_ref.rollout
             at_once = max(1000 - CONTROL_METHOD_CONCURRENCY, rollout.max_num_seqs)
@@ -275,7 +275,7 @@ class StreamingClient(LLMServerClient):
         return self._places[server]
 
     def _release_server(self, server_id: str, request_id: str | None = None) -> None:
-        """As verl's; nothing is told of a request that nothing was asked for."""
+        """As verl's; notify the balancer only if it assigned the server."""
         self._place_at(server_id).release()
         if request_id in self._held:
             self._held.discard(request_id)

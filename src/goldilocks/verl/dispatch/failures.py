@@ -1,12 +1,9 @@
 """Reports a failure in one of verl's processes to the user: the run ends, and its last line says why.
 
 verl's V1 trainer hands prompts to agent-loop workers without waiting and then polls a table of their states. An error
-there is written only to a worker's log, and a worker that dies leaves its prompts "running" for ever. Here the first
-error of a rollout is put into that table too, where the trainer finds it, and the trainer checks its workers while it
-waits.
-
-Each process has one entry there: its first error since its last success, with the time. The earliest entry since the
-trainer's last success is the first to fail.
+there is written only to a worker's log, and a worker that dies leaves its prompts "running" for ever. Here the worker
+publishes its first error since its last success in that table, with the time, and the trainer checks its workers while
+it waits.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ PARTITION = "failures"
 _managers: weakref.WeakSet[Any] = weakref.WeakSet()
 _unanswered: dict[Any, Any] = {}
 
-_told = False  # whether this process has told an error since its last success
+_published = False  # whether this process has published an error since its last success
 
 
 def publish_first_error(original: Function) -> Function:
@@ -49,10 +46,10 @@ def publish_first_error(original: Function) -> Function:
 
 async def publish(error: BaseException) -> None:
     """Put the reason into the table that the trainer polls, unless an earlier one of this process is there."""
-    global _told
-    if _told:
+    global _published
+    if _published:
         return
-    _told = True
+    _published = True
     import transfer_queue
 
     process = f"{platform.node()}/{os.getpid()}"
@@ -61,9 +58,9 @@ async def publish(error: BaseException) -> None:
 
 
 def succeeded() -> None:
-    """Note that a rollout of this process has come: the next error is a first one again."""
-    global _told
-    _told = False
+    """Note a success: the next error of this process is published again."""
+    global _published
+    _published = False
 
 
 def name_first_error(original: Function) -> Function:

@@ -1,7 +1,7 @@
-"""The seed of a rollout's noise: a function of the run's seed, the prompt, the visit and the index, and nothing else.
+"""The seed of a rollout's noise: a function of the run's seed, the prompt, the visit and the index.
 
-Two runs with one seed draw the same noise for the same rollout, whatever else is being generated, in which order
-requests arrive, and at which server. Validation has one visit that never counts on: it draws the same noise each time.
+Two runs with one seed draw the same noise for the same rollout, whatever else is generated, in any order, at any
+server. Every validation has the same visit, and so the same noise.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from goldilocks.hashing import hashed
 
 VALIDATION = -1  # the visit of every validation
 
-# How an engine is told. Ours always is. The others sample more slowly with a seed in each request, so they are told
-# only where `rollout.full_determinism` asks for it.
+# The name of the seed in each engine's sampling parameters. Engines other than ours sample more slowly with a seed in
+# each request, so they get one only with `rollout.full_determinism`.
 _PARAMETER = {"transformers": "seed", "vllm": "seed", "sglang": "sampling_seed"}
 _ALWAYS = ("transformers",)
 
 
 def visit_seed(config: Any, key: int, place: object, visit: int) -> int:
-    """Of one visit to a prompt; ``config`` is verl's, whose seeds are the run's.
+    """The seed of one visit to a prompt; ``config`` is verl's, with the seeds of the run.
 
-    ``place`` is where the prompt stands in the data: a prompt that is there twice does not get the same answers twice.
+    ``place`` is the prompt's place in the data: copies of a prompt get different answers.
     """
     return hashed(config.data.get("seed"), config.actor_rollout_ref.rollout.seed, key, place, visit)
 
@@ -36,10 +36,10 @@ def seeded(sampling_params: Mapping[str, Any], rollout_config: Any, visit: int, 
 
 
 def continued(sampling_params: Mapping[str, Any], rollout_config: Any, written: int) -> dict[str, Any]:
-    """The sampling parameters of the rest of an answer of which ``written`` tokens are there.
+    """The sampling parameters of the rest of an answer that has ``written`` tokens.
 
-    Our engine draws by the seed and the position in the whole text, so that the rest is what it would have been. The
-    others draw by the seed and the position in the request: with the same seed the noise would repeat itself.
+    Our engine draws by the seed and the position in the whole text, so the rest is as if it had not paused. Other
+    engines draw by the seed and the position in the request: the same seed would repeat the noise.
     """
     params = dict(sampling_params)
     if not written:
@@ -53,5 +53,5 @@ def continued(sampling_params: Mapping[str, Any], rollout_config: Any, written: 
 
 
 def request_number(row: Mapping[str, Any]) -> int:
-    """A rollout's own number, where verl would name every request alike: with ``full_determinism`` by its priority."""
+    """A number for each rollout: with ``full_determinism`` verl names requests by priority, which it has all alike."""
     return hashed(row["uid"], row["session_id"])

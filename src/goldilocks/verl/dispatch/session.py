@@ -1,9 +1,7 @@
-"""The answer to one request, as far as it is written: by one policy, or by several if its rollout paused.
+"""One rollout in the making: what it asks a rollout server for, what it is answered, and the event it ends with.
 
-A rollout that pauses is asked for again with what it has written behind its prompt. Every token keeps the log-prob and
-the version of the policy that wrote it.
-
-One rollout in the making, what it asks a rollout server for, and what it is answered.
+A rollout that pauses is asked for again with what it has written behind its prompt, so an answer may have parts by
+several policies. Every token keeps the log-prob and the version of the policy that wrote it.
 """
 
 from __future__ import annotations
@@ -20,17 +18,20 @@ import numpy as np
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.request import Generation
+from goldilocks.runs.records import row_key
+from goldilocks.types import Rollout
+from goldilocks.verl.store.behaviour import VERSIONS
 
 PER_TOKEN = ("top_log_probs",)  # extra fields that have a value for each token
 
-Versions = list[list[Any]]  # [version, how many tokens it wrote], in the order of the tokens; None: not said
+Versions = list[list[Any]]  # [version, how many tokens it wrote], in the order of the tokens; None: unknown
 
 
 @dataclass
 class Answer:
-    """The parts that servers have returned, in order."""
+    """The answer to one request: the parts that servers have returned, in order."""
 
-    prompt: str  # names what was asked
+    prompt: str  # the name of what was asked
     parts: list[TokenOutput] = field(default_factory=list)
     done: bool = False
 
@@ -40,17 +41,17 @@ class Answer:
 
     @property
     def versions(self) -> Versions:
-        """How many tokens each policy wrote; a rollout may pause more than once under one of them."""
+        """The tokens of each policy; a rollout may pause more than once under one policy."""
         written = [part for part in self.parts if part.token_ids]
         by_version = itertools.groupby(written, lambda part: part.extra_fields.get("global_steps"))
         return [[version, sum(len(part.token_ids) for part in parts)] for version, parts in by_version]
 
     def output(self) -> TokenOutput:
-        """All parts as one output; what a server says once is taken from the last part."""
+        """All parts as one output; fields without a value for each token are those of the last part."""
         if len(self.parts) == 1:
             return self.parts[0]
         last = self.parts[-1]
-        said = [version for version, _ in self.versions if version is not None]
+        columns = {name: self._joined([part.extra_fields.get(name) for part in self.parts]) for name in PER_TOKEN}
         return last.model_copy(
             update={
                 "token_ids": self.token_ids,
@@ -59,26 +60,20 @@ class Answer:
                 "num_preempted": sum(part.num_preempted or 0 for part in self.parts),
                 "extra_fields": {
                     **{name: value for name, value in last.extra_fields.items() if name not in PER_TOKEN},
-                    **self._joined_fields(),
-                    "min_global_steps": min(said, default=None),
-                    "max_global_steps": max(said, default=None),
+                    **{name: column for name, column in columns.items() if column is not None},
+                    **_oldest_and_newest(self.versions),
                 },
             }
         )
 
-    def _joined_fields(self) -> dict[str, list[Any]]:
-        """The extra fields that have a value for each token of every part."""
-        columns = {name: self._joined([part.extra_fields.get(name) for part in self.parts]) for name in PER_TOKEN}
-        return {name: column for name, column in columns.items() if column is not None}
-
     def _joined(self, columns: Sequence[list[Any] | None]) -> list[Any] | None:
-        """The values of all tokens, given those of each part; None if a part with tokens has none."""
+        """Join the values of the parts; None if a part has tokens and no values."""
         if any(column is None and part.token_ids for part, column in zip(self.parts, columns, strict=True)):
             return None
         return [value for column in columns for value in column or ()]
 
     def _routed_experts(self) -> Any:
-        """A server returns those of the whole sequence; of a later part, the tokens before it are another policy's."""
+        """A server returns the experts of the whole sequence; of a later part, only its own tokens count."""
         rows = None
         for part in self.parts:
             if part.routed_experts is not None and part.token_ids:
@@ -94,13 +89,18 @@ class Answer:
         return cls(state["prompt"], [_unpacked(part) for part in state["parts"]], state["done"])
 
 
+def _oldest_and_newest(versions: Versions) -> dict[str, int | None]:
+    known = [version for version, _ in versions if version is not None]
+    return {"min_global_steps": min(known, default=None), "max_global_steps": max(known, default=None)}
+
+
 def name_of(prompt_ids: Sequence[int]) -> str:
-    """A name for a prompt: an answer that was saved is only gone on with if the same is asked again."""
+    """A name for a prompt: a saved answer continues only if the same prompt is asked again."""
     return hashlib.blake2b(np.asarray(prompt_ids, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
 
 
 def _packed(part: TokenOutput) -> dict[str, Any]:
-    """The fields, with numbers of each token as arrays."""
+    """The fields, with columns of tokens as arrays."""
     fields = {**part.model_dump(), "token_ids": np.array(part.token_ids, dtype=np.int64)}
     extra = {name: _array(value) if name in PER_TOKEN else value for name, value in part.extra_fields.items()}
     return {**fields, "log_probs": _array(part.log_probs), "extra_fields": extra}
@@ -122,7 +122,7 @@ def _list(values: np.ndarray | None) -> list[Any] | None:
 
 @dataclass(eq=False)
 class Session:
-    """One rollout in the making: what it has cost so far, and where it is."""
+    """What a rollout has cost so far, and at which server it is."""
 
     uid: str
     index: int
@@ -139,12 +139,12 @@ class Session:
         return [span for answer in self.answers for span in answer.versions]
 
     def next_answer(self, prompt_ids: Sequence[int]) -> Answer:
-        """The answer to the next request of the agent loop: a new one, or the one that was saved for it."""
+        """The answer to the agent loop's next request: the saved one if the request is the same, or a new one."""
         name, place = name_of(prompt_ids), self.asked
         self.asked += 1
         if place < len(self.answers) and self.answers[place].prompt == name:
             return self.answers[place]
-        self.answers[place:] = [Answer(name)]  # what comes after another question is not the answer to this one
+        self.answers[place:] = [Answer(name)]  # saved answers to other requests are dropped
         return self.answers[place]
 
 
@@ -161,7 +161,7 @@ class NotNow(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """What a session of a wave asks a server for."""
+    """The request of a single-turn session."""
 
     session: Session
     prompt_ids: list[int]
@@ -171,7 +171,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Reply:
-    """To a turn: a generation, or the reason why there is none."""
+    """The outcome of a turn: a generation, or the reason why there is none."""
 
     turn: Turn
     outcome: Generation | BaseException
@@ -179,3 +179,42 @@ class Reply:
 
 
 Deliver = Callable[[list[Reply]], None]
+
+
+def rollout_of(
+    session: Session, outputs: list[Any], global_steps: int, response_length: int, versions: Versions
+) -> Rollout:
+    """The event of a session whose rows are stored; each of ``outputs``, of verl's agent loop, is a row."""
+    final, uid, index = outputs[-1], session.uid, session.index
+    info = final.extra_fields.get("reward_extra_info") or {}
+    tags = [_tag(one, global_steps, versions) for one in outputs]
+    if len(outputs) == 1 and tags[0]["min_global_steps"] != tags[0]["max_global_steps"]:
+        tags[0][VERSIONS] = versions
+    version = tags[-1]["min_global_steps"]
+    return Rollout(
+        uid,
+        index,
+        reward=float(final.reward_score),
+        tokens=sum(sum(one.response_mask) for one in outputs),
+        metrics={name: float(value) for name, value in info.items() if _is_number(value)},
+        truncated=len(final.response_ids) >= response_length,
+        version=None if version is None else int(version),
+        payload=[[row_key(uid, index, part), tag] for part, tag in enumerate(tags)],
+    )
+
+
+def _tag(output: Any, global_steps: int, versions: Versions) -> dict[str, Any]:
+    """The tag that verl's worker gives a trajectory, with the policies that wrote it."""
+    prompt_len, response_len = len(output.prompt_ids), len(output.response_ids)
+    return {
+        "status": "success",
+        "prompt_len": prompt_len,
+        "response_len": response_len,
+        "seq_len": prompt_len + response_len,
+        "global_steps": global_steps,
+        **_oldest_and_newest(versions),
+    }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (bool, int, float)) or (hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0)

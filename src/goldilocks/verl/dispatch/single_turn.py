@@ -2,38 +2,48 @@
 
 verl runs every rollout as a task of its own: it renders the prompt's template once per rollout, builds an agent loop,
 hops between threads, validates objects, and builds eight tensors. Here a prompt is rendered once for all its rollouts,
-rollouts go to the server in one message, and those that end together are graded and stored together. The rows are the
-same, field by field; where verl's loop is not the one that this was written for, verl's own is run.
+rollouts go to each server in one message, and rollouts that end together are graded and stored together. The rows are
+the same, field by field. Where verl's loop differs from the version that this was written for, verl's own runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop import agent_loop
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.trainer.ppo.v1 import agent_loop_tq
 
+from goldilocks.drive.stopwatch import Stopwatch
 from goldilocks.engine.request import Generation
 from goldilocks.hashing import digest
-from goldilocks.types import OnFull
-from goldilocks.verl.dispatch.session import Reply, Versions
+from goldilocks.types import OnFull, Rollout
+from goldilocks.verl.dispatch.client import StreamingClient
+from goldilocks.verl.dispatch.failures import publish
+from goldilocks.verl.dispatch.sampling_seed import seeded
+from goldilocks.verl.dispatch.session import Cancelled, Reply, Session, Turn, Versions, rollout_of
 from goldilocks.verl.patches.rewards import grade, manager_of
 from goldilocks.verl.patches.switch import in_force
 from goldilocks.verl.patches.table import REWARDS_HERE
 from goldilocks.verl.serve.limits import NAME as OUR_SERVER
+from goldilocks.verl.store.rows import ANSWERS, FIRST, PARTITION, ROLLOUTS, VISIT_SEED
+
+logger = logging.getLogger(__name__)
+
+Fields = dict[str, Any]  # of a row
 
 AGENT = "single_turn_agent"  # verl's name of its single-turn loop
 
 # The functions of verl that are done here for many rollouts at once, and the digests of their sources.
-WORKER = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # type: ignore[attr-defined]  # Ray's
+WORKER = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class  # type: ignore[attr-defined]  # Ray's
 FOLLOWED = (
     (SingleTurnAgentLoop.run, "1baec41cee2de25f"),
     (agent_loop.AgentLoopBase.ct_build_initial_tokens, "cc0ef93a0db8638f"),
@@ -64,7 +74,7 @@ class Output:
 
 
 class SingleTurn:
-    """Renders prompts, and makes outputs of answers and rows of outputs, for the worker's model and config."""
+    """Renders prompts, turns answers into outputs, and grades outputs, by the worker's model and config."""
 
     def __init__(self, worker: Any) -> None:
         loop = worker._agent_loop(AGENT)
@@ -74,7 +84,7 @@ class SingleTurn:
 
     @classmethod
     def of(cls, worker: Any) -> SingleTurn | None:
-        """None where rollouts of this worker are verl's to make."""
+        """None where verl makes the rollouts of this worker."""
         return cls(worker) if _is_known(worker) and manager_of(worker) is not None else None
 
     def prompt_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
@@ -109,18 +119,18 @@ class SingleTurn:
             metrics={"generate_sequences": seconds, "num_preempted": 0},
         )
 
-    async def grade(self, outputs: list[Output], prompts: list[dict[str, Any]]) -> list[BaseException | None]:
-        """Give each output its reward; what kept one from getting it stands in its place."""
+    async def grade(self, outputs: list[Output], prompts: list[Fields]) -> list[BaseException | None]:
+        """Give each output its reward; return for each the error that prevented it, or None."""
         grades = (self._grade(output, prompt) for output, prompt in zip(outputs, prompts, strict=True))
         return await asyncio.gather(*grades, return_exceptions=True)
 
-    async def _grade(self, output: Output, prompt: dict[str, Any]) -> None:
+    async def _grade(self, output: Output, prompt: Fields) -> None:
         started = time.perf_counter()
         output.reward_score, output.extra_fields["reward_extra_info"] = await grade(self._rewards, output, prompt)
         output.metrics["compute_score"] = time.perf_counter() - started
 
 
-def rows(outputs: Sequence[Output], prompts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def rows(outputs: Sequence[Output], prompts: Sequence[Fields]) -> list[Fields]:
     """The fields of each row, as verl's ``_agent_loop_postprocess`` stores them."""
     columns = _columns(outputs)
     return [
@@ -136,7 +146,7 @@ def rows(outputs: Sequence[Output], prompts: Sequence[dict[str, Any]]) -> list[d
     ]
 
 
-_NO_PICTURES: dict[str, Any] = {"mm_processor_kwargs": {}, "mm_processor_output": None, "multi_modal_inputs": {}}
+_NO_PICTURES: Fields = {"mm_processor_kwargs": {}, "mm_processor_output": None, "multi_modal_inputs": {}}
 
 
 def _columns(outputs: Sequence[Output]) -> dict[str, list[torch.Tensor]]:
@@ -159,7 +169,7 @@ def _columns(outputs: Sequence[Output]) -> dict[str, list[torch.Tensor]]:
 
 
 def tensors(values: Sequence[Sequence[float]], dtype: torch.dtype) -> list[torch.Tensor]:
-    """A tensor of each sequence: views of one that was made of all."""
+    """A tensor of each sequence, all views of one."""
     flat = torch.tensor(list(chain.from_iterable(values)), dtype=dtype)
     return list(flat.split([len(value) for value in values]))
 
@@ -174,3 +184,130 @@ def _is_known(worker: Any) -> bool:
     pauses = partial or OmegaConf.select(worker.config, "trainer.v1.trainer_mode") == "goldilocks_async"
     as_followed = all(digest(function) == known for function, known in FOLLOWED)
     return rollout.name == OUR_SERVER and registered and text_alone and rewards and not pauses and as_followed
+
+
+class Worker(Protocol):
+    """The worker whose sessions these are, which reports their ends."""
+
+    llm_client: StreamingClient
+    rollout_config: Any
+    single_turn: SingleTurn
+    watch: Stopwatch
+
+    def report_stored(self, rollout: Rollout) -> None: ...
+    def report_failed(self, session: Session, reason: str) -> None: ...
+
+
+class BatchedSingleTurn:
+    """Single-turn rollouts that start together: one message to each server, one put of those that end together.
+
+    Invariant: every session is reported once, as a rollout that is stored or as a failure.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._client, self._loop = worker, worker.llm_client, worker.single_turn
+        self._open: dict[Session, Fields] = {}  # the sessions without a report, and the fields of their rows
+        self._finishing: set[asyncio.Task[None]] = set()
+        self._started = time.perf_counter()
+
+    async def run(self, prompts: list[Fields], sampling_params: dict[str, Any]) -> None:
+        """Return when every session is reported."""
+        try:
+            with self._worker.watch.timed("render"):
+                turns = [turn for prompt in prompts for turn in await self._turns(prompt, sampling_params)]
+            await self._client.ask(turns, self._answered)
+            while self._finishing:
+                await asyncio.gather(*self._finishing)
+        except Exception as error:  # a session without a report would be waited for without end
+            await self._lose(list(self._open), error)
+
+    async def _turns(self, prompt: Fields, sampling_params: dict[str, Any]) -> list[Turn]:
+        sessions, seed = self._begin(prompt)
+        try:
+            ids = self._loop.prompt_ids(prompt["raw_prompt"])
+        except Exception as error:
+            await self._lose(sessions, error)
+            return []
+        rollout = self._worker.rollout_config
+        return [Turn(one, ids, seeded(sampling_params, rollout, seed, one.index)) for one in sessions]
+
+    def _begin(self, prompt: Fields) -> tuple[list[Session], int]:
+        about = {name: int(prompt[name]) for name in (ROLLOUTS, FIRST, VISIT_SEED)}
+        fields = {name: value for name, value in prompt.items() if name not in {*about, ANSWERS, "agent_name"}}
+        first = about[FIRST]
+        sessions = [self._client.begin(prompt["uid"], index) for index in range(first, first + about[ROLLOUTS])]
+        self._open |= {session: {**fields, "session_id": session.index} for session in sessions}
+        return sessions, about[VISIT_SEED]
+
+    def _answered(self, replies: list[Reply]) -> None:
+        task = asyncio.create_task(self._finish(replies))
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+
+    async def _finish(self, replies: list[Reply]) -> None:
+        try:
+            outputs = await self._outputs(replies)
+            with self._worker.watch.timed("grade"):
+                graded = await self._graded(outputs)
+            with self._worker.watch.timed("store"):
+                await self._store(graded)
+        except Exception as error:
+            await self._lose([one.turn.session for one in replies if one.turn.session in self._open], error)
+
+    async def _outputs(self, replies: list[Reply]) -> dict[Session, Output]:
+        seconds, outputs = time.perf_counter() - self._started, {}
+        for reply in replies:
+            session, outcome = reply.turn.session, reply.outcome
+            if isinstance(outcome, Cancelled) or self._client.is_cancelled(session):
+                self._fail(session, "cancelled")
+            elif isinstance(outcome, BaseException):
+                await self._lose([session], outcome)
+            elif outcome.stop_reason == "aborted":  # not by us: the answer is incomplete
+                self._fail(session, "aborted")
+            elif not outcome.token_ids:
+                self._fail(session, "empty_response")
+            else:
+                outputs[session] = self._loop.output(reply, seconds)
+        return outputs
+
+    async def _graded(self, outputs: dict[Session, Output]) -> dict[Session, Output]:
+        errors = await self._loop.grade(list(outputs.values()), [self._open[session] for session in outputs])
+        for session, error in zip(list(outputs), errors, strict=True):
+            if error is not None:
+                await self._lose([session], error)
+                del outputs[session]
+            elif outputs[session].reward_score is None:
+                self._fail(session, "no_reward")
+                del outputs[session]
+        return outputs
+
+    async def _store(self, outputs: dict[Session, Output]) -> None:
+        if not outputs:
+            return
+        limit = self._worker.rollout_config.response_length
+        rollouts = [
+            rollout_of(session, [output], self._open[session]["global_steps"], limit, output.versions)
+            for session, output in outputs.items()
+        ]
+        keys, tags = zip(*(rollout.payload[0] for rollout in rollouts), strict=True)
+        fields = rows(list(outputs.values()), [self._open[session] for session in outputs])
+        await agent_loop_tq.tq.async_kv_batch_put(
+            keys=list(keys), fields=fields, tags=list(tags), partition_id=PARTITION
+        )
+        for session, rollout in zip(outputs, rollouts, strict=True):
+            self._worker.report_stored(rollout)
+            self._end(session)
+
+    async def _lose(self, sessions: list[Session], error: BaseException) -> None:
+        for session in sessions:
+            logger.error("rollout %s of group %s failed", session.index, session.uid, exc_info=error)
+            await publish(error)
+            self._fail(session, type(error).__name__)
+
+    def _fail(self, session: Session, reason: str) -> None:
+        self._worker.report_failed(session, reason)
+        self._end(session)
+
+    def _end(self, session: Session) -> None:
+        del self._open[session]
+        self._client.end(session)

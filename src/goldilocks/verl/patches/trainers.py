@@ -15,7 +15,7 @@ def gathering_queue(_transfer_queue: Any) -> Any:
 
 
 def rows_unpacked(_pack: Any) -> Any:
-    """``list``: what is put together is packed together, by the outbox."""
+    """``list``: what is put together is packed together, by ``BatchedPuts``."""
     return list
 
 

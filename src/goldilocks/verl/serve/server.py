@@ -77,7 +77,7 @@ class RolloutServer:
         self._open.set()
         self._rejecting = False
         self._global_steps: int | None = None
-        self._waves: dict[str, tuple[int, AsyncIterator[Answers]]] = {}  # with how many answers each has left
+        self._batches: dict[str, tuple[int, AsyncIterator[Answers]]] = {}  # with how many answers each has left
 
     async def ready(self) -> str:
         """Return the address of the node once the engine is built."""
@@ -104,21 +104,21 @@ class RolloutServer:
         generation = await self._loop.generate(request_id, prompt, params)
         return self._output(generation, logprobs=bool(sampling_params.get("logprobs")))
 
-    async def generate_all(self, wave: str, requests: Requests) -> Answers:
-        """Generate many answers for one message. Returns the first; ``more_answers`` to the same wave has the others.
+    async def generate_all(self, batch: str, requests: Requests) -> Answers:
+        """Generate many answers for one message. Returns the first; ``more_answers`` of the same batch has the others.
 
         A request that is refused fails alone.
         """
-        self._waves[wave] = len(requests), self._generate_all(requests)
-        return await self.more_answers(wave)
+        self._batches[batch] = len(requests), self._generate_all(requests)
+        return await self.more_answers(batch)
 
-    async def more_answers(self, wave: str) -> Answers:
-        """Wait for answers of a wave that has some left, and return all that have come."""
-        left, answers = self._waves[wave]
+    async def more_answers(self, batch: str) -> Answers:
+        """Wait for answers of a batch that has some left, and return all that have come."""
+        left, answers = self._batches[batch]
         found = await anext(answers)
-        self._waves[wave] = left - len(found.outcomes), answers
+        self._batches[batch] = left - len(found.outcomes), answers
         if left == len(found.outcomes):
-            del self._waves[wave]
+            del self._batches[batch]
         return found
 
     async def _generate_all(self, requests: Requests) -> AsyncIterator[Answers]:

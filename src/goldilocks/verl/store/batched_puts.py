@@ -21,19 +21,19 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from goldilocks.hashing import digest
 
-Row = tuple[str, dict[str, Any], dict[str, Any]]  # its key, its fields, its tag
-Put = Callable[[str, list[Row]], Awaitable[None]]
+KeyedRow = tuple[str, dict[str, Any], dict[str, Any]]  # its key, its fields, its tag
+Put = Callable[[str, list[KeyedRow]], Awaitable[None]]
 
 
-class Outbox:
+class BatchedPuts:
     """Gathers what is to be put, by partition and by the names of the fields, which a put has in common."""
 
     def __init__(self, put: Put) -> None:
         self._put = put
-        self._waiting: list[tuple[str, Row, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[str, KeyedRow, asyncio.Future[None]]] = []
         self._sending: asyncio.Task[None] | None = None
 
-    async def send(self, partition: str, rows: list[Row]) -> None:
+    async def send(self, partition: str, rows: list[KeyedRow]) -> None:
         """Returns when these rows are stored."""
         stored = [asyncio.get_running_loop().create_future() for _ in rows]
         self._waiting += [(partition, row, future) for row, future in zip(rows, stored, strict=True)]
@@ -45,7 +45,7 @@ class Outbox:
         try:
             while self._waiting:
                 waiting, self._waiting = self._waiting, []
-                alike: dict[tuple[str, ...], list[tuple[Row, asyncio.Future[None]]]] = {}
+                alike: dict[tuple[str, ...], list[tuple[KeyedRow, asyncio.Future[None]]]] = {}
                 for partition, row, future in waiting:
                     alike.setdefault((partition, *sorted(row[1])), []).append((row, future))
                 for (partition, *_), pairs in alike.items():
@@ -53,7 +53,7 @@ class Outbox:
         finally:  # however it ended, the next to come starts anew
             self._sending = None
 
-    async def _send(self, partition: str, pairs: list[tuple[Row, asyncio.Future[None]]]) -> None:
+    async def _send(self, partition: str, pairs: list[tuple[KeyedRow, asyncio.Future[None]]]) -> None:
         try:
             await self._put(partition, [row for row, _ in pairs])
         except Exception as error:
@@ -66,7 +66,7 @@ class Outbox:
                     future.set_result(None)
 
 
-async def put_rows(partition: str, rows: list[Row]) -> None:
+async def put_rows(partition: str, rows: list[KeyedRow]) -> None:
     """One put into the TransferQueue."""
     keys, fields, tags = zip(*rows, strict=True)
     columns: Any = Columns(fields) if takes_columns() else list_of_dict_to_tensordict(list(fields))
@@ -127,7 +127,7 @@ class GatheringQueue:
     """``transfer_queue`` as verl's worker sees it; only its puts of finished trajectories take another way."""
 
     def __init__(self) -> None:
-        self._outbox = Outbox(put_rows)
+        self._puts = BatchedPuts(put_rows)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(transfer_queue, name)
@@ -136,4 +136,4 @@ class GatheringQueue:
         self, keys: list[str], fields: list[dict[str, Any]], tags: list[dict[str, Any]], partition_id: str
     ) -> None:
         """As ``transfer_queue``'s, of fields that are not packed yet."""
-        await self._outbox.send(partition_id, list(zip(keys, fields, tags, strict=True)))
+        await self._puts.send(partition_id, list(zip(keys, fields, tags, strict=True)))

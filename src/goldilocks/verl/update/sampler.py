@@ -23,7 +23,7 @@ from goldilocks.verl.store.rows import ANSWERS, FIRST, PARTITION, ROLLOUTS, VISI
 from goldilocks.verl.store.unfinished import Saved, Unfinished
 
 if TYPE_CHECKING:
-    from goldilocks.verl.dispatch.agent_loop import StreamingManager
+    from goldilocks.verl.dispatch.manager import StreamingManager
 
 MAX_FAILURES = 64  # in a row: it is not bad luck any more
 POLL_INTERVAL = 0.05  # seconds; validation waits on verl's own replay buffer

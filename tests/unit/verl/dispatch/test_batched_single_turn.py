@@ -64,7 +64,9 @@ def test_rows_and_events_are_those_of_verls_loop(servers: int, columns: bool, mo
     assert len(ours.rows) > 12
 
 
-def test_a_wave_is_one_message_to_each_server_and_what_ends_together_one_put(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turns_are_one_message_to_each_server_and_those_that_end_together_one_put(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     queue = worker_queue(monkeypatch)
     servers = [Server(drawn), Server(drawn)]
     run([prompt(index, n=8) for index in range(4)], *servers, whole=True)
@@ -162,13 +164,13 @@ def test_a_server_that_is_gone_fails_what_it_had(monkeypatch: pytest.MonkeyPatch
     worker_queue(monkeypatch)
 
     class Gone(Server):
-        async def generate_all(self, wave: str, requests: list[Any]) -> Any:
-            return await super().generate_all(wave, requests[:1])
+        async def generate_all(self, batch: str, requests: list[Any]) -> Any:
+            return await super().generate_all(batch, requests[:1])
 
-        async def more_answers(self, wave: str) -> Any:
-            if not self._waves[wave]:
+        async def more_answers(self, batch: str) -> Any:
+            if not self._batches[batch]:
                 raise ConnectionError("the actor died")
-            return await super().more_answers(wave)
+            return await super().more_answers(batch)
 
     told = run([prompt(0, n=3)], Gone(lambda one, ids, seed: written(one, [7])), whole=True)
     assert [type(event) for event in told] == [Rollout, Failure, Failure]

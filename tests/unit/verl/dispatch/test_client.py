@@ -25,19 +25,19 @@ async def request(client: StreamingClient, request_id: str) -> str:
     return server_id
 
 
-async def wave(client: StreamingClient, *requests: int) -> list[str]:
+async def served_by(client: StreamingClient, *requests: int) -> list[str]:
     return await asyncio.gather(*(request(client, str(number)) for number in range(*requests)))
 
 
-def test_the_only_server_is_asked_for_once_a_wave() -> None:
+def test_the_only_server_is_asked_for_once_for_all_prompts() -> None:
     balancer = named("a")
     client = client_of(balancer)
 
     async def main() -> None:
-        assert await wave(client, 20) == ["a"] * 20
+        assert await served_by(client, 20) == ["a"] * 20
         assert balancer.calls["acquire_server"] == 1
-        client.look_again()
-        await wave(client, 20)
+        client.refresh_servers()
+        await served_by(client, 20)
 
     asyncio.run(main())
     assert balancer.calls["acquire_server"] == 2
@@ -48,21 +48,21 @@ def test_of_two_servers_the_balancer_chooses_for_every_request() -> None:
     balancer = named("a", "b")
     client = client_of(balancer)
 
-    served = asyncio.run(wave(client, 20))
+    served = asyncio.run(served_by(client, 20))
     assert balancer.calls["acquire_server"] == 20
     assert served.count("a") == served.count("b") == 10
     assert balancer.subject.get_inflight_count("a") == balancer.subject.get_inflight_count("b") == 0
 
 
-def test_a_server_that_comes_is_used_from_the_next_wave() -> None:
+def test_a_server_that_comes_is_used_for_the_next_prompts() -> None:
     balancer = named("a")
     client = client_of(balancer)
 
     async def main() -> set[str]:
         await request(client, "0")
         balancer.subject.add_servers({"b": "handle of b"})
-        client.look_again()
-        return set(await wave(client, 1, 21))
+        client.refresh_servers()
+        return set(await served_by(client, 1, 21))
 
     assert asyncio.run(main()) == {"a", "b"}
 
@@ -114,10 +114,10 @@ def test_a_server_whose_aborts_do_nothing_is_said_once(caplog: pytest.LogCapture
     async def main() -> StreamingClient:
         server = Server(aborts=False)
         client = one_server(server)
-        for wave in range(3):
-            tasks = [start(client, f"x{wave}", index) for index in range(16)]
+        for turn in range(3):
+            tasks = [start(client, f"x{turn}", index) for index in range(16)]
             await settle()
-            client.cancel(f"x{wave}")
+            client.cancel(f"x{turn}")
             server.answer_all()
             await asyncio.gather(*tasks)
         return client

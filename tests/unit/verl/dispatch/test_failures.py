@@ -25,7 +25,7 @@ class Processes:
     def process(self, node: str) -> None:
         """Go on as a process of another node, which has told no error yet."""
         self._patch.setattr(failures.platform, "node", lambda: node)
-        self._patch.setattr(failures, "_told", False)
+        self._patch.setattr(failures, "_published", False)
 
     def fail(self, at: float, error: BaseException) -> None:
         self.now = at

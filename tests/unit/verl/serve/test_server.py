@@ -94,10 +94,10 @@ def test_full_determinism_repeats_a_request_and_tells_requests_apart(model_path:
 
 
 async def _all(server: Any, requests: list[Any]) -> dict[str, Any]:
-    found = dict((await server.generate_all("wave", requests)).outcomes)
+    found = dict((await server.generate_all("batch", requests)).outcomes)
     while len(found) < len(requests):
-        found |= dict((await server.more_answers("wave")).outcomes)
-    assert not server._waves
+        found |= dict((await server.more_answers("batch")).outcomes)
+    assert not server._batches
     return found
 
 

@@ -12,7 +12,8 @@ import pytest
 from verl_world import ABORTED, Server, Worker, prompt, worker_queue
 
 from goldilocks.types import Failure
-from goldilocks.verl.dispatch.agent_loop import SoFar, StreamingManager
+from goldilocks.verl.dispatch.manager import StreamingManager
+from goldilocks.verl.dispatch.worker import Snapshot
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +66,8 @@ def test_a_server_that_cannot_abort_is_waited_for_and_in_the_end_said_to_run_on(
     asyncio.run(run())
 
 
-def test_at_any_moment_a_session_is_told_of_or_is_unfinished_with_its_answers() -> None:
-    async def run() -> tuple[SoFar, SoFar, list[Any]]:
+def test_at_any_moment_a_session_has_an_event_or_is_unfinished_with_its_answers() -> None:
+    async def run() -> tuple[Snapshot, Snapshot, list[Any]]:
         worker, server, (one, two, three) = await started(3)
         server.answer(one, [7] * 3)
         first = await worker.events()
@@ -106,7 +107,7 @@ def test_a_reply_on_its_way_is_waited_for_and_comes_before_what_happened_since(m
     old, new = Failure("g0", 0, "lost"), Failure("g0", 1, "lost")
     unanswered = Reference(None, arrived=False)
     replies = [Reference([old], arrived=False), unanswered]
-    snapshots = [SoFar(1, [new], ["answer"]), SoFar(1, [], [])]
+    snapshots = [Snapshot(1, [new], ["answer"]), Snapshot(1, [], [])]
     worker = SimpleNamespace(
         events=SimpleNamespace(remote=lambda: replies.pop(0)),
         so_far=SimpleNamespace(remote=lambda: Reference(snapshots.pop(0), arrived=True)),
@@ -119,7 +120,7 @@ def test_a_reply_on_its_way_is_waited_for_and_comes_before_what_happened_since(m
     def wait(references: list[Reference], num_returns: int, timeout: float | None) -> Any:
         return [one for one in references if one.arrived], []
 
-    monkeypatch.setattr("goldilocks.verl.dispatch.agent_loop.ray", SimpleNamespace(get=get, wait=wait))
+    monkeypatch.setattr("goldilocks.verl.dispatch.manager.ray", SimpleNamespace(get=get, wait=wait))
     manager = StreamingManager.__new__(StreamingManager)
     manager.agent_loop_workers, manager._waiting, manager._replies = [worker], {}, Counter()
     assert manager.events(within=0.0) == []

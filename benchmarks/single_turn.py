@@ -1,7 +1,7 @@
-"""What an agent-loop worker spends on a rollout: verl's loop, one by one, beside ours, a wave at a time.
+"""What an agent-loop worker spends on a rollout: verl's loop, one by one, beside ours, many at a time.
 
-    python benchmarks/waves.py
-    python benchmarks/waves.py --rollouts 512 --tokens 96
+    python benchmarks/single_turn.py
+    python benchmarks/single_turn.py --rollouts 512 --tokens 96
 
 The worker is ours in this process, with verl's tokenizer path, agent loop, reward manager and rows. The rollout server
 and the queue answer at once, so what is timed is the worker's own work. CPU time of the process, best of several.
@@ -29,13 +29,12 @@ from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.request import Generation
 from goldilocks.tasks.tiny_model import character_tokenizer
-from goldilocks.verl.dispatch import agent_loop
-from goldilocks.verl.dispatch import batched_single_turn as wave
-from goldilocks.verl.dispatch.agent_loop import StreamingWorker
+from goldilocks.verl.dispatch import single_turn, worker
 from goldilocks.verl.dispatch.guarded_reward import guarded
 from goldilocks.verl.dispatch.single_turn import SingleTurn
+from goldilocks.verl.dispatch.worker import StreamingWorker
 from goldilocks.verl.serve.server import Answers
-from goldilocks.verl.store import batched_puts as outbox
+from goldilocks.verl.store import batched_puts
 from goldilocks.verl.store.rows import FIRST, ROLLOUTS, VISIT_SEED
 
 N = 8  # rollouts of a prompt
@@ -59,11 +58,11 @@ class Server:
             token_ids=self._tokens, log_probs=self._log_probs, stop_reason="completed", extra_fields=about
         )
 
-    async def _generate_all(self, wave: str, requests: list[Any]) -> Answers:
+    async def _generate_all(self, batch: str, requests: list[Any]) -> Answers:
         self._left = [name for name, _, _ in requests]
-        return await self._more_answers(wave)
+        return await self._more_answers(batch)
 
-    async def _more_answers(self, wave: str) -> Answers:
+    async def _more_answers(self, batch: str) -> Answers:
         await asyncio.sleep(0)
         names, self._left = self._left[:TICK], self._left[TICK:]
         made = [(name, Generation(name, self._tokens, self._log_probs, self._log_probs, "stop")) for name in names]
@@ -139,7 +138,7 @@ def prompt(index: int) -> dict[str, Any]:
 
 
 async def seconds(whole: bool, rollouts: int, tokens: int) -> float:
-    """CPU seconds of the quickest of several waves."""
+    """CPU seconds of the quickest of several runs."""
     worker = Worker(tokens, whole)
     spent = []
     for place in range(TIMES):
@@ -156,7 +155,7 @@ async def both(rollouts: int, tokens: int) -> tuple[float, float]:
     """CPU seconds of verl's way, and of ours."""
     found = []
     for whole in (False, True):
-        outbox.takes_columns = lambda: whole  # type: ignore[assignment]  # noqa: B023
+        batched_puts.takes_columns = lambda: whole  # type: ignore[assignment]  # noqa: B023
         found.append(await seconds(whole, rollouts, tokens))
     return found[0], found[1]
 
@@ -166,16 +165,16 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
     args = parser.parse_args()
-    outbox.transfer_queue = SimpleNamespace(async_kv_batch_put=put)
-    agent_loop_tq.tq = outbox.GatheringQueue()
+    batched_puts.transfer_queue = SimpleNamespace(async_kv_batch_put=put)
+    agent_loop_tq.tq = batched_puts.GatheringQueue()
     agent_loop_tq.list_of_dict_to_tensordict = list
-    agent_loop.publish = wave.publish = fail
-    one_by_one, waves = asyncio.run(both(args.rollouts, args.tokens))
-    print(f"{args.rollouts} rollouts of {args.tokens} tokens, {N} a prompt; CPU of the worker, best of {TIMES} waves\n")
+    worker.publish = single_turn.publish = fail
+    one_by_one, batched = asyncio.run(both(args.rollouts, args.tokens))
+    print(f"{args.rollouts} rollouts of {args.tokens} tokens, {N} a prompt; CPU of the worker, best of {TIMES} runs\n")
     print(f"{'':24}{'ms per rollout':>16}")
-    for name, found in (("verl's loop, one by one", one_by_one), ("a wave at a time", waves)):
+    for name, found in (("verl's loop, one by one", one_by_one), ("many at a time", batched)):
         print(f"{name:24}{1e3 * found / args.rollouts:>16.2f}")
-    print(f"{'ratio':24}{one_by_one / waves:>15.1f}×")
+    print(f"{'ratio':24}{one_by_one / batched:>15.1f}×")
 
 
 if __name__ == "__main__":

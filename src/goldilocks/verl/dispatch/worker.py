@@ -1,0 +1,249 @@
+"""verl's agent-loop worker, which reports each rollout as it ends and aborts rollouts that nobody needs.
+
+A worker runs ``n`` sessions of a prompt, numbered from ``first``, and reports each as an event: a rollout with its
+reward, or a failure with the tokens it cost. Single-turn sessions run many at a time (``single_turn``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NamedTuple
+
+import hydra
+from verl.experimental.agent_loop import agent_loop, get_trajectory_info
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.utils.rollout_trace import rollout_trace_attr
+from verl.workers.rollout.llm_server import LLMServerClient
+
+from goldilocks.drive.stopwatch import Stopwatch
+from goldilocks.hashing import content_key
+from goldilocks.types import Failure, Paused, Rollout
+from goldilocks.verl.dispatch.client import StreamingClient
+from goldilocks.verl.dispatch.failures import publish, succeeded
+from goldilocks.verl.dispatch.sampling_seed import VALIDATION, request_number, seeded, visit_seed
+from goldilocks.verl.dispatch.session import Answer, Cancelled, Session, current_session, rollout_of
+from goldilocks.verl.dispatch.single_turn import AGENT, BatchedSingleTurn, SingleTurn
+from goldilocks.verl.patches.patch import Kind
+from goldilocks.verl.patches.switch import ask_for
+from goldilocks.verl.patches.table import GATHERED_PUTS
+from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED
+from goldilocks.verl.store.unfinished import Saved
+
+logger = logging.getLogger(__name__)
+
+
+class Drained(NamedTuple):
+    """A worker's part of a step."""
+
+    left: int  # sessions that are still at a server
+    asked: int  # requests that servers were asked to end, since the run began
+    ended: int  # requests that they did end
+    tokens: int  # of the requests that they ended
+    seconds: dict[str, float]  # since the last call, by what they were spent on
+    engine_s: dict[str, float]  # of each server, since it was started
+
+
+class Snapshot(NamedTuple):
+    """A worker at one moment: every session has an event, or is unfinished and has its answers here."""
+
+    replies: int  # calls of ``events`` that returned, since the run began
+    events: list[Rollout | Failure]  # since the last of those replies
+    answers: list[Saved]
+
+
+class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[name-defined]
+    """verl's worker, which reports each session as it ends."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        ask_for(Kind.REPORTS)
+        GATHERED_PUTS.apply()
+        self._agent_loops: dict[str, Callable[[], Any]] = {}
+        self._listen(self.llm_client)
+        self.single_turn = SingleTurn.of(self)
+
+    def _listen(self, client: LLMServerClient) -> None:
+        self.llm_client = StreamingClient(client)
+        self._events: list[Rollout | Failure] = []
+        self._news = asyncio.Event()
+        self._replies = 0
+        self.watch = Stopwatch()
+
+    async def events(self) -> list[Rollout | Failure]:
+        """Return the events since the last call; wait until there is one."""
+        while not self._events:
+            await self._news.wait()
+            self._news.clear()
+        self._replies += 1
+        return self._new_events()
+
+    async def so_far(self) -> Snapshot:
+        """Return the events and answers of this moment, without waiting."""
+        return Snapshot(self._replies, self._new_events(), self._answers())
+
+    def _new_events(self) -> list[Rollout | Failure]:
+        events, self._events = self._events, []
+        return events
+
+    async def cancel(self, uids: list[str]) -> None:
+        """Abort what these groups have at servers."""
+        for uid in uids:
+            self.llm_client.cancel(uid)
+
+    async def pause(self, within: float) -> list[Paused]:
+        """Stop every session with what it has written, as far as servers do so ``within`` seconds."""
+        await self.llm_client.pause(within)
+        return [Paused(one.uid, one.index, one.tokens) for one in self.llm_client.unfinished]
+
+    async def resume(self) -> None:
+        """Continue every session."""
+        self.llm_client.resume()
+
+    async def answers(self) -> list[Saved]:
+        """Return the answers so far of every unfinished session."""
+        return self._answers()
+
+    def _answers(self) -> list[Saved]:
+        sessions = self.llm_client.unfinished
+        return [[one.uid, one.index, [answer.state_dict() for answer in one.answers]] for one in sessions]
+
+    async def drained(self, within: float) -> Drained:
+        """Wait until no session is at a server, at most ``within`` seconds; return the worker's part of the step."""
+        client, aborts = self.llm_client, self.llm_client.aborts
+        left = await client.drained(within)
+        return Drained(left, aborts.asked, aborts.ended, aborts.tokens, self.watch.read(), dict(client.engine_s))
+
+    async def generate_sequences(self, batch: Any) -> None:
+        """verl's, for validation."""
+        self.llm_client.refresh_servers()
+        await super().generate_sequences(batch)
+
+    async def start(self, prompts: list[dict[str, Any]]) -> None:
+        """Start the sessions of these prompts and return; ``events`` reports each."""
+        self.llm_client.refresh_servers()
+        params = self._sampling_params()
+        batched: list[dict[str, Any]] = []
+        others: list[dict[str, Any]] = []
+        for prompt in prompts:
+            prompt.setdefault("agent_name", self.rollout_config.agent.default_agent_loop)
+            (batched if self._is_batched(prompt) else others).append(prompt)
+        if batched:
+            self._in_background(BatchedSingleTurn(self).run(batched, params))
+        about = await get_trajectory_info(None, [prompt["index"] for prompt in others], False)
+        for prompt, trajectory in zip(others, about, strict=True):
+            self._in_background(self._run_prompt(prompt, params, {**trajectory, "step": prompt["global_steps"]}))
+
+    def _is_batched(self, prompt: dict[str, Any]) -> bool:
+        """Rollouts that were saved unfinished continue one by one."""
+        return self.single_turn is not None and prompt["agent_name"] == AGENT and not prompt.get(ANSWERS)
+
+    def _sampling_params(self) -> dict[str, Any]:
+        """The parameters of verl's worker in training."""
+        rollout = self.rollout_config
+        chosen = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k}
+        return {**chosen, "repetition_penalty": 1.0, "logprobs": rollout.calculate_log_probs}
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self.background_tasks.add(task)
+        task.add_done_callback(self.background_tasks.discard)
+
+    async def _run_prompt(self, prompt: dict, sampling_params: dict, trajectory: dict, trace: bool = False) -> None:
+        if trajectory["validate"]:
+            await super()._run_prompt(prompt, sampling_params, trajectory, trace)
+            return
+        count, first, seed = (int(prompt.pop(field)) for field in (ROLLOUTS, FIRST, VISIT_SEED))
+        answers = prompt.pop(ANSWERS, None) or {}
+        sessions = [self._begin(prompt["uid"], index, answers) for index in range(first, first + count)]
+        params = [seeded(sampling_params, self.rollout_config, seed, session.index) for session in sessions]
+        runs = zip(sessions, params, strict=True)
+        await asyncio.gather(*(self._run_session(session, prompt, own, trajectory, trace) for session, own in runs))
+
+    def _begin(self, uid: str, index: int, saved: Mapping[int, Any]) -> Session:
+        session: Session = self.llm_client.begin(uid, index, map(Answer.from_state_dict, saved.get(index, ())))
+        return session
+
+    async def _run_session(self, session: Session, prompt: dict, params: dict, trajectory: dict, trace: bool) -> None:
+        current_session.set(session)
+        try:
+            await self._run_agent_loop(params, trajectory=trajectory, trace=trace, session_id=session.index, **prompt)
+        except Cancelled:
+            self.report_failed(session, "cancelled")
+        except Exception as error:
+            logger.exception("rollout %s of group %s failed", session.index, session.uid)
+            await publish(error)
+            self.report_failed(session, type(error).__name__)
+        finally:
+            self.llm_client.end(session)
+
+    async def _run_agent_loop(
+        self, sampling_params: dict, trajectory: dict, *, agent_name: str, trace: bool = True, **kwargs: Any
+    ) -> None:
+        """As verl's, without the 5 ms that Hydra takes to make an agent loop."""
+        if trajectory["validate"]:
+            sampling_params = self._seeded_for_validation(sampling_params, kwargs)
+        name = {"priority": request_number(kwargs)} if self.rollout_config.full_determinism else {}
+        about = {name: trajectory[name] for name in ("step", "sample_index", "rollout_n", "validate")}
+        with rollout_trace_attr(name="agent_loop", trace=trace, **about):
+            output = await self._agent_loop(agent_name).run(sampling_params, **{**kwargs, **name})
+            await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
+
+    def _seeded_for_validation(self, sampling_params: dict, row: dict[str, Any]) -> dict[str, Any]:
+        seed = visit_seed(self.config, content_key(row["raw_prompt"]), row.get("index"), VALIDATION)
+        return seeded(sampling_params, self.rollout_config, seed, row["session_id"])
+
+    def _agent_loop(self, name: str) -> Any:
+        """Return a new agent loop: one may keep the state of its conversation."""
+        if name not in self._agent_loops:
+            registry = agent_loop._agent_loop_registry
+            assert name in registry, f"Agent loop {name} not registered, registered agent loops: {registry.keys()}"
+            # A class alone is looked up once; from a config with more in it, Hydra makes a new object every time.
+            plain = set(registry[name]) == {"_target_"}
+            self._agent_loops[name] = functools.partial(
+                hydra.utils.get_class(registry[name]["_target_"]) if plain else hydra.utils.instantiate,
+                *([] if plain else [registry[name]]),
+                trainer_config=agent_loop.DictConfigWrap(config=self.config),
+                server_manager=self.llm_client,
+                tokenizer=self.tokenizer,
+                processor=self.processor,
+                hf_model_type=self.hf_model_type,
+                dataset_cls=self.dataset_cls,
+                data_config=agent_loop.DictConfigWrap(self.config.data),
+                tools=agent_loop.ToolListWrap(self.tools),
+            )
+        return self._agent_loops[name]()
+
+    async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
+        if validate:
+            await super()._agent_loop_postprocess(output, validate, **kwargs)
+            return
+        outputs = output if isinstance(output, list) else [output]
+        session = current_session.get()
+        assert session is not None
+        if self.llm_client.is_cancelled(session):
+            self.report_failed(session, "cancelled")
+        elif not outputs or not all(one.response_ids for one in outputs):
+            self.report_failed(session, "empty_response")
+        else:
+            await super()._agent_loop_postprocess(output, validate, **kwargs)
+            if outputs[-1].reward_score is None:
+                self.report_failed(session, "no_reward")
+            else:
+                limit = self.rollout_config.response_length
+                self.report_stored(rollout_of(session, outputs, kwargs["global_steps"], limit, session.versions))
+
+    def report_stored(self, rollout: Rollout) -> None:
+        """Report a rollout whose rows are in the queue."""
+        succeeded()
+        self._report(rollout)
+
+    def report_failed(self, session: Session, reason: str) -> None:
+        """Report a failure, with the tokens that the session has generated."""
+        self._report(Failure(session.uid, session.index, reason, session.tokens))
+
+    def _report(self, event: Rollout | Failure) -> None:
+        self._events.append(event)
+        self._news.set()
