@@ -40,8 +40,7 @@ WAYS = {"": (), "loop": (switches.WAVES,), "passes": ("one-pass",)}  # what is o
 
 CASES = (
     "one-pass", "rows-by-length", "loss-padding", "response-logits", "log-probs", "row-selection", "one-partition",
-    "nested-responses", "padded-responses", "packed-rows", "grpo-advantages", "group-numbers",
-    "loop:rewards-here", "loop:gathered-puts", "passes:row-selection", "passes:nested-responses",
+    "packed-rows", "group-numbers", "loop:rewards-here", "loop:gathered-puts", "passes:row-selection",
 )  # fmt: skip
 
 

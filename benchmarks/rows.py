@@ -20,8 +20,10 @@ import zmq
 from tensordict import TensorDict
 from transfer_queue.utils.serial_utils import MsgpackEncoder
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
+from verl.workers.utils.padding import response_from_nested
 
 from goldilocks.verl import plugin
+from goldilocks.verl.patches.one_pass import responses
 
 ROUNDS = 7
 Function = Callable[[], Any]
@@ -99,7 +101,7 @@ def main() -> None:
 
     whole = nested["field 0"]
     mask = torch.nested.as_nested_tensor([torch.ones(n // 2) for n in lengths], layout=torch.jagged)
-    cuts = replaced("verl.workers.utils.padding", "response_from_nested")
+    cuts = responses, response_from_nested
     table.append(("responses of one field", *best(*(lambda f=f: f(whole, mask) for f in cuts))))
 
     balances = replaced("verl.utils.seqlen_balancing", "get_seqlen_balanced_partitions")

@@ -50,36 +50,6 @@ def _select(rows: Any, indices: Any) -> Any:
     )
 
 
-def responses_at_once(original: Function) -> Function:
-    """Read the offsets once; verl reads them, and waits for the GPU, for every row."""
-
-    @functools.wraps(original)
-    def response_from_nested(tensor: Any, response_mask: Any) -> Any:
-        import torch
-
-        values, ends = tensor.values(), tensor.offsets()[1:].tolist()
-        lengths = response_mask.offsets().diff().tolist()
-        # the log-prob of a token is computed at the token before it
-        rows = [values[end - length - 1 : end - 1] for end, length in zip(ends, lengths, strict=True)]
-        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-
-    return response_from_nested
-
-
-def padded_at_once(original: Function) -> Function:
-    """Do as ``responses_at_once``, for a padded tensor."""
-
-    @functools.wraps(original)
-    def response_to_nested(tensor: Any, response_mask: Any) -> Any:
-        import torch
-
-        lengths = response_mask.offsets().diff().tolist()
-        rows = [row[:length] for row, length in zip(tensor.unbind(), lengths, strict=True)]
-        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-
-    return response_to_nested
-
-
 def responses_padded_at_once(original: Function) -> Function:
     """All rows are gathered at once, where verl cuts and pads each of them, and its gradient, by itself."""
 
@@ -137,30 +107,6 @@ ROW_SELECTION = Patch(
     "nothing: the same values",
     "CPU +3 % (-1 to +4)",
     "verl picks rows by their offsets",
-)
-
-NESTED_RESPONSES = Patch(
-    "nested-responses",
-    Kind.SPEED,
-    "verl.workers.utils.padding",
-    {"response_from_nested": responses_at_once},
-    {"response_from_nested": "41a4bf54aa981c09"},
-    "verl reads a number from the device for every row; the offsets are read once",
-    "nothing: the same values",
-    "CPU +2 % (-2 to +5)",
-    "verl reads the offsets once",
-)
-
-PADDED_RESPONSES = Patch(
-    "padded-responses",
-    Kind.SPEED,
-    "verl.workers.utils.padding",
-    {"response_to_nested": padded_at_once},
-    {"response_to_nested": "a2272158cd69af64"},
-    "the same for responses of a padded tensor",
-    "nothing: the same values",
-    "CPU 0 % (-1 to +3)",
-    "verl reads the offsets once",
 )
 
 ONE_PARTITION = Patch(

@@ -37,21 +37,29 @@ def own_log_probs(original: Function) -> Function:
 
 def _distance_to_rollouts(log_probs: Any, data: Any) -> dict[str, float]:
     """How far the trainer's probabilities are from the rollout engine's: verl reads that off the pass left out here."""
-    from verl.workers.utils import padding
-
     mask = data["response_mask"].values().bool()
     if "rollout_log_probs" not in data or not mask.any():
         return {}
-    own = padding.response_from_nested(log_probs, data["response_mask"]).values()[mask]
+    own = responses(log_probs, data["response_mask"]).values()[mask]
     apart = (own.exp() - data["rollout_log_probs"].values()[mask].exp()).abs()
     return {f"{DISTANCE}_valid": 1, f"{DISTANCE}_mean": apart.mean().item(), f"{DISTANCE}_max": apart.max().item()}
 
 
+def responses(tensor: Any, response_mask: Any) -> Any:
+    """As verl's ``response_from_nested``, which reads the offsets, and waits for the GPU, for every row."""
+    import torch
+
+    values, ends = tensor.values(), tensor.offsets()[1:].tolist()
+    lengths = response_mask.offsets().diff().tolist()
+    # the log-prob of a token is computed at the token before it
+    rows = [values[end - length - 1 : end - 1] for end, length in zip(ends, lengths, strict=True)]
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+
 def _denominator(log_probs: Any, data: Any) -> Any:
     import torch
-    from verl.workers.utils import padding
 
-    own: Any = padding.response_from_nested(log_probs, data["response_mask"])
+    own = responses(log_probs, data["response_mask"])
     given = data.get("old_log_probs", None)
     if given is None:
         return own

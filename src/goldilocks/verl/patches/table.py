@@ -7,15 +7,12 @@ a process nothing.
 from __future__ import annotations
 
 from goldilocks.verl.patches import cpu
-from goldilocks.verl.patches.advantages import GRPO_ADVANTAGES
 from goldilocks.verl.patches.gspo import GSPO_METRICS
 from goldilocks.verl.patches.log_probs import LOG_PROBS
 from goldilocks.verl.patches.micro_batches import ROWS_BY_LENGTH
 from goldilocks.verl.patches.nested_rows import (
     LOSS_PADDING,
-    NESTED_RESPONSES,
     ONE_PARTITION,
-    PADDED_RESPONSES,
     ROW_SELECTION,
 )
 from goldilocks.verl.patches.one_pass import ONE_PASS
@@ -35,12 +32,9 @@ PATCHES: tuple[Patch, ...] = (
     RESPONSE_LOGITS,
     LOSS_PADDING,
     ROW_SELECTION,
-    NESTED_RESPONSES,
-    PADDED_RESPONSES,
     ONE_PARTITION,
     PACKED_ROWS,
     REWARDS_HERE,
-    GRPO_ADVANTAGES,
     GATHERED_PUTS,
     GROUP_NUMBERS,
     FAILURES_TOLD,

@@ -12,9 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
+from verl.workers.utils.padding import response_from_nested
 from verl_world import nested
 
 from goldilocks.verl import plugin
+from goldilocks.verl.patches.one_pass import responses
 
 plugin.additions()
 
@@ -94,11 +96,7 @@ def test_responses_are_verls(prompts: list[int], data: st.DataObject) -> None:
         answers[0] = 1
     whole = drawn([prompt + answer for prompt, answer in zip(prompts, answers, strict=True)])
     mask = drawn(answers)
-    ours, verls = both("verl.workers.utils.padding", "response_from_nested")
-    assert_same(ours(whole, mask), verls(whole, mask))
-    padded = torch.randn(len(answers), max(answers), generator=torch.Generator().manual_seed(1))
-    ours, verls = both("verl.workers.utils.padding", "response_to_nested")
-    assert_same(ours(padded, mask), verls(padded, mask))
+    assert_same(responses(whole, mask), response_from_nested(whole, mask))
 
 
 @given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=20), equal_size=st.booleans())

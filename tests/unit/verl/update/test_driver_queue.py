@@ -5,21 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transfer_queue
-from hypothesis import given
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.v1 import trainer_base
 from verl_world import Queue
 
 from goldilocks.algorithms import Untrained, untrained_rollouts
 from goldilocks.verl import estimators  # noqa: F401  # registers the pool estimators
-from goldilocks.verl.patches.advantages import grpo_by_group
 from goldilocks.verl.update.driver_queue import DriverQueue, advantages, signal
 
 GROUPS = {"g0": 4, "g_1_0": 3, "g2": 1}  # a uid may look like the key of a row
@@ -108,19 +103,3 @@ def test_outside_of_advantages_it_is_the_queue_itself(queue: Queue) -> None:
     found = ours.kv_batch_get(keys=KEYS, partition_id="train", select_fields=["uid"])
     assert found.pop("uid").tolist() == [queue.rows[key]["uid"] for key in KEYS]
     assert ours.kv_clear is transfer_queue.kv_clear
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 4), st.floats(-3, 3, width=32), st.integers(1, 5)), min_size=1, max_size=24),
-    st.booleans(),
-)
-def test_grpo_by_group_is_verls_to_the_bit(rows: list[tuple[int, float, int]], normalise: bool) -> None:
-    mask = (torch.arange(5) < torch.tensor([[length] for _, _, length in rows])).long()
-    rewards = torch.zeros(mask.shape)
-    rewards[torch.arange(len(rows)), mask.sum(1) - 1] = torch.tensor([reward for _, reward, _ in rows])
-    index = np.array([group for group, _, _ in rows], dtype=object)
-    verls = core_algos.get_adv_estimator_fn("grpo")  # what is registered is verl's own
-    expected = verls(rewards.clone(), mask, index, norm_adv_by_std_in_grpo=normalise)
-    found = grpo_by_group(verls)(rewards.clone(), mask, index, norm_adv_by_std_in_grpo=normalise)
-    for ours, theirs in zip(found, expected, strict=True):
-        assert torch.equal(ours, theirs)
