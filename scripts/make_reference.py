@@ -123,7 +123,7 @@ Patches that were here until they were measured, and what a step costs without t
 |---|---|
 | `verl.trainer.ppo.core_algos.compute_grpo_outcome_advantage`, a group's rows at once | +1 % (-1 to +2) |
 | `verl.workers.utils.padding.response_to_nested`, all rows at once | 0 % (-1 to +3) |
-| `verl.workers.utils.padding.response_from_nested`, all rows at once | +2 % (-2 to +5), in the loss of `one-pass`, which keeps it for itself |
+| `verl.workers.utils.padding.response_from_nested`, the same; the loss of `one-pass` has its own | +2 % (-2 to +5) |
 
 ## What is followed and not replaced
 

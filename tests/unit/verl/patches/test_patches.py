@@ -28,6 +28,11 @@ plugin.additions()
 NEEDED = {"process-group", "critic-attention", "trl-value-heads"}
 
 
+def test_there_are_no_more_than_twenty() -> None:
+    """Each is something that a release of verl can break: measure a new one (benchmarks/patches.py), end an old one."""
+    assert len(PATCHES) <= 20
+
+
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
 def test_a_patch_says_what_it_is_worth_and_what_would_end_it(patch: Patch) -> None:
     assert patch.replaced
