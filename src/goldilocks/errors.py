@@ -1,4 +1,4 @@
-"""One form for every message to a user: the key, its value, and what would be accepted."""
+"""One form for every message to a user: ``key=value is not accepted: what would be``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,24 @@ def require(condition: bool, key: str, value: object, accepted: str) -> None:
         raise ValueError(f"{key}={value!r} is not accepted: {accepted}")
 
 
-def require_type(key: str, value: object, hint: object) -> None:
-    """Raise a ``ValueError`` unless the value has the hinted type.
+def require_known(key: str, value: str, known: Iterable[str], or_else: str = "") -> None:
+    """Raise a ``ValueError`` that lists the known words and suggests the nearest, unless the value is one of them."""
+    known = list(known)
+    accepted = " ".join(filter(None, (f"one of {', '.join(known)}", or_else)))
+    require(value in known, key, value, accepted + nearest(value, known))
 
-    Plain types and their unions are checked, mappings, and lists of words.
-    """
+
+def refuse_unknown(section: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise a ``ValueError`` for the first key of a section that is not known; it suggests the nearest."""
+    known = list(known)
+    for key in given:
+        if key not in known:
+            there = ", ".join(known) or "none"
+            raise ValueError(f"{section}.{key} is not a key{nearest(key, known)}; there are: {there}")
+
+
+def require_type(key: str, value: object, hint: object) -> None:
+    """Raise a ``ValueError`` unless the value has the hinted type: plain, a union, a mapping or a list of words."""
     if typing.get_origin(hint) is Mapping:
         require(isinstance(value, Mapping), key, value, "keys with their values, such as {key: 1}")
     if hint == Sequence[str]:
@@ -34,7 +47,7 @@ def require_type(key: str, value: object, hint: object) -> None:
 
 
 def missing_extra(error: ModuleNotFoundError, extra: str) -> str:
-    """Return what to install when a module of one of our extras is not there."""
+    """Return the message for a missing module of one of our extras."""
     return f"{error}; install it with: pip install 'goldilocks-rl[{extra}]'"
 
 

@@ -1,7 +1,7 @@
 """The vocabulary: everything that goes into the core and comes out of it.
 
-Data is frozen and knows nothing of policies, engines or trainers. A ``payload`` is opaque: the core carries it from the
-engine to the trainer and never looks inside. On a cluster it is a key into a store, so tensors never pass through here.
+Data is frozen and independent of policies, engines and trainers. A ``payload`` is opaque: the core carries it from the
+engine to the trainer. On a cluster it is a key into a store, so no tensor passes through the core.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from typing import Any, TypeVar
 from goldilocks.errors import require
 
 W = TypeVar("W", bound="Word")
+
+POSITIVE_THRESHOLD = 0.5  # the least reward that is a pass, unless adaptive_rollout.positive_threshold sets another
+MIN_STD = 1e-6  # rewards closer than this do not differ: shaped rewards never give an exact zero
 
 
 class Word(str, Enum):
@@ -105,7 +108,7 @@ class StopRule(Word):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A question. ``key`` names it for ever; ``index`` is where it stands in this run's source."""
+    """A question. ``key`` is a hash of its content; ``index`` is its row in this run's source."""
 
     key: int
     index: int
@@ -114,10 +117,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Roll ``prompt`` out ``n`` times; they are numbered ``first``, ``first + 1``, … within the group ``uid``.
+    """Roll ``prompt`` out ``n`` times; the rollouts are numbered ``first``, ``first + 1``, … within the group ``uid``.
 
-    ``visit`` is how many visits to the prompt were issued before this one. A request that is made again after a restart
-    has the same number.
+    ``visit`` is how many visits to the prompt were issued before this one. A request that is repeated after a restart
+    keeps its number.
     """
 
     uid: str
@@ -129,7 +132,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One answer, graded. ``version`` is the policy that wrote it, in updates; None: the policy of the current step."""
+    """One graded answer. ``version`` is the policy that wrote it, in updates; None: the policy of the current step."""
 
     uid: str
     index: int
@@ -153,7 +156,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """A rollout that has stopped and will go on, and all the tokens it has written so far."""
+    """A rollout that has stopped and will go on. ``tokens`` counts everything it has written so far."""
 
     uid: str
     index: int
@@ -211,10 +214,10 @@ class Group:
         try:
             return [rollout.metrics[metric] for rollout in self.rollouts]
         except KeyError:
-            there = sorted({"reward"}.union(*(rollout.metrics for rollout in self.rollouts)))
+            known = ", ".join(sorted({"reward"}.union(*(rollout.metrics for rollout in self.rollouts))))
             raise ValueError(
-                f"metric={metric!r} is not returned by the reward function for group {self.uid}; "
-                f"there are: {', '.join(there)}"
+                f"metric={metric!r} is not accepted: a metric that the reward function returned for every rollout of "
+                f"group {self.uid}, which has {known}"
             ) from None
 
 
@@ -222,3 +225,14 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     """Mean and population standard deviation. Groups are small: plain Python beats an array here."""
     mean = math.fsum(values) / len(values)
     return mean, math.sqrt(math.fsum([(value - mean) ** 2 for value in values]) / len(values))
+
+
+def is_informative(group: Group) -> bool:
+    """Whether the rewards differ: otherwise every advantage is zero."""
+    return len(group) > 1 and mean_and_std(group.rewards)[1] > MIN_STD
+
+
+def signal(group: Group) -> float:
+    """Σ(r − r̄)² over the rollouts that are trained; the baseline r̄ is of all."""
+    mean, _ = mean_and_std(group.rewards)
+    return math.fsum((rollout.reward - mean) ** 2 for rollout in group.trained)

@@ -6,13 +6,12 @@ The caller says what happened (``observe``) and asks what to do (``requests``, `
 from goldilocks.core.accounts import Accounts
 from goldilocks.core.beliefs import Beliefs
 from goldilocks.core.collector import Collector
-from goldilocks.core.exhausted import Exhausted
-from goldilocks.core.limits import Limits, Surplus
+from goldilocks.core.limits import Exhausted, Limits, Surplus
 from goldilocks.core.registry import build_allocator, build_filter, build_selector
 from goldilocks.core.replay import Replay
 from goldilocks.core.source import ListSource, Source
 
-Ledger = Beliefs  # the name it had before 0.2
+Ledger = Beliefs  # its name before 0.2
 
 __all__ = [
     "Accounts",

@@ -3,11 +3,9 @@
 A rollout is posted once, when it arrives, and from then on only moves from one class to another.
 ``goldilocks.types.Account`` lists the classes.
 
-Rollouts that stopped when the batch was full and go on with the next policy.
-
-To its group a paused rollout is in flight: it has an index, no reward, and decides nothing. What it has written is
-charged when it pauses, to the account ``paused``; when it pauses again or ends, that charge is taken back and the whole
-is posted. So a token is charged once, in the step that wrote it, however often its rollout pauses.
+A rollout that stopped when the batch was full goes on with the next policy. Its group counts it as in flight. Its
+tokens are charged to the account ``paused`` when it pauses. When it pauses again or ends, that charge is taken back and
+all its tokens are posted. So a token is charged once, in the step that wrote it, however often its rollout pauses.
 """
 
 from __future__ import annotations
@@ -34,13 +32,12 @@ class Accounts:
         self._add(account, 1, tokens)
 
     def withdraw(self, account: Account, tokens: int) -> None:
-        """Take a ``post`` back: the rollout is about to be posted whole."""
+        """Undo a ``post``: the rollout is about to be posted whole."""
         self.generated_rollouts -= 1
         self.generated_tokens -= tokens
         self._add(account, -1, -tokens)
 
     def move(self, rollouts: Collection[Rollout], origin: Account | AccountName, target: Account | AccountName) -> None:
-        """Move rollouts from one class to another."""
         if rollouts:
             count, tokens = len(rollouts), sum(rollout.tokens for rollout in rollouts)
             self._add(origin, -count, -tokens)
@@ -61,14 +58,14 @@ class Accounts:
                 raise AssertionError(f"accounts do not sum: {generated} {name} generated, classes {classes}")
 
     def by_class(self, counts: dict[str, int]) -> dict[str, int]:
-        """The counts with reasons folded into their class; every class is there, whether or not it was used."""
+        """Return the counts with reasons folded into their class; unused classes count 0."""
         folded = {str(account): 0 for account in Account}
         for account, count in counts.items():
             folded[account.partition("/")[0]] += count
         return folded
 
     def metrics(self) -> dict[str, float]:
-        """Running totals: ``accounts/<class>_tokens`` and ``_rollouts`` by class and, where there is one, by reason."""
+        """Return running totals by class and by reason: ``accounts/<class>_tokens`` and ``_rollouts``."""
         values: dict[str, float] = {
             "accounts/generated_rollouts": self.generated_rollouts,
             "accounts/generated_tokens": self.generated_tokens,
@@ -79,12 +76,7 @@ class Accounts:
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "generated_rollouts": self.generated_rollouts,
-            "generated_tokens": self.generated_tokens,
-            "rollouts": dict(self.rollouts),
-            "tokens": dict(self.tokens),
-        }
+        return {**vars(self), "rollouts": dict(self.rollouts), "tokens": dict(self.tokens)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.generated_rollouts = state["generated_rollouts"]
@@ -93,7 +85,7 @@ class Accounts:
         self.tokens = dict(state["tokens"])
 
 
-Name = tuple[str, int]  # of a rollout: its group and its index
+RolloutName = tuple[str, int]  # its group and its index
 
 
 class PausedRollouts:
@@ -101,25 +93,25 @@ class PausedRollouts:
 
     def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
-        self.tokens: dict[Name, int] = {}
+        self.tokens: dict[RolloutName, int] = {}
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def begin(self, event: Paused) -> None:
-        """Charge what a rollout has written so far."""
+        """Charge the tokens that a rollout has written so far."""
         self.tokens[event.uid, event.index] = event.tokens
         self._accounts.post(Account.PAUSED, event.tokens)
 
     def end(self, event: Event) -> int:
-        """Take the charge of a rollout back; return how many tokens it was, 0 for one that was not paused."""
+        """Take the charge of a rollout back and return its tokens; 0 if the rollout was not paused."""
         tokens = self.tokens.pop((event.uid, event.index), None)
         if tokens is not None:
             self._accounts.withdraw(Account.PAUSED, tokens)
         return tokens or 0
 
-    def retain(self, names: Collection[Name]) -> None:
-        """Only these go on. What the others had written is lost, and stays charged."""
+    def retain(self, names: Collection[RolloutName]) -> None:
+        """Let only these rollouts go on. The tokens of the others are lost, and count as cancelled."""
         for name in self.tokens.keys() - set(names):
             tokens = self.tokens.pop(name)
             self._accounts.withdraw(Account.PAUSED, tokens)

@@ -1,22 +1,4 @@
-"""How many rollouts each prompt gets.
-
-Roll a prompt out until it shows what is needed, or until it has had enough.
-
-A group stops at the first of its rollouts, in the order they were asked for, that satisfies ``stop``
-(``goldilocks.types.StopRule``). An easy prompt costs two rollouts. What arrived beyond that rollout is not trained:
-if the first to *arrive* counted, short answers would be favoured.
-
-Stopping at the first success biases the mean of what is trained, so baselines are taken over every rollout seen, also
-when ``max_train_n`` trains fewer.
-
-One budget over many prompts, spent where a further rollout is worth most per expected token.
-
-N rollouts of a prompt with pass rate p are worth (1 − pᴺ − (1−p)ᴺ) · p(1−p)²: the chance that they differ, times a
-weight that prefers hard prompts. That is concave in N, so taking the best next rollout, again and again, is optimal.
-
-A generation batch may be small, so it competes not only within itself but with the beliefs of the last
-``memory`` prompts: a lone hard prompt still gets more than a lone easy one.
-"""
+"""Allocators: how many rollouts each prompt gets."""
 
 from __future__ import annotations
 
@@ -32,27 +14,29 @@ from goldilocks.core.policy import Policy
 from goldilocks.errors import require
 from goldilocks.types import Group, Rollout, StopRule, mean_and_std
 
+KWARGS = "goldilocks.allocator_kwargs"
+
 
 class Allocator(Policy):
     """Says how many rollouts a group should have, given what is known so far."""
 
     @abstractmethod
     def first(self, rows: np.ndarray, beliefs: Beliefs) -> Sequence[int]:
-        """How many rollouts to ask for at first, for each prompt of a generation batch: at least one each.
+        """Return how many rollouts to ask for at first, for each prompt of a generation batch: at least one each.
 
-        This is where a policy that spends one budget over many prompts makes its plan.
+        A policy that spends one budget over many prompts plans here.
         """
 
     @abstractmethod
     def wanted(self, group: Group, beliefs: Beliefs) -> int:
-        """How many rollouts this group should have, given those it has.
+        """Return how many rollouts this group should have, given those it has.
 
         More than were asked for: the difference is requested. No more than have arrived: the group is complete, and
-        what is still in flight is cancelled.
+        its rollouts in flight are cancelled.
         """
 
     def trained(self, group: Group, beliefs: Beliefs) -> Sequence[Rollout]:
-        """The rollouts of a kept group to train on; its baseline comes from all of them."""
+        """Return the rollouts of a kept group to train on; its baseline comes from all of them."""
         return group.rollouts
 
 
@@ -63,7 +47,7 @@ class Fixed(Allocator):
     n: int = 8
 
     def __post_init__(self) -> None:
-        require(self.n >= 1, "allocator.n", self.n, "1 or more rollouts")
+        require(self.n >= 1, f"{KWARGS}.n", self.n, "1 or more rollouts")
 
     def first(self, rows: np.ndarray, beliefs: Beliefs) -> Sequence[int]:
         return [self.n] * len(rows)
@@ -82,9 +66,9 @@ class Pilot(Allocator):
     hi: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.n_pilot >= 2, "allocator.n_pilot", self.n_pilot, "2 or more rollouts")
-        require(self.n_commit >= 1, "allocator.n_commit", self.n_commit, "1 or more rollouts")
-        require(self.lo < self.hi, "allocator.lo", self.lo, f"a mean reward below hi={self.hi}")
+        require(self.n_pilot >= 2, f"{KWARGS}.n_pilot", self.n_pilot, "2 or more rollouts")
+        require(self.n_commit >= 1, f"{KWARGS}.n_commit", self.n_commit, "1 or more rollouts")
+        require(self.lo < self.hi, f"{KWARGS}.lo", self.lo, f"a mean reward below hi={self.hi}")
 
     def first(self, rows: np.ndarray, beliefs: Beliefs) -> Sequence[int]:
         return [self.n_pilot] * len(rows)
@@ -98,7 +82,15 @@ class Pilot(Allocator):
 
 @dataclass
 class Adaptive(Allocator):
-    """First ``max(min_rollouts, 2)``, then ``rollouts_per_batch`` at a time, never past ``max_n``."""
+    """First ``max(min_rollouts, 2)``, then ``rollouts_per_batch`` at a time, until ``stop`` holds, at most ``max_n``.
+
+    A group stops at the first of its rollouts, in the order they were asked for, that satisfies ``stop``
+    (``goldilocks.types.StopRule``). An easy prompt costs two rollouts. Rollouts that arrived beyond that one are not
+    trained: if the first to *arrive* counted, short answers would be favoured.
+
+    Stopping at the first success biases the mean of the trained rollouts, so baselines are taken over every rollout
+    seen, also when ``max_train_n`` trains fewer.
+    """
 
     max_n: int = 128
     rollouts_per_batch: int = 8
@@ -110,19 +102,16 @@ class Adaptive(Allocator):
     def __post_init__(self) -> None:
         self.stop = StopRule.parse("adaptive_rollout.stop", self.stop)
         require(self.min_rollouts >= 1, "adaptive_rollout.min_rollouts", self.min_rollouts, "1 or more")
-        require(
-            self.rollouts_per_batch >= 1, "adaptive_rollout.rollouts_per_batch", self.rollouts_per_batch, "1 or more"
-        )
-        require(
-            self.max_n >= self.opening, "adaptive_rollout.max_n", self.max_n, f"min_rollouts={self.opening} or more"
-        )
+        chunk, least = self.rollouts_per_batch, self.opening
+        require(chunk >= 1, "adaptive_rollout.rollouts_per_batch", chunk, "1 or more")
+        require(self.max_n >= least, "adaptive_rollout.max_n", self.max_n, f"min_rollouts={least} or more")
         require(self.balance >= 1, "adaptive_rollout.balance", self.balance, "1 or more of each")
         fits = self.max_train_n is None or self.max_train_n >= 2
-        require(fits, "adaptive_rollout.max_train_n", self.max_train_n, "2 or more, or none to train on all")
+        require(fits, "adaptive_rollout.max_train_n", self.max_train_n, "2 or more, or null to train on all")
 
     @property
     def opening(self) -> int:
-        """A group needs two rollouts before anything can be said of it."""
+        """The first ask: a group of one rollout cannot be judged."""
         return max(self.min_rollouts, 2)
 
     def first(self, rows: np.ndarray, beliefs: Beliefs) -> Sequence[int]:
@@ -145,7 +134,7 @@ class Adaptive(Allocator):
         return min(positives, len(group) - positives) >= each
 
     def trained(self, group: Group, beliefs: Beliefs) -> Sequence[Rollout]:
-        """All, or ``max_train_n`` with both signs in their natural ratio, at least one of each that is there."""
+        """Return all, or ``max_train_n`` with both signs in their natural ratio and at least one of each present."""
         if self.max_train_n is None or len(group) <= self.max_train_n:
             return group.rollouts
         positives = [rollout for rollout in group.rollouts if beliefs.is_positive(rollout.reward)]
@@ -160,7 +149,15 @@ class Adaptive(Allocator):
 
 @dataclass
 class Knapsack(Allocator):
-    """On average ``mean_n`` rollouts a prompt, each between ``min_n`` and ``max_n``."""
+    """On average ``mean_n`` rollouts a prompt, between ``min_n`` and ``max_n``, where they are worth most per token.
+
+    N rollouts of a prompt with pass rate p are worth (1 − pᴺ − (1−p)ᴺ) · p(1−p)²: the chance that they differ, times a
+    weight that prefers hard prompts. That is concave in N, so taking the best next rollout, again and again, is
+    optimal.
+
+    A generation batch may be small, so it competes also with the beliefs of the last ``memory`` prompts: a lone hard
+    prompt still gets more than a lone easy one.
+    """
 
     mean_n: int = 8
     min_n: int = 2
@@ -169,11 +166,11 @@ class Knapsack(Allocator):
     _recent: np.ndarray = field(default_factory=lambda: np.empty((0, 2)), init=False, repr=False)
 
     def __post_init__(self) -> None:
-        require(self.min_n >= 2, "allocator.min_n", self.min_n, "2 or more rollouts")
-        require(self.max_n >= self.min_n, "allocator.max_n", self.max_n, f"min_n={self.min_n} or more")
+        require(self.min_n >= 2, f"{KWARGS}.min_n", self.min_n, "2 or more rollouts")
+        require(self.max_n >= self.min_n, f"{KWARGS}.max_n", self.max_n, f"min_n={self.min_n} or more")
         fits = self.min_n <= self.mean_n <= self.max_n
-        require(fits, "allocator.mean_n", self.mean_n, f"between min_n={self.min_n} and max_n={self.max_n}")
-        require(self.memory >= 0, "allocator.memory", self.memory, "0 or more prompts")
+        require(fits, f"{KWARGS}.mean_n", self.mean_n, f"between min_n={self.min_n} and max_n={self.max_n}")
+        require(self.memory >= 0, f"{KWARGS}.memory", self.memory, "0 or more prompts")
 
     def first(self, rows: np.ndarray, beliefs: Beliefs) -> Sequence[int]:
         batch = np.column_stack([beliefs.pass_rate(rows), beliefs.expected_tokens(rows)]).astype(np.float64)
@@ -199,9 +196,4 @@ class Knapsack(Allocator):
         self._recent = np.asarray(state["recent"], dtype=np.float64).reshape(-1, 2)
 
 
-ALLOCATORS: dict[str, type[Allocator]] = {
-    "fixed": Fixed,
-    "adaptive": Adaptive,
-    "pilot": Pilot,
-    "knapsack": Knapsack,
-}
+ALLOCATORS: dict[str, type[Allocator]] = {"fixed": Fixed, "adaptive": Adaptive, "pilot": Pilot, "knapsack": Knapsack}

@@ -7,7 +7,7 @@
             collector.observe(rollout)
         for uid in collector.cancelled():
             engine.abort(uid)
-    batch = collector.take()  # with ``on_full: partial``, ``observe`` is then told of each rollout that pauses
+    batch = collector.take()  # with ``on_full: partial``, ``observe`` then takes each rollout that pauses
 
 A step ends with ``take``, and the next ``requests`` begins the next one. Only calls change anything:
 
@@ -16,15 +16,15 @@ call          while a batch is being collected       while a batch is in hand
 ============  =====================================  ==============================================================
 ``requests``  asks for what is missing               begins the next step, then asks for what is missing
 ``take``      hands the batch out, if ``ready``      ``ValueError``: it was taken already
-``reject``    drops kept groups                      drops groups of the batch; what is missing is collected again
-``trim``      leaves rollouts out of groups taken    leaves rollouts of the batch untrained
-``put_back``  puts back what was taken before        the batch waits again, and the step goes on
+``reject``    drops kept groups                      drops groups of the batch; missing groups are collected again
+``trim``      leaves rollouts of taken groups out    leaves rollouts of the batch untrained
+``put_back``  puts back groups taken before          the batch waits again, and the step goes on
 ============  =====================================  ==============================================================
 
 Decisions are made when a rollout arrives, never by scanning all prompts or all groups. Invariants:
 
-- a batch has exactly the groups that were asked for, whole, in the order their prompts were issued; behind them stand
-  those that ``replay`` trains again;
+- a batch has exactly the groups that were asked for, whole, in the order their prompts were issued, and behind them
+  the groups that ``replay`` trains again;
 - the order in which a group's rollouts arrive changes neither the group nor what is asked for it;
 - no limit is ever exceeded;
 - every rollout that arrived is in exactly one account;
@@ -41,24 +41,34 @@ import numpy as np
 from goldilocks.core.accounts import Accounts, PausedRollouts
 from goldilocks.core.allocators import Allocator
 from goldilocks.core.beliefs import Beliefs
-from goldilocks.core.collector_state import Saved
-from goldilocks.core.exhausted import Exhausted
+from goldilocks.core.collector_state import CollectorState
 from goldilocks.core.filters import Filter
 from goldilocks.core.judged_groups import JudgedGroups
-from goldilocks.core.limits import Limits, Surplus
+from goldilocks.core.limits import Exhausted, Limits, Surplus
 from goldilocks.core.open_groups import OpenGroup, OpenGroups, group_name, was_issued
-from goldilocks.core.policy import is_informative
 from goldilocks.core.prompt_order import IssuedVisits, PromptOrder
 from goldilocks.core.prompt_queue import PromptQueue
-from goldilocks.core.replay import Replay, ReplayedGroups
+from goldilocks.core.replay import Replay, ReplayBuffer
 from goldilocks.core.selectors import Selector
 from goldilocks.core.source import Source
 from goldilocks.core.statistics import KeepRate, StepStatistics
 from goldilocks.errors import require
-from goldilocks.types import Account, Event, Failure, Group, OnExhausted, OnFull, Paused, Request, Rollout, Verdict
+from goldilocks.types import (
+    Account,
+    Event,
+    Failure,
+    Group,
+    OnExhausted,
+    OnFull,
+    Paused,
+    Request,
+    Rollout,
+    Verdict,
+    is_informative,
+)
 
 
-class Collector(Saved):
+class Collector(CollectorState):
     """Collects ``target_groups`` groups a step. The module's docstring has the loop that drives it."""
 
     def __init__(
@@ -81,8 +91,8 @@ class Collector(Saved):
     ) -> None:
         """``gen_batch_size`` prompts are chosen at a time (default: ``target_groups``), and no more are open at once.
 
-        ``ahead``: prompts are issued until so many groups are kept beyond the batch, for an engine that never stops.
-        ``repeat=False``: no prompt is visited twice. ``order`` gives each epoch's pass, where someone else shuffles.
+        ``ahead``: prompts are issued until this many groups are kept beyond the batch, for an engine that never stops.
+        ``repeat=False``: no prompt is visited twice. ``order`` returns each epoch's pass, where the caller shuffles.
         """
         size = len(source)
         require(size > 0, "source", f"{size} prompts", "a data set with at least one prompt")
@@ -109,7 +119,7 @@ class Collector(Saved):
         self._judged = JudgedGroups(
             self.accounts, self._order, lambda group: allocator.trained(group, self.beliefs), spare=spare
         )
-        self._replay = ReplayedGroups(replay or Replay())
+        self._replay = ReplayBuffer(replay or Replay())
         self._keep_rate = KeepRate(min(1.0, target_groups / self.gen_batch_size))
         self._statistics = StepStatistics()
         self._owed = target_groups  # groups this step has yet to hand out; 0 while its batch is being trained
@@ -128,7 +138,7 @@ class Collector(Saved):
         return self._owed > 0 and (settled or full)
 
     def requests(self, room: int | None = None) -> list[Request]:
-        """Return what to generate now, at most ``room`` rollouts (None: no bound). Begins the next step after ``take``.
+        """Return what to generate now, at most ``room`` rollouts (None: no bound). After ``take``, begin the next step.
 
         Raises ``Exhausted`` when nothing is left to wait for and the batch cannot be filled.
         """
@@ -174,13 +184,10 @@ class Collector(Saved):
     # -- what happened -------------------------------------------------------------------------------------------------
 
     def observe(self, event: Event) -> None:
-        """Take in a rollout that arrived, one that never will, or one that stops for now.
-
-        Late and duplicate ones are only counted.
-        """
-        visit = self._open.get(event.uid)
-        if visit is None or event.index not in visit.in_flight:
-            self._observe_unexpected(event, visit)
+        """Take in a rollout that arrived, failed or paused. Late and duplicate events are only counted."""
+        open_group = self._open.get(event.uid)
+        if open_group is None or event.index not in open_group.in_flight:
+            self._observe_unexpected(event, open_group)
             return
         self._statistics.arrive(event, before=self._paused.end(event))
         if isinstance(event, Paused):
@@ -191,19 +198,18 @@ class Collector(Saved):
         if isinstance(event, Failure):
             self._statistics.fail(event.reason)
         self.accounts.post(Account.FAILED if isinstance(event, Failure) else Account.OPEN, event.tokens)
-        self._open.arrive(visit, event)
-        while event.uid in self._open and visit.settle():
-            self._decide(visit)
+        self._open.arrive(open_group, event)
+        while event.uid in self._open and open_group.settle():
+            self._decide(open_group)
 
     def reject(
         self, uids: Iterable[str] | Mapping[str, Collection[int]], reason: str, *, flat: bool = False
     ) -> tuple[str, ...]:
         """Take back groups of the batch in hand, or kept ones: whole, or the rollouts named for each.
 
-        What is left of a group is judged again. Groups that no longer pass, or have no trained rollout left, are
-        returned: they are not to be trained, and ``take`` hands out as many in their place once ``ready``. Groups
-        rejected because they are ``flat``, without a gradient, may fill up a batch (``on_exhausted: backfill``);
-        others never.
+        The rest of a group is judged again. Groups that no longer pass, or have no trained rollout left, are returned:
+        they are not to be trained, and ``take`` hands out as many in their place once ``ready``. Groups rejected
+        because they are ``flat``, without a gradient, may fill up a batch (``on_exhausted: backfill``); others never.
         """
         rows = dict(uids) if isinstance(uids, Mapping) else dict.fromkeys(uids)
         taken = len(self._judged.in_hand)
@@ -215,19 +221,19 @@ class Collector(Saved):
         return tuple(lost)
 
     def trim(self, rows: Mapping[str, Collection[int]]) -> None:
-        """Do not train these rollouts of groups in hand, by group; the groups stay, and their baselines count them."""
+        """Do not train these rollouts of groups in hand, by group; their baselines still count them."""
         for uid, indices in rows.items():
             self._judged.trim(uid, indices)
 
     def put_back(self) -> None:
-        """Let the batch in hand wait again: it was not trained after all."""
+        """Let the batch in hand wait again, because it was not trained."""
         self._owed += self._judged.put_back()
         self._replay.put_back()
 
     def reissue(self, known: Collection[tuple[str, int]] = ()) -> None:
-        """Ask again for everything in flight: the engine was restarted. No limit is charged with it again.
+        """Ask again for everything in flight, because the engine was restarted. No limit is charged again.
 
-        ``known``: the paused rollouts (uid, index) that go on from what they had written. The others begin anew.
+        ``known``: the paused rollouts (uid, index) that continue their text. The others begin anew.
         """
         self._open.lose()
         self._paused.retain([name for name in known if name[0] in self._open])
@@ -235,7 +241,7 @@ class Collector(Saved):
     # -- what there is to see ------------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, float]:
-        """The current step's metrics and the running accounts."""
+        """Return the current step's metrics and the running accounts."""
         return {
             **self._statistics.metrics(self.gen_batch_size),
             "train/keep_rate": self._keep_rate.value,
@@ -256,7 +262,7 @@ class Collector(Saved):
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def _begin_step(self) -> None:
-        """Begin the next step: the batch in hand was trained, what is too old expires."""
+        """Begin the next step: the batch in hand was trained, and groups that are too old expire."""
         self.step += 1
         self._owed = self.target_groups
         self._exhausted = False
@@ -266,27 +272,27 @@ class Collector(Saved):
         self._statistics.expired = self._judged.begin_step(self.surplus.oldest(self.step))
 
     def _requeue_open(self) -> None:
-        """The batch is full: groups that may not finish, or would be too old by then, go back to the queue's head."""
+        """Return prompts of open groups that may not finish, or would then be too old, to the queue's head."""
         requeue = self.surplus.on_full is OnFull.REQUEUE
-        stopped = [visit for visit in self._open if requeue or visit.version < self.surplus.oldest(self.step + 1)]
-        for visit in reversed(stopped):
-            self._open.close(visit)
-            if visit.rollouts:
-                group = visit.close()
+        stopped = [one for one in self._open if requeue or one.version < self.surplus.oldest(self.step + 1)]
+        for open_group in reversed(stopped):
+            self._open.close(open_group)
+            if open_group.rollouts:
+                group = open_group.close()
                 self.beliefs.record_unjudged(group)
                 self.selector.learn_unjudged(group)
-            self.accounts.move(visit.arrived, Account.OPEN, Account.CANCELLED)
-            self._queue.put_back(visit.prompt.index, visit.planned)
+            self.accounts.move(open_group.arrived, Account.OPEN, Account.CANCELLED)
+            self._queue.put_back(open_group.prompt.index, open_group.planned)
 
     @property
     def _must_wait(self) -> bool:
-        """Whether an open group would be too old after the update: partial rollouts, which are long, are not lost."""
+        """Whether an open group would be too old after the update. Partial rollouts, which are long, are never lost."""
         return self.surplus.pauses and self._open.oldest < self.surplus.oldest(self.step + 1)
 
     # -- opening groups ------------------------------------------------------------------------------------------------
 
     def _shortfall(self) -> float:
-        """How many more prompts to issue: what is missing over the keep rate, within what may be open and issued."""
+        """How many more prompts to issue: the missing groups over the keep rate, within the limits."""
         missing = self._owed + self.ahead - len(self._judged)
         if missing <= 0 or self._exhausted:
             return 0
@@ -312,16 +318,16 @@ class Collector(Saved):
         return True
 
     def _send(self, room: float) -> list[Request]:
-        """Requests for what open groups want, within the step's limits."""
+        """Return requests for the rollouts that open groups want, within the step's limits."""
         sent = self._open.send(min(room, self._rollouts_left))
         self._statistics.rollouts_asked += _rollouts(sent)
         return sent
 
     def _settle(self, room: int | None) -> list[Request]:
-        """Nothing is in flight and nothing could be sent: judge what the limits starve, or say that it is over."""
+        """Nothing is in flight and nothing could be sent: judge groups that the limits starve, or end the step."""
         if starved := self._open.waiting:
-            for visit in starved:
-                self._close(visit)
+            for open_group in starved:
+                self._close(open_group)
             return self.requests(room)
         self._exhausted = len(self._judged) < self._owed
         if not self.ready:
@@ -335,19 +341,19 @@ class Collector(Saved):
 
     # -- judging -------------------------------------------------------------------------------------------------------
 
-    def _decide(self, visit: OpenGroup) -> None:
-        """Ask for more, wait, or judge. Called for every index in turn, with the group as it is up to that index."""
-        wanted = self.allocator.wanted(visit.view(), self.beliefs)
-        have = len(visit.rollouts)
-        if wanted > have + visit.pending and visit.failures <= self.limits.max_retries:
-            self._open.want(visit, wanted - have - visit.pending)
-        elif have >= wanted or not visit.pending:
-            self._close(visit)
+    def _decide(self, open_group: OpenGroup) -> None:
+        """Ask for more, wait, or judge. Called for every index in turn, with the group up to that index."""
+        wanted = self.allocator.wanted(open_group.view(), self.beliefs)
+        have = len(open_group.rollouts)
+        if wanted > have + open_group.pending and open_group.failures <= self.limits.max_retries:
+            self._open.want(open_group, wanted - have - open_group.pending)
+        elif have >= wanted or not open_group.pending:
+            self._close(open_group)
 
-    def _close(self, visit: OpenGroup) -> None:
-        self._open.close(visit)
-        group = visit.close()
-        beyond = visit.arrived[len(group) :]  # the index at which the group stopped
+    def _close(self, open_group: OpenGroup) -> None:
+        self._open.close(open_group)
+        group = open_group.close()
+        beyond = open_group.arrived[len(group) :]  # rollouts after the index at which the group stopped
         self.accounts.move(beyond, Account.OPEN, Account.CANCELLED)
         verdict = self.filter.judge(group) if len(group) else Verdict(False, "failed")
         informative = is_informative(group)
@@ -355,24 +361,24 @@ class Collector(Saved):
         if len(group):
             self.beliefs.record(group, informative=informative, step=self.step)
             self.selector.learn(group, informative=informative)
-        self._statistics.judge(group, verdict, informative=informative, positive=positive, iterations=visit.asks)
+        self._statistics.judge(group, verdict, informative=informative, positive=positive, iterations=open_group.asks)
         self._keep_rate.observe(verdict.keep)
         if verdict.keep:
             self._judged.keep(group)
         else:
             self._judged.drop(group, Account.FILTERED.because(verdict.reason))
 
-    def _observe_unexpected(self, event: Event, visit: OpenGroup | None) -> None:
-        """A group that is closed did not need it; one that is open has had it. Of one that stops, the end will tell."""
+    def _observe_unexpected(self, event: Event, open_group: OpenGroup | None) -> None:
+        """Count a late or duplicate event; ignore a late pause."""
         if not was_issued(event.uid, self.prompts_issued):
-            raise ValueError(f"uid={event.uid!r} is unknown: no group of that name was ever requested")
-        if visit is not None and not 0 <= event.index < visit.asked:
-            asked = f"0 to {visit.asked - 1} were"
-            raise ValueError(f"index={event.index} of group {event.uid} was never requested: {asked}")
+            raise ValueError(f"uid={event.uid!r} is not accepted: a group that was requested")
+        if open_group is not None and not 0 <= event.index < open_group.asked:
+            accepted = f"0 to {open_group.asked - 1}, which were requested of group {event.uid}"
+            raise ValueError(f"index={event.index} is not accepted: {accepted}")
         if isinstance(event, Paused):
             return
         self._statistics.arrive(event, before=self._paused.end(event))
-        self.accounts.post(Account.CANCELLED if visit is None else Account.DUPLICATE, event.tokens)
+        self.accounts.post(Account.CANCELLED if open_group is None else Account.DUPLICATE, event.tokens)
 
 
 def _rollouts(requests: Iterable[Request]) -> int:

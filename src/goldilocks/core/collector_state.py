@@ -1,4 +1,4 @@
-"""What a collector shows of itself, and how it is saved and loaded: the two bases of ``Collector``."""
+"""The base of ``Collector``: its read-only views, and how its parts are saved and loaded."""
 
 from __future__ import annotations
 
@@ -11,24 +11,55 @@ from goldilocks.core.beliefs import Beliefs
 from goldilocks.core.filters import Filter
 from goldilocks.core.judged_groups import JudgedGroups
 from goldilocks.core.open_groups import OpenGroups
+from goldilocks.core.packing import find_prompt
 from goldilocks.core.prompt_order import IssuedVisits, PromptOrder
 from goldilocks.core.prompt_queue import PromptQueue
-from goldilocks.core.replay import ReplayedGroups
+from goldilocks.core.replay import ReplayBuffer
 from goldilocks.core.selectors import Selector
-from goldilocks.core.source import KeyedPositions, Source, find_prompt
+from goldilocks.core.source import KeyedPositions, Source
 from goldilocks.core.statistics import KeepRate, StepStatistics
 from goldilocks.errors import require
 from goldilocks.types import Group, Rollout
 
+STATE_LAYOUT = 2  # raised when ``state_dict`` changes its meaning
 
-class Views:
-    """Read-only properties over the parts that hold groups; ``Collector`` makes the parts."""
+# A part's name in the saved state, and its attribute: names of states stay when attributes are renamed.
+_INDEPENDENT_PARTS = {
+    "ledger": "beliefs",
+    "accounts": "accounts",
+    "selector": "selector",
+    "allocator": "allocator",
+    "filter": "filter",
+    "pool": "_order",
+    "queue": "_queue",
+    "keep_rate": "_keep_rate",
+}
+_PARTS_WITH_GROUPS = {"shelf": "_judged", "replay": "_replay", "open": "_open"}  # loading these finds prompts
+_OTHER_PARTS = {"issued": "_issued", "paused": "_paused", "statistics": "_statistics"}
 
+
+class CollectorState:
+    """Views of the groups, and saving and loading. ``Collector`` makes the parts."""
+
+    source: Source
+    selector: Selector
+    allocator: Allocator
+    filter: Filter
+    beliefs: Beliefs
+    accounts: Accounts
+    step: int
+    prompts_issued: int
+    _order: PromptOrder
+    _queue: PromptQueue
+    _keep_rate: KeepRate
+    _issued: IssuedVisits
     _open: OpenGroups
     _judged: JudgedGroups
-    _replay: ReplayedGroups
+    _replay: ReplayBuffer
     _paused: PausedRollouts
+    _statistics: StepStatistics
     _owed: int
+    _exhausted: bool
 
     @property
     def kept(self) -> tuple[Group, ...]:
@@ -42,7 +73,7 @@ class Views:
 
     @property
     def in_hand(self) -> tuple[Group, ...]:
-        """The batch in hand: what ``take`` handed out and ``reject`` left, then what is trained again."""
+        """The batch in hand: the groups that ``take`` handed out and ``reject`` left, then the replayed ones."""
         return (*self._judged.in_hand, *self._replay.in_hand)
 
     @property
@@ -57,12 +88,9 @@ class Views:
 
     @property
     def waiting_rollouts(self) -> list[Rollout]:
-        """Every rollout whose payload a later batch may need.
-
-        They are of open groups, of kept ones, in a step of spare ones, and of groups that may be trained again.
-        """
+        """Every rollout whose payload a later batch may need: of open, kept, spare and reusable groups."""
         judged = [*self._judged.kept, *(self._judged.spare if self._owed else ())]
-        groups = [*(visit.arrived for visit in self._open), *(group.rollouts for group in judged)]
+        groups = [*(one.arrived for one in self._open), *(group.rollouts for group in judged)]
         again = [group.trained for group in self.reusable]
         return [rollout for rollouts in (*groups, *again) for rollout in rollouts]
 
@@ -70,7 +98,7 @@ class Views:
     def alive(self) -> set[str]:
         """The groups whose payloads are needed: open, kept, held to fill up, in hand, or to be trained again."""
         again = {group.uid for group in (*self._replay.waiting, *self._replay.in_hand)}
-        return {*(visit.uid for visit in self._open), *self._judged.uids, *again}
+        return {*(one.uid for one in self._open), *self._judged.uids, *again}
 
     @property
     def in_flight(self) -> int:
@@ -82,83 +110,41 @@ class Views:
         """The rollouts that wait to go on, by group and index, with the tokens they have written."""
         return self._paused.tokens
 
-
-STATE_LAYOUT = 2  # raised when ``state_dict`` changes its meaning
-# A part's name in the saved state, and its attribute: names of states stay when attributes are renamed.
-_LOADED_ALONE = {
-    "ledger": "beliefs",
-    "accounts": "accounts",
-    "selector": "selector",
-    "allocator": "allocator",
-    "filter": "filter",
-    "pool": "_order",
-    "queue": "_queue",
-    "keep_rate": "_keep_rate",
-}
-_PARTS = {
-    **_LOADED_ALONE,
-    "issued": "_issued",
-    "open": "_open",
-    "paused": "_paused",
-    "shelf": "_judged",
-    "replay": "_replay",
-    "statistics": "_statistics",
-}
-
-
-class Saved(Views):
-    """Saves and loads the parts that ``Collector`` makes."""
-
-    source: Source
-    selector: Selector
-    allocator: Allocator
-    filter: Filter
-    beliefs: Beliefs
-    accounts: Accounts
-    step: int
-    prompts_issued: int
-    _order: PromptOrder
-    _queue: PromptQueue
-    _keep_rate: KeepRate
-    _issued: IssuedVisits
-    _statistics: StepStatistics
-    _exhausted: bool
-
     def state_dict(self) -> dict[str, Any]:
         """Return everything, as JSON values and numpy arrays: a run cut here goes on exactly."""
+        parts = {**_INDEPENDENT_PARTS, **_PARTS_WITH_GROUPS, **_OTHER_PARTS}
         return {
             "layout": STATE_LAYOUT,
             "step": self.step,
             "prompts_issued": self.prompts_issued,
             "owed": self._owed,
-            **{name: getattr(self, part).state_dict() for name, part in _PARTS.items()},
+            **{name: getattr(self, part).state_dict() for name, part in parts.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was written. Prompts are found by key: the data may be in another order."""
         found = state.get("layout", 1)
         require(found == STATE_LAYOUT, "layout", found, f"a state saved in layout {STATE_LAYOUT}; start the run anew")
-        for name, part in _LOADED_ALONE.items():
+        for name, part in _INDEPENDENT_PARTS.items():
             getattr(self, part).load_state_dict(state[name])
         find = partial(find_prompt, self.source, KeyedPositions(self.beliefs.keys))
-        self._judged.load_state_dict(state["shelf"], find)
-        self._replay.load_state_dict(state["replay"], find)
-        self._open.load_state_dict(state["open"], find)
+        for name, part in _PARTS_WITH_GROUPS.items():
+            getattr(self, part).load_state_dict(state[name], find)
         self._load_issued(state.get("issued"))
         self._paused.load_state_dict(state.get("paused", []))
         self._statistics = StepStatistics.from_state_dict(state["statistics"])
         self.step, self.prompts_issued = state["step"], state["prompts_issued"]
         self._owed = state["owed"]
-        self._exhausted = False  # found out again, under the limits of today
+        self._exhausted = False  # decided again, under today's limits
         self._order.claim(self._queue.indices)
-        self._order.claim(visit.prompt.index for visit in self._open)
+        self._order.claim(one.prompt.index for one in self._open)
         self._order.claim(group.prompt.index for group in self._judged.kept)
 
     def _load_issued(self, state: dict[str, Any] | None) -> None:
-        """A state of an earlier version counts the judged visits alone: the open ones come after those."""
+        """Load the visits issued. A state of an earlier version has judged visits only: open ones come after those."""
         if state is not None:
             self._issued.load_state_dict(state)
             return
         self._issued.count_judged(self.beliefs.visits)
-        for visit in self._open:
-            visit.number = self._issued.number(visit.prompt.index)
+        for one in self._open:
+            one.number = self._issued.number(one.prompt.index)

@@ -1,4 +1,4 @@
-"""Which groups are kept."""
+"""Filters: which groups are kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 from goldilocks.core.policy import Policy
 from goldilocks.errors import require
-from goldilocks.types import KEEP, Group, Verdict, mean_and_std
+from goldilocks.types import KEEP, MIN_STD, POSITIVE_THRESHOLD, Group, Verdict, mean_and_std
+
+KWARGS = "goldilocks.filter_kwargs"
 
 
 class Filter(Policy):
@@ -17,7 +19,7 @@ class Filter(Policy):
 
     @abstractmethod
     def judge(self, group: Group) -> Verdict:
-        """Keep it or drop it; the reason for dropping becomes a metric. A group shown here has at least one rollout."""
+        """Keep or drop a group of at least one rollout; the reason for dropping becomes a metric."""
 
 
 @dataclass
@@ -32,15 +34,15 @@ class Everything(Filter):
 class Variance(Filter):
     """The standard deviation of ``metric`` must be above ``min_std``: shaped rewards never give an exact zero.
 
-    A group of one is kept: nothing can be said of its variance. ``positive_threshold`` tells too easy from too hard.
+    A group of one is kept: it has no variance to judge. ``positive_threshold`` tells too easy from too hard.
     """
 
     metric: str = "reward"
-    min_std: float = 1e-6
-    positive_threshold: float = 0.5
+    min_std: float = MIN_STD
+    positive_threshold: float = POSITIVE_THRESHOLD
 
     def __post_init__(self) -> None:
-        require(self.min_std >= 0, "filter.min_std", self.min_std, "0 or more")
+        require(self.min_std >= 0, f"{KWARGS}.min_std", self.min_std, "0 or more")
 
     def judge(self, group: Group) -> Verdict:
         mean, std = mean_and_std(group.values(self.metric))
@@ -58,7 +60,7 @@ class Band(Filter):
     hi: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.lo < self.hi, "filter.lo", self.lo, f"below hi={self.hi}")
+        require(self.lo < self.hi, f"{KWARGS}.lo", self.lo, f"below hi={self.hi}")
 
     def judge(self, group: Group) -> Verdict:
         mean, _ = mean_and_std(group.values(self.metric))
@@ -75,10 +77,9 @@ class Length(Filter):
     min_finished: int = 1
 
     def __post_init__(self) -> None:
-        require(
-            self.max_tokens is None or self.max_tokens >= 1, "filter.max_tokens", self.max_tokens, "1 or more, or none"
-        )
-        require(self.min_finished >= 1, "filter.min_finished", self.min_finished, "1 or more")
+        bounded = self.max_tokens is None or self.max_tokens >= 1
+        require(bounded, f"{KWARGS}.max_tokens", self.max_tokens, "1 or more, or null")
+        require(self.min_finished >= 1, f"{KWARGS}.min_finished", self.min_finished, "1 or more")
 
     def judge(self, group: Group) -> Verdict:
         finished = sum(

@@ -1,6 +1,6 @@
 """Judged groups: those kept and waiting, those in the batch in hand, and dropped ones that may have to fill a batch up.
 
-Whatever moves a group here moves its tokens in the accounts, and lets its prompt go once nothing waits on it.
+Every move of a group moves its tokens in the accounts, and releases its prompt once no group waits on the prompt.
 """
 
 from __future__ import annotations
@@ -11,25 +11,22 @@ from typing import Any
 
 from goldilocks.core.accounts import Accounts
 from goldilocks.core.open_groups import issue_order
-from goldilocks.core.packing import pack_group, unpack_group
+from goldilocks.core.packing import FindPrompt, pack_group, unpack_group
 from goldilocks.core.prompt_order import PromptOrder
-from goldilocks.types import Account, AccountName, Group, Prompt, Rollout, Verdict
+from goldilocks.errors import require
+from goldilocks.types import Account, AccountName, Group, Rollout, Verdict
 
 Origin = Account | AccountName
-
 Trim = Callable[[Group], Collection[Rollout]]
 Judge = Callable[[Group], Verdict]
 
 
 class JudgedGroups:
-    """Groups by uid. The pool is told of each prompt that no longer waits.
+    """Groups by uid. ``trim`` returns which rollouts of a group are trained; ``spare`` dropped groups are held."""
 
-    ``trim`` says which rollouts of a group are trained; ``spare`` dropped groups are held.
-    """
-
-    def __init__(self, accounts: Accounts, pool: PromptOrder, trim: Trim, *, spare: int) -> None:
+    def __init__(self, accounts: Accounts, order: PromptOrder, trim: Trim, *, spare: int) -> None:
         self._accounts = accounts
-        self._claim, self._release = pool.claim, pool.release
+        self._claim, self._release = order.claim, order.release
         self._trim = trim
         self._spare = spare
         self._kept: dict[str, Group] = {}
@@ -37,32 +34,32 @@ class JudgedGroups:
         self._dropped: dict[str, tuple[Group, Origin]] = {}
 
     def __len__(self) -> int:
-        """How many wait."""
+        """How many groups wait."""
         return len(self._kept)
 
     @property
     def kept(self) -> tuple[Group, ...]:
-        """Those that wait, in the order their prompts were issued."""
+        """The groups that wait, in the order their prompts were issued."""
         return tuple(self._kept[uid] for uid in sorted(self._kept, key=issue_order))
 
     @property
     def in_hand(self) -> tuple[Group, ...]:
-        """Those of the batch in hand, in the order their prompts were issued."""
+        """The groups of the batch in hand, in the order their prompts were issued."""
         return tuple(self._in_hand[uid][0] for uid in sorted(self._in_hand, key=issue_order))
 
     @property
     def uids(self) -> set[str]:
-        """Those that wait, those in hand, and those held to fill a batch up."""
+        """The groups that wait, those in hand, and those held to fill a batch up."""
         return {*self._kept, *self._in_hand, *self._dropped}
 
     @property
     def backfilled(self) -> set[str]:
-        """Those of the batch in hand that only fill it up."""
+        """The groups of the batch in hand that only fill it up."""
         return {uid for uid, (_, account) in self._in_hand.items() if account == Account.BACKFILLED}
 
     @property
     def spare(self) -> tuple[Group, ...]:
-        """Those held to fill a batch up."""
+        """The groups held to fill a batch up."""
         return tuple(group for group, _ in self._dropped.values())
 
     def keep(self, group: Group) -> None:
@@ -81,7 +78,7 @@ class JudgedGroups:
             self._dropped[group.uid] = group, account
 
     def take(self, count: int) -> list[Group]:
-        """At most ``count`` of those that wait, first issued first."""
+        """Return at most ``count`` of the groups that wait, first issued first."""
         groups = self.kept[:count]
         for group in groups:
             del self._kept[group.uid]
@@ -89,7 +86,7 @@ class JudgedGroups:
         return [self._hand_out(group, Account.CARRIED, Account.TRAINED) for group in groups]
 
     def backfill(self, count: int) -> list[Group]:
-        """At most ``count`` of those dropped in this step: the batch keeps its shape, they have no gradient."""
+        """Return at most ``count`` groups dropped in this step: the batch keeps its shape, they have no gradient."""
         uids = sorted(self._dropped, key=issue_order)[:count]
         return [self._hand_out(*self._dropped.pop(uid), Account.BACKFILLED) for uid in uids]
 
@@ -101,7 +98,7 @@ class JudgedGroups:
         return group
 
     def put_back(self) -> int:
-        """The batch in hand waits again, less what only filled it up. Returns how many groups were in hand."""
+        """Let the batch in hand wait again, without the groups that filled it up. Return how many were in hand."""
         in_hand = list(self._in_hand.values())
         for group, account in in_hand:
             del self._in_hand[group.uid]
@@ -114,7 +111,7 @@ class JudgedGroups:
         return len(in_hand)
 
     def begin_step(self, oldest: int) -> int:
-        """The batch in hand was trained; those that wait and are older than ``oldest`` expire. Returns how many did."""
+        """Forget the batch in hand, which was trained, and groups older than ``oldest``; return how many expired."""
         self._in_hand.clear()
         self._dropped.clear()
         expired = [group for group in self._kept.values() if group.version < oldest]
@@ -125,11 +122,10 @@ class JudgedGroups:
         return len(expired)
 
     def reject(self, uid: str, indices: Collection[int] | None, reason: str, judge: Judge, *, flat: bool) -> bool:
-        """Take rollouts of a group back: those named, or all. True if the group is lost.
+        """Take rollouts of a group back: those named, or all. Return whether the group is lost.
 
-        A group is lost if the rest does not pass, or if it is in hand and none of its trained rollouts is left: the
-        caller has not seen the others. A group that is lost because it is ``flat`` has no gradient, and may fill a
-        batch up.
+        A group is lost if the rest does not pass, or if the group is in hand and none of its trained rollouts is left:
+        the caller has not seen the others. A group that is lost because it is ``flat`` may fill a batch up.
         """
         group = self._find(uid)
         gone = {rollout.index for rollout in group.rollouts} if indices is None else set(indices)
@@ -151,21 +147,17 @@ class JudgedGroups:
 
     def trim(self, uid: str, indices: Collection[int]) -> None:
         """Do not train these rollouts of a group in hand; its baseline still counts them."""
-        if uid not in self._in_hand:
-            raise ValueError(f"uid={uid!r} is not in the batch in hand: it cannot be trimmed")
+        require(uid in self._in_hand, "uid", uid, "a group of the batch in hand")
         group, account = self._in_hand[uid]
         left_out = [rollout for rollout in group.trained if rollout.index in indices]
         trained = tuple(rollout for rollout in group.trained if rollout.index not in indices)
-        if not trained:
-            raise ValueError(f"uid={uid!r} cannot be trimmed by {sorted(indices)}: no rollout would be trained")
+        require(bool(trained), "indices", sorted(indices), f"fewer rollouts of group {uid}: one must be trained")
         self._accounts.move(left_out, account, Account.TRIMMED)
         self._in_hand[uid] = replace(group, trained=trained), account
 
     def _find(self, uid: str) -> Group:
-        group = self._in_hand[uid][0] if uid in self._in_hand else self._kept.get(uid)
-        if group is None:
-            raise ValueError(f"uid={uid!r} is neither in the batch in hand nor kept: it cannot be rejected")
-        return group
+        require(uid in self._in_hand or uid in self._kept, "uid", uid, "a group that is in the batch in hand, or kept")
+        return self._in_hand[uid][0] if uid in self._in_hand else self._kept[uid]
 
     def _remove(self, group: Group) -> None:
         if not self._in_hand.pop(group.uid, None):
@@ -187,15 +179,12 @@ class JudgedGroups:
             "dropped": [(pack_group(group), str(account)) for group, account in self._dropped.values()],
         }
 
-    def load_state_dict(self, state: dict[str, Any], prompt: Callable[[dict[str, Any]], Prompt]) -> None:
-        """``prompt`` finds the prompt that a packed group is about."""
+    def load_state_dict(self, state: dict[str, Any], find: FindPrompt) -> None:
+        def with_account(pairs: list[Any]) -> dict[str, tuple[Group, Origin]]:
+            return {packed["uid"]: (unpack_group(packed, find), AccountName(account)) for packed, account in pairs}
 
-        def unpack(packed: dict[str, Any]) -> Group:
-            return unpack_group(packed, prompt(packed))
-
-        self._kept = {packed["uid"]: unpack(packed) for packed in state["kept"]}
-        self._in_hand = {packed["uid"]: (unpack(packed), AccountName(account)) for packed, account in state["in_hand"]}
-        self._dropped = {packed["uid"]: (unpack(packed), AccountName(account)) for packed, account in state["dropped"]}
+        self._kept = {packed["uid"]: unpack_group(packed, find) for packed in state["kept"]}
+        self._in_hand, self._dropped = with_account(state["in_hand"]), with_account(state["dropped"])
 
 
 def _beyond(group: Group) -> list[Rollout]:

@@ -1,11 +1,11 @@
-"""The bounds a step is held to, and what happens to what is left over."""
+"""What a step may cost, what happens to groups beyond the batch, and the error of a step that cannot be filled."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from goldilocks.core.statistics import KeepRate
+from goldilocks.core.statistics import KeepRate, StepStatistics
 from goldilocks.errors import require
 from goldilocks.types import OnExhausted, OnFull
 
@@ -16,7 +16,7 @@ SLACK = 2.0  # standard deviations: a refill then nearly always suffices, and wh
 class Limits:
     """What one step may cost. None, or a ``max_num_gen_batches`` of 0 or less, is no limit.
 
-    Nothing here is ever exceeded: tokens are not known before they are written, so ``max_tokens_per_step`` reserves
+    No limit is ever exceeded. Tokens are not known before they are written, so ``max_tokens_per_step`` reserves
     ``max_tokens_per_rollout`` for each rollout in flight.
     """
 
@@ -28,17 +28,15 @@ class Limits:
     on_exhausted: OnExhausted = OnExhausted.ERROR
 
     def __post_init__(self) -> None:
-        for key in ("max_rollouts_per_step", "max_tokens_per_step", "max_tokens_per_rollout"):
-            value = getattr(self, key)
-            require(value is None or value > 0, f"limits.{key}", value, "a number above 0, or none for no limit")
-        require(self.max_retries >= 0, "limits.max_retries", self.max_retries, "0 or more")
-        object.__setattr__(self, "on_exhausted", OnExhausted.parse("limits.on_exhausted", self.on_exhausted))
-        require(
-            self.max_tokens_per_step is None or self.max_tokens_per_rollout is not None,
-            "limits.max_tokens_per_rollout",
-            self.max_tokens_per_rollout,
-            "with max_tokens_per_step, the longest a rollout can be",
-        )
+        for key in ("goldilocks.max_rollouts_per_step", "goldilocks.max_tokens_per_step", "max_tokens_per_rollout"):
+            value = getattr(self, key.removeprefix("goldilocks."))
+            require(value is None or value > 0, key, value, "a number above 0, or null for no limit")
+        require(self.max_retries >= 0, "goldilocks.max_retries", self.max_retries, "0 or more")
+        on_exhausted = OnExhausted.parse("algorithm.filter_groups.on_exhausted", self.on_exhausted)
+        object.__setattr__(self, "on_exhausted", on_exhausted)
+        longest, known = self.max_tokens_per_rollout, self.max_tokens_per_rollout is not None
+        accepted = "with max_tokens_per_step, the length of the longest rollout"
+        require(self.max_tokens_per_step is None or known, "max_tokens_per_rollout", longest, accepted)
 
     def prompts_left(self, issued: int, gen_batch_size: int) -> float:
         """How many prompts a step may still issue."""
@@ -47,7 +45,7 @@ class Limits:
         return self.max_num_gen_batches * gen_batch_size - issued
 
     def rollouts_left(self, asked: int, tokens: int, in_flight: int) -> float:
-        """How many rollouts a step may still ask for; each one in flight is reserved its longest length."""
+        """How many rollouts a step may still ask for."""
         left = math.inf if self.max_rollouts_per_step is None else self.max_rollouts_per_step - asked
         if self.max_tokens_per_step is None or self.max_tokens_per_rollout is None:
             return left
@@ -66,23 +64,21 @@ class Surplus:
     on_full: OnFull = OnFull.FINISH
 
     def __post_init__(self) -> None:
-        require(self.max_carry_steps >= 0, "surplus.max_carry_steps", self.max_carry_steps, "0 or more updates")
-        object.__setattr__(self, "on_full", OnFull.parse("surplus.on_full", self.on_full))
-        require(
-            self.max_carry_steps > 0 or not self.pauses,
-            "surplus.max_carry_steps",
-            self.max_carry_steps,
-            "1 or more with on_full=partial: what goes on after an update is older than it",
-        )
+        key, steps = "algorithm.filter_groups.max_carry_steps", self.max_carry_steps
+        require(steps >= 0, key, steps, "0 or more updates")
+        object.__setattr__(self, "on_full", OnFull.parse("algorithm.filter_groups.on_full", self.on_full))
+        accepted = "1 or more with on_full=partial: a rollout that goes on after an update is older than the update"
+        require(steps > 0 or not self.pauses, key, steps, accepted)
 
     def oldest(self, step: int) -> int:
         """The version of the oldest group that a step may train."""
         return step - self.max_carry_steps
 
     def prompts_for(self, groups: int, keep_rate: KeepRate) -> float:
-        """How many prompts to have open when so many groups are missing.
+        """How many prompts to have open when ``groups`` groups are missing.
 
-        What partial rollouts begin is never wasted: as many as may be. Without carrying, groups beyond the batch are.
+        Partial rollouts are never wasted, so there is no bound. Without carrying, groups beyond the batch are wasted,
+        so there is no slack.
         """
         if self.pauses:
             return math.inf
@@ -92,3 +88,22 @@ class Surplus:
     def pauses(self) -> bool:
         """Whether rollouts that are open when the batch is full stop, and go on after the update."""
         return self.on_full is OnFull.PARTIAL
+
+
+class Exhausted(ValueError):
+    """The limits, or the data, leave too few groups for a batch. Nothing is lost: the state can be saved as it is."""
+
+    @classmethod
+    def after(cls, limits: Limits, step: StepStatistics, gen_batch_size: int, kept: str, visits: str) -> Exhausted:
+        """Return the error for a step under these limits."""
+        batches, most = step.num_gen_batches(gen_batch_size), limits.max_num_gen_batches
+        if 0 < most <= batches:
+            return cls(
+                f"num_gen_batches={batches} >= max_num_gen_batches={most}. "
+                "Generated too many batches. Please check if your data are too difficult."
+            )
+        return cls(
+            f"{kept} and no more can be had: {step.rollouts_asked} rollouts "
+            f"of max_rollouts_per_step={limits.max_rollouts_per_step}, "
+            f"{step.tokens_arrived} tokens of max_tokens_per_step={limits.max_tokens_per_step}, {visits}"
+        )

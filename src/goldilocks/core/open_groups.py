@@ -1,23 +1,21 @@
-"""One open group: which rollouts it has, which are at the engine, and which are still to be sent.
+"""The groups that wait for rollouts: which rollouts each has, which are at the engine, and which are still to be sent.
 
-Every rollout has an index, given when it is asked for. Rollouts count in the order of their indices, not in which they
-arrive: ``rollouts`` is the prefix of indices that have all arrived, and only the prefix is shown to policies. Otherwise
+Every rollout has an index, given when it is asked for. Rollouts count in the order of their indices, not in the order
+of arrival: ``rollouts`` is the prefix of indices that have all arrived, and policies see only the prefix. Otherwise
 short answers, which arrive first, would decide when a group stops.
 
 An index is in exactly one of four places: settled (below ``settled``), ``ahead`` (arrived, with a gap before it),
 ``in_flight`` (at the engine) or ``unsent``.
-
-The groups that wait for rollouts: what they want, what is in flight for them, and what is no longer needed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from goldilocks.core.packing import pack_rollout, unpack_rollout
+from goldilocks.core.packing import FindPrompt, pack_rollout, unpack_rollout
 from goldilocks.types import Failure, Group, Prompt, Request, Rollout
 
 
@@ -108,6 +106,28 @@ class OpenGroup:
         """Return the finished group: the prefix, and nothing that arrived ahead of it."""
         return Group(self.uid, self.prompt, tuple(self.rollouts), self.planned, self.version)
 
+    def pack(self) -> dict[str, Any]:
+        """Return the open group as JSON values."""
+        plain = ("uid", "planned", "version", "number", "settled", "asks", "failures")
+        return {
+            **{name: getattr(self, name) for name in plain},
+            "key": self.prompt.key,
+            "index": self.prompt.index,
+            "rollouts": [pack_rollout(rollout) for rollout in self.rollouts],
+            "ahead": [[index, one and pack_rollout(one)] for index, one in self.ahead.items()],
+            "in_flight": sorted(self.in_flight),
+            "unsent": list(self.unsent),
+        }
+
+    @classmethod
+    def unpack(cls, packed: dict[str, Any], find: FindPrompt) -> OpenGroup:
+        """Return the open group that ``pack`` was called on."""
+        uid, given = packed["uid"], {name: value for name, value in packed.items() if name not in ("key", "index")}
+        given["rollouts"] = [unpack_rollout(uid, one) for one in packed["rollouts"]]
+        given["ahead"] = {index: one and unpack_rollout(uid, one) for index, one in packed["ahead"]}
+        given["in_flight"], given["unsent"] = set(packed["in_flight"]), list(packed["unsent"])
+        return cls(prompt=find(packed), **given)
+
 
 def group_name(number: int) -> str:
     """Return the name of the group whose prompt was the ``number``-th to be issued."""
@@ -124,124 +144,86 @@ def was_issued(uid: str, prompts_issued: int) -> bool:
     return uid[:1] == "g" and uid[1:].isdecimal() and issue_order(uid) < prompts_issued
 
 
-def pack_open_group(visit: OpenGroup) -> dict[str, Any]:
-    """An open group, whole."""
-    return {
-        "uid": visit.uid,
-        "key": visit.prompt.key,
-        "index": visit.prompt.index,
-        "planned": visit.planned,
-        "version": visit.version,
-        "number": visit.number,
-        "rollouts": [pack_rollout(rollout) for rollout in visit.rollouts],
-        "settled": visit.settled,
-        "ahead": [[index, None if one is None else pack_rollout(one)] for index, one in visit.ahead.items()],
-        "in_flight": sorted(visit.in_flight),
-        "unsent": list(visit.unsent),
-        "asks": visit.asks,
-        "failures": visit.failures,
-    }
-
-
-def unpack_open_group(packed: dict[str, Any], prompt: Prompt) -> OpenGroup:
-    """The visit, to a prompt that may stand elsewhere now."""
-    uid = packed["uid"]
-    return OpenGroup(
-        uid,
-        prompt,
-        packed["planned"],
-        packed["version"],
-        number=packed.get("number", 0),
-        rollouts=[unpack_rollout(uid, one) for one in packed["rollouts"]],
-        settled=packed["settled"],
-        ahead={index: None if one is None else unpack_rollout(uid, one) for index, one in packed["ahead"]},
-        in_flight=set(packed["in_flight"]),
-        unsent=list(packed["unsent"]),
-        asks=packed["asks"],
-        failures=packed["failures"],
-    )
-
-
 class OpenGroups:
-    """Visits by uid, in the order they were opened, with running counts: nothing here scans all of them."""
+    """Open groups by uid, in the order they were opened, with running counts: no request scans all of them."""
 
     def __init__(self) -> None:
         self.in_flight = 0
         self.unsent = 0
-        self._visits: dict[str, OpenGroup] = {}
+        self._groups: dict[str, OpenGroup] = {}
         self._waiting: dict[str, None] = {}  # groups with unsent rollouts, in the order they wanted them
-        self._again: dict[str, list[int]] = {}  # of each group, what is in flight and was lost by the engine
+        self._again: dict[str, list[int]] = {}  # by group, the indices in flight that the engine has lost
         self._cancelled: list[str] = []
 
     def __len__(self) -> int:
-        return len(self._visits)
+        return len(self._groups)
 
     def __iter__(self) -> Iterator[OpenGroup]:
-        return iter(self._visits.values())
+        return iter(self._groups.values())
 
     def __contains__(self, uid: str) -> bool:
-        return uid in self._visits
+        return uid in self._groups
 
     def get(self, uid: str) -> OpenGroup | None:
         """Return the open group of this name, or None."""
-        return self._visits.get(uid)
+        return self._groups.get(uid)
 
     @property
     def oldest(self) -> float:
         """The version of the group that was opened first; infinite if none is open."""
-        return next((visit.version for visit in self), math.inf)
+        return next((group.version for group in self), math.inf)
 
     @property
     def waiting(self) -> list[OpenGroup]:
         """The groups with unsent rollouts, in the order they wanted them."""
-        return [self._visits[uid] for uid in self._waiting]
+        return [self._groups[uid] for uid in self._waiting]
 
     @property
     def lost(self) -> int:
         """How many of the rollouts in flight the engine has lost and was not asked for again yet."""
         return sum(map(len, self._again.values()))
 
-    def open(self, visit: OpenGroup) -> None:
+    def open(self, group: OpenGroup) -> None:
         """Add a group, with a first ask of as many rollouts as were planned."""
-        self._visits[visit.uid] = visit
-        self.want(visit, visit.planned)
+        self._groups[group.uid] = group
+        self.want(group, group.planned)
 
-    def want(self, visit: OpenGroup, n: int) -> None:
+    def want(self, group: OpenGroup, n: int) -> None:
         """Ask for ``n`` more rollouts of a group."""
-        visit.ask(n)
-        self._waiting[visit.uid] = None
+        group.ask(n)
+        self._waiting[group.uid] = None
         self.unsent += n
 
     def send(self, room: float) -> list[Request]:
         """Return requests for unsent rollouts, at most ``room`` of them, first wanted first."""
         sent: list[Request] = []
         while self._waiting and room > 0:
-            visit = self._visits[next(iter(self._waiting))]
-            request = visit.send(int(min(len(visit.unsent), room)))
-            if not visit.unsent:
-                del self._waiting[visit.uid]
+            group = self._groups[next(iter(self._waiting))]
+            request = group.send(int(min(len(group.unsent), room)))
+            if not group.unsent:
+                del self._waiting[group.uid]
             room -= request.n
             self.unsent -= request.n
             self.in_flight += request.n
             sent.append(request)
         return sent
 
-    def arrive(self, visit: OpenGroup, event: Rollout | Failure) -> None:
+    def arrive(self, group: OpenGroup, event: Rollout | Failure) -> None:
         """Take in what became of a rollout in flight."""
-        visit.arrive(event)
-        if event.index in self._again.get(visit.uid, ()):
-            self._again[visit.uid].remove(event.index)
+        group.arrive(event)
+        if event.index in self._again.get(group.uid, ()):
+            self._again[group.uid].remove(event.index)
         self.in_flight -= 1
 
-    def close(self, visit: OpenGroup) -> None:
+    def close(self, group: OpenGroup) -> None:
         """Remove a group. What it has in flight is cancelled."""
-        del self._visits[visit.uid]
-        self._waiting.pop(visit.uid, None)
-        self._again.pop(visit.uid, None)
-        self.unsent -= len(visit.unsent)
-        self.in_flight -= len(visit.in_flight)
-        if visit.in_flight:
-            self._cancelled.append(visit.uid)
+        del self._groups[group.uid]
+        self._waiting.pop(group.uid, None)
+        self._again.pop(group.uid, None)
+        self.unsent -= len(group.unsent)
+        self.in_flight -= len(group.in_flight)
+        if group.in_flight:
+            self._cancelled.append(group.uid)
 
     def cancelled(self) -> list[str]:
         """Return the groups closed with rollouts in flight since this was last asked."""
@@ -249,8 +231,8 @@ class OpenGroups:
         return cancelled
 
     def lose(self) -> None:
-        """Note that the engine has lost everything in flight. To the groups it stays in flight: it was asked for."""
-        self._again = {visit.uid: sorted(visit.in_flight) for visit in self if visit.in_flight}
+        """Note that the engine has lost everything in flight. The groups still count it as in flight."""
+        self._again = {group.uid: sorted(group.in_flight) for group in self if group.in_flight}
 
     def send_again(self, room: float) -> list[Request]:
         """Return requests for rollouts that the engine has lost, at most ``room`` of them."""
@@ -258,7 +240,7 @@ class OpenGroups:
         while self._again and room > 0:
             uid, indices = next(iter(self._again.items()))
             if indices:
-                sent.append(self._visits[uid].send_again(indices, int(min(len(indices), room))))
+                sent.append(self._groups[uid].send_again(indices, int(min(len(indices), room))))
                 room -= sent[-1].n
             if not indices:
                 del self._again[uid]
@@ -266,18 +248,17 @@ class OpenGroups:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "visits": [pack_open_group(visit) for visit in self],
+            "visits": [group.pack() for group in self],
             "waiting": list(self._waiting),
             "again": [[uid, list(indices)] for uid, indices in self._again.items()],
             "cancelled": list(self._cancelled),
         }
 
-    def load_state_dict(self, state: dict[str, Any], prompt: Callable[[dict[str, Any]], Prompt]) -> None:
-        """``prompt`` finds the prompt that a packed visit is about."""
-        visits = [unpack_open_group(packed, prompt(packed)) for packed in state["visits"]]
-        self._visits = {visit.uid: visit for visit in visits}
+    def load_state_dict(self, state: dict[str, Any], find: FindPrompt) -> None:
+        groups = [OpenGroup.unpack(packed, find) for packed in state["visits"]]
+        self._groups = {group.uid: group for group in groups}
         self._waiting = dict.fromkeys(state["waiting"])
         self._again = {uid: list(indices) for uid, indices in state.get("again", ())}
         self._cancelled = list(state["cancelled"])
-        self.in_flight = sum(len(visit.in_flight) for visit in visits)
-        self.unsent = sum(len(visit.unsent) for visit in visits)
+        self.in_flight = sum(len(group.in_flight) for group in groups)
+        self.unsent = sum(len(group.unsent) for group in groups)

@@ -1,6 +1,6 @@
-"""Prompts that were chosen and are not yet open, each with its first ask.
+"""Prompts that were chosen and are not yet open, each with how many rollouts to ask for at first.
 
-The selector and the allocator are consulted once for a generation batch; a cancelled prompt returns to the head.
+The selector and the allocator are consulted once for each generation batch. A cancelled prompt returns to the head.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from goldilocks.core.source import KeyedPositions
 
 
 class PromptQueue:
-    """Hands out ``(index, n)``: a prompt and how many rollouts it is asked for at first."""
+    """Hands out ``(index, n)``: a prompt and how many rollouts to ask for at first."""
 
     def __init__(
-        self, pool: PromptOrder, selector: Selector, allocator: Allocator, beliefs: Beliefs, *, batch: int, seed: int
+        self, order: PromptOrder, selector: Selector, allocator: Allocator, beliefs: Beliefs, *, batch: int, seed: int
     ) -> None:
-        self._order = pool
+        self._order = order
         self._selector = selector
         self._allocator = allocator
         self._beliefs = beliefs
@@ -32,21 +32,20 @@ class PromptQueue:
         self._waiting: deque[tuple[int, int]] = deque()
 
     def head(self) -> tuple[int, int] | None:
-        """The next prompt, left where it is; None when there are no more."""
+        """Return the next prompt without removing it; None when there are no more."""
         if not self._waiting:
             self._choose()
         return self._waiting[0] if self._waiting else None
 
     @property
     def indices(self) -> list[int]:
-        """The prompts that wait here."""
         return [index for index, _ in self._waiting]
 
     def pop(self) -> tuple[int, int]:
         return self._waiting.popleft()
 
     def put_back(self, index: int, n: int) -> None:
-        """A prompt whose visit was cancelled is the next to be visited."""
+        """Visit a prompt next, because its visit was cancelled."""
         self._waiting.appendleft((index, n))
 
     def _choose(self) -> None:
@@ -65,7 +64,7 @@ class PromptQueue:
         return {"rng": self._rng.bit_generator.state, "waiting": waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Prompts that are gone from the data are not visited."""
+        """Prompts that are gone from the data are dropped."""
         self._rng.bit_generator.state = state["rng"]
         positions = KeyedPositions(self._beliefs.keys)
         found = ((positions.find_one(key, index), n) for index, n, key in state["waiting"])

@@ -1,9 +1,8 @@
 """Groups that are trained again: informative ones of the last few updates, beside the fresh ones of a batch.
 
-A rollout is generated once and stays in the account where its first training put it; training it again is counted here.
-Which groups are due is a function of what was trained, so a run that is cut goes on with the same ones.
-
-``goldilocks.guard``: how far the policy may be from the one that wrote a mini-batch. The maths needs tensors.
+A rollout stays in the account where its first training put it; ``ReplayBuffer`` counts further trainings. Which groups
+are due is a function of what was trained, so a run that is cut goes on with the same ones. ``Guard`` has the settings
+of the guard on such updates; ``goldilocks.algorithms.guard`` has the guard itself, which needs tensors.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from goldilocks.core.open_groups import issue_order
-from goldilocks.core.packing import pack_group, unpack_group
-from goldilocks.core.policy import is_informative, signal
+from goldilocks.core.packing import FindPrompt, pack_group, unpack_group
 from goldilocks.errors import require
-from goldilocks.types import Group, Prompt, Rollout
+from goldilocks.types import Group, Rollout, is_informative, signal
 
 PREFERENCES: dict[str, Callable[[Group], tuple[float, ...]]] = {
     "newest": lambda group: (-group.version, group.replays, issue_order(group.uid)),
@@ -34,23 +32,23 @@ class Replay:
     prefer: str = "newest"
 
     def __post_init__(self) -> None:
-        require(self.groups >= 0, "replay.groups", self.groups, "0 (none) or more groups a batch")
-        require(self.max_age >= 1, "replay.max_age", self.max_age, "1 or more updates")
-        require(self.max_uses >= 1, "replay.max_uses", self.max_uses, "1 or more times that a group is trained again")
-        known = ", ".join(PREFERENCES)
-        require(self.prefer in PREFERENCES, "replay.prefer", self.prefer, f"one of {known}")
+        require(self.groups >= 0, "goldilocks.replay.groups", self.groups, "0 (none) or more groups a batch")
+        require(self.max_age >= 1, "goldilocks.replay.max_age", self.max_age, "1 or more updates")
+        require(self.max_uses >= 1, "goldilocks.replay.max_uses", self.max_uses, "1 or more further trainings")
+        known = f"one of {', '.join(PREFERENCES)}"
+        require(self.prefer in PREFERENCES, "goldilocks.replay.prefer", self.prefer, known)
 
     def allows(self, group: Group, step: int) -> bool:
         """Whether a group may be trained again at a step."""
         return group.replays < self.max_uses and step - group.version <= self.max_age
 
 
-class ReplayedGroups:
-    """Groups that were trained and may be trained again, and those of the batch in hand that are."""
+class ReplayBuffer:
+    """Groups that were trained and may be trained again, and the replayed groups of the batch in hand."""
 
     def __init__(self, replay: Replay) -> None:
         self.replay = replay
-        self.rollouts = 0  # trained again since the run began, and their tokens
+        self.rollouts = 0  # trained again since the run began
         self.tokens = 0
         self._groups: dict[str, Group] = {}
         self._in_hand: dict[str, Group] = {}
@@ -62,7 +60,7 @@ class ReplayedGroups:
         return tuple(self._in_hand[uid] for uid in sorted(self._in_hand, key=issue_order))
 
     def take(self, step: int) -> list[Group]:
-        """Choose for the batch of this step; nothing more if it has been chosen for already."""
+        """Return the groups to train again at this step; a second call returns none."""
         if self._taken or not self.replay.groups:
             return []
         self._taken = True
@@ -79,7 +77,7 @@ class ReplayedGroups:
         self._taken = False
 
     def begin_step(self, trained: Iterable[Group], step: int) -> None:
-        """The batch in hand was trained: keep what of it may be trained again, let go of what is too old."""
+        """Count the batch in hand as trained, keep its reusable groups and drop groups that are too old."""
         again = [rollout for group in self._in_hand.values() for rollout in group.trained]
         self.rollouts, self.tokens = self.rollouts + len(again), self.tokens + _tokens(again)
         candidates = [*self._groups.values(), *self.reusable(trained)]
@@ -88,7 +86,7 @@ class ReplayedGroups:
         self._taken = False
 
     def reusable(self, trained: Iterable[Group]) -> list[Group]:
-        """The groups of the batch in hand, ``trained`` fresh, that a later batch may want: payloads must be kept."""
+        """Return the groups of the batch in hand that a later batch may train; ``trained`` are its fresh groups."""
         if not self.replay.groups:
             return []
         batch = (*filter(is_informative, trained), *self._in_hand.values())
@@ -100,7 +98,7 @@ class ReplayedGroups:
         return tuple(self._groups.values())
 
     def metrics(self, step: int) -> dict[str, float]:
-        """What of the batch in hand is trained again, how old it is, and the totals; nothing where replay is off."""
+        """Return how much of the batch in hand is replayed, its age, and the totals; empty if replay is off."""
         if not self.replay.groups:
             return {}
         again, rows = self.in_hand, [rollout for group in self.in_hand for rollout in group.trained]
@@ -124,13 +122,9 @@ class ReplayedGroups:
             "tokens": self.tokens,
         }
 
-    def load_state_dict(self, state: dict[str, Any], prompt: Callable[[dict[str, Any]], Prompt]) -> None:
-        """``prompt`` finds the prompt that a packed group is about."""
-        groups, in_hand = (
-            [unpack_group(packed, prompt(packed)) for packed in state[name]] for name in ("groups", "in_hand")
-        )
-        self._groups = {group.uid: group for group in groups}
-        self._in_hand = {group.uid: group for group in in_hand}
+    def load_state_dict(self, state: dict[str, Any], find: FindPrompt) -> None:
+        self._groups = {packed["uid"]: unpack_group(packed, find) for packed in state["groups"]}
+        self._in_hand = {packed["uid"]: unpack_group(packed, find) for packed in state["in_hand"]}
         self._taken, self.rollouts, self.tokens = state["taken"], state["rollouts"], state["tokens"]
 
 
@@ -144,12 +138,13 @@ def _tokens(rollouts: Iterable[Rollout]) -> int:
 
 @dataclass(frozen=True)
 class Guard:
-    """Both bounds are on a mean of (log π − log π of the policy that wrote the token)²."""
+    """``goldilocks.guard``: bounds on the mean of (log π − log π of the policy that wrote the token)²."""
 
     enable: bool = False
     bound: float = 0.04  # M2PO's; tokens that an update would push further are masked until their mean is within it
     skip: float | None = 0.4  # over all tokens: beyond it the update is not made; None: it always is
 
     def __post_init__(self) -> None:
-        require(self.bound > 0, "guard.bound", self.bound, "a number above 0")
-        require(self.skip is None or self.skip > 0, "guard.skip", self.skip, "a number above 0, or null: never skip")
+        require(self.bound > 0, "goldilocks.guard.bound", self.bound, "a number above 0")
+        skips = self.skip is None or self.skip > 0
+        require(skips, "goldilocks.guard.skip", self.skip, "a number above 0, or null: never skip")

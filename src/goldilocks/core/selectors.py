@@ -1,19 +1,4 @@
-"""Which prompts come next.
-
-Draws each prompt's pass rate from its posterior and takes the prompts nearest the target.
-
-Uncertain prompts draw widely and are tried now and then; prompts known to be always right or always wrong are not.
-A share of every choice is the next of the shuffled pass, so that no belief goes untested; beliefs are scored on
-these.
-No prompt is chosen while it is in hand: a batch needs at least as many prompts with signal as it has groups. Of a very
-large data set a fresh random ``window`` is drawn for: the nearest thousand of a quarter million are near enough.
-
-Skips prompts whose last visits had no variance, and returns to them now and then.
-
-After GRESO (arXiv 2506.02177): a prompt with a streak of s zero-variance visits is skipped with probability 1 − pˢ. The
-exploration rate p moves by a fixed step: down while more of what comes back is without variance than ``target``, up
-otherwise.
-"""
+"""Selectors: which prompts come next."""
 
 from __future__ import annotations
 
@@ -29,6 +14,8 @@ from goldilocks.core.prompt_order import PromptOrder
 from goldilocks.errors import require
 from goldilocks.types import Group
 
+KWARGS = "goldilocks.selector_kwargs"
+
 
 class Selector(Policy):
     """Chooses prompts, a generation batch at a time."""
@@ -37,19 +24,19 @@ class Selector(Policy):
 
     @abstractmethod
     def choose(self, pool: PromptOrder, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
-        """At most ``k`` indices: from ``pool.next``, the shuffled pass, or from ``pool.free``, all not in hand.
+        """Return at most ``k`` indices: from ``pool.next``, the shuffled pass, or from ``pool.free``, all not in hand.
 
-        Fewer than ``k``, even none, says that there are no more for now.
+        Fewer than ``k``, even none, means that there are no more for now.
         """
 
     def use_features(self, features: np.ndarray) -> None:
         """Take a matrix with a row for each prompt of the source, in the source's order."""
 
     def learn(self, group: Group, *, informative: bool) -> None:
-        """Told of every group when it is judged; ``informative``: its rewards differed."""
+        """Learn from a group that was judged; ``informative``: its rewards differed."""
 
     def learn_unjudged(self, group: Group) -> None:
-        """Told of every group that is given up before it is judged, with the rollouts it has had."""
+        """Learn from a group that was given up before it was judged, with the rollouts it had."""
 
 
 @dataclass
@@ -62,16 +49,23 @@ class Uniform(Selector):
 
 @dataclass
 class Thompson(Selector):
-    """Thompson sampling on the distance to a pass rate of ``target``."""
+    """Thompson sampling on the distance to a pass rate of ``target``.
+
+    Each prompt's pass rate is drawn from its posterior, and the prompts nearest the target are taken. Uncertain prompts
+    draw widely and are tried now and then; prompts known to be always right or always wrong are not. A share
+    ``explore`` of every choice is the next of the shuffled pass, so that every belief is tested; beliefs are scored on
+    these. No prompt is chosen while it is in hand: a batch needs at least as many prompts with signal as it has groups.
+    Of a very large data set only a fresh random ``window`` is drawn for.
+    """
 
     target: float = 0.5
     explore: float = 0.1
     window: int = 262_144
 
     def __post_init__(self) -> None:
-        require(0 < self.target < 1, "selector.target", self.target, "a pass rate in (0, 1)")
-        require(0 <= self.explore <= 1, "selector.explore", self.explore, "a share of uniform draws in [0, 1]")
-        require(self.window >= 1, "selector.window", self.window, "1 or more prompts")
+        require(0 < self.target < 1, f"{KWARGS}.target", self.target, "a pass rate in (0, 1)")
+        require(0 <= self.explore <= 1, f"{KWARGS}.explore", self.explore, "a share of uniform draws in [0, 1]")
+        require(self.window >= 1, f"{KWARGS}.window", self.window, "1 or more prompts")
 
     def choose(self, pool: PromptOrder, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
         rows = pool.free()
@@ -93,7 +87,11 @@ class Thompson(Selector):
 
 @dataclass
 class Greso(Selector):
-    """The shuffled pass, less the prompts skipped on the way."""
+    """The shuffled pass, without prompts whose last visits had no variance, after GRESO (arXiv 2506.02177).
+
+    A prompt with a streak of s zero-variance visits is skipped with probability 1 − pˢ. The exploration rate p moves by
+    a fixed ``step``: down while the share of zero-variance groups is above ``target``, up otherwise.
+    """
 
     target: float = 0.25
     p: float = 0.5
@@ -105,9 +103,10 @@ class Greso(Selector):
     _skipped: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        require(0 < self.target < 1, "selector.target", self.target, "a share of zero-variance groups in (0, 1)")
-        require(0 < self.p_min <= self.p <= self.p_max < 1, "selector.p", self.p, "in (0, 1), within p_min and p_max")
-        require(0 <= self.step < 1, "selector.step", self.step, "in [0, 1)")
+        require(0 < self.target < 1, f"{KWARGS}.target", self.target, "a share of zero-variance groups in (0, 1)")
+        ordered = 0 < self.p_min <= self.p <= self.p_max < 1
+        require(ordered, f"{KWARGS}.p", self.p, "in (0, 1), between p_min and p_max")
+        require(0 <= self.step < 1, f"{KWARGS}.step", self.step, "in [0, 1)")
 
     def choose(self, pool: PromptOrder, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
         self._move()

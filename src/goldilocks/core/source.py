@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from goldilocks.errors import require
 from goldilocks.hashing import content_key
 from goldilocks.types import Prompt
 
@@ -24,7 +25,8 @@ class Source(Protocol):
 class ListSource:
     """Prompts from a sequence of contents; the key is a hash of the content.
 
-    ``readable``: the contents are what the prompts say, and not only names for them. ``columns`` say more of each.
+    ``readable``: the contents are the texts of the prompts, not only names for them. ``columns`` has further values of
+    each prompt.
     """
 
     def __init__(
@@ -45,28 +47,26 @@ class ListSource:
         return self._keys
 
     def texts(self) -> list[str]:
-        """What the prompts say, for features of them; empty texts if the contents are only names."""
-        if not self._readable:
-            return [""] * len(self)
-        return [content if isinstance(content, str) else str(content) for content in self._contents]
+        """Return the texts of the prompts, for features; empty texts if the contents are only names."""
+        return [str(content) if self._readable else "" for content in self._contents]
 
     def column(self, name: str, key: str) -> list[Any]:
-        """A column; ``key`` is the setting that names it."""
-        if name not in self._columns:
-            there = ", ".join(self._columns) or "none"
-            raise ValueError(f"{key}: the data have no column {name!r}; there are {there}")
+        """Return a column; ``key`` is the setting that names it."""
+        require(
+            name in self._columns, key, name, f"a column of the data: {', '.join(self._columns) or 'there is none'}"
+        )
         return list(self._columns[name])
 
 
 class KeyedPositions:
-    """Finds where a remembered prompt stands in this run's source, though the data may have been reordered since."""
+    """Finds the row of a remembered prompt in this run's source. The data may have been reordered since."""
 
     def __init__(self, keys: np.ndarray) -> None:
         self._keys = keys
         self._order: np.ndarray | None = None
 
     def find(self, keys: np.ndarray, hints: np.ndarray) -> np.ndarray:
-        """The index of each key, its hint where that still holds; -1 for a prompt that is gone."""
+        """Return the index of each key: its hint where the hint still holds, -1 for a prompt that is gone."""
         keys = np.asarray(keys, dtype=np.uint64)
         found = np.asarray(hints, dtype=np.int64).copy()
         inside = (found >= 0) & (found < len(self._keys))
@@ -77,7 +77,6 @@ class KeyedPositions:
         return found
 
     def find_one(self, key: int, hint: int) -> int:
-        """The same for one prompt."""
         return int(self.find(np.array([key], dtype=np.uint64), np.array([hint]))[0])
 
     def _search(self, keys: np.ndarray) -> np.ndarray:
@@ -88,14 +87,3 @@ class KeyedPositions:
         places = np.minimum(np.searchsorted(self._keys, keys, sorter=self._order), len(self._keys) - 1)
         candidates = self._order[places]
         return np.where(self._keys[candidates] == keys, candidates, -1)
-
-
-def find_prompt(source: Source, positions: KeyedPositions, packed: Mapping[str, Any]) -> Prompt:
-    """Return the prompt that a saved group is about; an error if it is gone from the data."""
-    place = positions.find_one(packed["key"], packed["index"])
-    if place < 0:
-        raise ValueError(
-            f"group {packed['uid']} of the saved state is about a prompt (key {packed['key']}) "
-            f"that is not among the {len(source)} prompts of this data set"
-        )
-    return source[place]

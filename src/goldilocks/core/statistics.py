@@ -1,20 +1,7 @@
-"""How long the rollouts of a step would be if none were aborted.
-
-A rule that trains whatever finishes first trains short answers. The mean over finished rollouts does not show it, since
-the long ones that were aborted are missing from it. Their lengths are known in part: at least what they had written.
-The Kaplan-Meier estimate of the mean uses both: a rollout aborted at length L says nothing about what is longer, and
-counts as one that went past every length below L. A rollout that paused in an earlier step with B tokens says nothing
-about what is shorter than B: it counts from there on.
-
-What happened in one step, as metrics under the names people know.
+"""What happened in one step, as metrics, and the share of groups that the filter keeps.
 
 Groups are counted when they are judged. Kept and generated length and difficulty stand side by side, so that a filter
 that favours short answers or easy prompts shows.
-
-An estimate of the share of groups that survive the filter, by which a refill is sized.
-
-Before anything has been judged, ``gen_batch_size`` says what the user expects: 1,536 prompts for 512 groups is a keep
-rate of a third, and the first wave is then exactly one generation batch.
 """
 
 from __future__ import annotations
@@ -25,12 +12,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from goldilocks.core.policy import is_informative, signal
-from goldilocks.types import Event, Group, Rollout, Verdict
+from goldilocks.types import Event, Group, Rollout, Verdict, is_informative, signal
 
 
 class StartedLengths:
-    """Counts of finished and of aborted rollouts by length."""
+    """Estimates how long the rollouts of a step would be if none were aborted.
+
+    A rule that trains the rollouts that finish first trains short answers. The mean over finished rollouts does not
+    show it, because long rollouts were aborted. The Kaplan-Meier estimate counts both: a rollout aborted at length L
+    counts as one that went past every length below L. A rollout that paused in an earlier step with B tokens says
+    nothing about lengths below B: it counts from B on.
+    """
 
     def __init__(self) -> None:
         self._finished: Counter[int] = Counter()
@@ -45,7 +37,7 @@ class StartedLengths:
 
     @property
     def mean(self) -> float:
-        """The estimated mean length of everything that was started; 0 if nothing was."""
+        """The estimated mean length of all rollouts that were started; 0 if none was."""
         at_risk = self._finished.total() + self._aborted.total() - self._resumed.total()
         mean, surviving, last = 0.0, 1.0, 0
         for length in sorted({*self._finished, *self._aborted, *self._resumed}):
@@ -96,7 +88,7 @@ TALLIES = ("judged", "kept")
 
 @dataclass
 class StepStatistics:
-    """One step's counts."""
+    """The counts of one step."""
 
     prompts_issued: int = 0
     rollouts_asked: int = 0
@@ -116,7 +108,7 @@ class StepStatistics:
     backfilled: int = 0
 
     def arrive(self, event: Event, before: int) -> None:
-        """Count the tokens of one rollout, finished or not, less the ``before`` that were counted when it paused."""
+        """Count the tokens of one rollout, without the ``before`` tokens that were counted when it paused."""
         self.tokens_arrived += event.tokens - before
         self.started.add(event.tokens, finished=isinstance(event, Rollout), before=before)
 
@@ -138,7 +130,7 @@ class StepStatistics:
         self.failures[reason] = self.failures.get(reason, 0) + 1
 
     def batch_metrics(self, batch: Sequence[Group], step: int) -> dict[str, float]:
-        """The batch in hand in metrics. ``length/trained_over_started`` is 1 where no length is favoured."""
+        """Return the metrics of the batch in hand."""
         lengths = [rollout.tokens for group in batch for rollout in group.trained]
         fresh = [group for group in batch if not group.replays]
         ages = [step - group.version for group in fresh]
@@ -157,7 +149,7 @@ class StepStatistics:
         return -(-self.prompts_issued // gen_batch_size)
 
     def metrics(self, gen_batch_size: int) -> dict[str, float]:
-        """The step in metrics; ratios over nothing are 0."""
+        """Return the metrics of the step; ratios over nothing are 0."""
         judged, kept = self.judged, self.kept
         return {
             "train/num_gen_batches": self.num_gen_batches(gen_batch_size),
@@ -210,12 +202,16 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-PRIOR_WEIGHT = 4.0  # groups' worth of belief in the user's expectation
+PRIOR_WEIGHT = 4.0  # groups that the user's expectation counts as
 FORGETTING = 0.9  # per step: the policy moves, and the rate with it
 
 
 class KeepRate:
-    """A running estimate in (0, 1]."""
+    """An estimate, in (0, 1], of the share of groups that survive the filter. A refill is sized by it.
+
+    Before any group is judged, the user's ``gen_batch_size`` is the estimate: 1,536 prompts for 512 groups is a keep
+    rate of a third, and the first refill is then exactly one generation batch.
+    """
 
     def __init__(self, prior: float) -> None:
         self._prior = prior
@@ -227,7 +223,7 @@ class KeepRate:
         return (self._kept + PRIOR_WEIGHT * self._prior) / (self._judged + PRIOR_WEIGHT)
 
     def prompts_for(self, groups: int, *, deviations: float) -> int:
-        """Return how many prompts to judge so that ``groups`` are kept, with so many standard deviations to spare.
+        """Return how many prompts to judge so that ``groups`` are kept, with this many standard deviations to spare.
 
         The number kept of m prompts has mean mp and variance mp(1 − p): solve mp − d·√(mp(1 − p)) = groups for m.
         """
@@ -240,11 +236,11 @@ class KeepRate:
         self._kept += kept
 
     def take_back(self, groups: int) -> None:
-        """Count groups that were kept as not kept: they were rejected, and the next refill asks for more."""
+        """Count groups that were rejected after all as not kept, so that the next refill asks for more."""
         self._kept = max(self._kept - groups, 0.0)
 
     def forget(self) -> None:
-        """Forget a part of what was counted, at the end of a step."""
+        """Discount the counts at the end of a step."""
         self._judged *= FORGETTING
         self._kept *= FORGETTING
 

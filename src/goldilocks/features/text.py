@@ -34,8 +34,8 @@ def column(table: Any, name: str, key: str) -> list[Any]:
     infos = table["extra_info"] if "extra_info" in columns else []
     if any(name in (info or {}) for info in infos):
         return [(info or {}).get(name) for info in infos]
-    there = sorted({*columns, *(one for info in infos for one in info or {})})
-    raise ValueError(f"{key}: the data have no column {name!r}; there are {', '.join(there)}")
+    known = ", ".join(sorted({*columns, *(one for info in infos for one in info or {})}))
+    raise ValueError(f"{key}={name!r} is not accepted: a column of the data: {known}")
 
 
 BUCKETS = 512

@@ -27,11 +27,10 @@ from struct import Struct
 
 import numpy as np
 
-from goldilocks.core.policy import is_informative
 from goldilocks.drive.backend import CANCELLED, Backend
 from goldilocks.errors import require
 from goldilocks.simulate.pass_rates import PassRates
-from goldilocks.types import Failure, Group, Paused, Prompt, Request, Rollout
+from goldilocks.types import Failure, Group, Paused, Prompt, Request, Rollout, is_informative
 
 _NORMAL = NormalDist()
 _FIVE_WORDS = Struct("<5Q")

@@ -18,10 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from goldilocks.core.collector import Collector
-from goldilocks.core.policy import is_informative, signal
 from goldilocks.simulate.engine import SimulatedEngine
 from goldilocks.simulate.pass_rates import PassRates
-from goldilocks.types import Group
+from goldilocks.types import Group, is_informative, signal
 
 HARD = 0.2  # the highest pass rate of a hard prompt; prompts with pass rate 0 are impossible, not hard
 

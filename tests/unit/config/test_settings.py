@@ -139,7 +139,7 @@ def test_the_batch_filter_changes_what_is_asked_for() -> None:
         ),
         (["adaptive_rollout.stop=never", "adaptive_rollout.enable=true"], r"adaptive_rollout.stop='never'"),
         (["adaptive_rollout.enabled=true"], r"adaptive_rollout.enabled is not a key \(did you mean 'enable'\?\)"),
-        (["goldilocks.selector=best"], r"selector='best' is not known"),
+        (["goldilocks.selector=best"], r"goldilocks.selector='best' is not accepted: one of uniform"),
         (["goldilocks.allocator=no.such:Policy"], r"allocator='no.such:Policy' cannot be imported"),
         (["algorithm.filter_groups.on_exhausted=panic"], r"on_exhausted='panic' is not accepted"),
         (["batch_filter.min_group_size=1"], r"min_group_size=1: expected 3 to 4"),
@@ -215,10 +215,10 @@ def test_the_guard_is_off_unless_it_is_asked_for_and_needs_no_replay() -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("goldilocks.replay.max_age=0", "replay.max_age=0 is not accepted: 1 or more updates"),
+        ("goldilocks.replay.max_age=0", "goldilocks.replay.max_age=0 is not accepted: 1 or more updates"),
         ("goldilocks.replay.uses=2", "goldilocks.replay.uses is not a key"),
-        ("goldilocks.guard.bound=0", "guard.bound=0 is not accepted: a number above 0"),
-        ("goldilocks.guard.skip=-1", "guard.skip=-1 is not accepted: a number above 0, or null: never skip"),
+        ("goldilocks.guard.bound=0", "goldilocks.guard.bound=0 is not accepted: a number above 0"),
+        ("goldilocks.guard.skip=-1", "goldilocks.guard.skip=-1 is not accepted: a number above 0, or null: never skip"),
         ("goldilocks.guard.limit=1", "goldilocks.guard.limit is not a key"),
         ("goldilocks.guard=true", "goldilocks.guard=True is not accepted: keys with their values"),
         ("adaptive_rollout=true", "adaptive_rollout=True is not accepted: keys with their values"),
@@ -309,7 +309,7 @@ def test_an_oracle_has_a_name_for_the_rate_of_each_level() -> None:
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
     chosen = settings("goldilocks.prior=strata", "goldilocks.strata.columns=[skill]")
-    with pytest.raises(ValueError, match=r"goldilocks.strata.columns: the data have no column 'skill'; .* level"):
+    with pytest.raises(ValueError, match=r"goldilocks.strata.columns='skill' is not accepted: a column .*.*level"):
         chosen.collector(ListSource(["a", "b"], columns={"level": [1, 2]}))
 
 

@@ -73,5 +73,5 @@ def test_a_content_key_is_the_same_in_every_process() -> None:
 
 
 def test_forgetting_outside_its_range_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"ledger.forgetting=1.5 is not accepted"):
+    with pytest.raises(ValueError, match=r"goldilocks.forgetting=1.5 is not accepted"):
         Beliefs(np.arange(1, dtype=np.uint64), forgetting=1.5)

@@ -336,11 +336,11 @@ def test_a_duplicate_is_counted_and_not_trained_twice() -> None:
 def test_an_unknown_uid_or_index_is_an_error_that_names_it() -> None:
     subject = collector()
     subject.requests()
-    with pytest.raises(ValueError, match="uid='g99' is unknown"):
+    with pytest.raises(ValueError, match="uid='g99' is not accepted: a group that was requested"):
         subject.observe(Rollout("g99", 0, 1.0, 1))
-    with pytest.raises(ValueError, match="uid='elephant' is unknown"):
+    with pytest.raises(ValueError, match="uid='elephant' is not accepted"):
         subject.observe(Failure("elephant", 0, "lost"))
-    with pytest.raises(ValueError, match="index=7 of group g0 was never requested: 0 to 1 were"):
+    with pytest.raises(ValueError, match="index=7 is not accepted: 0 to 1, which were requested of group g0"):
         subject.observe(Rollout("g0", 7, 1.0, 1))
 
 
@@ -387,7 +387,7 @@ def test_a_group_cannot_be_trimmed_to_nothing() -> None:
     subject = collector()
     answer(subject, subject.requests())
     subject.take()
-    with pytest.raises(ValueError, match=r"uid='g0' cannot be trimmed by \[0, 1\]: no rollout would be trained"):
+    with pytest.raises(ValueError, match=r"indices=\[0, 1\] is not accepted: fewer rollouts of group g0"):
         subject.trim({"g0": [0, 1]})
     assert subject.accounts.tokens["trained"] == 40
 
@@ -410,12 +410,12 @@ def test_a_trimmed_rollout_is_not_trained_and_stays_in_its_group_for_the_baselin
     assert (subject.owed, subject.accounts.tokens["trained"], subject.accounts.tokens["trimmed"]) == (0, 50, 10)
     subject.put_back()
     assert subject.accounts.tokens["carried"] == 60
-    with pytest.raises(ValueError, match="uid='g0' is not in the batch in hand"):
+    with pytest.raises(ValueError, match="uid='g0' is not accepted: a group of the batch in hand"):
         subject.trim({"g0": [1]})
 
 
 def test_rejecting_what_is_not_there_is_an_error() -> None:
-    with pytest.raises(ValueError, match="uid='g5' is neither in the batch in hand nor kept"):
+    with pytest.raises(ValueError, match="uid='g5' is not accepted: a group that is in the batch in hand, or kept"):
         collector().reject(["g5"], "gate1")
 
 
@@ -555,13 +555,16 @@ def test_bounds_that_cannot_be_met_are_refused(bounds: dict[str, Any], message: 
     [
         (
             lambda: Limits(on_exhausted="panic"),
-            "limits.on_exhausted='panic' is not accepted: one of error, shrink, backfill",
+            "algorithm.filter_groups.on_exhausted='panic' is not accepted: one of error, shrink, backfill",
         ),
-        (lambda: Limits(max_tokens_per_step=9), "limits.max_tokens_per_rollout=None is not accepted"),
-        (lambda: Limits(max_rollouts_per_step=0), "limits.max_rollouts_per_step=0 is not accepted"),
-        (lambda: Limits(max_retries=-1), "limits.max_retries=-1 is not accepted"),
-        (lambda: Surplus(max_carry_steps=-1), "surplus.max_carry_steps=-1 is not accepted"),
-        (lambda: Surplus(on_full="wait"), "surplus.on_full='wait' is not accepted: one of finish, requeue, partial"),
+        (lambda: Limits(max_tokens_per_step=9), "max_tokens_per_rollout=None is not accepted"),
+        (lambda: Limits(max_rollouts_per_step=0), "goldilocks.max_rollouts_per_step=0 is not accepted"),
+        (lambda: Limits(max_retries=-1), "goldilocks.max_retries=-1 is not accepted"),
+        (lambda: Surplus(max_carry_steps=-1), "algorithm.filter_groups.max_carry_steps=-1 is not accepted"),
+        (
+            lambda: Surplus(on_full="wait"),
+            "on_full='wait' is not accepted: one of finish, requeue, partial",
+        ),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(make, message: str) -> None:

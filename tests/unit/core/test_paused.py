@@ -258,7 +258,7 @@ def test_a_paused_rollout_that_fails_costs_what_it_has_written_in_all() -> None:
 
 
 def test_partial_rollouts_need_groups_that_may_be_older_than_the_policy() -> None:
-    with pytest.raises(ValueError, match=r"surplus.max_carry_steps=0 is not accepted: 1 or more with on_full=partial"):
+    with pytest.raises(ValueError, match=r"filter_groups.max_carry_steps=0 is not accepted: 1 or more with on_full"):
         Surplus(0, "partial")
 
 

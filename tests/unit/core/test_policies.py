@@ -195,7 +195,7 @@ def test_variance_keeps_groups_whose_rewards_differ(rewards: list[float], keep: 
 
 def test_variance_judges_the_metric_it_is_told_to() -> None:
     assert Variance(metric="acc").judge(group([1, 0])).keep
-    with pytest.raises(ValueError, match=r"metric='f1' is not returned .* there are: acc, reward"):
+    with pytest.raises(ValueError, match=r"metric='f1' is not accepted: .* which has acc, reward"):
         Variance(metric="f1").judge(group([1, 0]))
 
 
@@ -238,15 +238,18 @@ def test_a_policy_of_ones_own_is_named_by_module_and_class() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: build_selector("tompson"), r"selector='tompson' is not known \(did you mean 'thompson'\?\)"),
-        (lambda: build_allocator("fixed", {"m": 3}), r"allocator.m is not a parameter of fixed"),
-        (lambda: build_allocator("fixed", {"n": -1}), r"allocator.n=-1 is not accepted: 1 or more"),
+        (
+            lambda: build_selector("tompson"),
+            r"goldilocks.selector='tompson' is not accepted: .*did you mean 'thompson'\?\)",
+        ),
+        (lambda: build_allocator("fixed", {"m": 3}), r"goldilocks.allocator_kwargs.m is not a key; there are: n"),
+        (lambda: build_allocator("fixed", {"n": -1}), r"goldilocks.allocator_kwargs.n=-1 is not accepted: 1 or more"),
         (lambda: build_allocator("no.such:Thing"), r"cannot be imported: No module named 'no'"),
         (lambda: build_allocator("pathlib:Path"), r"is not accepted: a subclass of .*Allocator"),
         (lambda: build_allocator("adaptive", {"max_n": 1}), r"max_n=1 is not accepted: min_rollouts=2 or more"),
         (lambda: build_allocator("knapsack", {"mean_n": 99}), r"mean_n=99 is not accepted: between"),
-        (lambda: build_filter("band", {"lo": 2}), r"filter.lo=2 is not accepted: below hi=1.0"),
-        (lambda: build_filter(["band", "length"], {"low": 2}), r"filter.low is not a parameter of band, length"),
+        (lambda: build_filter("band", {"lo": 2}), r"goldilocks.filter_kwargs.lo=2 is not accepted: below hi=1.0"),
+        (lambda: build_filter(["band", "length"], {"low": 2}), r"goldilocks.filter_kwargs.low is not a key .*'lo'"),
     ],
 )
 def test_bad_names_and_parameters_say_what_would_be_accepted(build, message: str) -> None:

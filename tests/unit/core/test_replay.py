@@ -15,8 +15,8 @@ from unit.core.driver import FaultyEngine, Log, run, take, train, turn
 from goldilocks.core import Collector, Limits, Replay, Surplus
 from goldilocks.core.allocators import Adaptive, Fixed
 from goldilocks.core.filters import Everything, Variance
-from goldilocks.core.policy import is_informative, signal
 from goldilocks.core.selectors import Uniform
+from goldilocks.types import is_informative, signal
 
 STEPS = 6
 cases = st.fixed_dictionaries(

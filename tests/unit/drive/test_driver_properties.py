@@ -15,7 +15,7 @@ from unit.core.test_collector_properties import make
 from unit.drive.drive_world import BACKENDS, DrawnGate, Killed, Rows
 
 from goldilocks.core import Collector, Exhausted, Limits, Replay
-from goldilocks.core.replay import ReplayedGroups
+from goldilocks.core.replay import ReplayBuffer
 from goldilocks.drive.driver import Driver
 from goldilocks.types import Group
 
@@ -46,7 +46,7 @@ class Checked(Collector):
 def driver(case: dict[str, Any], dies_at: float = math.inf) -> Driver:
     collector = make(case)
     collector.__class__ = Checked
-    collector._replay = ReplayedGroups(case["replay"])
+    collector._replay = ReplayBuffer(case["replay"])
     rows = Rows()
     backend = BACKENDS[case["backend"]](case["seed"], rows, dies_at)
     gate = DrawnGate(case["seed"], case["refused"], case["cut"], rows) if case["gated"] else None

@@ -73,6 +73,6 @@ def test_a_policy_of_ours_needs_no_rehearsal() -> None:
 
 def test_a_policy_that_cannot_be_made_is_named_with_what_it_said() -> None:
     with pytest.raises(
-        ValueError, match=r"selector='my_policies:NeedsAnArgument' cannot be made: TypeError: .*'temperature'"
+        ValueError, match=r"goldilocks.selector='my_policies:NeedsAnArgument' cannot be made: TypeError: .*'temper"
     ):
         settings("goldilocks.selector=my_policies:NeedsAnArgument").selector()

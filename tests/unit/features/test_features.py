@@ -114,7 +114,7 @@ def test_a_column_is_of_the_data_or_of_its_extra_info_words_as_well_as_numbers()
     data = table(level=["easy", "hard"], extra_info=[{"skill": "add"}, {"skill": None}])
     assert column(data, "level", "key") == ["easy", "hard"]
     assert column(data, "skill", "key") == ["add", None]
-    with pytest.raises(ValueError, match=r"key: the data have no column 'topic'; there are extra_info, level, skill"):
+    with pytest.raises(ValueError, match=r"key='topic' is not accepted: .* data: extra_info, level, skill"):
         column(data, "topic", "key")
 
 

@@ -82,7 +82,7 @@ def test_strata_are_of_the_text_or_of_a_column_of_the_rollouts(tmp_path, capsys)
     assert "no prior would have known more than the mean" in capsys.readouterr().out
     outcomes = read_outcomes(tmp_path / "untold")
     assert look_back(outcomes, "strata", ["digits"]).skill > 0.25
-    with pytest.raises(ValueError, match=r"no column 'level'; there are .*digits"):
+    with pytest.raises(ValueError, match=r"columns='level' is not accepted: .* digits"):
         look_back(outcomes, "strata", ["level"])
 
 

@@ -94,4 +94,4 @@ def test_a_column_that_the_file_does_not_have_is_named(tmp_path, capsys):
     file = written(tmp_path / "rates.jsonl", rows()[:50])
     keys = ["--set", 'goldilocks.strata.columns=["topic"]']
     assert main(["simulate", "--pass-rates", str(file), "--policy", "strata", *keys]) == 2
-    assert "the data have no column 'topic'; there are" in capsys.readouterr().err
+    assert "='topic' is not accepted: a column of the data: " in capsys.readouterr().err

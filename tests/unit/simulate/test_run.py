@@ -14,7 +14,6 @@ from goldilocks.config.recipes import names
 from goldilocks.core import Collector, ListSource, Surplus
 from goldilocks.core.allocators import Adaptive, Fixed
 from goldilocks.core.filters import Everything
-from goldilocks.core.policy import signal
 from goldilocks.core.selectors import Uniform
 from goldilocks.simulate import (
     EngineConfig,
@@ -27,7 +26,7 @@ from goldilocks.simulate import (
     recipe_settings,
     simulate,
 )
-from goldilocks.types import Group, OnFull, Prompt, Rollout
+from goldilocks.types import Group, OnFull, Prompt, Rollout, signal
 
 
 def constant(rate: float, prompts: int = 200) -> PassRates:

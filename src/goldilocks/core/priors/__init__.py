@@ -1,9 +1,8 @@
-"""Where beliefs begin."""
+"""Where beliefs begin: the prior of each prompt."""
 
 from goldilocks.core.priors.base import Counts, Flat, Prior
 from goldilocks.core.priors.forecast import Forecast
-from goldilocks.core.priors.oracle import Oracle
-from goldilocks.core.priors.strata import Strata
+from goldilocks.core.priors.strata import Oracle, Strata
 
 PRIORS = ("flat", "strata", "forecast", "oracle")
 

@@ -1,7 +1,4 @@
-"""Where the belief about a prompt begins: the Beta that a prompt has before any rollout of its own.
-
-Beliefs add a prompt's own rollouts to it. Selectors and allocators read the sum, and never ask for its origin.
-"""
+"""Priors: the Beta that a prompt has before any rollout of its own. Beliefs add the prompt's rollouts to it."""
 
 from __future__ import annotations
 
@@ -16,46 +13,46 @@ from goldilocks.types import Prompt
 
 
 class Counts(Protocol):
-    """What a prior may learn from: the beliefs' columns, a row per prompt, and the last update it was told of."""
+    """What a prior may learn from: the columns of ``Beliefs``, a row per prompt, and the last recorded update."""
 
     keys: np.ndarray
     positives: np.ndarray
     negatives: np.ndarray
     visits: np.ndarray
-    drawn_step: np.ndarray  # of the last visit that was not owed to the prompt's own rollouts
+    drawn_step: np.ndarray  # of the last fair visit: first, or drawn uniformly
     now: int
 
 
 class Prior(Policy):
-    """A Beta for each prompt. Its two parameters together count as so many rollouts of the prompt."""
+    """A Beta for each prompt. The sum of its two parameters is how many rollouts of the prompt it counts as."""
 
     @abstractmethod
     def mean(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The expected Beta of each prompt: passes and failures."""
+        """Return the expected Beta of each prompt: passes and failures."""
 
     @abstractmethod
     def overall(self) -> float:
-        """The expected pass rate of a prompt of which nothing is known."""
+        """Return the expected pass rate of any prompt."""
 
     def draw(self, rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The same by one draw of what prompts share, the same draw for every prompt that shares it."""
+        """Return the Beta of each prompt, given one draw of what prompts share."""
         return self.mean(rows)
 
     def observe(self, prompt: Prompt, passes: int, trials: int, version: int, *, fair: bool) -> None:
-        """Told of every group, also of one that is given up before it is judged; ``version`` of the policy wrote it.
+        """Note a group, also one that is given up before it is judged; ``version`` is the policy that wrote it.
 
-        ``fair``: the visit was the prompt's first or a uniform draw, and so not owed to the prompt's own rollouts.
+        ``fair``: the prompt was chosen independently of its own rollouts: a first visit, or a uniform draw.
         """
 
     def tell(self, rates: Mapping[str, float]) -> None:
-        """Told of pass rates that a validation measured, by their names; only an oracle listens."""
+        """Take pass rates that a validation measured, by metric name; only ``Oracle`` uses them."""
 
     def catch_up(self, counts: Counts) -> None:
-        """Learn what was told since. Called before beliefs are read, and never twice for the same news."""
+        """Learn from the groups observed since the last call. Called before beliefs are read."""
 
 
 class Flat(Prior):
-    """Anything is as likely: Beta(1, 1)."""
+    """Beta(1, 1): every pass rate is equally likely."""
 
     def mean(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         ones = np.ones(len(rows), dtype=np.float32)

@@ -1,13 +1,8 @@
-"""Bayesian logistic regression, online: a normal belief about the weights that every batch of groups sharpens.
-
-The posterior is Laplace's: the most probable weights, and the curvature there. Forgetting is a power of the posterior
-times the complementary power of the prior, so without news the belief returns to the prior and never sharpens.
-
-A prompt never tried is believed to be what a regression on its features forecasts.
+"""The prior ``forecast``: a regression on the features of a prompt says what to believe before it is tried.
 
 The regression learns from every group that comes in, kept or not, and forgets as the policy moves. A second regression
-of two weights, the mean of all and a slope, learns how good the forecasts of groups were before they came in. The slope
-begins at 0. So a forecast begins as the mean, and stays there while it is no better.
+of two weights, the mean of all and a slope, learns how good earlier forecasts were. Its slope begins at 0. So a
+forecast begins as the mean, and stays there while it is no better.
 
 A forecast counts as ``worth`` rollouts of the prompt, estimated from how far groups are from their forecasts beyond
 chance. Given the features, the rollouts of one group are alike: both regressions weigh them as a beta-binomial does.
@@ -27,10 +22,19 @@ from goldilocks.types import Prompt
 
 NEWTON_STEPS = 12
 CLOSE = 1e-6
+SAMPLE = 64  # prompts whose features are saved with the regression
+SAME = 0.1  # standard deviations: adding a few prompts to the data changes features by less
+SOME = 1024  # prompts that the overall mean is taken over
+MEMORY = 512  # groups that the estimate of worth is over, for the most part
+Observation = tuple[int, int, int, int, int, int]  # key, row, passes, trials, version, whether fair
 
 
 class Logistic:
-    """The chance of a pass is σ(x · w), with w ~ Normal(``mean``, ``precision``⁻¹)."""
+    """Online Bayesian logistic regression: a pass has the chance σ(x · w), with w ~ Normal(``mean``, ``precision``⁻¹).
+
+    The posterior is Laplace's: the most probable weights, and the curvature there. Forgetting is a power of the
+    posterior times the complementary power of the prior, so without observations the posterior returns to the prior.
+    """
 
     def __init__(self, width: int, *, prior: float = 1.0, forgetting: float = 0.98) -> None:
         self.mean: np.ndarray = np.zeros(width)
@@ -39,7 +43,7 @@ class Logistic:
         self._forgetting = forgetting
 
     def forget(self, updates: int) -> None:
-        """So many updates have changed the policy that was observed."""
+        """Discount the observations by ``updates`` changes of the policy."""
         if updates <= 0:
             return
         kept = self._forgetting**updates
@@ -48,7 +52,7 @@ class Logistic:
         self.mean = np.linalg.solve(self.precision, pull)
 
     def learn(self, x: np.ndarray, passes: np.ndarray, trials: np.ndarray) -> None:
-        """Counts of passes among trials, one pair a row; fractions weigh less than a whole observation."""
+        """Learn from passes among trials, one pair a row; fractions weigh less than a whole observation."""
         if not len(x):
             return
         w, prior_mean, prior_precision = self.mean, self.mean, self.precision
@@ -66,12 +70,12 @@ class Logistic:
         self.mean, self.precision = w, curvature
 
     def predict(self, x: np.ndarray) -> np.ndarray:
-        """The chance of a pass, with the weights' uncertainty integrated out (MacKay's approximation)."""
+        """Return the chance of a pass, with the weights' uncertainty integrated out (MacKay's approximation)."""
         variance = np.einsum("ij,ij->i", x, np.linalg.solve(self.precision, x.T).T)
         return sigmoid(x @ self.mean / np.sqrt(1 + np.pi / 8 * variance))
 
     def draw(self, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The chance of a pass by one draw of the weights, the same for every row."""
+        """Return the chance of a pass by one draw of the weights, the same for every row."""
         noise = np.linalg.solve(np.linalg.cholesky(self.precision).T, rng.standard_normal(len(self.mean)))
         return sigmoid(x @ (self.mean + noise))
 
@@ -87,13 +91,6 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
     return np.asarray(1 / (1 + np.exp(-np.clip(logits, -30, 30))))
 
 
-SAMPLE = 64  # prompts whose features are saved with the regression
-SAME = 0.1  # standard deviations: data that a few prompts were added to have features that differ by less
-SOME = 1024  # prompts that stand for all
-MEMORY = 512  # groups that the estimate of worth is over, for the most part
-Observation = tuple[int, int, int, int, int, int]  # key, row, passes, trials, version, whether fair
-
-
 class Forecast(Prior):
     """``features``: a row for each prompt, in the order of ``keys``. ``worth``: None estimates it."""
 
@@ -106,7 +103,7 @@ class Forecast(Prior):
         forgetting: float = 0.98,
         precision: float = 1.0,
     ) -> None:
-        accepted = f"{WORTHS[0]:g} or more rollouts that a forecast counts as"  # draws of less are 0 / 0 now and then
+        accepted = f"{WORTHS[0]:g} or more rollouts that a forecast counts as"  # smaller gamma draws may both be 0
         require(worth is None or worth >= WORTHS[0], "goldilocks.prior_kwargs.worth", worth, accepted)
         accepted = "what an update leaves, in (0, 1]"
         require(0 < forgetting <= 1, "goldilocks.prior_kwargs.forgetting", forgetting, accepted)
@@ -135,7 +132,6 @@ class Forecast(Prior):
         return float(self._forecast(np.arange(0, len(self._features), max(len(self._features) // SOME, 1))).mean())
 
     def draw(self, rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """By one draw of all weights, the same for every prompt."""
         logits = _with_logits(self._model.draw(self._features[rows], rng))
         return counts_of(self._calibration.draw(logits, rng), self.worth)
 
@@ -150,7 +146,7 @@ class Forecast(Prior):
     def catch_up(self, counts: Counts) -> None:
         pending, self._pending = np.array(self._pending, dtype=np.uint64).reshape(-1, 6), []
         rows = KeyedPositions(self._keys).find(pending[:, 0], pending[:, 1])
-        there = rows >= 0  # the others are gone from the data
+        there = rows >= 0  # other prompts are gone from the data
         rows, (passes, trials, versions, fair) = rows[there], pending[there, 2:].astype(np.float64).T
         now = int(versions.max(initial=self._version))
         self._model.forget(now - self._version)
@@ -161,7 +157,7 @@ class Forecast(Prior):
         self._model.learn(self._features[rows], weights * passes, weights * trials)
 
     def _compare(self, rows: np.ndarray, passes: np.ndarray, trials: np.ndarray, weights: np.ndarray) -> None:
-        """Learn what the forecasts of these groups were worth; the regression has not learnt from them yet."""
+        """Learn how good the forecasts of these groups were, before the regression learns from them."""
         forecast = self._forecast(rows)
         possible, fair = forecast * (1 - forecast), weights > 0
         beyond = (passes / trials - forecast) ** 2 - possible / trials
@@ -184,7 +180,7 @@ class Forecast(Prior):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """A regression on other features than those of today is not taken over: it is learnt anew."""
+        """Load the regression, unless it was learnt on other features than today's."""
         if self._knows(state.get("sample")):
             self._model.load_state_dict(state["model"])
             self._calibration.load_state_dict(state["calibration"])
@@ -193,7 +189,7 @@ class Forecast(Prior):
             self._pending = [(int(k), int(r), int(p), int(t), int(v), int(f)) for k, r, p, t, v, f in state["pending"]]
 
     def _knows(self, sample: dict[str, np.ndarray] | None) -> bool:
-        """Whether the prompts of a saved sample have the features today that they had then."""
+        """Whether the prompts of a saved sample have the same features today."""
         if sample is None or sample["features"].shape[1] != self._features.shape[1]:
             return False
         rows = KeyedPositions(self._keys).find(sample["keys"], sample["rows"])
@@ -206,6 +202,6 @@ class Forecast(Prior):
 
 
 def _with_logits(rates: np.ndarray) -> np.ndarray:
-    """A column of ones, and one of logits."""
+    """Return a column of ones and a column of logits."""
     clipped = np.clip(rates, TINY, 1 - TINY)
     return np.stack([np.ones(len(rates)), np.log(clipped / (1 - clipped))], axis=1)

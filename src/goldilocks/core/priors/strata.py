@@ -1,26 +1,21 @@
-"""Prompts in a tree: all prompts, coarse strata, finer ones, the prompt itself.
+"""The priors ``strata`` and ``oracle``: a prompt never tried is believed to be like the prompts it resembles.
 
-The rate of each node is Beta-distributed around the rate of the node above it. The concentration of each depth is
-estimated from how much the nodes of that depth differ beyond chance (beta-binomial, method of moments).
+Prompts stand in a tree: all prompts, coarse strata, finer ones, the prompt itself. The rate of each node is
+Beta-distributed around the rate of the node above it. The concentration of each depth is estimated from how much the
+nodes of that depth differ beyond chance (beta-binomial, method of moments). A fit is a function of the counts alone and
+costs a few passes over the prompts that were visited.
 
-A fit is a function of the counts alone. It costs a few passes over the prompts that were visited.
-
-A prompt never tried is believed to be like the prompts it resembles.
-
-Which prompts resemble one another may be said in several ways, each a tree; that all do is one of
-them. A tree counts by how well its strata forecast the prompts that were visited, each from the others.
-
-A stratum counts as ``worth`` rollouts of a prompt. It is estimated from how much prompts of one stratum differ beyond
-chance. Strata that say nothing have prompts that differ as much within them as between them: their ``worth`` is small,
-and their rates are those of all. No switch decides whether they are used.
-
-Everything is a function of the beliefs' counts, so there is no state to save.
+Several trees may divide the prompts; one of them puts all prompts together. A tree's weight is how well its strata
+forecast the prompts that were visited, each from the others. A stratum counts as ``worth`` rollouts of a prompt,
+estimated from how much prompts of one stratum differ beyond chance. If strata say nothing, prompts differ as much
+within them as between them: their ``worth`` is small, and their rates are the mean of all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -28,18 +23,21 @@ from goldilocks.core.priors.base import Counts, Prior
 from goldilocks.errors import require
 
 CONCENTRATIONS = (0.05, 1024.0)  # rollouts that a node counts as for one below it, at least and at most
-FORGOTTEN = 1e-9  # trials: of so few nothing is learnt, and in the end there would be no number for them
+FORGOTTEN = 1e-9  # trials: nodes with fewer are left out, before they underflow
 GUESS = 0.25  # correlation of two rollouts of one node, before anything is known
 GUESS_WEIGHT = 0.1  # of the guess, in units of Σ μ(1 − μ) over nodes
 NOTHING = 0.5  # passes and failures of all prompts before anything is known
 PASSES = 3  # means need concentrations and concentrations need means: alternate
 TINY = 1e-3  # no parameter of a Beta is less
 UNKNOWN = 1 / GUESS - 1
+BENEFIT_OF_DOUBT = 3.0  # nats by which strata must forecast better than the mean of all to count for as much
+MOST = 65_536  # prompts that strata are estimated from, those of the latest draws: a choice takes a tenth of a second
+WORTHS = (1.0, 64.0)  # rollouts that a stratum counts as for one of its prompts, at least and at most
 
 
 @dataclass(frozen=True)
 class Visited:
-    """The prompts that were visited: their rows, pass rates, trials, and what updates have left of each, in (0, 1]."""
+    """The prompts that were visited: their rows, pass rates, trials, and weights after forgetting, in (0, 1]."""
 
     rows: np.ndarray
     rate: np.ndarray
@@ -49,7 +47,7 @@ class Visited:
 
 @dataclass(frozen=True)
 class Depth:
-    """The nodes of one depth: the node above each, and what was seen of each, in effective trials."""
+    """The nodes of one depth: the node above each, and its passes and trials, in effective trials."""
 
     parent: np.ndarray
     passes: np.ndarray
@@ -57,7 +55,7 @@ class Depth:
     concentration: float
 
     def beta(self, above: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The posterior of each node's rate, given the rates of the nodes above."""
+        """Return the posterior of each node's rate, given the rates of the nodes above."""
         prior = self.concentration * above[self.parent]
         a, b = prior + self.passes, self.concentration - prior + self.trials - self.passes
         return np.maximum(a, TINY), np.maximum(b, TINY)
@@ -87,7 +85,7 @@ class Tree:
         return len(self._parents[-1])
 
     def means(self) -> np.ndarray:
-        """The expected rate of each stratum."""
+        """Return the expected rate of each stratum."""
         rates = np.array([self._all[0] / sum(self._all)])
         for depth in self._depths:
             a, b = depth.beta(rates)
@@ -95,11 +93,11 @@ class Tree:
         return rates
 
     def overall(self) -> float:
-        """The expected rate of any prompt: each stratum by how many prompts it has."""
+        """Return the expected rate of any prompt: strata are weighed by how many prompts they have."""
         return float(self.means() @ self._sizes / len(self.leaf))
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
-        """A rate for each stratum, drawn from the top."""
+        """Return a rate for each stratum, drawn from the top."""
         rates = np.array([rng.beta(*self._all)])
         for depth in self._depths:
             rates = rng.beta(*depth.beta(rates))
@@ -120,7 +118,7 @@ class Tree:
         self._all = (NOTHING + passes[0], NOTHING + trials[0] - passes[0])
 
     def log_likelihood(self, visited: Visited, concentration: float) -> float:
-        """How well the other prompts of the tree forecast each that was visited, in nats over effective trials.
+        """Return how well the other prompts of the tree forecast each visited prompt, in nats over effective trials.
 
         Trials of one prompt are as alike as ``concentration`` says, the same for all trees that are compared.
         """
@@ -129,7 +127,7 @@ class Tree:
         return float(effective @ (visited.rate * np.log(mean) + (1 - visited.rate) * np.log(1 - mean)))
 
     def _without_own(self, visited: Visited) -> np.ndarray:
-        """The expected rate of each visited prompt's stratum, had the prompt not been visited."""
+        """Return the expected rate of each visited prompt's stratum without that prompt."""
         node = self.leaf[visited.rows]
         own = visited.fresh * visited.trials * (self.concentration + 1) / (self.concentration + visited.trials)
         path: list[tuple[np.ndarray, np.ndarray, float]] = []  # from the stratum up: passes, trials, concentration
@@ -156,7 +154,7 @@ class Units:
     parent: np.ndarray
 
     def gathered(self, nodes: int) -> tuple[float, np.ndarray, np.ndarray]:
-        """The concentration of these around the nodes above, and the effective passes and trials of each node above.
+        """Return the concentration around the nodes above, and the effective passes and trials of each node above.
 
         Trials of one unit are alike: n of them count as n(κ + 1) / (κ + n) trials of the node above.
         """
@@ -186,20 +184,18 @@ class Units:
 
 
 def _parents(codes: np.ndarray, above: np.ndarray) -> np.ndarray:
-    """The node above each stratum."""
+    """Return the node above each stratum."""
     parents = np.zeros(int(codes.max(initial=0)) + 1, dtype=np.int64)
     parents[codes] = above
     require(bool((parents[codes] == above).all()), "strata", "not nested", "each stratum within one of the depth above")
     return parents
 
 
-BENEFIT_OF_DOUBT = 3.0  # nats by which strata must forecast better than the mean of all to count for as much
-MOST = 65_536  # prompts that strata are estimated from, those of the latest draws: a choice takes a tenth of a second
-WORTHS = (1.0, 64.0)  # rollouts that a stratum counts as for one of its prompts, at least and at most
-
-
 class Strata(Prior):
-    """``trees``: each has, for each depth, the coarsest first, the stratum of each prompt."""
+    """``trees``: each has, for each depth, the coarsest first, the stratum of each prompt.
+
+    Everything is a function of the beliefs' counts, so there is no state to save.
+    """
 
     def __init__(self, trees: Sequence[Sequence[np.ndarray]], *, forgetting: float = 0.98) -> None:
         accepted = "what an update leaves, in (0, 1]"
@@ -210,7 +206,7 @@ class Strata(Prior):
         self.weights = np.full(len(self.trees), 1 / len(self.trees))
 
     def mean(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The mean over the trees, each with its weight."""
+        """Return the weighted mean over the trees."""
         rates = sum(w * tree.means()[tree.leaf[rows]] for w, tree in zip(self.weights, self.trees, strict=True))
         return counts_of(np.asarray(rates), self.worth)
 
@@ -218,13 +214,13 @@ class Strata(Prior):
         return float(self.weights @ [tree.overall() for tree in self.trees])
 
     def draw(self, rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """One tree by its weight, and the rate of each of its strata once: a stratum is explored as a whole."""
+        """Draw a tree by its weight, and one rate for each of its strata: a stratum is explored as a whole."""
         tree = self.trees[int(rng.choice(len(self.trees), p=self.weights))]
         return counts_of(tree.draw(rng)[tree.leaf[rows]], worth_of(tree))
 
     @property
     def worth(self) -> float:
-        """The mean over the trees, each with its weight."""
+        """The weighted mean over the trees."""
         return float(self.weights @ [worth_of(tree) for tree in self.trees])
 
     def catch_up(self, counts: Counts) -> None:
@@ -234,14 +230,14 @@ class Strata(Prior):
             rows = rows[np.sort(latest)]
         passes = counts.positives[rows].astype(np.float64)
         trials = passes + counts.negatives[rows]
-        # Prompts that show signal are visited again and again. If that kept them fresh, they would speak for all.
+        # By fair visits: prompts with signal are visited again and again, and would otherwise outweigh the others.
         fresh = self.forgetting ** (counts.now - counts.drawn_step[rows].astype(np.float64))
         visited = Visited(rows, passes / trials, trials, fresh)
         for tree in self.trees:
             tree.fit(visited)
         alike = self.trees[0].concentration
         likelihoods = np.array([tree.log_likelihood(visited, alike) for tree in self.trees])
-        likelihoods[0] += BENEFIT_OF_DOUBT + np.log(len(self.trees))  # of many trees, one is better by chance
+        likelihoods[0] += BENEFIT_OF_DOUBT + np.log(len(self.trees))  # the best of many trees may be best by chance
         weights = np.exp(likelihoods - likelihoods.max())
         self.weights = weights / weights.sum()
 
@@ -250,12 +246,51 @@ class Strata(Prior):
         return {"belief/strata": float(len(best)), "belief/worth": self.worth}
 
 
+class Oracle(Prior):
+    """For studies: the pass rate of each stratum is measured outside the run, and costs the run nothing.
+
+    What a run lacks against the oracle is its selector's fault. ``names``: for each prompt the metric that has its
+    stratum's rate. Until a rate is known, visits estimate it.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names, codes = np.unique(np.array(names), return_inverse=True)
+        self._strata = Strata([[codes]])
+        self._tree = self._strata.trees[1]
+        self._told: dict[str, float] = {}
+
+    def tell(self, rates: Mapping[str, float]) -> None:
+        self._told.update({name: float(rates[name]) for name in self._names.tolist() if name in rates})
+
+    def mean(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return counts_of(self._rates()[self._tree.leaf[rows]], worth_of(self._tree))
+
+    def overall(self) -> float:
+        return float(self._rates()[self._tree.leaf].mean())
+
+    def _rates(self) -> np.ndarray:
+        told = [self._told.get(name, np.nan) for name in self._names.tolist()]
+        return np.where(np.isnan(told), self._tree.means(), told)
+
+    def catch_up(self, counts: Counts) -> None:
+        self._strata.catch_up(counts)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"told": dict(self._told)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._told = dict(state.get("told", {}))
+
+    def metrics(self) -> dict[str, float]:
+        return {"belief/strata": float(len(self._names)), "belief/worth": worth_of(self._tree)}
+
+
 def worth_of(tree: Tree) -> float:
-    """The rollouts that a stratum of this tree counts as for one of its prompts."""
+    """Return how many rollouts a stratum of this tree counts as for one of its prompts."""
     return float(np.clip(tree.concentration, *WORTHS))
 
 
 def counts_of(rates: np.ndarray, worth: float) -> tuple[np.ndarray, np.ndarray]:
-    """The Beta that counts as ``worth`` rollouts at these rates: passes and failures."""
+    """Return the Beta that counts as ``worth`` rollouts at these rates: passes and failures."""
     right = np.clip(worth * rates, TINY, worth - TINY).astype(np.float32)
     return right, np.float32(worth) - right
