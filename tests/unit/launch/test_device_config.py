@@ -1,3 +1,5 @@
+"""The configs of the devices are ones that verl accepts, and what our rollout server cannot do is refused by its key."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -9,6 +11,7 @@ from transformers import MistralConfig
 import goldilocks.config
 from goldilocks.platforms import DEVICES
 from goldilocks.verl import plugin
+from goldilocks.verl.checks import check_run
 
 plugin.additions()
 
@@ -23,8 +26,10 @@ def _compose(*overrides: str) -> Any:
 
 
 def _validate(config: Any) -> None:
+    """Check a config as a run does before it starts anything: by our rules, then by verl's."""
     from verl.utils.config import validate_config
 
+    check_run(config)
     validate_config(config=config, use_reference_policy=True, use_critic=False)
 
 
