@@ -1,4 +1,4 @@
-"""The configs of the devices are ones that verl accepts, and what our rollout server cannot do is refused by its key."""
+"""verl accepts the configs of the devices, and what our rollout server cannot do is refused by its key."""
 
 from __future__ import annotations
 
