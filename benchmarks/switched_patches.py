@@ -144,11 +144,9 @@ def install() -> None:
     packed_rows.PackedRows.__reduce__ = lambda rows: (unpack, reduce(rows)[1])  # type: ignore[method-assign]
     from goldilocks.verl import plugin
 
-    due = {
-        "verl.trainer.ppo.v1.trainer_base": [functools.partial(_count_steps, board)],
-        "verl.trainer.ppo.v1.agent_loop_tq": [functools.partial(_switch_batched_turns, board)],
-    }
-    sys.meta_path.insert(0, plugin._AfterImport(due))
+    due = next(finder for finder in sys.meta_path if isinstance(finder, plugin._AfterImport))._due
+    due.setdefault("verl.trainer.ppo.v1.trainer_base", []).append(functools.partial(_count_steps, board))
+    due.setdefault("verl.trainer.ppo.v1.agent_loop_tq", []).append(functools.partial(_switch_batched_turns, board))
 
 
 def _count_steps(board: Board) -> None:

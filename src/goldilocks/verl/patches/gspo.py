@@ -17,13 +17,13 @@ def measured(original: Any) -> Any:
 
 
 GSPO_METRICS = Patch(
-    "gspo-metrics",
-    Kind.ALGORITHM,
-    "verl.trainer.ppo.core_algos",
-    {"compute_policy_loss_gspo": measured},
-    {"compute_policy_loss_gspo": "fd4ceb495b6b2c75"},
-    "the shares clipped on each side and the sequences' importance ratio are logged",
-    "nothing but the metrics; the loss is verl's",
-    "runs of GSPO lack five metrics",
-    "verl's GSPO logs its sequences' importance ratio",
+    name="gspo-metrics",
+    kind=Kind.ALGORITHM,
+    module="verl.trainer.ppo.core_algos",
+    replaced={"compute_policy_loss_gspo": measured},
+    written_for={"compute_policy_loss_gspo": "fd4ceb495b6b2c75"},
+    reason="the shares clipped on each side and the sequences' importance ratio are logged",
+    changes="nothing but the metrics; the loss is verl's",
+    without="runs of GSPO lack five metrics",
+    needless_when="verl's GSPO logs its sequences' importance ratio",
 )

@@ -37,13 +37,13 @@ def _logprobs(rows: Any, picks: Any) -> Any:
 
 
 LOG_PROBS = Patch(
-    "log-probs",
-    Kind.SPEED,
-    "verl.utils.torch_functional",
-    {"logprobs_from_logits_v2": logprobs_by_blocks},
-    {"logprobs_from_logits_v2": "1074be97faf338ae"},
-    "without flash-attn verl loops over single tokens: 417 ms where this takes 2",
-    "nothing on the CPU, gradients included; on a GPU a block may be summed in another order than a row",
-    "CPU +4 % (0 to +7)",
-    "verl's fallback without flash-attn takes many tokens at once",
+    name="log-probs",
+    kind=Kind.SPEED,
+    module="verl.utils.torch_functional",
+    replaced={"logprobs_from_logits_v2": logprobs_by_blocks},
+    written_for={"logprobs_from_logits_v2": "1074be97faf338ae"},
+    reason="without flash-attn verl loops over single tokens: 417 ms where this takes 2",
+    changes="nothing on the CPU, gradients included; on a GPU a block may be summed in another order than a row",
+    without="CPU +4 % (0 to +7)",
+    needless_when="verl's fallback without flash-attn takes many tokens at once",
 )

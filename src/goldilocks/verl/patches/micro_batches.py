@@ -74,13 +74,13 @@ def cut_by_length(lengths: Sequence[int], limit: int, start: int = START_TOKENS)
 
 
 ROWS_BY_LENGTH = Patch(
-    "rows-by-length",
-    Kind.SPEED,
-    "verl.workers.engine.utils",
-    {"rearrange_micro_batches": rows_by_length},
-    {"rearrange_micro_batches": "2e384e734df9f191"},
-    "verl puts long rows beside short ones; rows of like length are padded less",
-    "the order in which gradients are summed; the token limit of a micro-batch counts its padding",
-    "CPU -2 % (-2 to +2)",
-    "verl sorts rows by length where it pads them",
+    name="rows-by-length",
+    kind=Kind.SPEED,
+    module="verl.workers.engine.utils",
+    replaced={"rearrange_micro_batches": rows_by_length},
+    written_for={"rearrange_micro_batches": "2e384e734df9f191"},
+    reason="verl puts long rows beside short ones; rows of like length are padded less",
+    changes="the order in which gradients are summed; the token limit of a micro-batch counts its padding",
+    without="CPU -2 % (-2 to +2)",
+    needless_when="verl sorts rows by length where it pads them",
 )

@@ -70,13 +70,13 @@ def _denominator(log_probs: Any, data: Any) -> Any:
 
 
 ONE_PASS = Patch(
-    "one-pass",
-    Kind.SPEED,
-    "verl.workers.engine_workers",
-    {"ppo_loss": own_log_probs},
-    {"ppo_loss": "d7c0f8772b444f55"},
-    "with one optimizer step per batch its own pass gives old_log_probs, and rows without signal need no pass",
-    "loss and gradients are verl's; metrics of the pass left out are absent or of the rows computed: see below",
-    "CPU +66 % (+50 to +88)",
-    "verl's loss takes old_log_probs that are absent for those of its own pass",
+    name="one-pass",
+    kind=Kind.SPEED,
+    module="verl.workers.engine_workers",
+    replaced={"ppo_loss": own_log_probs},
+    written_for={"ppo_loss": "d7c0f8772b444f55"},
+    reason="with one optimizer step per batch its own pass gives old_log_probs, and rows without signal need no pass",
+    changes="loss and gradients are verl's; metrics of the pass left out are absent or of the rows computed: see below",
+    without="CPU +66 % (+50 to +88)",
+    needless_when="verl's loss takes old_log_probs that are absent for those of its own pass",
 )

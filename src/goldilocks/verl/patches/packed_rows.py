@@ -90,13 +90,13 @@ def pack_rows(original: Function) -> Function:
 
 
 PACKED_ROWS = Patch(
-    "packed-rows",
-    Kind.SPEED,
-    "transfer_queue.utils.serial_utils",
-    {"MsgpackEncoder.encode": pack_rows},
-    {"MsgpackEncoder.encode": "4def6c228f01b200"},
-    "the TransferQueue sends every row of every field as a message part of its own; short rows are one buffer",
-    "nothing: the reader gets the same rows",
-    "CPU +26 % (+20 to +32)",
-    "the TransferQueue sends the rows of a field as one buffer with their lengths",
+    name="packed-rows",
+    kind=Kind.SPEED,
+    module="transfer_queue.utils.serial_utils",
+    replaced={"MsgpackEncoder.encode": pack_rows},
+    written_for={"MsgpackEncoder.encode": "4def6c228f01b200"},
+    reason="the TransferQueue sends every row of every field as a message part of its own; short rows are one buffer",
+    changes="nothing: the reader gets the same rows",
+    without="CPU +26 % (+20 to +32)",
+    needless_when="the TransferQueue sends the rows of a field as one buffer with their lengths",
 )

@@ -38,7 +38,7 @@ class Kind(str, Enum):
     """Part of a trainer of ours, which applies it in its own processes."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Patch:
     """``replaced[attribute](original)`` takes the place of each ``module.attribute``: all of them, or none.
 

@@ -95,19 +95,19 @@ def _placed(window: Any, first: int, offsets: Any) -> Any:
 
 
 RESPONSE_LOGITS = Patch(
-    "response-logits",
-    Kind.SPEED,
-    "verl.workers.engine.fsdp.transformer_impl",
-    {
+    name="response-logits",
+    kind=Kind.SPEED,
+    module="verl.workers.engine.fsdp.transformer_impl",
+    replaced={
         "FSDPEngineWithLMHead.prepare_model_inputs": ask_for_a_window,
         "FSDPEngineWithLMHead.prepare_model_outputs": read_a_window,
     },
-    {
+    written_for={
         "FSDPEngineWithLMHead.prepare_model_inputs": "e7a30a3b61b58c8b",
         "FSDPEngineWithLMHead.prepare_model_outputs": "5239f536e8f617e3",
     },
-    "no loss reads the logits of a prompt, and they are most of the memory",
-    "log-probs of prompts, which nothing reads, are 0",
-    "CPU +2 % (-1 to +2), with a vocabulary of 21 tokens",
-    "verl asks transformers for the logits of responses alone (logits_to_keep)",
+    reason="no loss reads the logits of a prompt, and they are most of the memory",
+    changes="log-probs of prompts, which nothing reads, are 0",
+    without="CPU +2 % (-1 to +2), with a vocabulary of 21 tokens",
+    needless_when="verl asks transformers for the logits of responses alone (logits_to_keep)",
 )

@@ -73,13 +73,13 @@ def _make_manager(worker: Any) -> Any:
 
 
 REWARDS_HERE = Patch(
-    "rewards-here",
-    Kind.SPEED,
-    "verl.experimental.agent_loop.agent_loop",
-    {"AgentLoopWorker._compute_score": graded_here},
-    {"AgentLoopWorker._compute_score": "cf4b57719ad3c1b2"},
-    "verl sends every rollout to a reward worker in a batch of its own; the default manager's rules run here",
-    "nothing: the same values",
-    "CPU +18 % (+14 to +24) with verl's agent loop",
-    "verl grades by rules in the process that has the answer",
+    name="rewards-here",
+    kind=Kind.SPEED,
+    module="verl.experimental.agent_loop.agent_loop",
+    replaced={"AgentLoopWorker._compute_score": graded_here},
+    written_for={"AgentLoopWorker._compute_score": "cf4b57719ad3c1b2"},
+    reason="verl sends every rollout to a reward worker in a batch of its own; the default manager's rules run here",
+    changes="nothing: the same values",
+    without="CPU +18 % (+14 to +24) with verl's agent loop",
+    needless_when="verl grades by rules in the process that has the answer",
 )

@@ -35,39 +35,39 @@ def sampling_trainer(_trainer: Any) -> Any:
 
 # Applied by the worker of our V1 trainer in its own process.
 GATHERED_PUTS = Patch(
-    "gathered-puts",
-    Kind.TRAINER,
-    "verl.trainer.ppo.v1.agent_loop_tq",
-    {"tq": gathering_queue, "list_of_dict_to_tensordict": rows_unpacked},
-    {"AgentLoopWorkerTQ.__ray_metadata__.modified_class._agent_loop_postprocess": "523edacbff73640d"},
-    "verl packs and stores each rollout by itself; rollouts that end together are packed and stored together",
-    "nothing: the same values",
-    "CPU +63 % (+60 to +68) with verl's agent loop",
-    "verl's worker stores what ends together in one put",
+    name="gathered-puts",
+    kind=Kind.TRAINER,
+    module="verl.trainer.ppo.v1.agent_loop_tq",
+    replaced={"tq": gathering_queue, "list_of_dict_to_tensordict": rows_unpacked},
+    written_for={"AgentLoopWorkerTQ.__ray_metadata__.modified_class._agent_loop_postprocess": "523edacbff73640d"},
+    reason="verl packs and stores each rollout by itself; rollouts that end together are packed and stored together",
+    changes="nothing: the same values",
+    without="CPU +63 % (+60 to +68) with verl's agent loop",
+    needless_when="verl's worker stores what ends together in one put",
 )
 
 # Applied by our V1 trainer in its own process.
 GROUP_NUMBERS = Patch(
-    "group-numbers",
-    Kind.TRAINER,
-    "verl.trainer.ppo.v1.trainer_base",
-    {"tq": numbering_queue},
-    {"PPOTrainer._compute_advantage": "2a4a2aa4a475b228"},
-    "verl fetches and pads the uid of every row to know its group, which takes longer than the advantages",
-    "nothing: the same values",
-    "CPU +2 % (-2 to +6)",
-    "verl reads a row's group off its key",
+    name="group-numbers",
+    kind=Kind.TRAINER,
+    module="verl.trainer.ppo.v1.trainer_base",
+    replaced={"tq": numbering_queue},
+    written_for={"PPOTrainer._compute_advantage": "2a4a2aa4a475b228"},
+    reason="verl fetches and pads the uid of every row to know its group, which takes longer than the advantages",
+    changes="nothing: the same values",
+    without="CPU +2 % (-2 to +6)",
+    needless_when="verl reads a row's group off its key",
 )
 
 # Applied by the task runner of our V0 trainer in its own process.
 V0_TRAINER = Patch(
-    "v0-trainer",
-    Kind.TRAINER,
-    "verl.trainer.main_ppo_v0",
-    {"RayPPOTrainer": sampling_trainer},
-    {"TaskRunner.__ray_metadata__.modified_class.run": "95ebfb4a9286d46a"},
-    "verl's V0 task runner hardcodes the class of its trainer",
-    "the trainer is RayPPOTrainerWithSampling",
-    "there is no way to our trainer on V0",
-    "verl's V0 task runner takes the class of its trainer as an argument",
+    name="v0-trainer",
+    kind=Kind.TRAINER,
+    module="verl.trainer.main_ppo_v0",
+    replaced={"RayPPOTrainer": sampling_trainer},
+    written_for={"TaskRunner.__ray_metadata__.modified_class.run": "95ebfb4a9286d46a"},
+    reason="verl's V0 task runner hardcodes the class of its trainer",
+    changes="the trainer is RayPPOTrainerWithSampling",
+    without="there is no way to our trainer on V0",
+    needless_when="verl's V0 task runner takes the class of its trainer as an argument",
 )

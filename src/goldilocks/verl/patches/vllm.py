@@ -91,27 +91,30 @@ class _Socket:
 
 
 LARGEST_LOG_PROB = Patch(
-    "largest-log-prob",
-    Kind.ALGORITHM,
-    "verl.workers.rollout.vllm_rollout.vllm_async_server",
-    {"SamplingParams": with_largest, "extract_prompt_logprobs": hand_on_largest},
-    {"vLLMHttpServer.generate": "383d680001635a76"},
-    "gate 2 of the batch filter needs the largest log-prob at each position; verl drops it",
-    "nothing unless gate 2 is on; then vLLM returns one more log-prob a token",
-    "gate 2 of the batch filter has nothing to judge by on vLLM",
-    "verl hands a request's logprobs to vLLM, and on what vLLM returns",
+    name="largest-log-prob",
+    kind=Kind.ALGORITHM,
+    module="verl.workers.rollout.vllm_rollout.vllm_async_server",
+    replaced={"SamplingParams": with_largest, "extract_prompt_logprobs": hand_on_largest},
+    written_for={"vLLMHttpServer.generate": "383d680001635a76"},
+    reason="gate 2 of the batch filter needs the largest log-prob at each position; verl drops it",
+    changes="nothing unless gate 2 is on; then vLLM returns one more log-prob a token",
+    without="gate 2 of the batch filter has nothing to judge by on vLLM",
+    needless_when="verl hands a request's logprobs to vLLM, and on what vLLM returns",
     needs="vllm",
 )
 
 WEIGHTS_WATCHED = Patch(
-    "weights-watched",
-    Kind.REPORTS,
-    "verl.workers.rollout.vllm_rollout.vllm_rollout",
-    {"ServerAdapter._execute_method": note_receiving, "BucketedWeightSender": sender_that_looks},
-    {"ServerAdapter._execute_method": "f58c74367fbad112", "ServerAdapter.update_weights": "db65d1f4e062c819"},
-    "where vLLM fails to load weights, their sender waits for ever; the failure ends the run with its reason",
-    "nothing that is computed",
-    "a run on vLLM that cannot load its weights hangs without a word",
-    "verl's sender of weights has a time limit, or watches the receiver",
+    name="weights-watched",
+    kind=Kind.REPORTS,
+    module="verl.workers.rollout.vllm_rollout.vllm_rollout",
+    replaced={"ServerAdapter._execute_method": note_receiving, "BucketedWeightSender": sender_that_looks},
+    written_for={
+        "ServerAdapter._execute_method": "f58c74367fbad112",
+        "ServerAdapter.update_weights": "db65d1f4e062c819",
+    },
+    reason="where vLLM fails to load weights, their sender waits for ever; the failure ends the run with its reason",
+    changes="nothing that is computed",
+    without="a run on vLLM that cannot load its weights hangs without a word",
+    needless_when="verl's sender of weights has a time limit, or watches the receiver",
     needs="vllm",
 )

@@ -95,7 +95,17 @@ def test_a_function_that_changed_is_left_alone(
     (tmp_path / "upstream_module.py").write_text("def work():\n    return 'rewritten upstream'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     ours = {"work": lambda _: lambda: "ours"}
-    patch = Patch("faster", Kind.SPEED, "upstream_module", ours, {"work": "0" * 16}, "slow", "nothing", "", "")
+    patch = Patch(
+        name="faster",
+        kind=Kind.SPEED,
+        module="upstream_module",
+        replaced=ours,
+        written_for={"work": "0" * 16},
+        reason="slow",
+        changes="nothing",
+        without="slow",
+        needless_when="fast",
+    )
     with caplog.at_level(logging.WARNING):
         assert not patch.apply()
     assert importlib.import_module("upstream_module").work() == "rewritten upstream"

@@ -45,25 +45,25 @@ def trl_with_value_heads(original: Function) -> Function:
 
 
 CRITIC_ATTENTION = Patch(
-    "critic-attention",
-    Kind.CPU,
-    "verl.utils.model",
-    {"load_valuehead_model": value_model_by_config},
-    {"load_valuehead_model": "2371ca280654b53b"},
-    "verl loads every critic with flash_attention_2, which needs a GPU and flash-attn",
-    "a critic whose config names another attention is loaded with that one, without verl's fallbacks",
-    "no critic is loaded without flash-attn",
-    "verl loads a critic with the attention of its config, as it loads an actor",
+    name="critic-attention",
+    kind=Kind.CPU,
+    module="verl.utils.model",
+    replaced={"load_valuehead_model": value_model_by_config},
+    written_for={"load_valuehead_model": "2371ca280654b53b"},
+    reason="verl loads every critic with flash_attention_2, which needs a GPU and flash-attn",
+    changes="a critic whose config names another attention is loaded with that one, without verl's fallbacks",
+    without="no critic is loaded without flash-attn",
+    needless_when="verl loads a critic with the attention of its config, as it loads an actor",
 )
 
 TRL_VALUE_HEADS = Patch(
-    "trl-value-heads",
-    Kind.CPU,
-    "verl.utils.import_utils",
-    {"is_trl_available": trl_with_value_heads},
-    {"is_trl_available": "1a123c4fa66c9cb9"},
-    "verl takes any TRL for one that has a value-head model; TRL removed it in 1.13, and every FSDP worker fails",
-    "nothing but that",
-    "no FSDP worker starts beside TRL 1.13 or later",
-    "verl looks for the class that it imports from TRL",
+    name="trl-value-heads",
+    kind=Kind.CPU,
+    module="verl.utils.import_utils",
+    replaced={"is_trl_available": trl_with_value_heads},
+    written_for={"is_trl_available": "1a123c4fa66c9cb9"},
+    reason="verl takes any TRL for one with a value-head model; TRL removed it in 1.13, and every FSDP worker fails",
+    changes="nothing but that",
+    without="no FSDP worker starts beside TRL 1.13 or later",
+    needless_when="verl looks for the class that it imports from TRL",
 )

@@ -22,14 +22,14 @@ def gloo_group_on_cpu(original: Function) -> Function:
 
 
 PROCESS_GROUP = Patch(
-    "process-group",
-    Kind.CPU,
-    "verl.utils.distributed",
-    {"initialize_global_process_group_ray": gloo_group_on_cpu},
-    {"initialize_global_process_group_ray": "761a94d1a2e058d3"},
-    "verl asks torch for two backends for one device on the CPU, which torch rejects",
-    "nothing where there is an accelerator",
-    "no worker starts",
-    "verl names one backend where the accelerator is the CPU",
+    name="process-group",
+    kind=Kind.CPU,
+    module="verl.utils.distributed",
+    replaced={"initialize_global_process_group_ray": gloo_group_on_cpu},
+    written_for={"initialize_global_process_group_ray": "761a94d1a2e058d3"},
+    reason="verl asks torch for two backends for one device on the CPU, which torch rejects",
+    changes="nothing where there is an accelerator",
+    without="no worker starts",
+    needless_when="verl names one backend where the accelerator is the CPU",
     platform="cpu",
 )
