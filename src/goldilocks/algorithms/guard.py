@@ -45,7 +45,7 @@ def kept_tokens(log_ratio: Tensor, advantages: Tensor, mask: Tensor, bound: floa
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GuardVerdict:
     """Whether the update of a mini-batch is skipped, and the metrics of its guard."""
 
     skip: bool
@@ -81,7 +81,7 @@ class UpdateGuard:
         self._sums = found if self._sums is None else self._sums + found
         return advantages * kept
 
-    def verdict(self, summed: Callable[[Tensor], Tensor]) -> Verdict:
+    def verdict(self, summed: Callable[[Tensor], Tensor]) -> GuardVerdict:
         """Return the verdict on the mini-batch, and begin the next; ``summed`` adds a tensor up over all processes."""
         sums = torch.zeros(len(NAMES), dtype=torch.float64) if self._sums is None else self._sums
         self._sums = None
@@ -94,4 +94,4 @@ class UpdateGuard:
             "replay/guarded_tokens": found["guarded_tokens"],
             "replay/skipped_updates": float(skip),
         }
-        return Verdict(skip, metrics)
+        return GuardVerdict(skip, metrics)

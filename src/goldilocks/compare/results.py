@@ -17,9 +17,9 @@ import yaml
 
 from goldilocks.compare.arm import Arm, EqualCost, Values
 from goldilocks.dotted_keys import value_at
-from goldilocks.runs.costs import Spending, spending
+from goldilocks.runs.costs import EPOCHS, Spending, spending, updates_per_line
 from goldilocks.runs.files import Lines
-from goldilocks.runs.history import EPOCHS, History, updates_per_line, validation_accuracy
+from goldilocks.runs.history import History, validation_accuracy
 from goldilocks.runs.progress import SCORE
 from goldilocks.runs.validation import by_column
 

@@ -1,8 +1,8 @@
 """``goldilocks filter``: the batch filter on saved rollouts.
 
-What a training run would have kept of them, as a table of metrics, and the kept rows as a file. Every field of
-``PPOFilterConfig`` that can be judged on rewards and lengths is an option; the gates need log-probs per token, which
-saved rollouts do not have.
+Prints the metrics that a training run would have logged, and writes the kept rows to a file. Every field of
+``PPOFilterConfig`` that needs only rewards and lengths is an option; the gates need log-probs per token, which saved
+rollouts do not have.
 """
 
 from __future__ import annotations
@@ -18,11 +18,19 @@ from rich.table import Table
 
 from goldilocks.filtering.batch_filter import PPOBatchFilter
 from goldilocks.filtering.config import STRATEGIES, PPOFilterConfig
-from goldilocks.runs.records import Record, group_uids, read_records, write_records
+from goldilocks.runs.records import (
+    TEXT_COLUMNS,
+    Record,
+    each_row,
+    first_column,
+    group_uids,
+    number,
+    read_records,
+    write_records,
+)
 
 REWARD_COLUMNS = ("reward", "rewards", "score")  # the last is verl's
 LENGTH_COLUMNS = ("response_length", "response_lengths", "length", "tokens")
-TEXT_COLUMNS = ("output", "response")  # the first is verl's
 
 _OPTIONS: dict[str, tuple[str, type, str]] = {
     "--target-group-size": ("target_group_size", int, "samples a group has at most; default 16"),
@@ -37,7 +45,7 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``goldilocks filter``."""
+    """Add the options of ``goldilocks filter``."""
     parser.add_argument("file", type=Path, metavar="FILE", help=".jsonl, .csv, .parquet, or verl's rollout_data_dir")
     parser.add_argument("--out", type=Path, help="write the kept rows here, as .jsonl or .parquet")
     parser.add_argument("--strategy", dest="sample_selection_strategy", choices=STRATEGIES, help="how to cut groups")
@@ -69,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Filter the rows of a file; every step of a verl dump is a batch of its own, as it was in training."""
+    """Filter the rows of a file; every step of a verl dump is a batch, as it was in training."""
     config = _config(args)
     records = read_records(args.file)
     rewards = _numbers(records, _column(records, args.reward_column, REWARD_COLUMNS, "--reward-column"))
@@ -111,7 +119,7 @@ def _filter_by_step(
 
 
 def _steps(records: Sequence[Record]) -> dict[object, list[int]]:
-    """The rows of each training step; one step where the file does not say."""
+    """Return the rows of each training step; one step if the file has no steps."""
     steps: dict[object, list[int]] = {}
     for row, record in enumerate(records):
         steps.setdefault(record.get("step"), []).append(row)
@@ -119,25 +127,21 @@ def _steps(records: Sequence[Record]) -> dict[object, list[int]]:
 
 
 def _column(records: Sequence[Record], given: str | None, usual: Sequence[str], option: str) -> str:
-    there = list(records[0])
-    found = next((name for name in ([given] if given else usual) if name in there), None)
+    found = first_column([given] if given else usual, records[0])
+    accepted = f"a column of the file, which has {', '.join(records[0])}"
     if found is None:
-        wanted = repr(given) if given else f"any of {', '.join(usual)}"
-        raise ValueError(f"{option}: no column {wanted}; the file has {', '.join(there)}")
+        raise ValueError(f"{option}={given or ' or '.join(usual)} is not accepted: {accepted}")
     return found
 
 
 def _numbers(records: Sequence[Record], column: str) -> list[float]:
-    for row, record in enumerate(records):
-        if not isinstance(record.get(column), (int, float)):  # a bool is the number it counts as
-            raise ValueError(f"row {row}: {column}={record.get(column)!r}: expected a number")
-    return [float(record[column]) for record in records]  # type: ignore[arg-type]
+    return each_row(lambda record: number(record, column, finite=False), records)
 
 
 def _lengths(records: Sequence[Record], given: str | None) -> tuple[list[float], str]:
-    """Length of each answer and what it was measured in; a dump has no token counts, so its words are counted."""
-    text = next((name for name in TEXT_COLUMNS if name in records[0]), None)
-    if given is None and text is not None and not any(name in records[0] for name in LENGTH_COLUMNS):
+    """Return the length of each answer and its unit; a dump has no token counts, so its words are counted."""
+    text = first_column(TEXT_COLUMNS, records[0])
+    if given is None and text is not None and first_column(LENGTH_COLUMNS, records[0]) is None:
         words = [max(1.0, len(str(record.get(text)).split())) for record in records]  # an empty answer still ended
         return words, f"words of {text!r}, for want of a column with token counts (--length-column)"
     column = _column(records, given, LENGTH_COLUMNS, "--length-column")

@@ -29,9 +29,9 @@ from goldilocks.launch.preflight import budget_of, check_budget, check_paths, us
 from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, compose_config, quoted
 from goldilocks.launch.supervisor import LiveLine, SignOfLife, Supervisor
 from goldilocks.platforms import platform_env
+from goldilocks.runs.costs import hint
 from goldilocks.runs.directory import RunDir
 from goldilocks.runs.files import Tail
-from goldilocks.runs.history import hint
 from goldilocks.runs.progress import Progress
 from goldilocks.verl.dispatch.guarded_reward import TIMEOUT_S, guarded
 

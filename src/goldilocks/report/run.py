@@ -24,7 +24,7 @@ import yaml
 
 from goldilocks.dotted_keys import value_at
 from goldilocks.hashing import content_key
-from goldilocks.runs.checkpoints import Beliefs, checkpoints, read_beliefs
+from goldilocks.runs.checkpoints import SavedBeliefs, checkpoints, read_beliefs
 from goldilocks.runs.costs import Spending, spending
 from goldilocks.runs.files import Lines
 from goldilocks.runs.history import History
@@ -91,7 +91,7 @@ class Run:
     history: History
     spending: Spending
     dumps: tuple[Dump, ...]
-    beliefs: tuple[Beliefs, ...]
+    beliefs: tuple[SavedBeliefs, ...]
     texts: Mapping[int, str]
     missing: tuple[str, ...]
 
@@ -173,8 +173,8 @@ def _dumps(directory: Path, missing: list[str]) -> list[Dump]:
     return [dump for dump in dumps if dump.groups]
 
 
-def _beliefs(path: Path, missing: list[str]) -> list[Beliefs]:
-    read: list[Beliefs] = []
+def _beliefs(path: Path, missing: list[str]) -> list[SavedBeliefs]:
+    read: list[SavedBeliefs] = []
     for step, file in evenly([*checkpoints(path), *checkpoints(path / "checkpoints")], BELIEFS_OVER_TIME):
         try:
             read.append(read_beliefs(step, file))

@@ -1,9 +1,7 @@
-"""A ``state_dict`` on disk: JSON and its arrays in one ``.npz`` file. Loading executes no code.
+"""A ``state_dict`` on disk, JSON and its arrays in one ``.npz`` file, and the collectors' beliefs read from such files.
 
-The collector's beliefs about the prompts it has visited, read from checkpoints.
-
-A belief is a Beta posterior over a prompt's pass rate. It is stored under the prompt's key, a hash of the prompt's
-content. A reader finds the text by the same hash, and shows the key where there is no text.
+Loading executes no code. A belief is stored under the prompt's key, a hash of the prompt's content. A reader finds the
+text by the same hash, and shows the key where there is no text.
 """
 
 from __future__ import annotations
@@ -20,7 +18,10 @@ import numpy as np
 
 from goldilocks.runs.files import replacing
 
+FILE = "goldilocks.npz"
+COLUMNS = ("keys", "positives", "negatives", "visits", "streak", "tokens", "last_step")
 _STATE = "state"
+_FOLDER = re.compile(r"((global|interrupted)_step_|checkpoint-)(?P<step>\d+)")  # verl's and TRL's
 
 
 def save_state(state: dict[str, Any], path: str | Path) -> None:
@@ -65,14 +66,9 @@ def _with_arrays(value: Any, arrays: dict[str, np.ndarray]) -> Any:
     return value
 
 
-FILE = "goldilocks.npz"
-_FOLDER = re.compile(r"((global|interrupted)_step_|checkpoint-)(?P<step>\d+)")  # verl's and TRL's
-COLUMNS = ("keys", "positives", "negatives", "visits", "streak", "tokens", "last_step")
-
-
 @dataclass(frozen=True)
-class Belief:
-    """One prompt. ``pass_rate`` and ``spread``: the posterior's mean and standard deviation."""
+class SavedBelief:
+    """The belief about one prompt. ``pass_rate`` and ``spread`` are the posterior's mean and standard deviation."""
 
     key: int
     pass_rate: float
@@ -84,11 +80,11 @@ class Belief:
 
 
 @dataclass(frozen=True)
-class Beliefs:
+class SavedBeliefs:
     """All beliefs of a checkpoint, the most visited prompts first."""
 
     step: int
-    rows: tuple[Belief, ...]
+    rows: tuple[SavedBelief, ...]
 
 
 def checkpoints(directory: Path) -> list[tuple[int, Path]]:
@@ -98,7 +94,7 @@ def checkpoints(directory: Path) -> list[tuple[int, Path]]:
     return sorted((step, file) for step, file in found if file.is_file())
 
 
-def read_beliefs(step: int, file: Path) -> Beliefs:
+def read_beliefs(step: int, file: Path) -> SavedBeliefs:
     """Return the beliefs in one saved collector. Raises ``ValueError`` if the file holds none or is incomplete."""
     try:
         beliefs = load_state(file)["collector"]["ledger"]
@@ -108,21 +104,11 @@ def read_beliefs(step: int, file: Path) -> Beliefs:
     except (KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise ValueError(f"{file} holds no beliefs: {error}") from error
     rows = [_belief(*values) for values in zip(*columns, strict=True)]
-    return Beliefs(step, tuple(sorted(rows, key=lambda row: (-row.visits, row.key))))
+    return SavedBeliefs(step, tuple(sorted(rows, key=lambda row: (-row.visits, row.key))))
 
 
-def _belief(
-    key: int,
-    positives: float,
-    negatives: float,
-    visits: int,
-    streak: int,
-    tokens: float,
-    last_step: int,
-    passes: float,
-    failures: float,
-) -> Belief:
-    """``passes`` and ``failures`` are the prior's."""
-    a, b = passes + positives, failures + negatives
-    spread = math.sqrt(a * b / (a + b + 1)) / (a + b)
-    return Belief(key, a / (a + b), spread, visits, streak, tokens, last_step)
+def _belief(key: int, passes: float, failures: float, *rest: Any) -> SavedBelief:
+    """``rest`` ends with the passes and failures of the prior."""
+    *counts, prior_passes, prior_failures = rest
+    a, b = prior_passes + passes, prior_failures + failures
+    return SavedBelief(key, a / (a + b), math.sqrt(a * b / (a + b + 1)) / (a + b), *counts)

@@ -1,12 +1,16 @@
-"""What a run had spent by the end of each step: rollouts, tokens and minutes. Every generated rollout is charged.
+"""What a run had spent by the end of each step, and what an update costs against one of GRPO's.
 
-The totals are those of the collector's accounts. A run without a collector trains everything it generates, so its
-rollouts follow from its configuration and its tokens from the mean length of the trained answers.
+Every generated rollout is charged. The totals are those of the collector's accounts. A run without a collector trains
+everything it generates, so its rollouts follow from its configuration and its tokens from the mean length of the
+trained answers.
+
+A recipe that drops groups fills a batch from several batches of rollouts. With sizes chosen for GRPO it then makes a
+fraction of GRPO's updates, and at one learning rate accuracy follows the updates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +19,13 @@ from goldilocks.runs.history import History, Series, at_or_before, running_total
 
 ROLLOUTS, TOKENS = "accounts/generated_rollouts", "accounts/generated_tokens"  # totals of a run, kept by the collector
 LENGTH = "response_length/mean"  # of the rows that were trained
+
+BATCH, MINI_BATCH = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size"
+EPOCHS, N = "actor_rollout_ref.actor.ppo_epochs", "actor_rollout_ref.rollout.n"
+BACKEND = "trainer.backend"
+
+BATCHES = 3  # an average over fewer is mostly luck
+TIMES = 4.0  # an update that costs more than so many of GRPO's is worth a word
 
 
 @dataclass(frozen=True)
@@ -31,8 +42,6 @@ COSTS = (
     Cost("tokens", "tokens generated"),
     Cost("minutes", "wall-clock, minutes", form="~r"),
 )
-
-
 COST_NAMES = tuple(cost.name for cost in COSTS)
 
 
@@ -45,9 +54,7 @@ class Spending:
     def until(self, cost: str, step: int) -> float | None:
         """Return what had been spent when a step ended: 0 before the first step, None for an unknown cost."""
         series = self.totals[cost]
-        if not series:
-            return None
-        return at_or_before(series, step) or 0.0
+        return (at_or_before(series, step) or 0.0) if series else None
 
     def total(self, cost: str) -> float | None:
         return next(reversed(self.totals[cost].values()), None)
@@ -58,17 +65,12 @@ def spending(history: History, config: Mapping[str, Any]) -> Spending:
     seconds = running_total(history.series("timing_s/step"))
     rollouts = history.series(ROLLOUTS) or _planned_rollouts(history, config)
     tokens = history.series(TOKENS) or _trained_tokens(history, rollouts)
-    return Spending(
-        {
-            "rollouts": rollouts,
-            "tokens": tokens,
-            "minutes": {step: total / 60 for step, total in seconds.items()},
-        }
-    )
+    minutes = {step: total / 60 for step, total in seconds.items()}
+    return Spending({"rollouts": rollouts, "tokens": tokens, "minutes": minutes})
 
 
 def _planned_rollouts(history: History, config: Mapping[str, Any]) -> Series:
-    prompts, n = value_at(config, "data.train_batch_size"), value_at(config, "actor_rollout_ref.rollout.n")
+    prompts, n = value_at(config, BATCH), value_at(config, N)
     if not isinstance(prompts, int) or not isinstance(n, int):
         return {}
     return running_total({step: float(prompts * n) for step in history.series("critic/score/mean")})
@@ -81,3 +83,54 @@ def _trained_tokens(history: History, rollouts: Series) -> Series:
             spent[step] = lengths[step] * (total - before)
         before = total
     return running_total(spent)
+
+
+def updates_per_line(config: Mapping[str, Any]) -> int:
+    """TRL logs every update. verl logs every batch, and makes an update of each mini-batch in each epoch over it."""
+    return 1 if value_at(config, BACKEND) == "trl" else _updates_per_batch(config)
+
+
+def hint(config: Mapping[str, Any], generated: Sequence[int]) -> str | None:
+    """Return which sizes would make as many updates as GRPO, if an update costs more than ``TIMES`` one of GRPO's.
+
+    ``generated`` is the total of rollouts after each line of the metrics. The first line is left out: a resumed run
+    has no total before it, and a new one generates the groups that later batches find carried.
+    """
+    cost = _rollouts_per_update(config, generated)
+    batch, mini_batch, n = (value_at(config, key) for key in (BATCH, MINI_BATCH, N))
+    if cost is None or not (batch and mini_batch and n):
+        return None
+    plain = mini_batch * n / (value_at(config, EPOCHS) or 1)
+    if cost <= TIMES * plain:
+        return None
+    said = f"an update costs {cost:,.0f} rollouts, {cost / plain:.1f} times GRPO's {plain:,.0f}"
+    return f"{said}: {_advice(batch, mini_batch, mini_batch * plain / cost)}"
+
+
+def _advice(batch: int, mini_batch: int, wanted: float) -> str:
+    """Return the sizes that make as many updates of the same rollouts as GRPO, with ``wanted`` groups in each."""
+    if mini_batch == 1:
+        return "choose prompts that differ more (goldilocks.selector), or other data"
+    size = max(1, int(wanted))
+    fits = max(one for one in range(1, size + 1) if batch % one == 0)
+    smaller = size * (batch // mini_batch)
+    many = "as many updates" if wanted >= 1 else f"{mini_batch} times the updates, still fewer than GRPO's,"
+    return (
+        f"{MINI_BATCH}={fits} would make {many} of them, "
+        f"or {BATCH}={smaller} with {MINI_BATCH}={size}, each from newer rollouts"
+    )
+
+
+def _rollouts_per_update(config: Mapping[str, Any], generated: Sequence[int]) -> float | None:
+    """Return the mean over whole batches after the first line, or None before there are ``BATCHES`` of them."""
+    lines_per_batch = max(1, _updates_per_batch(config) // updates_per_line(config))
+    batches = (len(generated) - 1) // lines_per_batch
+    if batches < BATCHES:
+        return None
+    return (generated[batches * lines_per_batch] - generated[0]) / (batches * _updates_per_batch(config))
+
+
+def _updates_per_batch(config: Mapping[str, Any]) -> int:
+    batch, mini_batch = value_at(config, BATCH), value_at(config, MINI_BATCH)
+    mini_batches = max(1, round(batch / mini_batch)) if batch and mini_batch else 1
+    return mini_batches * (value_at(config, EPOCHS) or 1)

@@ -12,8 +12,9 @@ verl writes one ``<step>.jsonl`` per step with ``input, output, gts, score, step
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,8 +22,10 @@ from goldilocks.runs.files import read_objects
 
 Record = dict[str, object]
 Handler = TypeVar("Handler")
+T = TypeVar("T")
 
 VERL_DUMP_KEYS = frozenset({"input", "output", "gts", "score", "step"})
+TEXT_COLUMNS = ("output", "response")  # of an answer; the first is verl's
 _ROW_KEY = re.compile(r"(?P<group>.+)_(?P<rollout>\d+)_(?P<part>\d+)")
 
 
@@ -40,7 +43,7 @@ def split_row_key(key: str) -> tuple[str, int]:
 
 
 def read_records(path: Path | str) -> list[Record]:
-    """Every rollout saved in a ``.jsonl``, ``.csv`` or ``.parquet`` file, or in a directory of verl's dumps."""
+    """Return every rollout of a ``.jsonl``, ``.csv`` or ``.parquet`` file, or of a directory of verl's dumps."""
     path = Path(path)
     if path.is_dir():
         files = dump_files(path)
@@ -65,7 +68,7 @@ def write_records(path: Path | str, rows: Sequence[Mapping[str, object]]) -> Non
 
 
 def group_uids(rows: Sequence[Mapping[str, object]], column: str | None = None) -> list[str]:
-    """Return the group of each row: from ``column``, else from ``uid``, else from what verl's dumps hold.
+    """Return the group of each row: from ``column``, else from ``uid``, else from the columns of verl's dumps.
 
     A verl V1 dump's ``uid`` is the sample's key, so the group is what precedes its last two numbers. A V0 dump names no
     group: rows of one step with the same ``input`` are taken as one, so a prompt drawn twice in a step is one group.
@@ -85,16 +88,43 @@ def _group_uid(row: Mapping[str, object], number: int, column: str | None) -> st
     return split_row_key(uid)[0] if named else uid
 
 
+def first_column(names: Sequence[str], columns: Iterable[str]) -> str | None:
+    """Return the first of these names that is a column."""
+    there = set(columns)
+    return next((name for name in names if name in there), None)
+
+
+def present(row: Mapping[str, object], column: str) -> object:
+    """Return the value of a column, which must be there."""
+    if row.get(column) is None:
+        raise ValueError(f"no value in column {column!r}; there are: {', '.join(row)}")
+    return row[column]
+
+
+def number(row: Mapping[str, object], column: str, *, finite: bool = True) -> float:
+    """Return the number in a column; a bool is the number it counts as."""
+    value = present(row, column)
+    if not isinstance(value, (int, float)) or (finite and not math.isfinite(value)):
+        raise ValueError(f"{column}={value!r} is not accepted: {'a finite' if finite else 'a'} number")
+    return float(value)
+
+
+def each_row(read: Callable[[Record], T], rows: Sequence[Record]) -> list[T]:
+    """Return ``read`` of every row; an error names the row, counted from 1."""
+    values = []
+    for place, row in enumerate(rows, start=1):
+        try:
+            values.append(read(row))
+        except ValueError as error:
+            raise ValueError(f"row {place}: {error}") from None
+    return values
+
+
 def columns_of(rows: Sequence[Record]) -> dict[str, list[object]]:
     """Return the columns of the rows and of their ``extra_info``; what a row lacks is None."""
-    infos = [{**_extra_info(row), **row} for row in rows]
+    infos = [{**dict(info if isinstance(info := row.get("extra_info"), Mapping) else {}), **row} for row in rows]
     names = dict.fromkeys(name for info in infos for name in info)
     return {name: [info.get(name) for info in infos] for name in names}
-
-
-def _extra_info(row: Record) -> Record:
-    info = row.get("extra_info")
-    return dict(info) if isinstance(info, Mapping) else {}
 
 
 def dump_files(directory: Path) -> list[Path]:
@@ -108,10 +138,6 @@ def _by_extension(path: Path, table: Mapping[str, Handler]) -> Handler:
         return table[path.suffix.lower()]
     except KeyError:
         raise ValueError(f"{path}: unknown extension {path.suffix!r}; accepted are {', '.join(table)}") from None
-
-
-def _read_jsonl(path: Path) -> list[Record]:
-    return list(read_objects(path))
 
 
 def _read_csv(path: Path) -> list[Record]:
@@ -141,10 +167,13 @@ def _read_parquet(path: Path) -> list[Record]:
     return rows
 
 
+def json_lines(rows: Iterable[Mapping[str, object]]) -> str:
+    """Return a line of JSON for each row; a value that JSON lacks is written as its text."""
+    return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+
+
 def _write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+    path.write_text(json_lines(rows), encoding="utf-8")
 
 
 def _write_parquet(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
@@ -161,7 +190,7 @@ def _write_parquet(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 
 _READERS: dict[str, Callable[[Path], list[Record]]] = {
-    ".jsonl": _read_jsonl,
+    ".jsonl": lambda path: list(read_objects(path)),
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }

@@ -22,10 +22,9 @@ from goldilocks.core.beliefs import log_loss
 from goldilocks.core.priors import Forecast, Prior, Strata
 from goldilocks.errors import require
 from goldilocks.features import Features, StrataSettings
-from goldilocks.runs.records import Record, columns_of, group_uids, read_records
-from goldilocks.types import Group, Rollout
+from goldilocks.runs.records import Record, columns_of, first_column, group_uids, number, read_records
+from goldilocks.types import POSITIVE_THRESHOLD, Group, Rollout
 
-POSITIVE_THRESHOLD = 0.5
 WORTHS = np.geomspace(0.1, 1000, 161)  # rollouts
 RANKS = 4
 ENOUGH = 32  # first visits, after those of the first step
@@ -75,27 +74,21 @@ def read_outcomes(path: Path) -> Outcomes:
     groups: dict[str, list[Record]] = {}
     for row, uid in zip(rows, group_uids(rows), strict=True):
         groups.setdefault(uid, []).append(row)
-    return _outcomes(sorted(groups.values(), key=lambda group: _number(group[0], "step")), path)
+    return _outcomes(sorted(groups.values(), key=lambda group: number(group[0], "step")), path)
 
 
 def _outcomes(groups: Sequence[Sequence[Record]], path: Path) -> Outcomes:
-    column = next((name for name in ("input", "prompt") if name in groups[0][0]), None)
+    column = first_column(("input", "prompt"), groups[0][0])
     require(column is not None, "RUN", str(path), "rollouts with a column input or prompt, score and step")
     places: dict[str, int] = {}
     prompt = [places.setdefault(str(group[0][str(column)]), len(places)) for group in groups]
     first = {place: group[0] for place, group in reversed(list(zip(prompt, groups, strict=True)))}
     columns = columns_of([first[place] for place in range(len(places))])
-    passes = [sum(_number(row, "score") >= POSITIVE_THRESHOLD for row in group) for group in groups]
-    steps = [_number(group[0], "step") for group in groups]
+    passes = [sum(number(row, "score") >= POSITIVE_THRESHOLD for row in group) for group in groups]
+    steps = [number(group[0], "step") for group in groups]
     trials = [len(group) for group in groups]
     source = ListSource(list(places), columns=columns)
     return Outcomes(source, np.array(prompt), np.array(steps), np.array(passes, float), np.array(trials, float))
-
-
-def _number(row: Record, column: str) -> float:
-    value = row.get(column)
-    require(isinstance(value, (int, float)), column, value, "a number in every row")
-    return float(value)  # type: ignore[arg-type]
 
 
 def look_back(outcomes: Outcomes, prior: str = "forecast", columns: Sequence[str] = ()) -> Hindsight:
@@ -137,15 +130,15 @@ def _forecasts(outcomes: Outcomes, prior: Prior) -> tuple[np.ndarray, np.ndarray
     beliefs = Beliefs(outcomes.prompts.keys(), prior=prior)
     seen, passes, trials = np.zeros(len(beliefs), dtype=bool), 1.0, 2.0
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    for number, step in enumerate(np.unique(outcomes.step)):
+    for place, step in enumerate(np.unique(outcomes.step)):
         groups = np.flatnonzero(outcomes.step == step)
         prompts = outcomes.prompt[groups]
         fresh = groups[~seen[prompts]]
-        if number:
+        if place:
             mean = np.full(len(fresh), passes / trials)
             parts.append((fresh, beliefs.pass_rate(outcomes.prompt[fresh]).astype(np.float64), mean))
         for group in groups.tolist():
-            _record(beliefs, outcomes, group, number)
+            _record(beliefs, outcomes, group, place)
         passes, trials = passes + outcomes.passes[groups].sum(), trials + outcomes.trials[groups].sum()
         seen[prompts] = True
     none = (np.empty(0, dtype=np.int64), np.empty(0), np.empty(0))

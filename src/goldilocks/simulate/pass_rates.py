@@ -1,12 +1,7 @@
-"""The pass rate and the mean answer length of each prompt, read from saved data.
+"""The pass rate and the mean answer length of each prompt: read from saved data, or of the built-in data set.
 
 The columns say how to read the rows: ``pass_rate`` per prompt, a list of ``rewards`` per prompt, or ``score`` per
-rollout (as in verl's dumps), where the rows of one prompt are put together. A reward of 0.5 or more is a pass, as for
-the collector's beliefs.
-
-The built-in data set: 2,000 prompts, as mixed in difficulty as reasoning data are for a model at its start.
-
-It does not depend on the seed of a simulation, so two seeds differ by sampling alone.
+rollout (as in verl's dumps), where the rows of one prompt are put together.
 """
 
 from __future__ import annotations
@@ -16,21 +11,28 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from goldilocks.hashing import content_key
-from goldilocks.runs.records import Record, columns_of, read_records
+from goldilocks.runs.records import (
+    TEXT_COLUMNS,
+    Record,
+    columns_of,
+    each_row,
+    first_column,
+    number,
+    present,
+    read_records,
+)
+from goldilocks.types import POSITIVE_THRESHOLD
 
-POSITIVE_THRESHOLD = 0.5
 DEFAULT_TOKENS = 512
 CHARACTERS_PER_TOKEN = 4  # of English text, roughly; only where no column counts tokens
 
 PROMPT_COLUMNS = ("prompt", "input", "uid")
 SCORE_COLUMNS = ("score", "reward")
 LENGTH_COLUMNS = ("tokens", "mean_tokens", "response_length", "length")
-TEXT_COLUMNS = ("output", "response")
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def interpret(rows: Sequence[Record]) -> PassRates:
         return _one_row_a_prompt(rows, _pass_rate)
     if "rewards" in columns:
         return _one_row_a_prompt(rows, _share_of_passes)
-    score, prompt = _first(SCORE_COLUMNS, columns), _prompt_column(columns)
+    score, prompt = first_column(SCORE_COLUMNS, columns), first_column(PROMPT_COLUMNS, columns)
     if score and prompt:
         return _one_row_a_rollout(rows, score, prompt)
     raise ValueError(
@@ -76,25 +78,25 @@ def interpret(rows: Sequence[Record]) -> PassRates:
 
 
 def _one_row_a_prompt(rows: Sequence[Record], rate: Callable[[Record], float]) -> PassRates:
-    prompt = _prompt_column(rows[0].keys())
-    contents = [number if prompt is None else row.get(prompt) for number, row in enumerate(rows)]
-    return _pass_rates(contents, _each(rate, rows), _each(_length, rows), rows)
+    prompt = first_column(PROMPT_COLUMNS, rows[0])
+    contents = [place if prompt is None else row.get(prompt) for place, row in enumerate(rows)]
+    return _pass_rates(contents, each_row(rate, rows), each_row(_length, rows), rows)
 
 
 def _one_row_a_rollout(rows: Sequence[Record], score: str, prompt: str) -> PassRates:
-    passes = _each(lambda row: _number(row, score) >= POSITIVE_THRESHOLD, rows)
-    lengths = _each(_length, rows)
-    contents = _each(lambda row: _present(row, prompt), rows)
+    passes = each_row(lambda row: number(row, score) >= POSITIVE_THRESHOLD, rows)
+    lengths = each_row(_length, rows)
+    contents = each_row(lambda row: present(row, prompt), rows)
     rollouts: dict[int, list[int]] = {}
-    for number, content in enumerate(contents):
-        rollouts.setdefault(content_key(content), []).append(number)
+    for place, content in enumerate(contents):
+        rollouts.setdefault(content_key(content), []).append(place)
 
     def means(values: Sequence[float]) -> list[float]:
-        return [math.fsum(values[number] for number in numbers) / len(numbers) for numbers in rollouts.values()]
+        return [math.fsum(values[place] for place in places) / len(places) for places in rollouts.values()]
 
-    firsts = [numbers[0] for numbers in rollouts.values()]
-    prompts = [contents[number] for number in firsts]
-    return _pass_rates(prompts, means(passes), means(lengths), [rows[number] for number in firsts])
+    firsts = [places[0] for places in rollouts.values()]
+    prompts = [contents[place] for place in firsts]
+    return _pass_rates(prompts, means(passes), means(lengths), [rows[place] for place in firsts])
 
 
 def _pass_rates(
@@ -105,26 +107,15 @@ def _pass_rates(
     return PassRates(tuple(contents), np.array(rates, float), np.array(lengths, float), columns=known)
 
 
-def _each(read: Callable[[Record], Any], rows: Sequence[Record]) -> list[Any]:
-    """``read`` of every row; an error says in which row, counted from 1."""
-    values = []
-    for number, row in enumerate(rows, start=1):
-        try:
-            values.append(read(row))
-        except ValueError as error:
-            raise ValueError(f"row {number}: {error}") from None
-    return values
-
-
 def _pass_rate(row: Record) -> float:
-    rate = _number(row, "pass_rate")
+    rate = number(row, "pass_rate")
     if not 0 <= rate <= 1:
         raise ValueError(f"pass_rate={rate!r} is not accepted: between 0 and 1")
     return rate
 
 
 def _share_of_passes(row: Record) -> float:
-    rewards = _present(row, "rewards")
+    rewards = present(row, "rewards")
     if isinstance(rewards, str):  # CSV has no lists: a list is written as JSON there
         try:
             rewards = json.loads(rewards)
@@ -132,42 +123,20 @@ def _share_of_passes(row: Record) -> float:
             raise ValueError(f"rewards={rewards!r} is not accepted: a list of numbers such as [0, 1, 1]") from None
     if not isinstance(rewards, list) or not rewards:
         raise ValueError(f"rewards={rewards!r} is not accepted: a list of at least one number")
-    passes = [_number({"rewards": reward}, "rewards") >= POSITIVE_THRESHOLD for reward in rewards]
+    passes = [number({"rewards": reward}, "rewards") >= POSITIVE_THRESHOLD for reward in rewards]
     return sum(passes) / len(passes)
 
 
 def _length(row: Record) -> float:
     """Return the mean tokens per answer: from a column, estimated from a text, or the default."""
-    column = _first(LENGTH_COLUMNS, row)
+    column = first_column(LENGTH_COLUMNS, row)
     if column:
-        tokens = _number(row, column)
+        tokens = number(row, column)
         if tokens < 0:
             raise ValueError(f"{column}={tokens!r} is not accepted: a number of tokens, 0 or more")
         return max(tokens, 1.0)
-    text = _first(TEXT_COLUMNS, row)
+    text = first_column(TEXT_COLUMNS, row)
     return max(len(str(row[text])) / CHARACTERS_PER_TOKEN, 1.0) if text else float(DEFAULT_TOKENS)
-
-
-def _number(row: Mapping[str, object], column: str) -> float:
-    value = _present(row, column)
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{column}={value!r} is not accepted: a finite number")
-    return float(value)
-
-
-def _present(row: Mapping[str, object], column: str) -> object:
-    if row.get(column) is None:
-        raise ValueError(f"no value in column {column!r}; there are: {', '.join(row)}")
-    return row[column]
-
-
-def _prompt_column(columns: Iterable[str]) -> str | None:
-    return _first(PROMPT_COLUMNS, columns)
-
-
-def _first(names: Sequence[str], columns: Iterable[str]) -> str | None:
-    there = set(columns)
-    return next((name for name in names if name in there), None)
 
 
 LONGEST, SHORTEST = 1400, 200  # mean tokens of an answer that is never right, and of one that always is
@@ -193,7 +162,11 @@ DIFFICULTIES = (
 
 
 def mixture() -> PassRates:
-    """The built-in data set. Harder prompts have longer answers: a geometric path from SHORTEST to LONGEST."""
+    """Return the built-in data set: 2,000 prompts, as mixed in difficulty as reasoning data are for a fresh model.
+
+    Harder prompts have longer answers: a geometric path from SHORTEST to LONGEST. The data set does not depend on the
+    seed of a simulation, so two seeds differ by sampling alone.
+    """
     rates = np.concatenate([np.linspace(one.lowest, one.highest, one.prompts) for one in DIFFICULTIES])
     names = tuple(f"{one.name} {number}" for one in DIFFICULTIES for number in range(one.prompts))
     # The names tell the difficulty: a forecast must not read them.

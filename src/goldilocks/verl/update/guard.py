@@ -20,7 +20,7 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers import engine_workers
 from verl.workers.utils import losses, padding
 
-from goldilocks.algorithms.guard import UpdateGuard, Verdict
+from goldilocks.algorithms.guard import GuardVerdict, UpdateGuard
 from goldilocks.core.replay import Guard
 
 COUNTS = ("replay/guarded_rows", "replay/guarded_tokens", "replay/skipped_updates")
@@ -36,7 +36,7 @@ class GuardedLoss:
         self._config = omega_conf_to_dataclass(actor)
         self._guard = UpdateGuard(guard.bound, guard.skip)
         self._rows = 0  # of the current mini-batch, so far
-        self._verdict: Verdict | None = None  # until the actor's optimizer steps
+        self._verdict: GuardVerdict | None = None  # until the actor's optimizer steps
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Arrive in a worker: watch its optimizers from before the first verdict on."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from goldilocks.runs.history import hint, updates_per_line
+from goldilocks.runs.costs import hint, updates_per_line
 
 
 def config(batch: int, mini_batch: int, *, n: int = 8, epochs: int = 1, backend: str | None = None) -> dict[str, Any]:
