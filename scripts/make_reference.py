@@ -4,7 +4,7 @@
 The first has every config key, policy, recipe and metric, the second every attribute of verl that is replaced.
 
 Nothing is described here. A key's meaning is the comment beside it, a policy's its docstring, a metric's its entry in
-``goldilocks.metrics``; what has none is an error.
+``documented_metrics.py``; what has none is an error.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from documented_metrics import METRICS
+
 from goldilocks.cli import COMMANDS
 from goldilocks.core.allocators import ALLOCATORS
 from goldilocks.core.filters import FILTERS
@@ -21,7 +23,6 @@ from goldilocks.core.policy import Policy
 from goldilocks.core.selectors import SELECTORS
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.launch import recipe
-from goldilocks.metrics import METRICS
 from goldilocks.verl.patches.table import PATCHES
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

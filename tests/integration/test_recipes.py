@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from documented_metrics import undocumented
 from omegaconf import OmegaConf
 from run_files import logged
 from unit.launch.test_recipes import GSPO_3B, differing, printed
 
-from goldilocks.metrics import undocumented
 from goldilocks.runs.records import group_uids, read_records
 
 pytestmark = pytest.mark.integration

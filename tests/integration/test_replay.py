@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from documented_metrics import undocumented
 
-from goldilocks.metrics import undocumented
 from goldilocks.runs.records import read_records
 
 from .conftest import Launch

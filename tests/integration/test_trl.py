@@ -13,9 +13,9 @@ from run_files import json_lines, logged
 pytest.importorskip("trl")
 
 import trl_world as world
+from documented_metrics import undocumented
 
 from goldilocks.core import Exhausted
-from goldilocks.metrics import undocumented
 
 SECTIONS: list[dict[str, Any]] = [{}, {"goldilocks": {}}, {"filter_groups": {"enable": False}}]
 

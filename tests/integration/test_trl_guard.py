@@ -14,8 +14,8 @@ from torch import Tensor
 pytest.importorskip("trl")
 
 import trl_world as world
+from documented_metrics import undocumented
 
-from goldilocks.metrics import undocumented
 from goldilocks.trl import GoldilocksGRPOTrainer
 from goldilocks.trl.rows import LOG_PROBS
 

@@ -23,7 +23,6 @@ BELOW: dict[str, set[str]] = {
     "core": {"errors", "hashing", "types"},
     "runs": BASE | {"core"},
     "testing": CORE | {"drive"},
-    "metrics": set(),
     "features": BASE,
     "filtering": {"errors", "runs"},
     "config": CORE | {"features", "filtering"},

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from builders import fill, source
+from documented_metrics import METRICS, entry, undocumented
 
 import goldilocks
 from goldilocks.algorithms.gspo import clipping_metrics
@@ -24,7 +25,6 @@ from goldilocks.core.filters import Variance
 from goldilocks.core.selectors import Greso
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.metrics import METRICS, entry, undocumented
 from goldilocks.runs.validation import accuracy_by
 from goldilocks.types import Failure, Request, Rollout
 

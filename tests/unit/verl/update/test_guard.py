@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from documented_metrics import undocumented
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from torch import Tensor
@@ -17,7 +18,6 @@ from verl.utils.metric import Metric
 from verl_world import nested
 
 from goldilocks.core.replay import Guard
-from goldilocks.metrics import undocumented
 from goldilocks.verl.patches.one_pass import WHOLE_ROWS, WHOLE_TOKENS
 from goldilocks.verl.update.guard import GuardedLoss, guard_metrics
 

@@ -1,7 +1,7 @@
-"""Every metric that Goldilocks logs beside verl's own, and what it means.
+"""Every metric that Goldilocks logs beside verl's own, and what it means: ``make_reference.py`` prints the list.
 
-Invariant, held by a test: what the code logs is here, and what is here is logged. ``<reason>`` and the like
-stand for any word: a filter's, a failure's, a column's.
+A test holds the list against the code, both ways. ``<reason>`` and the like stand for any word: of a filter, of a
+failure, of a column.
 """
 
 from __future__ import annotations
@@ -160,12 +160,12 @@ OURS = frozenset(name.partition("/")[0] for name in METRICS) - {"actor", "timing
 
 
 def undocumented(names: Iterable[str]) -> list[str]:
-    """Of these names, those under a prefix of ours that are not in the list."""
+    """Return those of these names that have a prefix of ours and are not in the list."""
     return sorted(name for name in names if name.partition("/")[0] in OURS and entry(name) is None)
 
 
 def entry(name: str) -> str | None:
-    """The name in the list that stands for this one."""
+    """Return the name in the list that stands for this one, or None."""
     if name in METRICS:
         return name
     return next((listed for listed, pattern in _patterns().items() if pattern.fullmatch(name)), None)
