@@ -23,9 +23,8 @@ from pathlib import Path
 import psutil
 
 from goldilocks.launch import defaults
-from goldilocks.launch.prefork import HOOK
+from goldilocks.launch.prefork import HOOK, RUN
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.launch.supervisor import MARK
 
 SMALL = [
     "data.train_batch_size=8",
@@ -68,7 +67,7 @@ def processes(root: int, run: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.pid == root or process.environ().get(MARK) == str(run):
+            if process.pid == root or process.environ().get(RUN) == str(run):
                 found.append(process)
     return found
 

@@ -35,7 +35,7 @@ from typing import TypeVar
 import psutil
 from fault_checks import checkpointed, history_faults, is_saving, last_logged
 
-from goldilocks.launch.supervisor import MARK
+from goldilocks.launch.prefork import RUN
 from goldilocks.runs.files import read_objects, write_text
 
 # What is killed, by a part of its command line; Ray names a worker by its actor.
@@ -231,7 +231,7 @@ def processes(run: Path) -> list[psutil.Process]:
 def _processes(mark: str) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
         try:
-            if process.pid != os.getpid() and process.environ().get(MARK) == mark and process.cmdline():
+            if process.pid != os.getpid() and process.environ().get(RUN) == mark and process.cmdline():
                 yield process
         except psutil.Error:
             continue

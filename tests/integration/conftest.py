@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from goldilocks.launch.supervisor import MARK
+from goldilocks.launch.prefork import RUN
 from goldilocks.platforms import platform_env
 from goldilocks.tasks.arithmetic import Arithmetic
 from goldilocks.tasks.base import write_split
@@ -168,7 +168,7 @@ def arithmetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def processes_of(run: Path) -> list[str]:
     """The command lines of what is alive of a ``goldilocks train``."""
-    return [line for process in _marked(MARK, run.resolve()) if (line := _command(process))]
+    return [line for process in _marked(RUN, run.resolve()) if (line := _command(process))]
 
 
 def wait_for_ray(run: Path, process: subprocess.Popen[str], within: float = PATIENCE_S) -> None:
