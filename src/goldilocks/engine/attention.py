@@ -34,7 +34,7 @@ def slot_attention(
     """Attend ``query`` [rows, heads, tokens, size] over keys and values with as many or fewer heads."""
     for unsupported in ("softcap", "s_aux"):
         if kwargs.get(unsupported) is not None:
-            raise ValueError(f"attention with {unsupported} is not supported")
+            raise ValueError(f"{unsupported}={kwargs[unsupported]!r} is not accepted: attention without it")
     if attention_mask is not None and attention_mask.dtype == torch.int32:
         if query.shape[2] < key.shape[2]:
             from goldilocks.engine import kernels  # needs Triton, which only comes with a CUDA build of torch

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
+from goldilocks.errors import require
+
 
 class KVStore:
     """``keys`` and ``values`` hold one ``[slots, heads, length, head size]`` tensor per layer.
@@ -44,7 +46,7 @@ class KVStore:
 
 
 class _Window(Cache):
-    """What transformers needs to see of a cache; subclasses say where the new keys go and which are attended."""
+    """A cache as transformers sees it; subclasses decide where new keys go and which keys are attended."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -61,10 +63,8 @@ class ProbeWindow(_Window):
         self.shapes: list[tuple[int, int, int]] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any) -> Any:
-        if layer_idx != len(self.shapes):
-            raise ValueError(
-                f"layer {layer_idx} came after {len(self.shapes)} layers: layers must run in order, once each"
-            )
+        known = len(self.shapes)
+        require(layer_idx == known, "layer", layer_idx, f"{known}: layers that run in order, once each")
         self.shapes.append((key_states.shape[1], key_states.shape[3], value_states.shape[3]))
         return key_states, value_states
 
@@ -99,7 +99,7 @@ class DecodeWindow(_Window):
 
 
 class KernelWindow(_Window):
-    """A ``DecodeWindow`` on a GPU: the attention kernel looks only at the columns a row has, so all are shown."""
+    """A ``DecodeWindow`` on a GPU: the attention kernel reads only the columns that a row has."""
 
     def __init__(self, store: KVStore, columns: Tensor) -> None:
         super().__init__()

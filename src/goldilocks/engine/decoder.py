@@ -19,12 +19,11 @@ from goldilocks.engine.cache import DecodeWindow, KVStore, PrefillWindow, ProbeW
 from goldilocks.engine.reach import check_masks
 from goldilocks.engine.sampling import Drawn, cut, draw
 
-PREFILL_TOKENS = 16384
-"""Prompt tokens in one forward pass, padding included: bounds the activations, not the speed."""
+PREFILL_TOKENS = 16384  # prompt tokens in one forward pass, with padding: bounds the memory of activations
 
 
 class Sampled(NamedTuple):
-    """What a few decode steps drew, on the host: ``[steps, rows]`` each."""
+    """The draws of a few decode steps, on the host: ``[steps, rows]`` each."""
 
     tokens: npt.NDArray[np.int64]
     log_probs: npt.NDArray[np.float32]
@@ -32,12 +31,10 @@ class Sampled(NamedTuple):
 
 
 class Decoder:
-    """Runs decode steps one operation at a time: the right thing on a CPU."""
+    """Runs decode steps one operation at a time, as suits a CPU."""
 
-    stride = 1
-    """Steps between two looks at the results."""
-    spare = 0
-    """Rows of the cache beyond the slots."""
+    stride = 1  # steps between two looks at the results
+    spare = 0  # rows of the cache beyond the slots
 
     def __init__(self, model: PreTrainedModel, slots: int, max_length: int, pad_id: int, device: torch.device) -> None:
         nn.Module.to(model, device)
@@ -57,10 +54,10 @@ class Decoder:
 
     @torch.inference_mode()
     def _probe(self) -> list[tuple[int, int, int]]:
-        """The shape of every layer's keys and values, from a forward pass over one token: no config has to be read."""
+        """The shape of every layer's keys and values, from a forward pass over one token."""
         window = ProbeWindow()
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        unfit = f"{type(self.model).__name__} cannot run on slots; use rollout.name=vllm for it:"
+        unfit = f"model={type(self.model).__name__} is not accepted, use rollout.name=vllm for it:"
         with attention.installed(self.model) as calls:
             try:
                 self._forward(one, one, self._last(one), window)

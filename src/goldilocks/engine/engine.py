@@ -22,6 +22,7 @@ from goldilocks.engine.decoder import Decoder
 from goldilocks.engine.reach import check_length
 from goldilocks.engine.request import Generation, SamplingParams, StopReason
 from goldilocks.engine.sampling import uniforms
+from goldilocks.errors import require
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,7 @@ class Engine:
         pad_id: int,
         device: str | torch.device,
     ) -> None:
-        if slots < 1:
-            raise ValueError(f"slots={slots}: at least 1")
+        require(slots >= 1, "slots", slots, "1 or more")
         check_length(model.config, max_length)
         self._model = model
         self._eos_ids = frozenset(eos_ids)
@@ -91,20 +91,12 @@ class Engine:
     def submit(self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams) -> None:
         """Queue a request. Requests with the same prompt share its prefill."""
         prompt = tuple(map(int, prompt_ids))
-        if request_id in self._ids:
-            raise ValueError(f"request_id={request_id!r} is already being generated")
-        if not prompt:
-            raise ValueError(f"request {request_id!r}: prompt_ids is empty; at least one token is needed")
-        if len(prompt) + params.max_tokens > self._max_length:
-            raise ValueError(
-                f"request {request_id!r}: {len(prompt)} prompt tokens + max_tokens={params.max_tokens} "
-                f"= {len(prompt) + params.max_tokens} exceeds max_length={self._max_length}"
-            )
-        if min(prompt) < 0 or max(prompt) >= self._decoder.vocab_size:
-            raise ValueError(
-                f"request {request_id!r}: prompt_ids reach from {min(prompt)} to {max(prompt)}; "
-                f"the model knows 0 to {self._decoder.vocab_size - 1}"
-            )
+        require(request_id not in self._ids, "request_id", request_id, "an id that no request in flight has")
+        require(bool(prompt), "prompt_ids", prompt, "one token or more")
+        length, room = len(prompt) + params.max_tokens, self._max_length
+        require(length <= room, "prompt tokens + max_tokens", length, f"max_length={room} or less")
+        reach, known = (min(prompt), max(prompt)), self._decoder.vocab_size
+        require(reach[0] >= 0 and reach[1] < known, "smallest and largest prompt_ids", reach, f"0 to {known - 1}")
         stops = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
         seed = secrets.randbits(64) if params.seed is None else params.seed % 2**64
         self._waiting.append(_Request(request_id, prompt, params, stops, seed))
@@ -124,8 +116,10 @@ class Engine:
         return ended
 
     def abort(self, request_id: str) -> None:
-        """End a request; it comes back from the next ``step`` with what it has. Unknown or ended ids are ignored,
-        since an answer may end while the abort is on its way."""
+        """End a request; it comes back from the next ``step`` with what it has.
+
+        Unknown ids are ignored: an answer may end while the abort is on its way.
+        """
         for slot, request in enumerate(self._live):
             if request is not None and request.request_id == request_id:
                 self._aborted.append(self._end(slot, int(self._position[slot]), "aborted"))
@@ -144,9 +138,9 @@ class Engine:
         self._waiting.clear()
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> None:
-        """Overwrite weights in place. Live requests go on with the new ones; prompts are no longer shared across.
+        """Overwrite weights in place. Live requests continue with the new ones; cached prompts are forgotten.
 
-        A mapping has them all in memory, which is faster; an iterable need not.
+        A mapping, with all weights in memory, loads faster than an iterable.
         """
         self._forget()
         if isinstance(named_tensors, Mapping):
@@ -171,7 +165,7 @@ class Engine:
         self._held = [None] * len(self._held)
 
     def _hold(self, slot: int, prompt: tuple[int, ...]) -> None:
-        """Note that the slot's cache now begins with ``prompt`` and no longer with what was there."""
+        """Note that the slot's cache now begins with ``prompt``."""
         old = self._held[slot]
         if old is not None and self._resident.get(old) == slot:
             del self._resident[old]
@@ -179,8 +173,11 @@ class Engine:
         self._resident.setdefault(prompt, slot)
 
     def _admit(self) -> None:
-        """Give free slots to waiting requests. Three kinds of prompt, in this order: those an old slot still holds are
-        copied, new ones are prefilled, and further requests for a new one are copied from the first."""
+        """Give free slots to waiting requests.
+
+        Prompts that a slot still holds are copied first; then new ones are prefilled, and copied to the slots of
+        further requests with the same prompt.
+        """
         free = [slot for slot, request in enumerate(self._live) if request is None]
         count = min(len(free), len(self._waiting))
         if not count:

@@ -15,17 +15,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from goldilocks.engine import kernels, norms, rotary
+from goldilocks.engine import kernels
 from goldilocks.engine.cache import KernelWindow
 from goldilocks.engine.decoder import Decoder, Sampled
+from goldilocks.engine.fused import fuse_norms, fused_rotary, settle_rotary
 from goldilocks.engine.sampling import cut
 
-SMALLEST = 8
-"""Fewer rows than this cost as much as this many: the step then only reads the weights."""
-PROMPTS = (8, 64)
-"""Batch sizes of captured prefills."""
-FEW_TOKENS = 8192
-"""Prefills of more tokens keep the GPU busy for longer than the host takes to launch them: no need for a graph."""
+SMALLEST = 8  # rows of the smallest graph: with fewer, a step takes as long
+PROMPTS = (8, 64)  # batch sizes of captured prefills
+FEW_TOKENS = 8192  # a prefill of more tokens takes the GPU longer than the host takes to launch it: no need for a graph
 
 
 class _Prefill(NamedTuple):
@@ -51,8 +49,8 @@ class GraphDecoder(Decoder):
         # Log-prob, largest log-prob and token of each draw, which fp32 holds up to 16 million: one transfer for all.
         self._drawn = torch.zeros(self.stride, 3, slots, device=device)
         super().__init__(model, slots, max_length, pad_id, device)
-        norms.fuse(model)
-        rotary.settle(model)
+        fuse_norms(model)
+        settle_rotary(model)
 
     def release(self) -> None:
         """Give back the cache and the graphs, which hold its addresses."""
@@ -111,7 +109,7 @@ class GraphDecoder(Decoder):
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         graph = torch.cuda.CUDAGraph()
-        with rotary.fused(self.model, self.model.dtype, self.device):
+        with fused_rotary(self.model, self.model.dtype, self.device):
             with torch.cuda.stream(side):
                 step()
                 undo()

@@ -18,10 +18,8 @@ from torch import Tensor
 
 from goldilocks.engine.sampling import BLOCK, Drawn
 
-_COLUMNS = 64
-"""Keys one program of ``attend`` holds at a time."""
-_PROGRAMS = 512
-"""Programs that keep a large GPU busy: with few rows, each row's keys are split among several."""
+_COLUMNS = 64  # keys that one program of ``attend`` holds at a time
+_PROGRAMS = 512  # programs that keep a large GPU busy: with few rows, each row's keys are split among several
 
 
 def _dense(states: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """The one thread that drives an engine, and the coroutines that wait for it.
 
-Only this thread touches the engine; everyone else sends it functions to call. Every request ends: with its generation,
-with the error that refused it, or, when the engine itself fails, with the reason of that failure, which from then on
-answers every call. Nothing waits on a thread that is gone.
+Only this thread touches the engine; others send it functions to call. Every request ends: with its generation, with the
+error that refused it, or with the failure of the engine, which from then on answers every call.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class EngineFailed(RuntimeError):
 
 
 class Outcomes:
-    """Outcomes on their way from the engine's thread to a coroutine, which is woken once for those it has not seen."""
+    """Outcomes on their way from the engine's thread to a coroutine, which is woken once for all new ones."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -49,7 +48,7 @@ class Outcomes:
                 self._loop.call_soon_threadsafe(self._news.set)
 
     async def get(self) -> list[Outcome]:
-        """Everything that has come since the last time; waits until something has."""
+        """Return the outcomes since the last call; wait until there is one."""
         await self._news.wait()
         self._news.clear()
         with self._lock:
@@ -80,7 +79,7 @@ class EngineLoop:
         return outcome
 
     async def generate_all(self, asks: list[Ask]) -> AsyncGenerator[list[Outcome], None]:
-        """Submit the requests between two steps; what has ended since the last time, until all have."""
+        """Submit the requests between two steps; yield the outcomes as they come, until all have."""
         outcomes, left = Outcomes(), {ask.request_id for ask in asks}
         self._send(lambda: self._submit(asks, outcomes))
         try:
@@ -88,7 +87,7 @@ class EngineLoop:
                 ended = await outcomes.get()
                 left.difference_update(request_id for request_id, _ in ended)
                 yield ended
-        finally:  # whoever asked may have given up, before the engine has seen the requests or after
+        finally:  # the caller may have given up, before the engine has seen the requests or after
             outcomes.awaited = False
             for request_id in left:
                 self.call(partial(Engine.abort, request_id=request_id))
@@ -153,7 +152,7 @@ class EngineLoop:
                 self._step()
 
     def _received(self, block: bool) -> Iterable[Command | None]:
-        """What has been sent so far; waits for the first if there is nothing else to do."""
+        """Yield the commands sent so far; ``block`` waits for the first."""
         if block:
             yield self._commands.get()
         while not self._commands.empty():
@@ -172,7 +171,7 @@ class EngineLoop:
         self._deliver((generation.request_id, generation) for generation in ended)
 
     def _deliver(self, ended: Iterable[Outcome]) -> None:
-        """Hand over what a step has ended, to each of those who wait once."""
+        """Hand over outcomes, once to each that waits."""
         parts: dict[Outcomes, list[Outcome]] = {}
         for outcome in ended:
             parts.setdefault(self._waiting.pop(outcome[0]), []).append(outcome)

@@ -1,7 +1,7 @@
 """The longest text for which a model attends from every token to all before it, as the engine does.
 
-Longer ones are refused rather than generated from another distribution than the one that is trained. A config names
-what ends earlier (``bounds``); the model itself is asked as well (``hides``), since a config may call it otherwise.
+The engine refuses longer texts: it would generate from another distribution than the one that is trained. The model's
+config names the limit (``bounds``); the model's masks are read as well (``hides``), since the keys of configs vary.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-_Mask = Callable[..., Any]
-"""Whether a query sees a key, by row, head, and the positions of both."""
+from goldilocks.errors import require
+
+_Mask = Callable[..., Any]  # whether a query sees a key, by row, head, and the positions of both
 _NAME = "goldilocks_reach"
 _KNOWN = "max_position_embeddings"
 _OTHER = (
     ", or another engine (verl: rollout.name=vllm; TRL: no engine_slots): "
     "in Goldilocks' each token attends to all before it"
 )
+# Keys of a config that shorten attention, and the layers they hold for, where the config names its layers.
 _LAYERS = {"sliding_window": "sliding_attention", "attention_chunk_size": "chunked_attention"}
-"""Keys of a config that shorten attention, and the layers they hold for, where the config names its layers."""
 
 
 def bounds(config: Any) -> dict[str, int]:
@@ -40,19 +41,16 @@ def bounds(config: Any) -> dict[str, int]:
 
 def check_length(config: Any, length: int, name: str = "max_length") -> None:
     """Raise ``ValueError`` where the engine would attend otherwise than the model; ``name`` is what sets the length."""
-    if length < 2:
-        raise ValueError(f"{name}={length}: at least 2")
+    require(length >= 2, name, length, "2 or more")
     for key, longest in bounds(config).items():
-        if length > longest:
-            other = "" if key == _KNOWN else _OTHER
-            raise ValueError(f"{name}={length} exceeds the model's {key}={longest}: take {longest} or less{other}")
+        other = "" if key == _KNOWN else _OTHER
+        require(length <= longest, name, length, f"the model's {key}={longest} or less{other}")
 
 
 def check_masks(model: PreTrainedModel, length: int) -> None:
     """``check_length`` by the masks that ``model`` makes."""
-    if hides(model, length):
-        reach = f"the reach of a layer of {type(model).__name__}"
-        raise ValueError(f"max_length={length} exceeds {reach}: take a shorter one{_OTHER}")
+    reach = f"less, within the reach of every layer of {type(model).__name__}"
+    require(not hides(model, length), "max_length", length, f"{reach}{_OTHER}")
 
 
 @torch.inference_mode()
@@ -63,8 +61,8 @@ def hides(model: PreTrainedModel, length: int) -> bool:
 
 
 def _masks(model: PreTrainedModel) -> list[_Mask]:
-    """What the mask of each layer is made from, seen in a pass over one token. Some models make masks for no layer."""
-    made: dict[int, tuple[Tensor, _Mask]] = {}  # by address; the tensor is kept so that no other one takes its place
+    """The function behind the mask of each layer, seen in a pass over one token. Some models make no masks."""
+    made: dict[int, tuple[Tensor, _Mask]] = {}  # by address; the tensor is kept so that no other takes its address
     used: list[_Mask] = []
 
     def mask(*_: Any, mask_function: _Mask, **__: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out: one frozen record each way, checked where it is made."""
+"""A request to the engine and its generation: frozen, and checked where it is made."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from goldilocks.errors import require
+
 StopReason = Literal["stop", "length", "aborted"]
 
 
@@ -14,7 +16,7 @@ StopReason = Literal["stop", "length", "aborted"]
 class SamplingParams:
     """How the tokens of one request are drawn.
 
-    ``temperature`` 0 is greedy; its log-probs are those of temperature 1, since a point mass has nothing to report.
+    ``temperature`` 0 is greedy, with the log-probs of temperature 1.
     ``top_k`` below 1 and ``top_p`` 1 mean no cut. Top-k cuts first, top-p cuts what is left; tokens tied with the last
     one kept are kept. ``stop_ids`` end the answer in addition to the engine's end-of-sequence ids; ``ignore_eos``
     leaves only ``stop_ids``. The same ``seed`` gives the same tokens whatever else is being generated; None draws one.
@@ -29,12 +31,10 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens={self.max_tokens}: at least 1")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise ValueError(f"temperature={self.temperature}: a finite number, 0 (greedy) or above")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p}: above 0 and at most 1 (1 = no cut)")
+        require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
+        finite = math.isfinite(self.temperature) and self.temperature >= 0
+        require(finite, "temperature", self.temperature, "a finite number, 0 (greedy) or more")
+        require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (1 = no cut)")
 
     @property
     def cuts(self) -> bool:

@@ -1,12 +1,8 @@
-"""Uniform random numbers that are a function of (seed, position) and of nothing else.
+"""Logits to tokens: random numbers, the cut (top-k, top-p), and the draw with its log-probs.
 
-No generator state exists, so what a request draws cannot depend on its batch mates, on the device or on the order of
-arrival. Two numbers per position: the sampler picks a block of the vocabulary with one, a token in it with the other.
-
-Logits to tokens: the cut (top-k, top-p) and the draw, with the log-probs of exactly the distribution drawn from.
-
-The draw inverts the cumulative distribution in two stages, first a block of the vocabulary, then a token in it. It
-needs two random numbers a row instead of one per vocabulary entry, and no cumulative sum over 150,000 terms.
+The random numbers are a function of seed and position alone. There is no generator state, so the draws of a request
+depend neither on its batch nor on the device nor on the order of arrival. The draw inverts the cumulative distribution
+in two stages, a block of the vocabulary and a token in it: two numbers a row, and no sum over 150,000 terms.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of splitmix64: every input bit reaches every output bit."""
+    """The finaliser of splitmix64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -31,7 +27,7 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     """Numbers in [0, 1) of shape ``broadcast(seeds, positions) + (2,)``."""
-    with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is the point
+    with np.errstate(over="ignore"):  # modulo 2**64
         bits = _mix(_mix(seeds + _GOLDEN) + positions.astype(np.uint64) * _GOLDEN)
     halves = np.stack([bits >> np.uint64(40), (bits >> np.uint64(8)) & np.uint64(0xFFFFFF)], axis=-1)
     return halves.astype(np.float32) * np.float32(2**-24)
@@ -64,7 +60,7 @@ def _first_above(weights: Tensor, share: Tensor) -> Tensor:
     """The first index whose cumulative weight exceeds ``share`` of the total; never one of weight zero."""
     running = weights.cumsum(-1)
     reached = (running > share[:, None] * running[:, -1:]) & (weights > 0)
-    # Rounding can leave nothing above the target; the heaviest entry is then the honest fallback.
+    # Rounding can leave nothing above the target: then the heaviest entry.
     return torch.where(reached.any(-1), reached.byte().argmax(-1), weights.argmax(-1))
 
 

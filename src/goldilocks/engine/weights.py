@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 @torch.inference_mode()
 def load(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy each named tensor over the model's own. Names the model lacks and other shapes are errors.
+    """Copy each named tensor over the model's own. Unknown names, other shapes and values that are not finite raise.
 
-    Tied tensors may come under one of their names or under all; then they must be equal. Values that are not finite
-    are an error too: a policy that has diverged would go on to sample noise.
+    Tied tensors may come under one of their names or under all; then they must be equal.
     """
     own = model.state_dict()
     written: dict[int, str] = {}
@@ -35,13 +34,13 @@ def load(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
 
 @torch.inference_mode()
 def load_all(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Do what ``load`` does for weights that are all in memory, by a few operations in the place of a thousand."""
+    """As ``load``, for weights that are all in memory: a few operations instead of a thousand."""
     own = model.state_dict()
     pairs: dict[int, tuple[str, Tensor, Tensor]] = {}
     for name, tensor in weights.items():
         target = _target(model, own, name, tensor)
         _, _, earlier = pairs.setdefault(target.data_ptr(), (name, target, tensor))
-        if earlier.data_ptr() != tensor.data_ptr():  # tied here and not there: their values must be compared
+        if earlier.data_ptr() != tensor.data_ptr():  # tied here but not there: compare the values
             return load(model, weights.items())
     names, targets, sources = zip(*pairs.values(), strict=True)
     torch._foreach_copy_(targets, sources)

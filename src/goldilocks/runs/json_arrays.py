@@ -33,7 +33,7 @@ def from_json(value: Any, marks: Mapping[str, Leaf]) -> Any:
         return [from_json(item, marks) for item in value]
     if not isinstance(value, dict):
         return value
-    mark = next(iter(value)) if len(value) == 1 else None
+    mark: str = next(iter(value)) if len(value) == 1 else ""
     if mark == PAIRS:
         return {from_json(key, marks): from_json(item, marks) for key, item in value[PAIRS]}
     if mark in marks:

@@ -192,10 +192,10 @@ def test_free_counts_slots_nobody_waits_for() -> None:
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [
-        ([], {}, "empty"),
-        ([1] * 30, {"max_tokens": 11}, "30 prompt tokens .* max_tokens=11 = 41 exceeds max_length=40"),
-        ([1, VOCABULARY], {}, "from 1 to 61; the model knows 0 to 60"),
-        ([-1], {}, "from -1"),
+        ([], {}, "prompt_ids=.* one token"),
+        ([1] * 30, {"max_tokens": 11}, r"prompt tokens \+ max_tokens=41 .* max_length=40 or less"),
+        ([1, VOCABULARY], {}, r"prompt_ids=\(1, 61\) .* 0 to 60"),
+        ([-1], {}, r"prompt_ids=\(-1, -1\)"),
     ],
 )
 def test_a_request_that_cannot_run_is_refused(prompt: list[int], params: dict[str, int], message: str) -> None:
@@ -206,7 +206,7 @@ def test_a_request_that_cannot_run_is_refused(prompt: list[int], params: dict[st
 def test_an_id_in_use_is_refused_until_it_has_come_back() -> None:
     engine = make()
     engine.submit("x", [1], SamplingParams(max_tokens=2))
-    with pytest.raises(ValueError, match="'x' is already"):
+    with pytest.raises(ValueError, match="request_id='x' is not accepted"):
         engine.submit("x", [1], SamplingParams(max_tokens=2))
     drain(engine)
     engine.submit("x", [1], SamplingParams(max_tokens=2))

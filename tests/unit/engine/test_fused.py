@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from unit.engine.architectures import SUPPORTED, fresh
 
-from goldilocks.engine import norms, rotary
+from goldilocks.engine.fused import fits_norm, fits_rotary, fuse_norms, fused_rotary, settle_rotary
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 with_kernels = pytest.mark.skipif(
@@ -29,29 +29,29 @@ def angles(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Ten
 
 def test_the_kernel_rotates_whole_heads_only() -> None:
     q, k = torch.zeros(2, 4, 5, 16), torch.zeros(2, 2, 5, 16)
-    assert rotary.fits(q, k, *angles(2, 5, 16))
-    assert rotary.fits(q, k, *angles(1, 5, 16))
-    assert not rotary.fits(q, k, *angles(2, 5, 8))
-    assert not rotary.fits(q, k, *angles(2, 1, 16))
-    assert not rotary.fits(q, k, *angles(5, 16))
-    assert not rotary.fits(q[..., :15], k[..., :15], *angles(2, 5, 15))
-    assert not rotary.fits(q, k[..., :8], *angles(2, 5, 16))
-    assert not rotary.fits(q[0], k[0], *angles(2, 5, 16))
+    assert fits_rotary(q, k, *angles(2, 5, 16))
+    assert fits_rotary(q, k, *angles(1, 5, 16))
+    assert not fits_rotary(q, k, *angles(2, 5, 8))
+    assert not fits_rotary(q, k, *angles(2, 1, 16))
+    assert not fits_rotary(q, k, *angles(5, 16))
+    assert not fits_rotary(q[..., :15], k[..., :15], *angles(2, 5, 15))
+    assert not fits_rotary(q, k[..., :8], *angles(2, 5, 16))
+    assert not fits_rotary(q[0], k[0], *angles(2, 5, 16))
 
 
 def test_the_kernel_rotates_what_it_was_compared_with() -> None:
     q, k = torch.zeros(2, 4, 5, 16, dtype=torch.bfloat16), torch.zeros(2, 2, 5, 16, dtype=torch.bfloat16)
-    assert rotary.fits(q, k, *angles(2, 5, 16, dtype=torch.bfloat16))
-    assert not rotary.fits(q, k, *angles(2, 5, 16, dtype=torch.float32))
+    assert fits_rotary(q, k, *angles(2, 5, 16, dtype=torch.bfloat16))
+    assert not fits_rotary(q, k, *angles(2, 5, 16, dtype=torch.float32))
     cos, sin = angles(2, 16, 5)
-    assert not rotary.fits(q.float(), k.float(), cos.transpose(1, 2), sin.transpose(1, 2))
+    assert not fits_rotary(q.float(), k.float(), cos.transpose(1, 2), sin.transpose(1, 2))
 
 
 def test_settled_frequencies_are_those_of_short_texts_and_stay() -> None:
     model, plain = fresh("phi3_longrope"), fresh("phi3_longrope")
     short, long = torch.arange(40)[None], torch.arange(60)[None]  # 40 is the model's original length
     with torch.inference_mode():
-        rotary.settle(model)
+        settle_rotary(model)
         assert torch.equal(model(short).logits, plain(short).logits)
         assert not torch.allclose(model(long).logits[:, :40], plain(long).logits[:, :40], atol=0.01)
         # Rounding may follow the shape: another number of tokens may take another kernel.
@@ -60,9 +60,9 @@ def test_settled_frequencies_are_those_of_short_texts_and_stay() -> None:
 
 def test_the_kernel_normalises_rows_as_long_as_the_weight() -> None:
     weight = torch.zeros(16)
-    assert norms.fits(torch.zeros(2, 5, 16), weight)
-    assert not norms.fits(torch.zeros(2, 5, 32), weight)
-    assert not norms.fits(torch.zeros(2, 5, 16, dtype=torch.bfloat16), weight)
+    assert fits_norm(torch.zeros(2, 5, 16), weight)
+    assert not fits_norm(torch.zeros(2, 5, 32), weight)
+    assert not fits_norm(torch.zeros(2, 5, 16, dtype=torch.bfloat16), weight)
 
 
 class Norm(nn.Module):
@@ -89,7 +89,7 @@ def test_a_norm_is_fused_if_it_is_the_function_of_the_kernel() -> None:
         (Norm(inner=1e-5), False),  # another eps than the attribute says
     ):
         norm.to(DEVICE)
-        norms.fuse(norm)
+        fuse_norms(norm)
         assert ("forward" in vars(norm)) is same
 
 
@@ -98,9 +98,9 @@ def test_a_norm_is_fused_if_it_is_the_function_of_the_kernel() -> None:
 def test_a_fused_model_computes_what_the_model_does(name: str) -> None:
     model, plain = fresh(name).to(DEVICE), fresh(name).to(DEVICE)
     ids = torch.arange(3, 21, device=DEVICE).view(2, 9)
-    norms.fuse(model)
+    fuse_norms(model)
     with torch.inference_mode():
         expected = plain(ids).logits
-        with rotary.fused(model, torch.float32, torch.device(DEVICE)):
+        with fused_rotary(model, torch.float32, torch.device(DEVICE)):
             fused = model(ids).logits
     torch.testing.assert_close(fused, expected, atol=1e-4, rtol=1e-4)
