@@ -1,4 +1,8 @@
-"""A training run for ``accelerate launch`` and for a process that is killed: ``python -m trl_script OPTIONS.json``."""
+"""Training runs for ``accelerate launch``, and for processes that are killed: ``python -m trl_script OPTIONS.json …``.
+
+Under ``accelerate launch`` the runs share their processes. Else each has a process of its own, forked from one that has
+imported everything and done nothing yet.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -44,5 +49,23 @@ def train(options: dict[str, Any]) -> None:
     (out / f"seen{trainer.accelerator.process_index}.json").write_text(json.dumps(seen))
 
 
+def train_in_a_fork(options: dict[str, Any]) -> int:
+    """Return how the run ended, as ``subprocess`` says it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            train(options)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
 if __name__ == "__main__":
-    train(json.loads(Path(sys.argv[1]).read_text()))
+    runs = [json.loads(Path(file).read_text()) for file in sys.argv[1:]]
+    if "LOCAL_RANK" in os.environ:
+        for run in runs:
+            train(run)
+    else:
+        print(json.dumps([train_in_a_fork(run) for run in runs]))

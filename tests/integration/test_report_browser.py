@@ -119,8 +119,7 @@ def search(browser: webdriver.Chrome, text: str) -> WebElement:
     return box
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize(("size", "theme"), [(DESK, "light"), (PHONE, "dark")], ids=["desk-light", "phone-dark"])
 @pytest.mark.parametrize(("name", "plots"), [("one", 17), ("two", 21), ("begun", 14), ("empty", 0), ("study", 3)])
 def test_every_plot_is_drawn_within_the_page_and_the_console_is_silent(
     browser: webdriver.Chrome, pages: dict[str, Path], name: str, plots: int, size: tuple[int, int], theme: str

@@ -1,7 +1,7 @@
 """TRL runs in processes of their own: two at a time under accelerate, and one that is killed and goes on.
 
-Runs whose floats are compared to the last digit are each made in a fresh process with the same environment: in a
-process with a history torch may choose other kernels (``process_state``).
+Runs whose floats are compared to the last digit are each made in a fork of a process that has imported everything and
+done nothing: in a process with a history torch may choose other kernels (``process_state``).
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ KILLED = -9
 ADAPTIVE = {"enable": True, "max_n": 9, "rollouts_per_batch": 3, "stop": "contrast"}
 
 
-def start(options: dict[str, Any], *launcher: str) -> subprocess.CompletedProcess[str]:
-    """Run ``trl_script`` to its end, by itself or under a launcher."""
-    out = Path(options["out"])
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "options.json").write_text(json.dumps(options))
-    command = [sys.executable, *launcher, "-m", "trl_script", str(out / "options.json")]
+def start(folder: Path, runs: list[dict[str, Any]], *launcher: str) -> subprocess.CompletedProcess[str]:
+    """Make the runs by ``trl_script``, one after the other, by itself or under a launcher."""
+    files = [folder / f"options{place}.json" for place in range(len(runs))]
+    for file, options in zip(files, runs, strict=True):
+        Path(options["out"]).mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(options))
+    command = [sys.executable, *launcher, "-m", "trl_script", *map(str, files)]
     path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done
 
 
 def seen(out: Path, rank: int = 0) -> dict[str, Any]:
@@ -45,27 +48,47 @@ TWO_PROCESSES = [
 ]
 
 
-def test_two_processes_judge_a_batch_and_write_one_checkpoint(tmp_path: Path) -> None:
-    sections = {"batch_filter": {"enable": True}}
-    saved = {"per_device_train_batch_size": 8, "max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-    ended = start({"out": str(tmp_path), "sections": sections, **saved}, *TWO_PROCESSES)
-    assert ended.returncode == ENDED, ended.stderr[-4000:]
-    metrics = seen(tmp_path, 0)["metrics"]
-    assert metrics == seen(tmp_path, 1)["metrics"]
+JUDGED = {
+    "sections": {"batch_filter": {"enable": True}},
+    "per_device_train_batch_size": 8,
+    "max_steps": 2,
+    "save_strategy": "steps",
+    "save_steps": 1,
+}
+DECIDED = {
+    "sections": {
+        "filter_groups": {"enable": True},
+        "adaptive_rollout": ADAPTIVE,
+        # every second update, by the policy that the first one left, is skipped
+        "goldilocks": {"guard": {"enable": True, "skip": 1e-6}},
+    },
+    "per_device_train_batch_size": 8,
+    "num_iterations": 2,
+    "max_steps": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two runs, ``judged`` and ``decided``, that the same two processes made."""
+    folder = tmp_path_factory.mktemp("two_processes")
+    runs = {"judged": JUDGED, "decided": DECIDED}
+    start(folder, [{"out": str(folder / name), **options} for name, options in runs.items()], *TWO_PROCESSES)
+    return folder
+
+
+def test_two_processes_judge_a_batch_and_write_one_checkpoint(two_processes: Path) -> None:
+    out = two_processes / "judged"
+    metrics = seen(out, 0)["metrics"]
+    assert metrics == seen(out, 1)["metrics"]
     assert metrics["batch/total_groups_generated"] == 4 + metrics["train/groups_rejected"]
-    whole = last_whole(tmp_path)
-    assert whole == tmp_path / "checkpoint-2"
+    whole = last_whole(out)
+    assert whole == out / "checkpoint-2"
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= {file.name for file in whole.iterdir()}
 
 
-def test_two_processes_train_one_batch_that_the_first_decided(tmp_path: Path) -> None:
-    guard = {"enable": True, "skip": 1e-6}  # every second update, by the policy that the first one left, is skipped
-    sections = {"filter_groups": {"enable": True}, "adaptive_rollout": ADAPTIVE, "goldilocks": {"guard": guard}}
-    sizes = {"per_device_train_batch_size": 8, "num_iterations": 2, "max_steps": 4}
-    options = {"out": str(tmp_path), "sections": sections, **sizes}
-    ended = start(options, *TWO_PROCESSES)
-    assert ended.returncode == ENDED, ended.stderr[-4000:]
-    first, second = seen(tmp_path, 0), seen(tmp_path, 1)
+def test_two_processes_train_one_batch_that_the_first_decided(two_processes: Path) -> None:
+    first, second = (seen(two_processes / "decided", rank) for rank in (0, 1))
     assert first["batch"] == second["batch"]
     assert len(first["batch"]) == 4
     assert first["weights"] == second["weights"]
@@ -94,9 +117,7 @@ def test_a_run_that_was_killed_goes_on_exactly(chosen: dict[str, Any], kill: int
     }
     common = {"sections": sections, "max_steps": 9, "save_strategy": "steps", "save_steps": 3, **chosen}
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    killed = start({**common, "out": str(cut), "kill": kill})
-    assert killed.returncode == KILLED, killed.stderr[-4000:]
-    for options in ({"out": str(whole)}, {"out": str(cut), "resume": True}):
-        ended = start({**common, **options})
-        assert ended.returncode == ENDED, ended.stderr[-4000:]
+    runs = [{"out": str(cut), "kill": kill}, {"out": str(whole)}, {"out": str(cut), "resume": True}]
+    done = start(tmp_path, [{**common, **own} for own in runs])
+    assert json.loads(done.stdout.splitlines()[-1]) == [KILLED, ENDED, ENDED], done.stderr[-4000:]
     assert seen(cut) == seen(whole)

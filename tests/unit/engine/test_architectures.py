@@ -15,7 +15,7 @@ from unit.engine.architectures import EXPERTS, SUPPORTED, fresh
 
 from goldilocks.engine import Engine, Generation, SamplingParams
 
-LENGTH = 24
+LENGTH = 20
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 PROMPTS = [[number % 7 + 1, *range(20, 20 + 5 * (number % 4))] for number in range(6)]
 
