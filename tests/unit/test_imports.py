@@ -78,6 +78,23 @@ def test_the_core_imports_numpy_only_and_the_engine_no_verl() -> None:
     assert wrong == []
 
 
+def loaded(module: str, found: set[str]) -> set[str]:
+    """Return what importing a module loads, by the statements outside functions; a package runs before its modules."""
+    names = set(shape.imported(STATEMENTS[module], STATEMENTS.keys(), inside_functions=False))
+    names |= {name.rpartition(".")[0] for name in names if name in STATEMENTS and "." in name}
+    for name in names - found:
+        found.add(name)
+        if name in STATEMENTS:
+            loaded(name, found)
+    return found
+
+
+def test_the_simulator_and_the_collector_load_nothing_that_an_extra_brings() -> None:
+    starts = [module for module in STATEMENTS if part_of(module) in {"core", "config", "simulate"}]
+    extras = {"torch", "verl", "trl", "transformers", "ray", "hydra", "omegaconf", "altair"}
+    assert {start: names for start in starts if (names := loaded(start, set()) & extras)} == {}
+
+
 def test_every_folder_of_unit_tests_is_a_folder_of_the_package() -> None:
     here, package = Path(__file__).parent, Path(goldilocks.__file__).parent
     folders = {file.parent.relative_to(here) for file in here.rglob("test_*.py")}

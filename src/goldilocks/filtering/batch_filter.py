@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from goldilocks.filtering.config import PPOFilterConfig
-from goldilocks.filtering.rows import Mean, Rows, Uids, combine, read_rows, valid_rows
+from goldilocks.filtering.rows import Rows, Uids, read_rows, valid_rows
 from goldilocks.filtering.segments import Segments
 from goldilocks.filtering.selection import Draws, Samples, cut
+from goldilocks.filtering.step_metrics import Mean, combine
 from goldilocks.filtering.two_gate import TwoGateRejectionFilter
 
 logger = logging.getLogger(__name__)

@@ -2,13 +2,11 @@
 
 Invariant: rows are sorted by group; groups stand in the order of their first occurrence in the batch, and the rows of a
 group in the order of the batch. Behind ``valid_rows`` every reward is finite and every response has a token.
-
-Metrics of several batches as those of one: counts are summed, means are weighed by what they are over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -119,39 +117,3 @@ def row_blocks(tokens: Tensor) -> Iterator[slice]:
     elements = 2**20 if tokens.device.type == "cpu" else 2**22
     step = max(1, elements // max(1, tokens.shape[1]))
     return (slice(start, start + step) for start in range(0, len(tokens), step))
-
-
-class Mean(float):
-    """A mean that knows how many things it is over; over none it is 0."""
-
-    count: float
-
-    def __new__(cls, total: float, count: float) -> Mean:
-        return cls.of(total / count if count else 0.0, count)
-
-    @classmethod
-    def of(cls, value: float, count: float) -> Mean:
-        """Return a mean whose value is known."""
-        mean = super().__new__(cls, value)
-        mean.count = count
-        return mean
-
-    def __reduce__(self) -> tuple[Any, tuple[float, float]]:
-        """The first process of several sends its metrics to the others."""
-        return Mean.of, (float(self), self.count)
-
-
-def combine(batches: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the metrics of all batches together; one that only some batches have is over those."""
-    combined: dict[str, float] = {}
-    for batch in batches:
-        for name, value in batch.items():
-            before = combined.get(name)
-            combined[name] = value if before is None else _both(before, value)
-    return combined
-
-
-def _both(one: float, other: float) -> float:
-    if isinstance(one, Mean) and isinstance(other, Mean):
-        return Mean(one * one.count + other * other.count, one.count + other.count)
-    return one + other

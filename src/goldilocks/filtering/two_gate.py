@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from goldilocks.filtering.config import PPOFilterConfig
-from goldilocks.filtering.rows import Mean, count_tokens, row_blocks, row_tensor
+from goldilocks.filtering.rows import count_tokens, row_blocks, row_tensor
+from goldilocks.filtering.step_metrics import Mean
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from goldilocks.drive.backend import Backend
 from goldilocks.drive.gate import Gate, Judgement
 from goldilocks.drive.rounds import Rounds, places
 from goldilocks.drive.rows import MemoryRows, Place
-from goldilocks.filtering.rows import Mean
+from goldilocks.filtering.step_metrics import Mean
 from goldilocks.types import Event, Group, Paused, Request, Rollout
 
 

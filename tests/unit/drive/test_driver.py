@@ -17,7 +17,7 @@ from goldilocks.drive.epochs import Epochs
 from goldilocks.drive.gate import Gate, Judgement
 from goldilocks.drive.rounds import Rounds, places
 from goldilocks.drive.rows import NoRows
-from goldilocks.filtering.rows import Mean
+from goldilocks.filtering.step_metrics import Mean
 from goldilocks.runs.budget import Budget
 from goldilocks.types import Event, Failure, Group, OnExhausted, Paused, Request, Rollout, Verdict
 
