@@ -23,7 +23,7 @@ def with_value(config: Mapping[str, Any], key: str, value: Any) -> dict[str, Any
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both mappings as one; where both have a value, ``above`` has its way."""
+    """Return both mappings as one; where both have a value, ``above`` wins."""
     both = dict(below)
     for key, value in above.items():
         known = both.get(key)

@@ -9,17 +9,17 @@ from typing import Any
 
 
 def hashed(*parts: object) -> int:
-    """63 bits: a seed that every engine accepts."""
+    """Return a hash of 63 bits: a seed that every engine accepts."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def digest(function: Any) -> str:
-    """Return a short fingerprint of the source of a function or class; what a decorator hides is looked up."""
+    """Return a short fingerprint of the source of a function or class, beneath its decorators."""
     return hashlib.sha256(inspect.getsource(inspect.unwrap(function)).encode()).hexdigest()[:16]
 
 
 def content_key(content: object) -> int:
-    """A 64-bit name for a prompt's content: the same in every process, epoch and restart."""
+    """Return a hash of 64 bits of a prompt's content: the same in every process, epoch and restart."""
     text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

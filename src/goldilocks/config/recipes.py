@@ -18,16 +18,13 @@ from goldilocks.dotted_keys import merged
 from goldilocks.errors import nearest
 
 DEFAULT = "grpo"
-FILE = ".yaml"  # a recipe that ends so is a file
+FILE = ".yaml"  # a recipe with this ending is a file
 _OF_A_TASK = re.compile(r"\$\{oc\.select:task_\w+,(?P<default>.*)\}")
 CONFIG = Path(__file__).parent
 OLD_NAMES = {"uniform": "grpo", "thompson+contrast": "thompson_contrast"}
 
 
-_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML was built with it
-
-
-class _Loader(_SafeLoader):
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml's, where PyYAML has it
     """YAML as Hydra reads it: ``1e-3`` is a number, which YAML 1.1 takes for a word."""
 
 
@@ -43,7 +40,7 @@ def names(group: str = "recipe") -> list[str]:
 
 
 def name_of(recipe: str) -> str:
-    """Return what a recipe is called: by its current name, or as its file is."""
+    """Return the current name of a recipe, or the stem of its file."""
     return Path(recipe).stem if recipe.endswith(FILE) else OLD_NAMES.get(recipe, recipe)
 
 
@@ -61,7 +58,7 @@ def find(recipe: str) -> Path:
 
 
 def about(recipe: str) -> str:
-    """Return the comment at the head of a recipe's file, which says in a sentence what the recipe does."""
+    """Return the first comment of a recipe's file: one sentence on what the recipe does."""
     lines = find(recipe).read_text(encoding="utf-8").splitlines()
     comment = [line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line]
     return comment[0] if comment else ""
@@ -73,7 +70,7 @@ def read_recipe(recipe: str) -> dict[str, Any]:
 
 
 def _without_task(value: Any) -> Any:
-    """Return a value with the default of everything in it that a task may set: a recipe read here has no task."""
+    """Return a value in which every key that a task may set has its default: a recipe read here has no task."""
     if isinstance(value, Mapping):
         return {key: _without_task(one) for key, one in value.items()}
     found = _OF_A_TASK.fullmatch(value) if isinstance(value, str) else None

@@ -7,6 +7,7 @@ group of our own, ``goldilocks.*``, for everything the policies can do beyond th
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -31,23 +32,21 @@ from goldilocks.core.priors import PRIORS, Flat, Forecast, Oracle, Prior, Strata
 from goldilocks.core.replay import Guard
 from goldilocks.core.selectors import Selector
 from goldilocks.dotted_keys import value_at
-from goldilocks.errors import nearest, require, require_type
+from goldilocks.errors import refuse_unknown, require, require_known, require_type
 from goldilocks.features import Features, StrataSettings
 from goldilocks.filtering.config import PPOFilterConfig
 from goldilocks.runs.budget import Budget
 from goldilocks.runs.validation import metric_name
-from goldilocks.types import OnExhausted, OnFull
+from goldilocks.types import MIN_STD, POSITIVE_THRESHOLD, OnExhausted, OnFull
+
+logger = logging.getLogger(__name__)
 
 S = TypeVar("S")
 
-MIN_STD = 1e-6  # shaped rewards never give an exact zero
-FINAL_METRIC = "seq_final_reward"  # after the KL penalty: where there is one, known only once log-probs are
+FINAL_METRIC = "seq_final_reward"  # after the KL penalty, which is known once log-probs are
 FORECAST = "forecast"
-FORECAST_PRIOR = {
-    "worth": "worth",
-    "forgetting": "forgetting",
-    "prior": "precision",
-}  # selector=forecast's, and the prior's
+# Parameters of selector=forecast, and their names in the prior.
+FORECAST_PRIOR = {"worth": "worth", "forgetting": "forgetting", "prior": "precision"}
 PRIOR_PARAMETERS: dict[str, dict[str, object]] = {  # flat and oracle have none
     "strata": {"forgetting": float},
     FORECAST: {"worth": float | None, "forgetting": float, "precision": float},
@@ -63,7 +62,7 @@ class FilterGroups:
     metric: str = "reward"
     max_num_gen_batches: int = 0
     max_inflight_gen_batches: int = 1  # verl's key: here it is 1, and data.gen_batch_size bounds generation
-    min_std: float | None = None  # None: MIN_STD; of the final reward, what its penalties alone vary by
+    min_std: float | None = None  # None: MIN_STD; of the final reward, how much its penalties alone vary
     on_exhausted: str = "error"
     max_carry_steps: int = 1
     on_full: str = "finish"
@@ -76,7 +75,7 @@ class AdaptiveRollout:
     enable: bool = False
     max_n: int = 128
     rollouts_per_batch: int = 8
-    positive_threshold: float = 0.5
+    positive_threshold: float = POSITIVE_THRESHOLD
     min_rollouts: int = 2
     stop: str = "positive"
     balance: int = 2
@@ -137,9 +136,9 @@ class Settings:
             seed=1 if seed is None else seed,
             adv_estimator=value_at(config, "algorithm.adv_estimator") or "",
             use_kl_in_reward=bool(value_at(config, "algorithm.use_kl_in_reward")),
-            filter_groups=_section(FilterGroups, config, "algorithm.filter_groups"),
-            adaptive=_section(AdaptiveRollout, config, "adaptive_rollout"),
-            policies=_section(Policies, config, "goldilocks"),
+            filter_groups=_section(FilterGroups, "algorithm.filter_groups", config),
+            adaptive=_section(AdaptiveRollout, "adaptive_rollout", config),
+            policies=_section(Policies, "goldilocks", config),
             batch_filter=value_at(config, "batch_filter"),
         )
         settings._check()
@@ -149,9 +148,8 @@ class Settings:
         groups, adaptive = self.filter_groups, self.adaptive
         if groups.enable:
             several = self.n > 1 or adaptive.enable or self.policies.allocator is not None
-            require(
-                several, "actor_rollout_ref.rollout.n", self.n, "2 or more with algorithm.filter_groups.enable=True"
-            )
+            accepted = "2 or more with algorithm.filter_groups.enable=True"
+            require(several, "actor_rollout_ref.rollout.n", self.n, accepted)
             require(bool(groups.metric), "algorithm.filter_groups.metric", groups.metric, "the name of a reward metric")
             key, batches = "algorithm.filter_groups.max_inflight_gen_batches", groups.max_inflight_gen_batches
             require(batches == 1, key, batches, "1; data.gen_batch_size says how many prompts are rolled out at a time")
@@ -163,16 +161,15 @@ class Settings:
         require(not conflict, "algorithm.filter_groups.metric", groups.metric, "another metric with batch_filter")
         if self.batch_filter_config is not None:
             self._check_oversampling(self.batch_filter_config)
-        # each checks its own
-        self.limits(), self.surplus(), self.selector(), self.allocator(), self.filter(), self.budget()
-        self.replay(), self.features(), self.strata(), self.guard()
+        parts: list[Callable[[], object]] = [self.limits, self.surplus, self.selector, self.allocator, self.filter]
+        for part in (*parts, self.budget, self.replay, self.features, self.strata, self.guard):
+            part()  # each checks its own keys
         self._check_prior()
         self._check_ignored()
 
     def _check_prior(self) -> None:
         policies = self.policies
-        known = ", ".join(PRIORS) + nearest(policies.prior, PRIORS)
-        require(policies.prior in PRIORS, "goldilocks.prior", policies.prior, f"one of {known}")
+        require_known("goldilocks.prior", policies.prior, PRIORS)
         accepted = "flat, strata or forecast; oracle is for the arms of goldilocks compare"
         require(policies.prior != "oracle" or policies.study, "goldilocks.prior", policies.prior, accepted)
         columns = list(self.strata().columns)
@@ -207,7 +204,7 @@ class Settings:
         require(set(given) <= set(known), f"goldilocks.{kind}_kwargs", given, accepted)
 
     def _check_oversampling(self, config: PPOFilterConfig) -> None:
-        """A batch has ``train_batch_size`` groups; how many are generated for it at first is said once."""
+        """Refuse a second size of the batch, or a second key for how many prompts are generated at first."""
         groups, factor = config.target_num_groups, config.prompt_oversampling_factor
         fits = groups in (None, self.train_batch_size)
         accepted = f"data.train_batch_size={self.train_batch_size}, or null; kept groups beyond it are carried"
@@ -218,13 +215,13 @@ class Settings:
 
     @property
     def own_policies(self) -> dict[str, str]:
-        """The policies that are not ours, by their keys."""
+        """The user's own policies, by key."""
         named = {f"goldilocks.{kind}": getattr(self.policies, kind) for kind in ("selector", "allocator", "filter")}
         return {key: name for key, name in named.items() if isinstance(name, str) and ":" in name}
 
     @property
     def batch_filter_config(self) -> PPOFilterConfig | None:
-        """``batch_filter.*``, if it is there and not switched off; the group size is ``rollout.n`` unless stated."""
+        """``batch_filter.*``, if it is set and enabled; the group size is ``rollout.n`` unless stated."""
         given = dict(self.batch_filter or {})
         if not given.pop("enable", bool(given)):
             return None
@@ -237,7 +234,7 @@ class Settings:
 
     @property
     def gate_config(self) -> PPOFilterConfig | None:
-        """The batch filter as it judges rows: which groups make up a batch, and what is carried, the collector says."""
+        """The batch filter as it judges rows; the collector chooses the groups of a batch."""
         config = self.batch_filter_config
         return config and replace(config, target_num_groups=None, prompt_oversampling_factor=1.0)
 
@@ -260,7 +257,7 @@ class Settings:
 
     @property
     def judges_final_reward(self) -> bool:
-        """Whether groups are judged on a reward that is known only after log-probs are."""
+        """Whether groups are judged on a reward that is known only after log-probs are computed."""
         return self.filter_groups.enable and self.filter_groups.metric == FINAL_METRIC and self.use_kl_in_reward
 
     def limits(self) -> Limits:
@@ -274,27 +271,30 @@ class Settings:
             on_exhausted=OnExhausted.parse("algorithm.filter_groups.on_exhausted", self.filter_groups.on_exhausted),
         )
 
-    def budget(self) -> Budget:
-        return _section(Budget, {"goldilocks": {"budget": self.policies.budget}}, "goldilocks.budget")
-
     def surplus(self) -> Surplus:
         on_full = OnFull.parse("algorithm.filter_groups.on_full", self.filter_groups.on_full)
         return Surplus(self.filter_groups.max_carry_steps, on_full)
 
+    def budget(self) -> Budget:
+        return self._own_section(Budget, "goldilocks.budget")
+
     def replay(self) -> Replay:
-        return _section(Replay, {"goldilocks": {"replay": self.policies.replay}}, "goldilocks.replay")
+        return self._own_section(Replay, "goldilocks.replay")
 
     def guard(self) -> Guard:
-        return _section(Guard, {"goldilocks": {"guard": self.policies.guard}}, "goldilocks.guard")
+        return self._own_section(Guard, "goldilocks.guard")
 
     def features(self) -> Features:
-        return _section(Features, {"goldilocks": {"features": self.policies.features}}, "goldilocks.features")
+        return self._own_section(Features, "goldilocks.features")
 
     def strata(self) -> StrataSettings:
-        return _section(StrataSettings, {"goldilocks": {"strata": self.policies.strata}}, "goldilocks.strata")
+        return self._own_section(StrataSettings, "goldilocks.strata")
+
+    def _own_section(self, cls: type[S], name: str) -> S:
+        return _section(cls, name, {"goldilocks": vars(self.policies)})
 
     def selector(self) -> Selector:
-        """The selector named; ``forecast`` is the name for ``thompson`` with ``goldilocks.prior=forecast``."""
+        """Return the selector named; ``forecast`` means ``thompson`` with ``goldilocks.prior=forecast``."""
         policies = self.policies
         if policies.selector != FORECAST:
             return build_selector(policies.selector, policies.selector_kwargs)
@@ -306,7 +306,7 @@ class Settings:
         return FORECAST if self.policies.selector == FORECAST else self.policies.prior
 
     def prior(self, source: Any, hidden_states: Callable[[], np.ndarray] | None = None) -> Prior:
-        """Where beliefs about the prompts of this source begin."""
+        """Return the prior of the prompts of this source."""
         if self.prior_name == "strata":
             return Strata(self.strata().of(source), **self.policies.prior_kwargs)
         if self.prior_name == "oracle":
@@ -323,7 +323,7 @@ class Settings:
         return {**old, **self.policies.prior_kwargs}
 
     def allocator(self) -> Allocator:
-        """Adaptive rollouts if they are asked for, else the allocator named, else the n of every prompt."""
+        """Return adaptive rollouts if enabled, else the allocator named, else ``rollout.n`` for every prompt."""
         if self.adaptive.enable:
             known = {one.name for one in fields(Adaptive)}
             chosen = {one.name: getattr(self.adaptive, one.name) for one in fields(self.adaptive) if one.name in known}
@@ -334,7 +334,7 @@ class Settings:
         return build_allocator(self.policies.allocator, self.policies.allocator_kwargs)
 
     def filter(self) -> Filter:
-        """Variance of the chosen metric for dynamic sampling, else the filter named, else none."""
+        """Return the filter named, else the variance of a metric for dynamic sampling, else none."""
         groups = self.filter_groups
         if self.policies.filter is not None:
             name = self.policies.filter if isinstance(self.policies.filter, str) else list(self.policies.filter)
@@ -343,6 +343,17 @@ class Settings:
             return Everything()
         metric = "reward" if groups.metric in REWARD_METRICS else groups.metric
         return Variance(metric, MIN_STD if groups.min_std is None else groups.min_std, self.adaptive.positive_threshold)
+
+    def _without_effect(self, selector: Selector) -> list[tuple[str, object, str]]:
+        """Return the keys that are set and not read, with their values and the settings that would read them."""
+        found: list[tuple[str, object, str]] = []
+        if self.strata().columns and self.prior_name not in ("strata", "oracle"):
+            found.append(("goldilocks.strata.columns", list(self.strata().columns), "goldilocks.prior=strata"))
+        if self.prior_name != FORECAST and not selector.needs_features:
+            changed = {key: value for key, value in vars(self.features()).items() if value != vars(Features())[key]}
+            needed = "goldilocks.prior=forecast or a selector that needs features"
+            found += [(f"goldilocks.features.{key}", value, needed) for key, value in changed.items()]
+        return found
 
     def _gen_batch_size(self) -> int | None:
         """Return how many prompts are chosen at a time: more than a batch if prompts are oversampled."""
@@ -358,11 +369,13 @@ class Settings:
         repeat: bool = True,
         hidden_states: Callable[[], np.ndarray] | None = None,
     ) -> Collector:
-        """The collector these settings describe; ``order`` is the data loader's order of each epoch.
+        """Return the collector of these settings; ``order`` is the data loader's order of each epoch.
 
-        ``hidden_states`` gives a model's features of the prompts, for ``goldilocks.features.kind=hidden``.
+        ``hidden_states`` returns a model's features of the prompts, for ``goldilocks.features.kind=hidden``.
         """
         selector = self.selector()
+        for key, value, needed in self._without_effect(selector):
+            logger.warning("%s=%r has no effect: it is read with %s", key, value, needed)
         if selector.needs_features:
             selector.use_features(self.features().of(source, hidden_states))
         beliefs = Beliefs(
@@ -394,17 +407,15 @@ def _type_hints(cls: Callable[..., object]) -> dict[str, Any]:
     return get_type_hints(cls)
 
 
-def _section(cls: type[S], config: Mapping[str, Any], name: str) -> S:
+def _section(cls: type[S], name: str, config: Mapping[str, Any]) -> S:
     """Return a section of the config as its dataclass; an unknown key is an error that suggests the nearest."""
     hints = _type_hints(cls)  # type: ignore[arg-type]  # mypy: a generic type is not hashable
     given = value_at(config, name) or {}
     require_type(name, given, Mapping[str, Any])
     empty = {key for key, value in given.items() if value is None and get_origin(hints.get(key)) is Mapping}
     chosen = {key: value for key, value in given.items() if key not in empty | {"_target_"}}
+    refuse_unknown(name, chosen, sorted(hints))
     for key, value in chosen.items():
-        if key not in hints:
-            there = ", ".join(sorted(hints))
-            raise ValueError(f"{name}.{key} is not a key{nearest(key, hints)}; there are: {there}")
         require_type(f"{name}.{key}", value, hints[key])
         bad = isinstance(value, float) and not math.isfinite(value)
         require(not bad, f"{name}.{key}", value, "a finite number")

@@ -165,7 +165,7 @@ def _ranks(forecasts: np.ndarray, steps: np.ndarray) -> np.ndarray:
     """
     ranks = np.zeros(len(forecasts), dtype=np.int64)
     starts = [0]
-    for start in np.flatnonzero(np.diff(steps)) + 1:
+    for start in (np.flatnonzero(np.diff(steps)) + 1).tolist():
         if min(start - starts[-1], len(steps) - start) >= RANKS:
             starts.append(start)
     for own in np.split(np.arange(len(steps)), starts[1:]):

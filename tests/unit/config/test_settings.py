@@ -307,6 +307,26 @@ def test_an_oracle_has_a_name_for_the_rate_of_each_level() -> None:
     assert passes / (passes + failures) == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["goldilocks.strata.columns=[level]"], ["goldilocks.strata.columns=['level'] has no effect"]),
+        (["goldilocks.features.kind=hidden"], ["goldilocks.features.kind='hidden' has no effect"]),
+        (
+            ["goldilocks.prior=strata", "goldilocks.features.columns=[level]"],
+            ["goldilocks.features.columns=['level'] has no effect"],
+        ),
+        (["goldilocks.prior=strata", "goldilocks.strata.columns=[level]"], []),
+        (["goldilocks.selector=forecast", "goldilocks.features.columns=[level]"], []),
+    ],
+)
+def test_keys_that_the_chosen_prior_does_not_read_are_said(
+    caplog: pytest.LogCaptureFixture, overrides: list[str], said: list[str]
+) -> None:
+    settings(*overrides).collector(ListSource(["a", "b"], columns={"level": [1, 2]}))
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == said
+
+
 def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
     chosen = settings("goldilocks.prior=strata", "goldilocks.strata.columns=[skill]")
     with pytest.raises(ValueError, match=r"goldilocks.strata.columns='skill' is not accepted: a column .*.*level"):

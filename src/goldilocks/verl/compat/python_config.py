@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from goldilocks.config.settings import MIN_STD, FilterGroups
+from goldilocks.config.settings import FilterGroups
 from goldilocks.core.filters import Variance
 from goldilocks.core.limits import Limits, Surplus
 from goldilocks.errors import nearest, require
-from goldilocks.types import OnExhausted, OnFull
+from goldilocks.types import MIN_STD, OnExhausted, OnFull
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
