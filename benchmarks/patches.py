@@ -36,7 +36,7 @@ import switched_patches as switches
 CLOCKS = {"cpu": "cpu", "cuda": "wall"}
 TASKS = {"smollm2": "sums", "tiny": "arithmetic"}
 WARM_UP = 3  # steps
-WAYS = {"": (), "loop": (switches.WAVES,), "passes": ("one-pass",)}  # what is off to get a run onto that way
+WAYS = {"": (), "loop": (switches.BATCHED_TURNS,), "passes": ("one-pass",)}  # what is off to get a run onto that way
 
 CASES = (
     "one-pass", "rows-by-length", "loss-padding", "response-logits", "log-probs", "row-selection", "one-partition",
