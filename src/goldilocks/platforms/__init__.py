@@ -1,12 +1,14 @@
 """The environment variables by which verl chooses its platform on this machine.
 
-verl picks its platform once, while it is imported, so these must be in the environment of the driver before that. This
-package imports neither verl nor torch for that reason.
+verl picks its platform once, while it is imported, so the driver's environment must have them before. This module
+therefore imports neither verl nor torch.
 """
 
 from __future__ import annotations
 
 import os
+
+from goldilocks.errors import require_known
 
 DEVICES = ("cpu", "cuda")
 
@@ -35,13 +37,12 @@ _PLATFORM = {
 
 def platform_env(device: str) -> dict[str, str]:
     """Return the environment that verl and Ray need on ``device``; set it before verl is imported."""
-    if device not in _PLATFORM:
-        raise ValueError(f"device={device!r} is not one of {', '.join(DEVICES)}")
+    require_known("device", device, DEVICES)
     return {**_SHARED, **_PLATFORM[device], **patches_env()}
 
 
 def patches_env() -> dict[str, str]:
-    """All patches for the processes of a run that one of our launchers starts, unless the user has chosen."""
+    """All patches, for the processes of a run that our launchers start, unless the user has chosen."""
     return {PATCHES_VARIABLE: os.environ.get(PATCHES_VARIABLE, "all")}
 
 

@@ -1,7 +1,7 @@
 """verl's platform ``cpu``: a machine with no accelerator, presented through the calls verl makes on one.
 
-Never detected by itself: on a cluster the driver often sits on a node without a GPU, and taking that for a CPU run
-would be wrong. ``VERL_PLATFORM=cpu`` asks for it (see :func:`goldilocks.platforms.platform_env`).
+It is never detected: on a cluster the driver often sits on a node without a GPU. ``VERL_PLATFORM=cpu`` selects it
+(:func:`goldilocks.platforms.platform_env`).
 """
 
 from __future__ import annotations

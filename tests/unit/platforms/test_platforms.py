@@ -17,7 +17,7 @@ def test_every_device_names_a_platform_verl_knows(device: str) -> None:
 
 
 def test_an_unknown_device_is_an_error_that_names_the_known() -> None:
-    with pytest.raises(ValueError, match=r"device='tpu' is not one of cpu, cuda"):
+    with pytest.raises(ValueError, match=r"device='tpu' is not accepted: one of cpu, cuda"):
         platform_env("tpu")
 
 

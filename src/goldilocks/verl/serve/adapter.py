@@ -11,6 +11,7 @@ from verl.utils.device import is_support_ipc
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.utils import ensure_async_iterator
 
+from goldilocks.errors import require
 from goldilocks.verl.serve import limits, transfer
 from goldilocks.verl.serve.replica import server_name
 
@@ -43,25 +44,20 @@ class TransformersAdapter(BaseRollout):
     async def update_weights(  # type: ignore[override]  # as verl calls it
         self, weights: Any, global_steps: int | None = None, wire_format: str = "named_tensors", **_peft: Any
     ) -> None:
-        """Send every weight to the server and tell it which policy update they are of."""
-        if wire_format != "named_tensors":
-            raise ValueError(
-                f"wire_format={wire_format!r}: rollout.name={limits.NAME} takes named_tensors; "
-                "set rollout.checkpoint_engine.backend to naive or nccl"
-            )
+        """Send every weight to the server, with the number of the policy update."""
+        accepted = f"named_tensors with rollout.name={limits.NAME}, by rollout.checkpoint_engine.backend=naive or nccl"
+        require(wire_format == "named_tensors", "wire_format", wire_format, accepted)
         await (self._send_by_ipc(weights) if is_support_ipc() else self._send_by_store(weights))
         if global_steps is not None:
             await self._server.set_global_steps.remote(global_steps)
 
     async def _send_by_store(self, weights: Any) -> None:
         limit = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
-        stream = ensure_async_iterator(weights)
-        async for bucket in transfer.buckets(stream, limit):
+        async for bucket in transfer.buckets(ensure_async_iterator(weights), limit):
             await self._server.load_weights.remote(bucket)
 
     async def _send_by_ipc(self, weights: Any) -> None:
         handle = transfer.new_handle()
         received: Any = self._server.load_weights_by_ipc.remote(handle)
-        megabytes = self.config.checkpoint_engine.update_weights_bucket_megabytes
-        await transfer.send_by_ipc(handle, megabytes, weights)
+        await transfer.send_by_ipc(handle, self.config.checkpoint_engine.update_weights_bucket_megabytes, weights)
         await received

@@ -1,6 +1,6 @@
-"""What ``rollout.name=transformers`` does not do, said before anything is started.
+"""Refuses a config that ``rollout.name=transformers`` cannot serve, before anything is started.
 
-Imports nothing of verl's: the check runs in the driver, on the config as it was composed.
+The check runs in the driver on the composed config, and imports nothing of verl.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from goldilocks.errors import require
 
 NAME = "transformers"
 
@@ -18,24 +20,20 @@ _OFF = ("quantization", "enable_rollout_routing_replay")
 def check(rollout: Any, model: Any) -> None:
     """Raise ``ValueError`` for a ``rollout`` and ``model`` config that only vLLM or SGLang can serve."""
     for key in _ONE:
-        if rollout.get(key, 1) > 1:
-            raise _unsupported(f"rollout.{key}={rollout.get(key)}", "1: a replica is one process on one device")
+        _require(rollout.get(key, 1) <= 1, f"rollout.{key}", rollout.get(key), "1, since a replica is one process")
     for key in _OFF:
-        if rollout.get(key):
-            raise _unsupported(f"rollout.{key}={rollout.get(key)!r}", "it off")
-    if rollout.get("disaggregation", {}).get("enabled"):
-        raise _unsupported("rollout.disaggregation.enabled=True", "False")
-    if model.get("lora_rank", 0) > 0 and not model.get("lora", {}).get("merge"):
-        raise _unsupported(
-            f"model.lora_rank={model.get('lora_rank')} with model.lora.merge=False", "model.lora.merge=True"
-        )
+        _require(not rollout.get(key), f"rollout.{key}", rollout.get(key), "none")
+    split = bool(rollout.get("disaggregation", {}).get("enabled"))
+    _require(not split, "rollout.disaggregation.enabled", split, "False")
+    rank, merged = model.get("lora_rank", 0), model.get("lora", {}).get("merge")
+    _require(rank <= 0 or bool(merged), "model.lora_rank", rank, "0, or any with model.lora.merge=True")
     _check_length(rollout, model)
 
 
 def _check_length(rollout: Any, model: Any) -> None:
-    """Refuse texts longer than the model's plain attention reaches.
+    """Refuse texts longer than the model's plain attention reaches, where the model's config is on this machine.
 
-    This reads a config that lies on this machine and needs no code of its own. The servers ask again, of any model.
+    The servers check every model again.
     """
     folder = Path(str(model.get("hf_config_path") or model.get("path"))).expanduser()
     if model.get("trust_remote_code") or not (folder / "config.json").is_file():
@@ -53,5 +51,5 @@ def _check_length(rollout: Any, model: Any) -> None:
     check_length(config, length, f"actor_rollout_ref.rollout.{name}")
 
 
-def _unsupported(given: str, accepted: str) -> ValueError:
-    return ValueError(f"actor_rollout_ref.{given} with rollout.name={NAME}: it takes {accepted}; use rollout.name=vllm")
+def _require(sound: bool, key: str, value: object, accepted: str) -> None:
+    require(sound, f"actor_rollout_ref.{key}", value, f"{accepted}, with rollout.name={NAME}; or use rollout.name=vllm")

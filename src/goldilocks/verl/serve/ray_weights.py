@@ -1,10 +1,8 @@
 """Weights from the trainer to rollout servers on other devices, through Ray's object store: ``backend: ray``.
 
-verl wants a checkpoint engine between devices that share no memory. On GPUs that is nccl; this one needs no GPU and no
-process group. The first training rank puts buckets of weights into Ray's store and their references into a mailbox;
-every rollout worker reads all of them, in order, from the store of its node.
-
-Invariant: a transfer has a mailbox of its own, so that none reads another's weights.
+verl needs a checkpoint engine between devices that share no memory. On GPUs that is nccl; this one needs no GPU and no
+process group. The first training rank puts buckets of weights into Ray's store and their references into a mailbox, one
+for each transfer; every rollout worker reads all of them, in order, from the store of its node.
 """
 
 from __future__ import annotations
@@ -68,11 +66,11 @@ class RayWeights(CheckpointEngine):
         self._mailbox = mailbox
 
     def finalize(self) -> None:
-        """Let go of the mailbox; it ends with the last who knows it, and the buckets with it."""
+        """Drop the mailbox; it ends, with its buckets, when the last holder drops it."""
         self._mailbox = None
 
     async def send_weights(self, weights: Iterable[Named], global_steps: int | None = None) -> None:
-        """Send every weight. Producing one takes all training ranks, so the others walk through them too."""
+        """Send every weight. All training ranks take part in producing one, so the others iterate too."""
         if not self._is_master:
             for _ in weights:
                 pass

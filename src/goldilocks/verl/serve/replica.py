@@ -1,8 +1,6 @@
-"""``rollout.name=transformers`` in verl's two tables: the replica on the server's side, the adapter on the worker's.
+"""A replica of the rollout server: one Ray actor beside one training worker, on the same device.
 
-Both are named here and imported only by the process that asks for one.
-
-A replica of the rollout server: one Ray actor beside one training worker, on the same device.
+Importing this module registers ``rollout.name=transformers`` in verl's tables of replicas and of the workers' adapters.
 """
 
 from __future__ import annotations
@@ -18,16 +16,6 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
 from goldilocks.verl.serve import limits
 from goldilocks.verl.serve.limits import NAME
-
-
-def _replica() -> type[RolloutReplica]:
-
-    return TransformersReplica
-
-
-RolloutReplicaRegistry.register(NAME, _replica)
-# verl has no function for adapters, only the table.
-_ROLLOUT_REGISTRY[(NAME, "async")] = "goldilocks.verl.serve.adapter.TransformersAdapter"
 
 
 def server_name(replica_rank: int, role: str = "") -> str:
@@ -51,7 +39,7 @@ class TransformersReplica(RolloutReplica):
             ray.remote(RolloutServer)
             .options(
                 name=server_name(self.replica_rank, self._role()) + self.name_suffix,
-                # It asks for no GPU and uses its worker's; Ray is told not to hide the devices.
+                # The server asks Ray for no GPU and uses its worker's, so Ray must not hide the devices.
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
                 runtime_env={"env_vars": dict.fromkeys(get_platform().ray_noset_envvars(), "1")},
                 max_concurrency=self.max_concurrency,
@@ -77,3 +65,8 @@ def _place(_worker: Any) -> tuple[str, str]:
     """Return the node and the device of the worker that this runs in."""
     context = ray.get_runtime_context()
     return context.get_node_id(), context.get_accelerator_ids()[get_resource_name()][0]
+
+
+RolloutReplicaRegistry.register(NAME, lambda: TransformersReplica)
+# verl has no function for adapters, only the table.
+_ROLLOUT_REGISTRY[(NAME, "async")] = "goldilocks.verl.serve.adapter.TransformersAdapter"

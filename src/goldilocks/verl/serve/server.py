@@ -1,7 +1,7 @@
 """The rollout server: verl's token-in-token-out interface in front of one generation engine.
 
-It is an asynchronous Ray actor. The engine runs in the thread of ``EngineLoop``. Requests that arrive while generation
-is paused wait, or come back aborted if verl asked for that.
+It is an asynchronous Ray actor; the engine runs in the thread of ``EngineLoop``. While generation is paused, requests
+wait, or come back aborted if verl asked for that.
 """
 
 from __future__ import annotations
@@ -24,27 +24,21 @@ from verl.workers.rollout.replica import TokenOutput
 from goldilocks.engine.engine import Engine
 from goldilocks.engine.loop import EngineLoop, Outcome
 from goldilocks.engine.request import Ask, Generation, SamplingParams
+from goldilocks.errors import require
 from goldilocks.platforms import threads_per_rank
 from goldilocks.verl.serve import transfer
 
 Result = TypeVar("Result")
 Requests = list[tuple[str, list[int], dict[str, Any]]]  # ids, prompts, sampling parameters
 
-# verl's own names of what a sampling dict may hold, beside those that have another name here.
+# verl's names of sampling parameters: those of ``SamplingParams``, and others.
 _SAME_NAME = ("temperature", "top_p", "top_k", "seed")
-_KNOWN = {
-    *_SAME_NAME,
-    "max_tokens",
-    "max_new_tokens",
-    "logprobs",
-    "repetition_penalty",
-    "stop_token_ids",
-    "ignore_eos",
-}
+_OTHERS = ("max_tokens", "max_new_tokens", "logprobs", "repetition_penalty", "stop_token_ids", "ignore_eos")
+_KNOWN = {*_SAME_NAME, *_OTHERS}
 
 
 class Answers(NamedTuple):
-    """What has ended since the last message: a generation, or why a request has none, with the request's id."""
+    """The outcomes since the last message."""
 
     outcomes: list[Outcome]
     global_steps: int | None  # the policy update that the weights belong to
@@ -96,7 +90,7 @@ class RolloutServer:
     ) -> TokenOutput:
         """Generate an answer. ``extra_fields["top_log_probs"]`` has the largest log-prob at each position."""
         if image_data or video_data or audio_data:
-            raise ValueError("rollout.name=transformers generates from text only; use rollout.name=vllm")
+            raise ValueError("rollout.name='transformers' is not accepted: it takes text only; use rollout.name=vllm")
         prompt = [int(token) for token in prompt_ids]
         params = self._sampling_params(sampling_params, request_id, len(prompt))
         if not await self._admitted():
@@ -149,7 +143,7 @@ class RolloutServer:
         return True
 
     async def abort_request(self, request_id: str, **_ignored: Any) -> dict[str, Any]:
-        """End one request with what it has; unknown ids are not an error, the answer may have ended on its own."""
+        """End one request with what it has; unknown ids are ignored, since the answer may have ended."""
 
         def abort(engine: Engine) -> bool:
             engine.abort(request_id)
@@ -158,7 +152,7 @@ class RolloutServer:
         return {"aborted": await self._on_engine(abort), "request_id": request_id}
 
     async def abort_all_requests(self, reject_request: bool = False, **_ignored: Any) -> dict[str, Any]:
-        """Close the gate and end every request with what it has; returns when none is in flight."""
+        """Pause generation and end every request with what it has; return when none is in flight."""
         self._rejecting = reject_request
         self._open.clear()
 
@@ -171,7 +165,7 @@ class RolloutServer:
         return {"aborted_count": len(request_ids), "request_ids": request_ids}
 
     async def resume_generation(self) -> None:
-        """Open the gate again."""
+        """Continue generation."""
         self._rejecting = False
         self._open.set()
 
@@ -181,7 +175,7 @@ class RolloutServer:
             await asyncio.sleep(0.001)
 
     async def sleep(self) -> None:
-        """Release the cache's memory after the requests in flight have ended."""
+        """Release the memory of the cache once no request is in flight."""
         await self.wait_for_requests_to_drain()
         if self._config.free_cache_engine:
             await self._on_engine(Engine.sleep)
@@ -200,7 +194,7 @@ class RolloutServer:
         await self.wake_up(["kv_cache"])
 
     async def clear_kv_cache(self) -> None:
-        """Do nothing: ``load_weights`` already forgets cached prompts, which only new weights make stale."""
+        """Do nothing: ``load_weights`` forgets cached prompts."""
 
     async def load_weights(self, bucket: transfer.Bucket) -> None:
         """Overwrite the weights in ``bucket``."""
@@ -228,18 +222,13 @@ class RolloutServer:
         return await asyncio.wrap_future(self._loop.call(function))
 
     def _sampling_params(self, given: dict[str, Any], request_id: str, prompt_length: int) -> SamplingParams:
-        unknown = set(given) - _KNOWN
-        if unknown or given.get("repetition_penalty", 1.0) != 1.0:
-            name = min(unknown, default="repetition_penalty")
-            raise ValueError(
-                f"sampling parameter {name}={given[name]!r}: rollout.name=transformers takes {sorted(_KNOWN)}"
-            )
+        for name in set(given) - _KNOWN:
+            require(False, f"sampling parameter {name}", given[name], f"one of {', '.join(sorted(_KNOWN))}")
+        penalty = given.get("repetition_penalty", 1.0)
+        require(penalty == 1.0, "sampling parameter repetition_penalty", penalty, "1.0")
         room = self._max_length - prompt_length
-        if room < 1:
-            raise ValueError(
-                f"a prompt of {prompt_length} tokens leaves no room for an answer in {self._max_length} tokens: "
-                "raise data.max_prompt_length or set data.filter_overlong_prompts=True"
-            )
+        accepted = f"fewer than {self._max_length}: raise data.max_prompt_length or filter_overlong_prompts=True"
+        require(room >= 1, "tokens of the prompt", prompt_length, accepted)
         limit = given.get("max_tokens", given.get("max_new_tokens", self._config.response_length))
         chosen = {name: given[name] for name in _SAME_NAME if given.get(name) is not None}
         if self._config.full_determinism:

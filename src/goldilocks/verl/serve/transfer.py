@@ -1,8 +1,7 @@
 """Transfer of new weights from a training worker to the rollout server beside it.
 
-On a GPU they stay on the device: verl's bucketed sender and receiver over CUDA IPC, with a time limit, so that a dead
-peer is an error and not an endless wait. Without a GPU they go through Ray's object store in buckets of bounded size,
-each read by the server without a copy.
+On a GPU they go by verl's bucketed sender and receiver over CUDA IPC, with a time limit, so that a dead peer is an
+error. Without a GPU they go through Ray's object store in buckets, which the server reads without a copy.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from torch import Tensor
 
 Named = tuple[str, Tensor]
 
-# Longer than any bucket takes to fill.
-PEER_TIMEOUT_S = 600.0
+PEER_TIMEOUT_S = 600.0  # longer than any bucket takes to fill
 
 
 class Bucket:
@@ -61,8 +59,7 @@ async def buckets(weights: AsyncIterator[Named], limit: int) -> AsyncIterator[Bu
 def new_handle() -> str:
     """Return a socket that no other transfer on this machine has.
 
-    Ids of Ray's will not do: every Ray that a run starts for itself counts its jobs and actors from one, so two runs on
-    one machine would take each other's weights.
+    Ray's ids would not do: every Ray counts jobs and actors from one, and two runs may share a machine.
     """
     return f"ipc:///tmp/goldilocks-weights-{uuid.uuid4().hex}.sock"
 

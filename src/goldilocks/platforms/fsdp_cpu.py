@@ -1,7 +1,6 @@
-"""verl's FSDP2 engines on device ``cpu``: actor, reference policy and critic, changed only in where memory is placed.
+"""verl's FSDP2 engines on device ``cpu``, for actor, reference policy and critic, without offloading.
 
-verl offloads a forward-only model (the reference policy) to the host through pinned memory. On the CPU its parameters
-are on the host already, so nothing is offloaded here.
+verl offloads a forward-only model (the reference policy) to the host through pinned memory. On the CPU it is there.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from goldilocks.platforms import threads_per_rank
 
 
 class OnHost:
-    """Takes its share of the cores, and builds the FSDP2 module with offloading switched off."""
+    """Takes its share of the cores, and builds the FSDP2 module without offloading."""
 
     engine_config: Any
 
