@@ -120,7 +120,7 @@ def test_interrupted_or_killed_it_leaves_nothing_running(train, sent):
 def test_a_prompt_that_is_too_long_is_one_message_before_ray_starts(train):
     done = train("data.max_prompt_length=6")
     assert done.status == 1
-    assert "prompts are longer than data.max_prompt_length=6" in done.err
+    assert "data.max_prompt_length=6 is not accepted" in done.err
     assert "data.filter_overlong_prompts=True" in done.err
     assert done.err.count("\n") == 2
 

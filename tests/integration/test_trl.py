@@ -278,7 +278,7 @@ def test_a_reward_without_acc_that_hangs_once_costs_a_recipe_one_rollout(tmp_pat
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["trainer=trll"], r"trainer='trll' is not one of verl, trl \(did you mean 'trl'\?\)"),
+        (["trainer=trll"], r"trainer='trll' is not accepted: one of verl, trl \(did you mean 'trl'\?\)"),
         (["trainer=trl", "algorithm.adv_estimator=gae"], r"algorithm\.adv_estimator='gae' is not accepted: grpo"),
         (["trainer=trl", "trainer.nnodes=2"], r"trainer\.nnodes=2 is not accepted: 1 with trainer=trl"),
     ],

@@ -1,13 +1,10 @@
-"""``groups_per_update``: the batch size of a grid, in a unit that every recipe has.
+"""An arm, one run of a study: a recipe with tuned values, a seed, and the cost it may spend.
 
-A batch of 16 prompts is one update with every recipe, and costs GRPO 128 rollouts. A recipe that drops groups without
-variance generates until 16 informative ones are there, which may cost 900. ``groups_per_update=G`` gives every update
-of every recipe G fresh groups. Where groups are dropped, all of them are informative; where they are not, the share
-that the data have. The table prints what an update cost and how many informative groups it trained.
-
-The grid of tuning: values for some keys, the same for every recipe.
-
-One run of a study: a recipe with the tuned values, a seed, and the cost it may spend.
+Tuning tries a grid: values for some keys, the same for every recipe. ``groups_per_update`` is a key of the grid alone:
+the batch size in a unit that every recipe has. A batch of 16 prompts is one update with every recipe and costs GRPO 128
+rollouts, but a recipe that drops groups without variance may generate 900 for its 16 informative ones.
+``groups_per_update=G`` gives every update of every recipe G fresh groups: where groups are dropped, all of them are
+informative; where they are not, the share that the data have.
 """
 
 from __future__ import annotations
@@ -25,12 +22,21 @@ from goldilocks.dotted_keys import value_at, with_value
 from goldilocks.errors import require
 from goldilocks.runs.costs import COST_NAMES
 
-GROUPS = "groups_per_update"
-BATCH, MINI_BATCH, GENERATED = (
-    "data.train_batch_size",
-    "actor_rollout_ref.actor.ppo_mini_batch_size",
-    "data.gen_batch_size",
+# Spread over the cost, not over updates: at equal rollouts one recipe makes ten times the updates of another.
+VALIDATIONS = 10
+ENDLESS = 1_000_000  # steps and epochs: the budget ends an arm
+SEEDS = (
+    "data.seed",  # the order of the prompts, and every draw of a policy
+    "actor_rollout_ref.rollout.seed",
+    "actor_rollout_ref.actor.data_loader_seed",
+    "critic.data_loader_seed",
 )
+STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
+WHOLE = ("rollouts", "tokens")  # costs that are counted in whole numbers
+
+GROUPS = "groups_per_update"
+BATCH, GENERATED = "data.train_batch_size", "data.gen_batch_size"
+MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 LIMIT = "algorithm.filter_groups.max_num_gen_batches"
 FILTERS = ("algorithm.filter_groups.enable", "goldilocks.filter", "batch_filter.enable")
 OVERSAMPLING = "batch_filter.prompt_oversampling_factor"  # another way to say gen_batch_size
@@ -41,15 +47,70 @@ PROMPTS_PER_GROUP = 4
 # A recipe's limit on rounds is for batches of dozens of groups. How many prompts a few groups take varies far more.
 ROUNDS = 10
 
+Grid = Mapping[str, Sequence[str]]
+Values = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class EqualCost:
+    """The cost at which arms are compared; ``kind`` is one of ``COST_NAMES``."""
+
+    kind: str
+    amount: float
+
+    @classmethod
+    def parse(cls, word: str, option: str) -> EqualCost:
+        """Parse ``rollouts=20000``."""
+        kind, _, text = word.partition("=")
+        try:
+            amount = int(text) if kind in WHOLE else float(text)
+        except ValueError:
+            amount = 0
+        accepted = f"{', '.join(f'{cost}=N' for cost in COST_NAMES[:-1])} or {COST_NAMES[-1]}=N, with N above 0"
+        require(kind in COST_NAMES and math.isfinite(amount) and amount > 0, option, word, accepted)
+        return cls(kind, amount)
+
+    def __str__(self) -> str:
+        return f"{self.amount:{',' if self.kind in WHOLE else ',g'}} {self.kind}"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """``name`` is its folder; ``settings`` are its values of the tuned keys."""
+
+    name: str
+    recipe: str
+    seed: int
+    settings: Values
+    cost: EqualCost
+
+    @property
+    def words(self) -> list[str]:
+        """Return the settings that every arm has; the user's own words come after them, the tuned values last."""
+        return [
+            f"{STEPS}={ENDLESS}",
+            f"{EPOCHS}={ENDLESS}",
+            "trainer.val_before_train=True",
+            f"goldilocks.budget.{self.cost.kind}={self.cost.amount}",
+            f"goldilocks.budget.validations={VALIDATIONS}",
+            "goldilocks.study=True",
+            *(f"{key}={self.seed}" for key in SEEDS),
+        ]
+
+    def command(self, overrides: Sequence[str]) -> list[str]:
+        """Return the words of ``goldilocks train`` that run the arm."""
+        return [self.recipe, *self.words, *overrides, *unit_words(self.recipe, self.settings, overrides)]
+
 
 def unit_words(recipe: str, settings: Values, overrides: Sequence[str]) -> list[str]:
     """Return the tuned values as overrides, with ``groups_per_update`` in the keys that it stands for."""
     plain = [f"{key}={value}" for key, value in settings.items() if key != GROUPS]
     if GROUPS not in settings:
         return plain
-    groups = _whole(settings[GROUPS])
-    config = _config(recipe, [*overrides, *plain])
-    return [*_sizes(groups, config), *plain]
+    text = settings[GROUPS]
+    groups = int(text) if text.isdecimal() else 0
+    require(groups >= 1, f"--tune {GROUPS}", text, "whole numbers above 0")
+    return [*_sizes(groups, _config(recipe, [*overrides, *plain])), *plain]
 
 
 def _sizes(groups: int, config: Mapping[str, object]) -> list[str]:
@@ -80,38 +141,25 @@ def _config(recipe: str, overrides: Iterable[str]) -> dict[str, object]:
     return config
 
 
-def _whole(text: str) -> int:
-    groups = int(text) if text.isdecimal() else 0
-    require(groups >= 1, f"--tune {GROUPS}", text, "whole numbers above 0")
-    return groups
-
-
-Grid = Mapping[str, Sequence[str]]
-Values = Mapping[str, str]
-
-
 def parse_grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Parse ``key=value,value`` words, in Hydra's grammar for sweeps."""
     grid: dict[str, tuple[str, ...]] = {}
     for word in words:
         key, values = _parse(word)
-        if key in grid:
-            raise ValueError(f"--tune {word!r} is not accepted: {key} is there already; write all its values at once")
+        require(key not in grid, "--tune", word, f"all values of {key} at once: it is there already")
         grid[key] = values
     return grid
 
 
 def _parse(word: str) -> tuple[str, tuple[str, ...]]:
     key, equals, value = word.partition("=")
-    if not equals:
-        raise ValueError(f"--tune {word!r} is not accepted: key=value,value; recipes stand before the options")
+    require(bool(equals), "--tune", word, "key=value,value; recipes stand before the options")
     try:
         override = OverridesParser.create().parse_override(word)
     except HydraException as error:
-        raise ValueError(f"--tune {word!r} is not accepted: {' '.join(str(error).split())}") from None
+        raise ValueError(f"--tune={word!r} is not accepted: {' '.join(str(error).split())}") from None
     values = tuple(override.sweep_string_iterator()) if override.is_sweep_override() else (value,)
-    if len(set(values)) < len(values):
-        raise ValueError(f"--tune {word!r} is not accepted: each value once")
+    require(len(set(values)) == len(values), "--tune", word, "each value once")
     return key, values
 
 
@@ -149,68 +197,3 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-# Spread over the cost, not over updates: at equal rollouts one recipe makes ten times the updates of another.
-VALIDATIONS = 10
-ENDLESS = 1_000_000  # steps and epochs: the budget ends an arm
-SEEDS = (
-    "data.seed",  # the order of the prompts, and every draw of a policy
-    "actor_rollout_ref.rollout.seed",
-    "actor_rollout_ref.actor.data_loader_seed",
-    "critic.data_loader_seed",
-)
-STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
-WHOLE = ("rollouts", "tokens")  # costs that are counted in whole numbers
-
-
-@dataclass(frozen=True)
-class EqualCost:
-    """The cost at which arms are compared; ``kind`` is one of ``COST_NAMES``."""
-
-    kind: str
-    amount: float
-
-    @classmethod
-    def parse(cls, word: str, option: str) -> EqualCost:
-        """Parse ``rollouts=20000``."""
-        kind, _, text = word.partition("=")
-        try:
-            amount = int(text) if kind in WHOLE else float(text)
-        except ValueError:
-            amount = 0
-        if kind not in COST_NAMES or not math.isfinite(amount) or amount <= 0:
-            accepted = ", ".join(f"{cost}=N" for cost in COST_NAMES[:-1])
-            raise ValueError(f"{option}={word!r} is not accepted: {accepted} or {COST_NAMES[-1]}=N, with N above 0")
-        return cls(kind, amount)
-
-    def __str__(self) -> str:
-        return f"{self.amount:,g} {self.kind}" if self.kind not in WHOLE else f"{self.amount:,} {self.kind}"
-
-
-@dataclass(frozen=True)
-class Arm:
-    """``name`` is its folder; ``settings`` are its values of the tuned keys."""
-
-    name: str
-    recipe: str
-    seed: int
-    settings: Values
-    cost: EqualCost
-
-    @property
-    def words(self) -> list[str]:
-        """Return the settings that every arm has; the user's own words come after them, the tuned values last."""
-        return [
-            f"{STEPS}={ENDLESS}",
-            f"{EPOCHS}={ENDLESS}",
-            "trainer.val_before_train=True",
-            f"goldilocks.budget.{self.cost.kind}={self.cost.amount}",
-            f"goldilocks.budget.validations={VALIDATIONS}",
-            "goldilocks.study=True",
-            *(f"{key}={self.seed}" for key in SEEDS),
-        ]
-
-    def command(self, overrides: Sequence[str]) -> list[str]:
-        """Return the words of ``goldilocks train`` that run the arm."""
-        return [self.recipe, *self.words, *overrides, *unit_words(self.recipe, self.settings, overrides)]

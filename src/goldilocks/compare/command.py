@@ -1,7 +1,4 @@
-"""Checks before the first arm is started. Every error is one line.
-
-``goldilocks compare``: recipes side by side at equal cost.
-"""
+"""``goldilocks compare``: recipes side by side at equal cost. Everything is checked before the first arm starts."""
 
 from __future__ import annotations
 
@@ -15,77 +12,25 @@ from rich.console import Console
 
 from goldilocks.compare.arm import GROUPS, MINI_BATCH, SEEDS, STEPS, EqualCost, Grid, combinations, parse_grid
 from goldilocks.compare.results import Results
-from goldilocks.compare.run import ArmFailed, Board, Launcher, run_study
+from goldilocks.compare.run import ArmFailed, Launcher, run_study
 from goldilocks.compare.show import LEGEND, in_markdown, notes, on_terminal, tables
 from goldilocks.compare.study import GRID, ORDERS, Study, StudyFolder, write_json
 from goldilocks.compare.table import Table, make_table
 from goldilocks.config.recipes import names
 from goldilocks.errors import missing_extra, require
 from goldilocks.launch import defaults
+from goldilocks.launch.display import Board
 from goldilocks.launch.fork_server import ForkServer
 from goldilocks.launch.machine import find_device
 from goldilocks.launch.preflight import check_paths
 from goldilocks.launch.recipe import choose
 from goldilocks.launch.train import STALL_S, check_keys, composed, interruptible
 
-OWN = (
-    "goldilocks.budget",
-    "goldilocks.study",
-    "trainer.val_before_train",
-    "trainer.test_freq",
-    "trainer.resume_mode",
-    *SEEDS,
-)
-
-
-def check_study(study: Study, device: str) -> None:
-    """Check that every recipe composes, and the first one with every value of the grid."""
-    _check_keys(study)
-    arms = study.reported_arms(study.choose([]))[: len(study.recipes)]
-    for arm in [*arms, *(replace(arms[0], settings=settings) for settings in _every_value(study.grid))]:
-        config = composed(choose(arm.command(study.overrides), device), Path(arm.name))
-        check_keys(config)
-        if not any(_key(word) == STEPS for word in study.overrides):
-            _check_schedule(config)
-        defaults.provide(config)
-        check_paths(config)
-
-
-def _every_value(grid: Grid) -> list[dict[str, str]]:
-    """Return combinations that have every value once, after the first of each, which is checked already."""
-    first = combinations(grid)[0]
-    return [{**first, key: value} for key, values in grid.items() for value in values[1:]]
-
-
-def _check_keys(study: Study) -> None:
-    for word in (*study.overrides, *study.grid):
-        if any(_key(word) == own or _key(word).startswith(f"{own}.") for own in OWN):
-            raise ValueError(
-                f"{word!r} is not accepted: goldilocks compare sets {_key(word)} itself, for every arm alike"
-            )
-        doubled = GROUPS in study.grid and _key(word) == MINI_BATCH
-        require(not doubled, MINI_BATCH, word.partition("=")[2], f"nothing beside --tune {GROUPS}, which sets it")
-
-
-def _check_schedule(config: DictConfig) -> None:
-    """Refuse a learning-rate schedule over all steps: with a budget the number of steps is not known."""
-    optim = config.actor_rollout_ref.actor.optim
-    warmup, kind = optim.get("lr_warmup_steps_ratio") or 0.0, optim.get("lr_scheduler_type") or "constant"
-    if warmup or kind != "constant":
-        given = f"lr_warmup_steps_ratio={warmup}" if warmup else f"lr_scheduler_type={kind}"
-        raise ValueError(
-            f"actor_rollout_ref.actor.optim.{given} needs a number of steps, and a budget gives none: "
-            f"set lr_warmup_steps and a constant rate, or {STEPS}=N for the schedule alone"
-        )
-
-
-def _key(word: str) -> str:
-    return word.lstrip("+~").partition("=")[0]
-
-
 OUT = Path("runs/compare")
 FILES = ("table.md", "table.json", "curves.png", "report.html")
 WIDEST = 180  # columns, also on a narrower terminal: a wrapped row is readable, a truncated one is not
+# Keys that are the same for every arm.
+OWN = ("goldilocks.budget", "goldilocks.study", "trainer.val_before_train", "trainer.test_freq", "trainer.resume_mode")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -148,13 +93,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _study(args: argparse.Namespace) -> Study:
-    if len(args.budget) > 1:
-        raise ValueError(f"one budget at a time, not {' and '.join(args.budget)}: arms are equal in one cost")
+    one = len(args.budget) == 1
+    require(one, "--budget", " and ".join(args.budget), "one at a time: arms are equal in one cost")
     recipes = tuple(word for word in args.words if "=" not in word and not word.startswith("~"))
     cost = EqualCost.parse(args.budget[0], "--budget")
     tune_cost = EqualCost.parse(args.tune_budget, "--tune-budget") if args.tune_budget else None
-    if tune_cost is not None and tune_cost.kind != cost.kind:
-        raise ValueError(f"--tune-budget={args.tune_budget!r} is not accepted: {cost.kind}=N, as --budget has it")
+    alike = tune_cost is None or tune_cost.kind == cost.kind
+    require(alike, "--tune-budget", args.tune_budget, f"{cost.kind}=N, as --budget has it")
     return Study(
         recipes=recipes,
         cost=cost,
@@ -166,6 +111,49 @@ def _study(args: argparse.Namespace) -> Study:
         tune_order=args.tune_order,
         against=tuple(filter(None, args.against.split(","))),
     )
+
+
+def check_study(study: Study, device: str) -> None:
+    """Check that every recipe composes, and the first one with every value of the grid."""
+    _check_keys(study)
+    arms = study.reported_arms(study.choose([]))[: len(study.recipes)]
+    for arm in [*arms, *(replace(arms[0], settings=settings) for settings in _every_value(study.grid))]:
+        config = composed(choose(arm.command(study.overrides), device), Path(arm.name))
+        check_keys(config)
+        if not any(_key(word) == STEPS for word in study.overrides):
+            _check_schedule(config)
+        defaults.provide(config)
+        check_paths(config)
+
+
+def _every_value(grid: Grid) -> list[dict[str, str]]:
+    """Return combinations that have every value once, after the first of each, which is checked already."""
+    first = combinations(grid)[0]
+    return [{**first, key: value} for key, values in grid.items() for value in values[1:]]
+
+
+def _check_keys(study: Study) -> None:
+    for word in (*study.overrides, *study.grid):
+        if any(f"{_key(word)}.".startswith(f"{own}.") for own in (*OWN, *SEEDS)):
+            raise ValueError(f"{word!r} is not accepted: goldilocks compare sets {_key(word)} itself")
+        doubled = GROUPS in study.grid and _key(word) == MINI_BATCH
+        require(not doubled, MINI_BATCH, word.partition("=")[2], f"nothing beside --tune {GROUPS}, which sets it")
+
+
+def _check_schedule(config: DictConfig) -> None:
+    """Refuse a learning-rate schedule over all steps: with a budget the number of steps is not known."""
+    optim = config.actor_rollout_ref.actor.optim
+    warmup, kind = optim.get("lr_warmup_steps_ratio") or 0.0, optim.get("lr_scheduler_type") or "constant"
+    if warmup or kind != "constant":
+        given = f"lr_warmup_steps_ratio={warmup}" if warmup else f"lr_scheduler_type={kind}"
+        raise ValueError(
+            f"actor_rollout_ref.actor.optim.{given} needs a number of steps, and a budget gives none: "
+            f"set lr_warmup_steps and a constant rate, or {STEPS}=N for the schedule alone"
+        )
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0]
 
 
 def _write(study: Study, results: Results, table: Table, folder: StudyFolder) -> None:

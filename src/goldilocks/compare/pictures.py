@@ -1,6 +1,6 @@
-"""The plots of a study: learning curves, costs to a baseline's gain, and accuracy by level. A recipe has one colour.
+"""The pictures and the report of a study: learning curves, costs to a baseline's gain, and accuracy by level.
 
-The study's picture and its report: they need the extra ``report``, and the table does not wait for them.
+They need the extra ``report``; the table is written without them. A recipe has one colour everywhere.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import altair as alt
 
 from goldilocks.compare.results import Results, at
-from goldilocks.compare.show import BEFORE, Shown, by_seed, caption, spent, tables, warnings
+from goldilocks.compare.show import BEFORE, by_seed, caption, spent, tables, warnings
 from goldilocks.compare.study import Study, StudyFolder
 from goldilocks.compare.table import RecipeRow, Table
 from goldilocks.compare.targets import Interval, Target
@@ -76,13 +76,11 @@ def costs(table: Table, place: int) -> list[Plot]:
         x=alt.X("share:O", axis=alt.Axis(title=None, labelAngle=0), sort=None),
         xOffset=alt.XOffset("recipe:N", sort=[name_of(row.recipe) for row in others]),
         color=_by_recipe(colours([row.recipe for row in table.rows])),
-        tooltip=[alt.Tooltip("recipe:N"), alt.Tooltip("share:O"), alt.Tooltip("ratio:Q"), alt.Tooltip("interval:N")],
+        tooltip=["recipe:N", "share:O", "ratio:Q", "interval:N"],
     )
     y = alt.Y("ratio:Q", axis=number_axis(f"{table.cost.kind}, as a multiple", "~r"), scale=alt.Scale(zero=True))
     intervals = base.mark_rule(strokeWidth=2, opacity=0.5).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
-    triangles = base.mark_point(shape="triangle-up", filled=True, size=70, opacity=0.7, yOffset=-9).encode(
-        y=alt.Y("open:Q")
-    )
+    triangles = base.mark_point(shape="triangle-up", filled=True, size=70, opacity=0.7, yOffset=-9).encode(y="open:Q")
     open_ends = [triangles] if any(row["open"] is not None for row in rows) else []
     chart = layered(reference(1.0), intervals, *open_ends, base.mark_circle(size=90, opacity=1).encode(y=y))
     name = name_of(baseline.recipe)
@@ -126,7 +124,7 @@ def levels(table: Table, column: str) -> Plot:
     base = alt.Chart(data()).encode(
         x=alt.X("value:O", axis=alt.Axis(title=column, labelAngle=0), sort=values),
         color=_by_recipe({BEFORE: BEFORE_COLOUR, **colours([row.recipe for row in table.rows])}),
-        tooltip=[alt.Tooltip("recipe:N"), alt.Tooltip("value:O"), alt.Tooltip("accuracy:Q", format=".1%")],
+        tooltip=["recipe:N", "value:O", alt.Tooltip("accuracy:Q", format=".1%")],
     )
     band = base.mark_area(opacity=0.1).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
     y = alt.Y("accuracy:Q", axis=number_axis("accuracy", "~%"))
@@ -163,8 +161,9 @@ def make_opening(study: Study, results: Results, table: Table, arms: str) -> Ope
 
 def _results(study: Study, results: Results, table: Table, colour: dict[str, str]) -> Section:
     lead = "Every arm spent the same. Accuracy is the mean over the seeds with its 95% interval."
-    sheet = _sheet(tables(table)[0], colour)
-    return Section("study", "Result", lead, [curves(study, results)], warnings(table), sheets=[sheet])
+    main = tables(table)[0]
+    sheets = [Sheet(main.headings, main.rows, colour)]
+    return Section("study", "Result", lead, [curves(study, results)], warnings(table), sheets=sheets)
 
 
 def _against(table: Table, colour: dict[str, str]) -> list[Section]:
@@ -173,30 +172,22 @@ def _against(table: Table, colour: dict[str, str]) -> list[Section]:
         "the baseline itself needs, and the ratio's 95% interval by bootstrap over the seeds."
     )
     shown = tables(table)[1 : 1 + len(table.baselines)]
+    titles = [one.title[0].upper() + one.title[1:] for one in shown]
+    sheets = [[Sheet(one.headings, one.rows, colour)] for one in shown]
     return [
-        Section(
-            f"against-{place + 1}",
-            one.title[0].upper() + one.title[1:],
-            lead,
-            costs(table, place),
-            by_seed(table, place),
-            sheets=[_sheet(one, colour)],
-        )
-        for place, one in enumerate(shown)
+        Section(f"against-{place + 1}", title, lead, costs(table, place), by_seed(table, place), sheets=sheets[place])
+        for place, title in enumerate(titles)
     ]
 
 
 def _levels(table: Table, colour: dict[str, str]) -> list[Section]:
     shown = tables(table)[1 + len(table.baselines) :]
     lead = f"At {table.cost}, and before training."
+    sheets = [[Sheet(one.headings, one.rows, colour)] for one in shown]
     return [
-        Section(f"by-{place}", f"Accuracy by {column}", lead, [levels(table, column)], sheets=[_sheet(one, colour)])
-        for place, (column, one) in enumerate(zip(table.columns, shown, strict=True), start=1)
+        Section(f"by-{place + 1}", f"Accuracy by {column}", lead, [levels(table, column)], sheets=sheets[place])
+        for place, column in enumerate(table.columns)
     ]
-
-
-def _sheet(shown: Shown, colour: dict[str, str]) -> Sheet:
-    return Sheet(shown.headings, shown.rows, colour)
 
 
 def _spent(table: Table) -> str:

@@ -1,50 +1,42 @@
-"""Accuracy against cost: straight lines between validations.
+"""The result of an arm, stored as JSON: what it spent and trained, and its accuracy at each validation.
 
-A curve maps cost to accuracy, sorted by cost. Two validations at the same cost are one point, and the later one counts
-(an update may train what an earlier one generated).
-
-The result of an arm: what the table needs, as values that are stored as JSON.
+A curve maps cost to accuracy, sorted by cost. Two validations can have the same cost, since an update may train what an
+earlier one generated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from goldilocks.compare.arm import Arm, EqualCost, Values
 from goldilocks.dotted_keys import value_at
-from goldilocks.runs.costs import EPOCHS, Spending, spending, updates_per_line
+from goldilocks.runs.costs import COST_NAMES, EPOCHS, Spending, spending, updates_per_line
 from goldilocks.runs.files import Lines
 from goldilocks.runs.history import History, validation_accuracy
 from goldilocks.runs.progress import SCORE
 from goldilocks.runs.validation import by_column
 
 Curve = Mapping[float, float]
+Levels = Mapping[str, Mapping[str, float]]  # accuracies by column and value
+INFORMATIVE, SIGNAL = "train/informative_groups", "train/signal"
 
 
 def curve(points: Iterable[tuple[float, float]]) -> Curve:
-    """Make a curve from pairs of cost and accuracy in the order of time."""
+    """Make a curve from pairs of cost and accuracy in the order of time; of two at the same cost the later counts."""
     return dict(sorted(dict(points).items()))
 
 
 def at(line: Curve, cost: float) -> float | None:
-    """Return the accuracy at a cost, or None outside the curve."""
-    before = max((known for known in line if known <= cost), default=None)
-    after = min((known for known in line if known >= cost), default=None)
-    if before is None or after is None:
-        return None
-    if before == after:
-        return line[before]
-    share = (cost - before) / (after - before)
-    return (1 - share) * line[before] + share * line[after]
-
-
-Levels = Mapping[str, Mapping[str, float]]  # accuracies by column and value
-INFORMATIVE, SIGNAL = "train/informative_groups", "train/signal"
+    """Return the accuracy at a cost, on straight lines between validations, or None outside the curve."""
+    inside = min(line, default=math.inf) <= cost <= max(line, default=-math.inf)
+    return float(np.interp(cost, list(line), list(line.values()))) if inside else None
 
 
 @dataclass(frozen=True)
@@ -79,35 +71,33 @@ class Result:
     epochs: int = 1
 
     def curve(self, kind: str) -> Curve:
-        """Accuracy against a cost."""
+        """Return accuracy against a cost."""
         return curve((getattr(one, kind), one.accuracy) for one in self.validations)
 
     def accuracy_at(self, cost: EqualCost) -> float:
         """Return the accuracy at a cost that the arm has reached, interpolated between validations."""
-        value = at(self.curve(cost.kind), cost.amount)
-        assert value is not None, f"{self.recipe}, seed {self.seed}, has no validation at or beyond {cost}"
-        return value
+        return self._at(cost, [one.accuracy for one in self.validations])
 
     def levels_at(self, cost: EqualCost) -> Levels:
         """Return the accuracies by column at a cost that the arm has reached; empty where they were not logged."""
         first, *later = [one.levels for one in self.validations]
         return {
             column: {
-                value: self._level_at(cost, column, value)
+                value: self._at(cost, [one.levels[column][value] for one in self.validations])
                 for value in own
                 if all(value in one.get(column, {}) for one in later)
             }
             for column, own in first.items()
         }
 
-    def _level_at(self, cost: EqualCost, column: str, value: str) -> float:
-        line = curve((getattr(one, cost.kind), one.levels[column][value]) for one in self.validations)
-        accuracy = at(line, cost.amount)
-        assert accuracy is not None, f"{self.recipe}, seed {self.seed}, has no validation at or beyond {cost}"
-        return accuracy
+    def _at(self, cost: EqualCost, accuracies: Iterable[float]) -> float:
+        costs = (getattr(one, cost.kind) for one in self.validations)
+        value = at(curve(zip(costs, accuracies, strict=True)), cost.amount)
+        assert value is not None, f"{self.recipe}, seed {self.seed}, has no validation at or beyond {cost}"
+        return value
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the result as JSON values."""
         return asdict(self)
 
     @classmethod
@@ -139,11 +129,9 @@ def read_result(arm: Arm, path: Path, wall_seconds: float) -> Result:
         recipe=arm.recipe,
         seed=arm.seed,
         settings=dict(arm.settings),
-        validations=_validations(history, spent),
+        validations=tuple(_validations(history, spent)),
         updates=len(history.series(SCORE)) * updates_per_line(config),
-        rollouts=spent.total("rollouts") or 0.0,
-        tokens=spent.total("tokens") or 0.0,
-        minutes=spent.total("minutes") or 0.0,
+        **{kind: spent.total(kind) or 0.0 for kind in COST_NAMES},
         wall_minutes=wall_seconds / 60,
         informative_groups=sum(history.series(INFORMATIVE).values()),
         signal=sum(history.series(SIGNAL).values()),
@@ -155,11 +143,9 @@ def _config(file: Path) -> dict[str, Any]:
     return yaml.safe_load(file.read_text(encoding="utf-8")) or {} if file.is_file() else {}
 
 
-def _validations(history: History, spent: Spending) -> tuple[Validation, ...]:
-    found = []
+def _validations(history: History, spent: Spending) -> Iterator[Validation]:
     for step, data in history.steps.items():
         accuracy = validation_accuracy(data)
         if accuracy is not None:
-            costs = {kind: spent.until(kind, step) or 0.0 for kind in ("rollouts", "tokens", "minutes")}
-            found.append(Validation(**costs, accuracy=accuracy, levels=by_column(data)))
-    return tuple(found)
+            costs = {kind: spent.until(kind, step) or 0.0 for kind in COST_NAMES}
+            yield Validation(**costs, accuracy=accuracy, levels=by_column(data))

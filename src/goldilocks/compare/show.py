@@ -35,7 +35,8 @@ class Shown:
 
 def tables(table: Table) -> list[Shown]:
     """Return the study's table, one for each baseline, and the accuracies by column if there are any."""
-    return [_main(table), *(_baseline(table, place) for place in range(len(table.baselines))), *_levels(table)]
+    against = [_baseline(table, place) for place in range(len(table.baselines))]
+    return [_main(table), *against, *(_by_column(table, *column) for column in table.columns.items())]
 
 
 def _shown(title: str, cells: Mapping[str, Cell], table: Table) -> Shown:
@@ -81,10 +82,6 @@ def _baseline(table: Table, place: int) -> Shown:
     return _shown(title, cells, table)
 
 
-def _levels(table: Table) -> list[Shown]:
-    return [_by_column(table, column, values) for column, values in table.columns.items()]
-
-
 def _by_column(table: Table, column: str, values: Sequence[str]) -> Shown:
     start = (BEFORE, *(f"{100 * table.start_levels[column][value].mean:.1f}%" for value in values))
     rows = [(name_of(row.recipe), *(_percent(row.levels[column][value]) for value in values)) for row in table.rows]
@@ -125,7 +122,7 @@ def warnings(table: Table) -> list[str]:
 
 def _tuned(row: RecipeRow, table: Table) -> str:
     own = [trial for trial in table.trials if trial.recipe == row.recipe]
-    tried = ", ".join(f"{_values(trial.settings)} {100 * trial.accuracy:.1f}%" for trial in own)
+    tried = ", ".join(f"{'/'.join(trial.settings.values())} {100 * trial.accuracy:.1f}%" for trial in own)
     return f"{name_of(row.recipe)}: {settings(row.settings)} (tried: {tried})"
 
 
@@ -158,20 +155,13 @@ def _unsure(row: RecipeRow, against: Against) -> list[str]:
 
 def _without_gain(against: Against) -> list[str]:
     gained = against.targets[0].gained if against.targets else 1.0
-    line = (
-        f"{name_of(against.baseline)} gains nothing in {1 - gained:.0%} of the draws of the seeds, which are left out"
-    )
-    return [line] if gained < 1 else []
+    none = f"{name_of(against.baseline)} gains nothing in {1 - gained:.0%} of the draws of the seeds"
+    return [f"{none}, which are left out"] if gained < 1 else []
 
 
 def settings(values: Values) -> str:
     """``lr=0.0001 train_batch_size=16``"""
     return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
-
-
-def _values(values: Values) -> str:
-    """``0.0001/16``"""
-    return "/".join(values.values())
 
 
 def on_terminal(shown: Shown) -> RichTable:

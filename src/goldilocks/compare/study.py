@@ -1,12 +1,10 @@
-"""A study: the recipes, the cost of each run, the number of seeds, and the grid of tuning.
+"""A study: the recipes, the cost of each run, the number of seeds, the grid of tuning, and the study's folder.
 
-Every recipe is tuned over the same grid, with seeds that are not reported. Its best values are run over the other
-seeds. ``one-at-a-time`` tries the values of the first key, the others at the middle of their lists; then those
-of the second key with the best of the first, and so on.
-
-A study on disk: ``study.json``, a run directory for each arm, and in it ``result.json`` once the arm has ended.
-
-Invariants: a result is whole or not there; what is in the folder belongs to one study; one process works in it.
+Every recipe is tuned over the same grid, with seeds that are not reported; its best values are run over the other
+seeds. ``one-at-a-time`` tries the values of the first key, the others at the middle of their lists; then those of the
+second key with the best of the first, and so on. The folder has ``study.json``, a run directory for each arm, and in it
+``result.json`` once the arm has ended. Invariants: a result is whole or not there; what is in the folder belongs to one
+study; one process works in it.
 """
 
 from __future__ import annotations
@@ -53,8 +51,7 @@ class Study:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"{twice!r} is named twice; name each recipe once")
-        if not 1 <= self.seeds < TUNING_SEED:
-            raise ValueError(f"--seeds={self.seeds} is not accepted: 1 to {TUNING_SEED - 1}")
+        require(1 <= self.seeds < TUNING_SEED, "--seeds", self.seeds, f"1 to {TUNING_SEED - 1}")
         require(self.tune_seeds >= 1, "--tune-seeds", self.tune_seeds, "1 or more")
         require(self.tune_order in ORDERS, "--tune-order", self.tune_order, " or ".join(ORDERS))
         unknown = next((name for name in self.against if name_of(name) not in names), None)
@@ -142,9 +139,8 @@ class Study:
     def choose(self, tuned: Sequence[Result]) -> dict[str, Values]:
         """Return for each recipe its most accurate combination, the first of equals."""
         untried = [(self.combinations[0], 0.0)]
-        return {
-            recipe: max(self.trials(recipe, tuned) or untried, key=lambda trial: trial[1])[0] for recipe in self.recipes
-        }
+        trials = {recipe: self.trials(recipe, tuned) or untried for recipe in self.recipes}
+        return {recipe: max(own, key=lambda trial: trial[1])[0] for recipe, own in trials.items()}
 
     def as_dict(self) -> dict[str, Any]:
         """Return what decides the arms, as JSON values. The baselines decide only how they are shown."""
@@ -180,9 +176,8 @@ class StudyFolder:
         known = {"tune_order": GRID, **json.loads(file.read_text())}  # which older studies do not name
         differing = [key for key in settings if known.get(key) != settings[key]]
         if differing:
-            said = "; ".join(
-                f"{key} is {json.dumps(known.get(key))}, not {json.dumps(settings[key])}" for key in differing
-            )
+            pairs = [(key, json.dumps(known.get(key)), json.dumps(settings[key])) for key in differing]
+            said = "; ".join(f"{key} is {old}, not {new}" for key, old, new in pairs)
             raise ValueError(f"--out={str(self.path)!r} has another study: {said}. Choose another --out")
 
     def run(self, arm: Arm) -> Path:

@@ -1,11 +1,10 @@
-"""The mean over a few seeds and its confidence interval by Student's t.
+"""Statistics over a few seeds: the mean with its t-interval, and the cost to learn as much as a baseline.
 
-What it costs to learn as much as a baseline: 50, 75, 90 and 100 % of its gain.
-
-The gain is the baseline's accuracy at the equal cost less its accuracy before training, both as means over the seeds. A
-cost is read off the mean curve, where it first reaches the target. The ratio is to the baseline's own cost to reach the
-same target. Intervals are by bootstrap: seeds are drawn with replacement, the same for both recipes, and everything is
-computed anew for each draw, the target too. A draw that does not reach its target has an infinite cost.
+The targets are 50, 75, 90 and 100 % of the baseline's gain: its accuracy at the equal cost less that before training,
+both as means over the seeds. A cost is read off the mean curve, where it first reaches the target. The ratio is to the
+baseline's own cost to reach the same target. Intervals are by bootstrap: seeds are drawn with replacement, the same for
+both recipes, and everything is computed anew for each draw, the target too. A draw that does not reach its target has
+an infinite cost.
 """
 
 from __future__ import annotations
@@ -13,12 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 
 import numpy as np
 
 from goldilocks.compare.results import Curve
 
 CONFIDENCE = 0.95
+SHARES_OF_GAIN = (0.5, 0.75, 0.9, 1.0)
+DRAWS, SEED = 10_000, 1
+ROUNDING = 1e-9  # means of the same accuracies in another order differ by this at most; a gain is a share of answers
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,10 @@ class Interval:
     @classmethod
     def of(cls, values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
         """Return the confidence interval of the mean."""
-        mean = math.fsum(values) / len(values)
+        mean = fmean(values)
         if len(values) < 2:
             return cls(mean, None)
-        freedom = len(values) - 1
-        deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / freedom)
-        return cls(mean, t_quantile(confidence, freedom) * deviation / math.sqrt(len(values)))
+        return cls(mean, t_quantile(confidence, len(values) - 1) * stdev(values) / math.sqrt(len(values)))
 
 
 def t_quantile(confidence: float, freedom: int) -> float:
@@ -60,11 +61,6 @@ def t_mass(t: float, freedom: int) -> float:
         total += term
         term *= (k + 1) / (k + 2) * cosine**2
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
-
-
-SHARES_OF_GAIN = (0.5, 0.75, 0.9, 1.0)
-DRAWS, SEED = 10_000, 1
-ROUNDING = 1e-9  # means of the same accuracies in another order differ by this at most; a gain is a share of answers
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Runs on TRL that are forked from one process which has imported everything: a run starts in a second.
+"""Forks the runs of a study on TRL from one process that has imported everything: a run starts in a second.
 
-A run spends 10 CPU seconds on imports, and the short runs of a study would each spend them again. The server is a fresh
-process, since one that has touched CUDA cannot be forked; where its imports have touched it, there is no server.
+Without it, each of these short runs would spend 10 CPU seconds on imports. The server is a fresh process, since one
+that has touched CUDA cannot be forked; where its own imports touch CUDA, there is no server.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from goldilocks.launch.prefork import SOCKET, Server, preload
 
@@ -47,16 +46,14 @@ class ForkServer:
     def __enter__(self) -> ForkServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None:
             self._process.kill()  # its runs have ended, or end with it
             self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def variables(self, env: Mapping[str, str]) -> dict[str, str]:
-        """Return what makes a run with the variables ``env`` a fork of the server; nothing where there is no server."""
+        """Return the variables that make a run with ``env`` a fork of the server; none where there is no server."""
         with self._starting:
             if self._process is None and hasattr(os, "pidfd_open"):
                 self._process = self._started(env)

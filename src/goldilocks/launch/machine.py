@@ -1,9 +1,8 @@
-"""The device and the rollout engines of this machine. torch is imported only if there may be a GPU.
+"""This machine: its device, its rollout engines, and the Ray that a run starts or joins.
 
-Joining a Ray that is already there: ``++ray_kwargs.ray_init.address=auto``.
-
-A Ray that the run starts gets its sizes from the config and its environment from the driver. A Ray that is already
-running has its own sizes and refuses others, and its processes get only the variables in ``runtime_env``.
+A Ray that the run starts gets its sizes from the config and its environment from the driver. One that is already
+running (``++ray_kwargs.ray_init.address=auto``) has its own sizes and refuses others, and its processes get only the
+variables in ``runtime_env``. torch is imported only if there may be a GPU.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from goldilocks.platforms import threads_per_rank
 
 PRIVATE = "local"  # the address of a Ray that is one run's alone
 THREADS = "OMP_NUM_THREADS"
+SIZES = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
 ENGINES = ("transformers", "vllm", "sglang")
 
 
@@ -45,9 +45,6 @@ def rollout_engines() -> list[str]:
 def rollout_engine(device: str) -> str:
     """Return the fastest installed engine for the device: vLLM on a GPU if it is installed, else our own."""
     return "vllm" if device == "cuda" and "vllm" in rollout_engines() else "transformers"
-
-
-SIZES = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
 
 
 def is_private(config: DictConfig) -> bool:

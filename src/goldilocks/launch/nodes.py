@@ -1,11 +1,8 @@
-"""One line of ``goldilocks doctor``.
+"""The nodes of a Ray: what ``goldilocks doctor`` finds on each, and which of them a run has lost.
 
-What ``goldilocks doctor`` says of each node of a Ray: its packages against most nodes', plug-in, shared folders.
-
-Names the nodes that a run has lost. The first to fail is often another node's process, which knows only its socket.
-
-Ray takes a while to call a node dead (five health checks in a row), so after a broken connection it is waited for. Only
-nodes that were there when the run began count: a Ray that has been up for long has lost others before.
+The process that fails first is often on another node than the one that died, and knows only its socket. Ray takes a
+while to call a node dead (five health checks in a row), so after a broken connection its verdict is awaited. Only nodes
+that were there when the run began count: a Ray that has been up for long has lost others before.
 """
 
 from __future__ import annotations
@@ -16,10 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+REMEDY = "install the same packages in the same place on every node, and give --runs a folder that all of them see"
+NOTICE_S = 90.0  # a machine that lost power answers nothing: five checks that each run out of time
+POLL_S = 1.0
+# In what a process says that has lost another one, whether it talks without Ray or quotes Ray's error.
+BROKEN = ("connect", "gloo", "nccl", "socket", "unavailable", "died")
+
 
 @dataclass(frozen=True)
 class Finding:
-    """``remedy`` is what to do when it is not ok; only essential findings fail the command."""
+    """A line of ``goldilocks doctor``. Only essential findings fail the command."""
 
     what: str
     ok: bool
@@ -34,12 +37,10 @@ class Finding:
         return text if self.ok or not self.remedy else f"{text}\n{'':<22}→ {self.remedy}"
 
 
-REMEDY = "install the same packages in the same place on every node, and give --runs a folder that all of them see"
-
-
 def compare(reports: Sequence[Mapping[str, Any]], files: Mapping[str, str]) -> Iterator[Finding]:
     """Compare every node's packages with what most nodes have. ``files`` all nodes should see, each with its folder."""
-    usual = _usual([report["versions"] for report in reports if "versions" in report])
+    versions = [report["versions"] for report in reports if "versions" in report]
+    usual = max(versions, key=versions.count, default={})  # of a draw, those of the node that was asked first
     for report in reports:
         faults = [str(report["error"])] if "error" in report else [*_faults(report, usual, files)]
         what = f"node {report['address']}"
@@ -50,30 +51,16 @@ def compare(reports: Sequence[Mapping[str, Any]], files: Mapping[str, str]) -> I
             yield Finding(what, True, f"same packages, plug-in live with {len(report['additions'])} additions{folders}")
 
 
-def _usual(versions: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
-    """The versions that most nodes have; where it is a draw, the node that was asked first."""
-    return max(versions, key=versions.count, default={})
-
-
 def _faults(report: Mapping[str, Any], usual: Mapping[str, str], files: Mapping[str, str]) -> Iterator[str]:
-    yield from _other_versions(report["versions"], usual)
+    own = report["versions"]
+    for name in {**usual, **own}:
+        if own.get(name) != usual.get(name):
+            yield f"{name} {own.get(name, 'missing')}, on other nodes {usual.get(name, 'missing')}"
     if not report["additions"]:
         yield "verl there did not load the plug-in"
     for path, folder in files.items():
         if path not in report["sees"]:
             yield f"does not see {folder}"
-
-
-def _other_versions(versions: Mapping[str, str], usual: Mapping[str, str]) -> Iterator[str]:
-    for name in {**usual, **versions}:
-        if versions.get(name) != usual.get(name):
-            yield f"{name} {versions.get(name, 'missing')}, on other nodes {usual.get(name, 'missing')}"
-
-
-NOTICE_S = 90.0  # a machine that lost power answers nothing: five checks that each run out of time
-POLL_S = 1.0
-# What processes say that have lost another one: those that talk without Ray, and those that quote its errors.
-BROKEN = ("connect", "gloo", "nccl", "socket", "unavailable", "died")
 
 
 class NodeLost(Exception):
@@ -82,7 +69,7 @@ class NodeLost(Exception):
 
 @contextmanager
 def naming_lost_nodes(runner: Any) -> Iterator[WatchedRunner]:
-    """``with naming_lost_nodes(runner) as watched``: what fails because a node died says which."""
+    """``with naming_lost_nodes(runner) as watched``: an error that a node's death has caused names the node."""
     from goldilocks.verl.dispatch.failures import reason
 
     watched = WatchedRunner(runner)
@@ -102,17 +89,17 @@ class WatchedRunner:
         self._nodes: dict[str, str] = {}  # addresses, by id
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """As that of the task runner."""
+        """Start the task runner, and note the nodes that are there."""
         self._nodes = {name: address for name, (address, alive) in _nodes().items() if alive}
         return self._runner.remote(*args, **kwargs)
 
     def options(self, **options: Any) -> WatchedRunner:
-        """As that of the task runner."""
+        """Set Ray's options of the task runner."""
         self._runner = self._runner.options(**options)
         return self
 
     def lost(self, error: BaseException) -> list[str]:
-        """The addresses of the nodes that have died; a run on one node has none to lose."""
+        """Return the addresses of the nodes that have died; a run on one node has none to lose."""
         if len(self._nodes) < 2:
             return []
         deadline = time.monotonic() + (NOTICE_S if is_broken(error) else 0.0)
@@ -126,7 +113,7 @@ class WatchedRunner:
 
 
 def is_broken(error: BaseException) -> bool:
-    """Whether the death of a process elsewhere may be the cause: Ray's own errors, and broken connections."""
+    """Return whether a process that died elsewhere may be the cause: Ray's own errors and broken connections."""
     from ray.exceptions import RayError
 
     cause = getattr(error, "cause", None)
@@ -136,7 +123,7 @@ def is_broken(error: BaseException) -> bool:
 
 
 def _nodes() -> dict[str, tuple[str, bool]]:
-    """The address of every node that this Ray has ever had, and whether it is alive."""
+    """Return the address of every node that this Ray has ever had, and whether it is alive."""
     import ray
 
     if not ray.is_initialized():

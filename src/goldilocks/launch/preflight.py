@@ -9,8 +9,10 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig
 
+from goldilocks.errors import require
 from goldilocks.runs.budget import Budget
 
+FILES = ("train_files", "val_files")
 OURS = ("goldilocks", "goldilocks_async")  # trainer.v1.trainer_mode
 _HUB_NAME = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
 
@@ -18,18 +20,16 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
 def check_paths(config: DictConfig) -> None:
     """Check that the model, the data and the reward function exist."""
     model = str(config.actor_rollout_ref.model.path)
-    # "org/name" is a name on the hub unless a folder is called so; anything else can only be a folder.
-    if not Path(model).expanduser().is_dir() and not _HUB_NAME.fullmatch(model):
-        raise ValueError(f"actor_rollout_ref.model.path={model!r} is neither a folder nor a name on the hub (org/name)")
-    for key in ("train_files", "val_files"):
+    known = Path(model).expanduser().is_dir() or _HUB_NAME.fullmatch(model) is not None
+    require(known, "actor_rollout_ref.model.path", model, "a folder that exists, or a name on the hub (org/name)")
+    for key in FILES:
         for file in files_of(config.data[key]):
-            if "://" not in file and not Path(file).expanduser().is_file():
-                raise ValueError(
-                    f"data.{key}={file!r} does not exist; goldilocks data make TASK --out DIR makes such files"
-                )
+            there = "://" in file or Path(file).expanduser().is_file()
+            made = "a file that exists; goldilocks data make TASK --out DIR makes such files"
+            require(there, f"data.{key}", file, made)
     reward = config.reward.custom_reward_function.path
-    if reward and "://" not in reward and not Path(reward).is_file():
-        raise ValueError(f"reward.custom_reward_function.path={reward!r} does not exist")
+    there = not reward or "://" in reward or Path(reward).is_file()
+    require(there, "reward.custom_reward_function.path", reward, "a file that exists")
 
 
 def budget_of(config: DictConfig) -> Budget:
@@ -70,16 +70,12 @@ def check_prompts(config: DictConfig) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(Path(config.actor_rollout_ref.model.path).expanduser().as_posix())
-    for key in ("train_files", "val_files"):
-        for file in files_of(data[key]):
-            lengths = [prompt_length(tokenizer, prompt) for prompt in _prompts(file, data.get("prompt_key", "prompt"))]
-            longer = sum(length > data.max_prompt_length for length in lengths)
-            if longer:
-                raise ValueError(
-                    f"data.{key}={file!r}: {longer} of {len(lengths)} prompts are longer than "
-                    f"data.max_prompt_length={data.max_prompt_length} (the longest has {max(lengths)} tokens); "
-                    "raise it, or drop them with data.filter_overlong_prompts=True"
-                )
+    for file in (file for key in FILES for file in files_of(data[key])):
+        lengths = [prompt_length(tokenizer, prompt) for prompt in _prompts(file, data.get("prompt_key", "prompt"))]
+        longer = sum(length > data.max_prompt_length for length in lengths)
+        longest = f"{max(lengths, default=0)}, the tokens of the longest prompt; {longer} of {len(lengths)} prompts of"
+        accepted = f"{longest} {file!r} are longer (data.filter_overlong_prompts=True drops them)"
+        require(not longer, "data.max_prompt_length", data.max_prompt_length, accepted)
 
 
 def files_of(value: Any) -> list[str]:
@@ -94,8 +90,7 @@ def _prompts(file: str, key: str) -> Iterable[Any]:
         return []
     path = Path(file).expanduser()
     columns = pq.read_schema(path).names
-    if key not in columns:
-        raise ValueError(f"{file!r} has no column {key!r}; there are {', '.join(columns)}")
+    require(key in columns, "data.prompt_key", key, f"a column of {file!r}: {', '.join(columns)}")
     return pq.read_table(path, columns=[key])[key].to_pylist()
 
 

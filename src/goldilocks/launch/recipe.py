@@ -21,10 +21,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from goldilocks.config.recipes import CONFIG, DEFAULT, FILE, find, name_of, named_in, names, refuse_circle
-from goldilocks.errors import closest, nearest
+from goldilocks.errors import closest, nearest, require
 
 DEFAULT_TASK = "arithmetic"
 GROUPS = ("device", "task")
+_MISSING = object()
 OWN = "recipe_file"  # Hydra's group of recipes that are files of the user's own
 TRAINER = "backend"  # the key under ``trainer`` that says who trains; verl where there is none
 TRAINERS = ("verl", "trl")
@@ -46,10 +47,9 @@ class Choice:
 
 
 def choose(words: Sequence[str], device: str) -> Choice:
-    """Separate the recipe, ``task=`` and ``device=`` from the overrides; an error suggests the nearest name."""
+    """Separate the recipe, ``task=``, ``device=`` and ``trainer=`` from the overrides."""
     recipes = [word for word in words if "=" not in word and not word.startswith("~")]
-    if len(recipes) > 1:
-        raise ValueError(f"one recipe at a time, not {' and '.join(recipes)}; settings are written key=value")
+    require(len(recipes) <= 1, "RECIPE", " ".join(recipes), "one recipe at a time; settings are written key=value")
     chosen = {"device": device, "task": DEFAULT_TASK}
     overrides = []
     for word in words:
@@ -57,22 +57,17 @@ def choose(words: Sequence[str], device: str) -> Choice:
         if key in GROUPS:
             chosen[key] = value
         elif key == "trainer":
-            overrides += _trainer(value)
+            require(value in TRAINERS, key, value, f"one of {', '.join(TRAINERS)}{nearest(value, TRAINERS)}")
+            overrides += [] if value == "verl" else [f"+trainer.{TRAINER}={value}"]
         elif word not in recipes:
             overrides.append(word)
     recipe = recipes[0] if recipes else DEFAULT
     find(recipe)
     for group in GROUPS:
-        _require_known(group, chosen[group])
-    known = recipe if recipe.endswith(FILE) else name_of(recipe)
-    return Choice(known, chosen["task"], chosen["device"], tuple(overrides))
-
-
-def _trainer(name: str) -> list[str]:
-    """``trainer=trl``, as an override of verl's config."""
-    if name not in TRAINERS:
-        raise ValueError(f"trainer={name!r} is not one of {', '.join(TRAINERS)}{nearest(name, TRAINERS)}")
-    return [] if name == "verl" else [f"+trainer.{TRAINER}={name}"]
+        known, name = names(group), chosen[group]
+        require(name in known, group, name, f"one of {', '.join(known)}{nearest(name, known)}")
+    own = recipe if recipe.endswith(FILE) else name_of(recipe)
+    return Choice(own, chosen["task"], chosen["device"], tuple(overrides))
 
 
 def compose_config(choice: Choice, extra: Sequence[str] = ()) -> DictConfig:
@@ -106,8 +101,8 @@ def _store(file: Path, name: str, above: tuple[Path, ...]) -> None:
         node = OmegaConf.load(file)
     except (YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"recipe={str(file)!r} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(node, DictConfig):
-        raise ValueError(f"recipe={str(file)!r} has no keys; it is written like those in {CONFIG / 'recipe'}")
+    accepted = f"a file of keys; this one has no keys. It is written like those in {CONFIG / 'recipe'}"
+    require(isinstance(node, DictConfig), "recipe", str(file), accepted)
     if node.get("defaults"):
         entries: Any = OmegaConf.to_container(node.defaults)
         node.defaults = [_default(entry, file, name, above) for entry in entries]
@@ -132,12 +127,6 @@ def quoted(value: object) -> str:
     return f"'{text}'"
 
 
-def _require_known(group: str, name: str) -> None:
-    known = names(group)
-    if name not in known:
-        raise ValueError(f"{group}={name!r} is not one of {', '.join(known)}{nearest(name, known)}")
-
-
 def _explain(error: Exception, base: DictConfig, overrides: Sequence[str]) -> str:
     """Return Hydra's message in one line; for an unknown key, name the nearest ones."""
     keys = list(_keys(base))
@@ -148,9 +137,6 @@ def _explain(error: Exception, base: DictConfig, overrides: Sequence[str]) -> st
             hint = f"; nearest: {', '.join(near)}" if near else "; no key is like it"
             return f"unknown key {key!r} in {override!r}{hint}. To add a key that verl does not have, write +{override}"
     return " ".join(str(error).split())
-
-
-_MISSING = object()
 
 
 def _nearest_keys(key: str, keys: Sequence[str]) -> list[str]:

@@ -1,9 +1,7 @@
-"""One live line on a terminal; without a terminal, a line per validation and per tenth of the run.
-
-Starts the driver, watches it, and ends everything it started.
+"""Starts the driver of a run, watches it, and ends everything it started.
 
 Invariant: after ``end`` no process of the run is alive. Ray's daemons leave the driver's process group and session, so
-the processes of a run are found by an environment variable that they inherit.
+the processes of a run are found by a variable that they inherit, and those of a forked run by their name.
 """
 
 from __future__ import annotations
@@ -15,76 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
 
 import psutil
-from rich.console import Console
 
 from goldilocks.launch import prefork
 from goldilocks.runs.directory import RunDir
-from goldilocks.runs.progress import Progress, clock
-
-
-class Display(Protocol):
-    """Where a line is drawn: rich's ``Status``, or a part of one."""
-
-    def start(self) -> None: ...
-
-    def update(self, text: str, /) -> None: ...
-
-    def stop(self) -> None: ...
-
-
-class LiveLine:
-    """``with LiveLine(console) as line: line.show(…)``"""
-
-    def __init__(
-        self,
-        console: Console,
-        frame: Callable[[str, Progress, float], str] | None = None,
-        place: Display | None = None,
-        notice: Callable[[Progress], str | None] = lambda progress: None,
-    ) -> None:
-        """``frame`` puts the line of a run into what is around it; ``place`` is where, if others are drawn too.
-
-        ``notice`` is asked after each step until it has something to say, which is printed above the line.
-        """
-        self._console, self._notice, self._noticed = console, notice, False
-        self._frame = frame or (lambda line, progress, elapsed: line)
-        self._status = (place or console.status("starting")) if console.is_terminal else None
-        self._printed = (-1, 0)
-
-    def __enter__(self) -> LiveLine:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Remove the live line."""
-        if self._status is not None:
-            self._status.stop()
-
-    def show(self, news: bool, progress: Progress, elapsed: float) -> None:
-        """Show the state of the run."""
-        if news and not self._noticed and (said := self._notice(progress)):
-            self._noticed = True
-            self._console.print(f"goldilocks: {said}", highlight=False, markup=False, soft_wrap=True)
-        if self._status is not None:
-            waiting = f"starting Ray and verl · {clock(elapsed)}"
-            line = progress.line() if progress.validations or progress.steps_done else waiting
-            self._status.update(self._frame(line, progress, elapsed))
-        elif news:
-            at = (int(progress.done * 10), len(progress.validations))
-            if at != self._printed:
-                self._printed = at
-                print(self._frame(progress.line(), progress, elapsed), flush=True)
-
 
 GRACE_S = 10.0  # for the driver to stop Ray by itself
 
@@ -110,9 +45,7 @@ class Supervisor:
             )
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     @property
@@ -127,7 +60,6 @@ class Supervisor:
 
     @property
     def running(self) -> bool:
-        """Return whether the driver is running."""
         return self._process is not None and self.status is None
 
     def end(self) -> None:
@@ -158,13 +90,12 @@ class SignOfLife:
     """Watches the files that a run writes to: a run whose log and metrics no longer grow is stuck."""
 
     def __init__(self, files: Sequence[Path], limit_s: float) -> None:
-        self._files = files
-        self._limit_s = limit_s
+        self._files, self._limit_s = files, limit_s
         self._sizes: list[int] = []
         self._since = time.monotonic()
 
     def lost(self) -> bool:
-        """Return whether nothing was written for as long as the limit; to be asked again and again."""
+        """Return whether nothing was written for as long as the limit; call it again and again."""
         sizes = [file.stat().st_size if file.exists() else 0 for file in self._files]
         if sizes != self._sizes:
             self._sizes, self._since = sizes, time.monotonic()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,11 @@ from rich.console import Console
 from goldilocks.config.recipes import DEFAULT as DEFAULT_RECIPE
 from goldilocks.config.recipes import names
 from goldilocks.launch import defaults, on_trl
+from goldilocks.launch.display import Board, LiveLine
 from goldilocks.launch.machine import PRIVATE, find_device, is_private, join, rollout_engine
 from goldilocks.launch.preflight import budget_of, check_budget, check_paths, uses_collector
 from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, compose_config, quoted
-from goldilocks.launch.supervisor import LiveLine, SignOfLife, Supervisor
+from goldilocks.launch.supervisor import SignOfLife, Supervisor
 from goldilocks.platforms import platform_env
 from goldilocks.runs.costs import hint
 from goldilocks.runs.directory import RunDir
@@ -77,7 +79,9 @@ def run(args: argparse.Namespace) -> int:
         trainer = launch.config.trainer.get(TRAINER)
         engine, path = launch.config.actor_rollout_ref.rollout.name, _relative(launch.run_dir)
         console.print(f"{choice.name} on {choice.device}, rollouts by {trainer or engine}, {path}")
-        with interruptible(), LiveLine(console, notice=lambda seen: _few_updates(launch.config, seen)) as line:
+        with interruptible(), Board(console) as board:
+            draw = partial(board.draw, name)
+            line = LiveLine(console, draw, notice=lambda seen: _few_updates(launch.config, seen))
             outcome = supervise(launch, line, args.stall_timeout)
     if outcome.failure is not None:
         print(f"goldilocks: the run failed: {outcome.failure}", file=sys.stderr)
@@ -151,7 +155,7 @@ def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S, stop: th
     rollouts_per_step = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     progress = Progress(_total_steps(config), rollouts_per_step, spent=[0.0] if budget_of(config).costs else [])
     started, stop = time.monotonic(), stop or threading.Event()
-    with Supervisor(run_dir, launch.env) as driver:
+    with contextlib.closing(line), Supervisor(run_dir, launch.env) as driver:
         tail, life = Tail(run_dir.metrics), SignOfLife((run_dir.log, run_dir.metrics), stall_s)
         while driver.running:
             line.show(_records(tail, progress), progress, time.monotonic() - started)
@@ -160,7 +164,6 @@ def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S, stop: th
         ended = "interrupted" if stop.is_set() else f"no sign of life for {stall_s:g} s"
         cut = ended if driver.running else None
         _records(tail, progress)
-    line.close()
     failure = cut or (None if driver.status == 0 else run_dir.failure(driver.status))
     return Ended(progress, time.monotonic() - started, failure)
 

@@ -1,6 +1,6 @@
-"""verl's data for TRL: the same rows, under the column names that TRL reads.
+"""verl's data and reward function for TRL: the rows under the column names that TRL reads, and one grading an answer.
 
-verl's reward function for TRL: every answer is graded once, within the time limit that it has under verl.
+An answer is graded within the time limit that it has under verl.
 """
 
 from __future__ import annotations
@@ -15,10 +15,18 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from goldilocks.errors import require
 from goldilocks.launch.preflight import files_of, prompt_length
 from goldilocks.verl.dispatch import guarded_reward
 
+logger = logging.getLogger(__name__)
+
 PROMPT = "prompt"  # TRL's name for the column
+SCORE = "score"  # what is trained on
+VERLS_OWN = {"path": "pkg://verl.utils.reward_score", "name": "default_compute_score"}  # where the config names none
+
+Grades = Mapping[str, float]
+RewardFunction = Callable[..., list[float | None]]
 
 
 def dataset(config: DictConfig, split: str) -> Any:
@@ -61,15 +69,6 @@ def _short(rows: Any, config: DictConfig) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(Path(config.actor_rollout_ref.model.path).expanduser().as_posix())
     longest = config.data.max_prompt_length
     return rows.filter(lambda row: prompt_length(tokenizer, row[PROMPT]) <= longest)
-
-
-logger = logging.getLogger(__name__)
-
-SCORE = "score"  # what is trained on
-VERLS_OWN = {"path": "pkg://verl.utils.reward_score", "name": "default_compute_score"}  # where the config names none
-
-Grades = Mapping[str, float]
-RewardFunction = Callable[..., list[float | None]]
 
 
 class Grader:
@@ -124,7 +123,6 @@ def _answers(completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator
 
 def _numbers(found: Mapping[str, Any]) -> Grades:
     """Return the values that are numbers: a reward function may return texts beside them."""
-    if SCORE not in found:
-        raise ValueError(f"the reward function returned {sorted(found)}, and no {SCORE!r}")
+    require(SCORE in found, "the reward function's result", sorted(found), f"a number, or a mapping with {SCORE!r}")
     numbers = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
     return {name: value for name, value in numbers.items() if not math.isnan(value)}

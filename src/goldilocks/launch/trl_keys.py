@@ -19,65 +19,29 @@ LEVELS = {"vanilla": "token", "gspo": "sequence"}
 SCHEDULES = ("constant", "cosine")
 NOISE = "actor_rollout_ref.rollout.seed"  # TRL has one seed, data.seed; this one may say the same
 
-# Translated by ``on_trl``. A name that ends with a dot stands for every key below it.
-READ = (
-    "actor_rollout_ref.actor.clip_ratio_c",
-    "actor_rollout_ref.actor.clip_ratio_high",
-    "actor_rollout_ref.actor.clip_ratio_low",
-    "actor_rollout_ref.actor.entropy_coeff",
-    "actor_rollout_ref.actor.kl_loss_coef",
-    "actor_rollout_ref.actor.optim.betas",
-    "actor_rollout_ref.actor.optim.clip_grad",
-    "actor_rollout_ref.actor.optim.lr",
-    "actor_rollout_ref.actor.optim.lr_warmup_steps",
-    "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio",
-    "actor_rollout_ref.actor.optim.min_lr_ratio",
-    "actor_rollout_ref.actor.optim.num_cycles",
-    "actor_rollout_ref.actor.optim.weight_decay",
-    "actor_rollout_ref.actor.ppo_epochs",
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-    "actor_rollout_ref.actor.ppo_mini_batch_size",
-    "actor_rollout_ref.actor.use_kl_loss",
-    "actor_rollout_ref.model.enable_gradient_checkpointing",
-    "actor_rollout_ref.model.path",
-    "actor_rollout_ref.rollout.max_num_seqs",
-    "actor_rollout_ref.rollout.n",
-    "actor_rollout_ref.rollout.temperature",
-    "actor_rollout_ref.rollout.top_k",
-    "actor_rollout_ref.rollout.top_p",
-    "actor_rollout_ref.rollout.val_kwargs.n",
-    "adaptive_rollout.",
-    "algorithm.filter_groups.",
-    "algorithm.norm_adv_by_std_in_grpo",
-    "batch_filter.",
-    "data.filter_overlong_prompts",
-    "data.gen_batch_size",
-    "data.max_prompt_length",
-    "data.max_response_length",
-    "data.prompt_key",
-    "data.seed",
-    "data.shuffle",
-    "data.train_batch_size",
-    "data.train_files",
-    "data.train_max_samples",
-    "data.val_files",
-    "data.val_max_samples",
-    "goldilocks.",
-    "reasoning_gym.",
-    "reward.custom_reward_function.",
-    "task_columns",
-    "trainer.backend",
-    "trainer.default_local_dir",
-    "trainer.device",
-    "trainer.max_actor_ckpt_to_keep",
-    "trainer.resume_from_path",
-    "trainer.resume_mode",
-    "trainer.save_freq",
-    "trainer.test_freq",
-    "trainer.total_epochs",
-    "trainer.total_training_steps",
-    "trainer.val_before_train",
-)
+
+def _keys(text: str) -> frozenset[str]:
+    """Return the keys of lines ``section: key key …``; one that ends in a dot or an underscore stands for a family."""
+    lines = (line.partition(":") for line in text.strip().splitlines())
+    return frozenset(f"{section.strip()}.{key}".lstrip(".") for section, _, keys in lines for key in keys.split())
+
+
+# Translated by ``on_trl``.
+READ = _keys("""
+    : adaptive_rollout. batch_filter. goldilocks. reasoning_gym. task_columns
+    actor_rollout_ref.actor: clip_ratio_c clip_ratio_high clip_ratio_low entropy_coeff kl_loss_coef use_kl_loss
+    actor_rollout_ref.actor: ppo_epochs ppo_micro_batch_size_per_gpu ppo_mini_batch_size
+    actor_rollout_ref.actor.optim: betas clip_grad lr lr_warmup_steps lr_warmup_steps_ratio
+    actor_rollout_ref.actor.optim: min_lr_ratio num_cycles weight_decay
+    actor_rollout_ref.model: enable_gradient_checkpointing path
+    actor_rollout_ref.rollout: max_num_seqs n temperature top_k top_p val_kwargs.n
+    algorithm: filter_groups. norm_adv_by_std_in_grpo
+    data: filter_overlong_prompts gen_batch_size max_prompt_length max_response_length prompt_key seed shuffle
+    data: train_batch_size train_files train_max_samples val_files val_max_samples
+    reward: custom_reward_function.
+    trainer: backend default_local_dir device max_actor_ckpt_to_keep resume_from_path resume_mode
+    trainer: save_freq test_freq total_epochs total_training_steps val_before_train
+""")
 
 # Translated for these values only.
 ACCEPTED: dict[str, tuple[Any, ...]] = {
@@ -99,40 +63,20 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
     "trainer.v1.trainer_mode": ("goldilocks", "sync"),
 }
 
-# Where and how verl's own processes compute: a run of one process learns the same whatever they say.
-NO_PART = (
-    "actor_rollout_ref.actor.calculate_entropy",
-    "actor_rollout_ref.actor.data_loader_seed",  # of a shuffle that is refused
-    "actor_rollout_ref.actor.entropy_checkpointing",
-    "actor_rollout_ref.actor.fsdp_config.mixed_precision.",
-    "actor_rollout_ref.actor.fsdp_config.use_torch_compile",
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
-    "actor_rollout_ref.actor.strategy",
-    "actor_rollout_ref.actor.use_dynamic_bsz",
-    "actor_rollout_ref.actor.use_torch_compile",
-    "actor_rollout_ref.model.use_remove_padding",
-    "actor_rollout_ref.ref.",
-    "actor_rollout_ref.rollout.agent.num_workers",
-    "actor_rollout_ref.rollout.checkpoint_engine.",
-    "actor_rollout_ref.rollout.enable_sleep_mode",
-    "actor_rollout_ref.rollout.enforce_eager",
-    "actor_rollout_ref.rollout.engine_kwargs.transformers.free_cache_engine",
-    "actor_rollout_ref.rollout.free_cache_engine",
-    "actor_rollout_ref.rollout.gpu_memory_utilization",
-    "actor_rollout_ref.rollout.log_prob_",
-    "critic.",
-    "data.dataloader_num_workers",
-    "data.filter_overlong_prompts_workers",
-    "data.val_batch_size",
-    "ray_kwargs.",
-    "reward.num_workers",
-    "trainer.balance_batch",
-    "trainer.experiment_name",
-    "trainer.logger",
-    "trainer.project_name",
-    "trainer.rollout_data_dir",
-    "transfer_queue.",
-)
+# Where and how verl's own processes compute: a run of one process learns the same whatever they say. The seed of the
+# data loader is that of a shuffle which is refused.
+NO_PART = _keys("""
+    : critic. ray_kwargs. transfer_queue.
+    actor_rollout_ref: ref. model.use_remove_padding
+    actor_rollout_ref.actor: calculate_entropy data_loader_seed entropy_checkpointing ppo_max_token_len_per_gpu strategy
+    actor_rollout_ref.actor: use_dynamic_bsz use_torch_compile
+    actor_rollout_ref.actor.fsdp_config: mixed_precision. use_torch_compile
+    actor_rollout_ref.rollout: agent.num_workers checkpoint_engine. enable_sleep_mode enforce_eager free_cache_engine
+    actor_rollout_ref.rollout: engine_kwargs.transformers.free_cache_engine gpu_memory_utilization log_prob_
+    data: dataloader_num_workers filter_overlong_prompts_workers val_batch_size
+    reward: num_workers
+    trainer: balance_batch experiment_name logger project_name rollout_data_dir
+""")
 
 
 def check(config: DictConfig, defaults: Mapping[str, Any]) -> None:
@@ -171,5 +115,5 @@ def _leaves(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _listed(key: str) -> bool:
-    exact, families = {*READ, *NO_PART}, tuple(name for name in (*READ, *NO_PART) if name.endswith((".", "_")))
-    return key in exact or key.startswith(families)
+    listed = READ | NO_PART
+    return key in listed or key.startswith(tuple(name for name in listed if name.endswith((".", "_"))))

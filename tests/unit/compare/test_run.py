@@ -15,7 +15,7 @@ from unit.report.run_directories import write_run
 
 from goldilocks.compare.arm import SEEDS, Arm, EqualCost
 from goldilocks.compare.results import Result, Results, read_result
-from goldilocks.compare.run import ArmFailed, Place, run_study
+from goldilocks.compare.run import ArmFailed, Turn, run_study
 from goldilocks.compare.show import notes
 from goldilocks.compare.study import TUNING_SEED, Study, StudyFolder
 from goldilocks.compare.table import make_table
@@ -29,14 +29,14 @@ class Runner:
 
     def __init__(self, interrupted_at: int | None = None) -> None:
         self.ran: list[str] = []
-        self.places: list[Place] = []
+        self.turns: list[Turn] = []
         self._interrupted_at = interrupted_at
 
-    def __call__(self, arm: Arm, place: Place) -> Result:
-        if place.number == self._interrupted_at:
+    def __call__(self, arm: Arm, turn: Turn) -> Result:
+        if turn.number == self._interrupted_at:
             raise KeyboardInterrupt
         self.ran.append(arm.name)
-        self.places.append(place)
+        self.turns.append(turn)
         best = {"grpo": "1", "dapo": "2"}[arm.recipe] == arm.settings.get("lr")
         return of_arm(arm, final=0.5 + 0.2 * best + arm.seed / 10_000)
 
@@ -50,7 +50,7 @@ def test_a_seed_of_every_recipe_comes_before_the_next_seed(tmp_path):
     runner = Runner()
     run(tmp_path, study(seeds=2), runner)
     assert runner.ran == ["grpo-seed1", "dapo-seed1", "grpo-seed2", "dapo-seed2"]
-    assert [(place.number, place.of) for place in runner.places] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert [(turn.number, turn.of) for turn in runner.turns] == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 def test_every_recipe_is_tuned_alike_and_its_own_best_is_reported(tmp_path):
@@ -69,7 +69,7 @@ def test_with_several_tuning_seeds_the_best_mean_is_chosen_and_one_lucky_try_is_
     found = {("1", TUNING_SEED): 0.9, ("1", TUNING_SEED + 1): 0.1, ("2", TUNING_SEED): 0.6, ("2", TUNING_SEED + 1): 0.6}
     with StudyFolder.open(tmp_path, settings) as folder:
         results = run_study(
-            settings, folder, lambda arm, place: of_arm(arm, found.get((arm.settings["lr"], arm.seed), 0.5))
+            settings, folder, lambda arm, turn: of_arm(arm, found.get((arm.settings["lr"], arm.seed), 0.5))
         )
     assert settings.choose(results.tuned) == {"grpo": {"lr": "2"}}
     made = make_table(settings, results)
@@ -86,7 +86,7 @@ def test_one_key_after_the_other_each_is_tried_with_the_best_of_those_before(tmp
     of_dapo = [dict(one.settings) for one in results.tuned if one.recipe == "dapo" and one.seed == TUNING_SEED]
     assert of_dapo == [{"b": b, "lr": "1"} for b in "456"] + [{"b": "4", "lr": "2"}]
     assert len(results.tuned) == whole.number_of_tries == 2 * 2 * 4
-    assert [place.number for place in runner.places] == list(range(1, whole.arms + 1))
+    assert [turn.number for turn in runner.turns] == list(range(1, whole.arms + 1))
     assert whole.choose(results.tuned) == {"grpo": {"b": "4", "lr": "1"}, "dapo": {"b": "4", "lr": "2"}}
     assert [len(whole.trials(recipe, results.tuned)) for recipe in whole.recipes] == [4, 4]
     again = Runner()
@@ -128,7 +128,7 @@ def test_half_an_arm_is_started_anew(tmp_path):
 def test_an_arm_that_fails_is_tried_again_and_the_others_run_all_the_same(tmp_path):
     tried = []
 
-    def fails(arm: Arm, place: Place) -> Result:
+    def fails(arm: Arm, turn: Turn) -> Result:
         tried.append(arm.name)
         if arm.name == "grpo-seed1":
             raise ArmFailed("out of memory")
@@ -146,7 +146,7 @@ def test_an_arm_that_fails_is_tried_again_and_the_others_run_all_the_same(tmp_pa
 def test_an_arm_that_crashed_once_is_no_failure(tmp_path):
     crashes = ["dapo-seed1"]
 
-    def crashes_once(arm: Arm, place: Place) -> Result:
+    def crashes_once(arm: Arm, turn: Turn) -> Result:
         if arm.name in crashes:
             crashes.remove(arm.name)
             raise ArmFailed("a port was taken")
@@ -157,7 +157,7 @@ def test_an_arm_that_crashed_once_is_no_failure(tmp_path):
 
 
 def test_a_mistake_stops_the_study_and_arms_before_it_are_kept(tmp_path):
-    def fails(arm: Arm, place: Place) -> Result:
+    def fails(arm: Arm, turn: Turn) -> Result:
         if arm.recipe == "dapo":
             raise ValueError("ended before its budget")
         return of_arm(arm, 0.5)
@@ -173,13 +173,13 @@ def test_as_many_arms_as_asked_for_run_at_a_time_and_the_table_is_the_same(tmp_p
     alone = make_table(whole, run(tmp_path / "alone", whole, Runner()))
     arrived, at_work, most = threading.Barrier(parallel), set(), []
 
-    def together(arm: Arm, place: Place) -> Result:
+    def together(arm: Arm, turn: Turn) -> Result:
         at_work.add(arm.name)
         most.append(len(at_work))
         if arm.name.startswith(("grpo", "dapo")):  # six reported arms: whole rounds of two and of three
             arrived.wait(timeout=30)
         at_work.discard(arm.name)
-        return Runner()(arm, place)
+        return Runner()(arm, turn)
 
     with StudyFolder.open(tmp_path / "together", whole) as folder:
         results = run_study(whole, folder, together, parallel)
@@ -190,7 +190,7 @@ def test_as_many_arms_as_asked_for_run_at_a_time_and_the_table_is_the_same(tmp_p
 def test_an_interrupt_stops_the_arms_at_work(tmp_path):
     stop = threading.Event()
 
-    def waits(arm: Arm, place: Place) -> Result:
+    def waits(arm: Arm, turn: Turn) -> Result:
         if arm.recipe == "grpo":
             raise KeyboardInterrupt
         assert stop.wait(timeout=30)
@@ -238,18 +238,18 @@ def test_another_study_in_the_same_folder_is_an_error(tmp_path, other):
 
 
 def test_what_is_left_is_judged_by_the_arms_before():
-    tuned_on_less = Place(number=2, of=5, cost=100, cost_before=100, cost_after=3000, minutes_before=2)
+    tuned_on_less = Turn(number=2, of=5, cost=100, cost_before=100, cost_after=3000, minutes_before=2)
     assert tuned_on_less.seconds_left(elapsed=30, eta=60) == 60 + 30 * 120
-    first = Place(number=1, of=3, cost=100, cost_before=0, cost_after=200, minutes_before=0)
+    first = Turn(number=1, of=3, cost=100, cost_before=0, cost_after=200, minutes_before=0)
     assert first.seconds_left(elapsed=30, eta=60) == 60 + 2 * 90
 
 
 def test_the_place_of_an_arm_knows_what_is_still_to_come(tmp_path):
     runner = Runner()
     run(tmp_path, study(seeds=1, **TUNED), runner)
-    assert [place.cost for place in runner.places] == [300, 300, 300, 300, 1000, 1000]
-    assert [place.cost_after for place in runner.places] == [2900, 2600, 2300, 2000, 1000, 0]
-    assert [place.minutes_before for place in runner.places] == [0, 2, 4, 6, 8, 10]
+    assert [turn.cost for turn in runner.turns] == [300, 300, 300, 300, 1000, 1000]
+    assert [turn.cost_after for turn in runner.turns] == [2900, 2600, 2300, 2000, 1000, 0]
+    assert [turn.minutes_before for turn in runner.turns] == [0, 2, 4, 6, 8, 10]
 
 
 def test_an_arm_is_a_command_of_goldilocks_train():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from goldilocks.launch.display import Board, LiveLine
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.launch.supervisor import LiveLine
 from goldilocks.launch.train import _few_updates
 from goldilocks.runs.progress import Progress
 
@@ -50,7 +51,8 @@ def test_it_is_said_once(terminal: bool, capsys: pytest.CaptureFixture[str]) -> 
         asked.append(progress.step)
         return "an update costs [much], and that is a line longer than the terminal" if progress.step >= 4 else None
 
-    with LiveLine(console, notice=notice) as line:
+    with Board(console) as board:
+        line = LiveLine(console, partial(board.draw, "run"), notice=notice)
         for steps in range(3, 7):
             line.show(True, progress_of(steps, 900), 1.0)
             line.show(False, progress_of(steps, 900), 1.0)

@@ -62,7 +62,7 @@ def test_a_value_that_the_function_did_not_return_does_not_apply(tmp_path: Path)
 
 
 def test_a_score_that_is_missing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"the reward function returned \['acc'\], and no 'score'"):
+    with pytest.raises(ValueError, match=r"the reward function's result=\['acc'\] is not accepted: .* 'score'"):
         graded(grader(tmp_path), ["no score"], "score")
 
 
