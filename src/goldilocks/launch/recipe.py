@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from goldilocks.config.recipes import CONFIG, DEFAULT, FILE, find, name_of, named_in, names, refuse_circle
-from goldilocks.errors import closest, nearest, require
+from goldilocks.errors import closest, require, require_known
 
 DEFAULT_TASK = "arithmetic"
 GROUPS = ("device", "task")
@@ -57,15 +57,14 @@ def choose(words: Sequence[str], device: str) -> Choice:
         if key in GROUPS:
             chosen[key] = value
         elif key == "trainer":
-            require(value in TRAINERS, key, value, f"one of {', '.join(TRAINERS)}{nearest(value, TRAINERS)}")
+            require_known(key, value, TRAINERS)
             overrides += [] if value == "verl" else [f"+trainer.{TRAINER}={value}"]
         elif word not in recipes:
             overrides.append(word)
     recipe = recipes[0] if recipes else DEFAULT
     find(recipe)
     for group in GROUPS:
-        known, name = names(group), chosen[group]
-        require(name in known, group, name, f"one of {', '.join(known)}{nearest(name, known)}")
+        require_known(group, chosen[group], names(group))
     own = recipe if recipe.endswith(FILE) else name_of(recipe)
     return Choice(own, chosen["task"], chosen["device"], tuple(overrides))
 

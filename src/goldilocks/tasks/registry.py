@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from goldilocks.errors import nearest
+from goldilocks.errors import require_known
 from goldilocks.tasks.base import Score, Task
 
 # name: (module:class, what its data sources begin with, what it is)
@@ -42,8 +42,7 @@ TASKS: Mapping[str, tuple[str, str, str]] = {
 
 def create(name: str, **options: Any) -> Task:
     """Return the task called ``name``; its class says which options it takes."""
-    if name not in TASKS:
-        raise ValueError(f"task={name!r} is not one of {', '.join(TASKS)}{nearest(name, TASKS)}")
+    require_known("task", name, TASKS)
     module, kind = TASKS[name][0].split(":")
     return getattr(importlib.import_module(module), kind)(**options)
 
