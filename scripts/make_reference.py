@@ -66,7 +66,12 @@ Written by `make docs` from `goldilocks.verl.patches.table`; a test fails when i
 else is replaced. Most of Goldilocks gets into verl by verl's registries (`goldilocks.verl.plugin.ADDITIONS`) and
 replaces nothing. Where verl has no registry, attributes are replaced or wrapped. Each patch has the digests of the
 sources it was written for, and is skipped, with a sentence in the log, if one has changed. `goldilocks doctor` lists
-the patches that are live in a Ray worker, and what a run loses without the others.
+the patches that are live in a Ray worker, and what a run loses without the others:
+
+```
+ok    plug-in         live in a Ray worker, 10 additions
+ok    patches         15 of 15 live: process-group, critic-attention, trl-value-heads, log-probs, one-pass, …
+```
 
 With the package installed and nothing of ours asked for, every function is verl's own. The environment variable
 `GOLDILOCKS_PATCHES` chooses, for the processes that have it:

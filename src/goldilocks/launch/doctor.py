@@ -118,7 +118,8 @@ def plugin() -> Iterator[Finding]:
         return
     live = reports[0].get("additions")
     yield Finding("Ray", True, "a worker starts and answers")
-    detail = f"live in a Ray worker, {len(live)} additions" if live else "verl in a Ray worker did not load it"
+    added = set(live or ()) - {patch.name for patch in PATCHES}
+    detail = f"live in a Ray worker, {len(added)} additions" if live else "verl in a Ray worker did not load it"
     yield Finding("plug-in", bool(live), detail, remedy)
     if live:
         yield from patches(live)
