@@ -15,7 +15,7 @@ from process_state import restorer
 os.environ.setdefault("GOLDILOCKS_PATCHES", "all")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("the same each time", patient, max_examples=30, derandomize=True)
+settings.register_profile("the same each time", patient, max_examples=25, derandomize=True)
 settings.register_profile("thorough", patient, max_examples=500)
 settings.load_profile("the same each time")
 

@@ -76,6 +76,9 @@ def _nothing_is_merged_twice() -> Iterator[None]:
     merged: dict[Any, bytes] = {}
     read: dict[Any, dict[str, Any]] = {}
 
+    def share_files(self: Any, delegate: Any) -> None:
+        self.delegate, self.cache = copy.copy(delegate), {}  # Hydra copies its sources too, and changes none
+
     def sources(repo: Any) -> tuple[str, ...]:
         return tuple(f"{source.provider} {source.path}" for source in repo.get_sources())
 
@@ -111,5 +114,6 @@ def _nothing_is_merged_twice() -> Iterator[None]:
         patched.setattr(version, "_get_version", functools.cache(version._get_version))
         patched.setattr(defaults_list, "_create_interpolation_map", choices_for_interpolations)
         patched.setattr(hydra, "create_defaults_list", choose_once)
+        patched.setattr(hydra.CachingConfigRepository, "__init__", share_files)
         patched.setattr(hydra.ConfigLoaderImpl, "_compose_config_from_defaults_list", merge_once)
         yield

