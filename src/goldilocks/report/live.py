@@ -36,7 +36,8 @@ class LiveReport:
         """Return a digest that changes whenever a run has more to show."""
         digest = hashlib.sha256()
         for path in self._paths:
-            for file in (path / METRICS, *dump_files(path / "rollouts")[-1:], *_latest_beliefs(path)):
+            beliefs = [file for _, file in checkpoints(path / "checkpoints")[-1:]]
+            for file in (path / METRICS, *dump_files(path / "rollouts")[-1:], *beliefs):
                 if file.is_file():
                     stat = file.stat()
                     digest.update(f"{file} {stat.st_size} {stat.st_mtime_ns}\n".encode())
@@ -49,10 +50,6 @@ class LiveReport:
             if self._made[0] != version:
                 self._made = (version, make_page(read_runs(self._paths), live=version).html)
             return self._made[1]
-
-
-def _latest_beliefs(path: Path) -> list[Path]:
-    return [file for _, file in checkpoints(path / "checkpoints")[-1:]]
 
 
 class LiveServer(ThreadingHTTPServer):

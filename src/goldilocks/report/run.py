@@ -1,6 +1,4 @@
-"""Texts of prompts by their keys, found in the dumped answers and in the training data.
-
-A run directory as it is now, complete or not. ``missing`` has a line for everything that is not there.
+"""A run directory as it is now, complete or not, with a line for everything that is missing.
 
 ====================================  ====================================================================
 ``config.yaml``                       the configuration, resolved
@@ -23,59 +21,13 @@ import pyarrow.parquet as pq
 import yaml
 
 from goldilocks.dotted_keys import value_at
+from goldilocks.errors import require
 from goldilocks.hashing import content_key
 from goldilocks.runs.checkpoints import SavedBeliefs, checkpoints, read_beliefs
 from goldilocks.runs.costs import Spending, spending
 from goldilocks.runs.files import Lines
 from goldilocks.runs.history import History
 from goldilocks.runs.rollouts import Dump, evenly, read_dumps
-
-
-def prompt_texts(keys: Iterable[int], config: Mapping[str, Any], dumps: Sequence[Dump]) -> dict[int, str]:
-    """Return the texts of these prompts, as far as they are found."""
-    wanted, texts = set(keys), {}
-    for content, text in _contents(config, dumps):
-        key = content_key(content)
-        if key in wanted:
-            texts[key] = text
-            if len(texts) == len(wanted):
-                break
-    return texts
-
-
-def _contents(config: Mapping[str, Any], dumps: Sequence[Dump]) -> Iterator[tuple[object, str]]:
-    """Yield everything that a key may be the hash of, with its text."""
-    for dump in dumps:
-        for group in dump.groups:
-            yield group.prompt, group.prompt
-    column = value_at(config, "data.prompt_key") or "prompt"
-    for file in _training_files(config):
-        for prompt in _column(file, column):
-            yield prompt, _text(prompt)
-
-
-def _training_files(config: Mapping[str, Any]) -> list[Path]:
-    files = value_at(config, "data.train_files")
-    names = [files] if isinstance(files, str) else files if isinstance(files, list) else []
-    return [Path(name).expanduser() for name in names if isinstance(name, str)]
-
-
-def _column(file: Path, name: str) -> list[Any]:
-    """Return a column of a parquet file; empty if the file has changed since the run."""
-    if file.suffix != ".parquet" or not file.is_file():
-        return []
-    try:
-        return list(pq.read_table(file, columns=[name]).column(0).to_pylist())
-    except (pa.ArrowException, KeyError, IndexError):  # the file has changed: keys are shown in place of texts
-        return []
-
-
-def _text(prompt: object) -> str:
-    """Return the messages of a chat as one text."""
-    if not isinstance(prompt, list):
-        return str(prompt)
-    return "\n".join(str(turn.get("content")) if isinstance(turn, dict) else str(turn) for turn in prompt)
-
 
 METRICS = "metrics.jsonl"
 BELIEFS_OVER_TIME = 20
@@ -98,8 +50,7 @@ class Run:
 
 def read_run(path: Path, name: str) -> Run:
     """Read what is there. Raises ``ValueError`` if the directory does not exist."""
-    if not path.is_dir():
-        raise ValueError(f"RUN={str(path)!r} is not accepted: a run directory, as goldilocks train makes it")
+    require(path.is_dir(), "RUN", str(path), "a run directory, as goldilocks train makes it")
     missing: list[str] = []
     config = _config(path / "config.yaml", missing)
     history = _history(path / METRICS, missing)
@@ -117,8 +68,7 @@ def read_run(path: Path, name: str) -> Run:
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """Read several runs; each is named by the shortest end of its path that is unique."""
     resolved = [path.resolve() for path in paths]
-    if len(set(resolved)) < len(resolved):
-        raise ValueError(f"RUN={', '.join(map(str, paths))} is not accepted: each run once")
+    require(len(set(resolved)) == len(resolved), "RUN", ", ".join(map(str, paths)), "each run once")
     return [read_run(path, name) for path, name in zip(paths, run_names(resolved), strict=True)]
 
 
@@ -187,3 +137,49 @@ def _beliefs(path: Path, missing: list[str]) -> list[SavedBeliefs]:
 
 def _lines(count: int) -> str:
     return "1 line is" if count == 1 else f"{count} lines are"
+
+
+def prompt_texts(keys: Iterable[int], config: Mapping[str, Any], dumps: Sequence[Dump]) -> dict[int, str]:
+    """Return the texts of these prompts, as far as they are found."""
+    wanted, texts = set(keys), {}
+    for content, text in _contents(config, dumps):
+        key = content_key(content)
+        if key in wanted:
+            texts[key] = text
+            if len(texts) == len(wanted):
+                break
+    return texts
+
+
+def _contents(config: Mapping[str, Any], dumps: Sequence[Dump]) -> Iterator[tuple[object, str]]:
+    """Yield everything that a key may be the hash of, with its text."""
+    for dump in dumps:
+        for group in dump.groups:
+            yield group.prompt, group.prompt
+    column = value_at(config, "data.prompt_key") or "prompt"
+    for file in _training_files(config):
+        for prompt in _column(file, column):
+            yield prompt, _text(prompt)
+
+
+def _training_files(config: Mapping[str, Any]) -> list[Path]:
+    files = value_at(config, "data.train_files")
+    names = [files] if isinstance(files, str) else files if isinstance(files, list) else []
+    return [Path(name).expanduser() for name in names if isinstance(name, str)]
+
+
+def _column(file: Path, name: str) -> list[Any]:
+    """Return a column of a parquet file; empty if the file has changed since the run."""
+    if file.suffix != ".parquet" or not file.is_file():
+        return []
+    try:
+        return list(pq.read_table(file, columns=[name]).column(0).to_pylist())
+    except (pa.ArrowException, KeyError, IndexError):  # the file has changed: keys are shown in place of texts
+        return []
+
+
+def _text(prompt: object) -> str:
+    """Return the messages of a chat as one text."""
+    if not isinstance(prompt, list):
+        return str(prompt)
+    return "\n".join(str(turn.get("content")) if isinstance(turn, dict) else str(turn) for turn in prompt)

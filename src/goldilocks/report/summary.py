@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from goldilocks.report.run import Run
 from goldilocks.report.sections.learning import reward, validation_metrics
@@ -12,6 +13,7 @@ from goldilocks.report.sections.tokens import accounts
 from goldilocks.runs.history import validated_source
 
 ABSENT = "–"
+_percent, _share, _tenths, _count = "{:.1%}".format, "{:.3f}".format, "{:.1f}".format, "{:,.0f}".format
 JUDGED = "adaptive_rollout/total_rollouts"
 
 
@@ -30,10 +32,10 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
     columns = [
         *(column for metric in validation_metrics(runs) for column in _accuracy(runs, metric)),
         _figure("mean reward", "last tenth of the run", runs, _late_reward, _share),
-        _figure("updates", "of the policy", runs, _updates, _count, ranked=False),
-        _figure("rollouts", "all generated", runs, _spent("rollouts"), _count, ranked=False),
-        _figure("tokens", "all generated", runs, _spent("tokens"), _large, ranked=False),
-        _figure("wall-clock", "all steps", runs, _spent("minutes"), _duration, ranked=False),
+        _figure("updates", "of the policy", runs, lambda run: len(reward(run.history)) or None, _count, ranked=False),
+        _figure("rollouts", "all generated", runs, lambda run: run.spending.total("rollouts"), _count, ranked=False),
+        _figure("tokens", "all generated", runs, lambda run: run.spending.total("tokens"), _large, ranked=False),
+        _figure("wall-clock", "all steps", runs, lambda run: run.spending.total("minutes"), _duration, ranked=False),
         _figure("tokens trained", "of all tokens", runs, _trained_share, _percent),
         _figure("informative groups", "per 1,000 rollouts", runs, _informative, _tenths),
     ]
@@ -55,12 +57,11 @@ def _accuracy(runs: Sequence[Run], metric: str) -> list[Figure]:
 
 def _after(run: Run, metric: str, rollouts: float) -> float | None:
     """Return the last validation within this many rollouts."""
-    paid = [
-        value
-        for step, value in run.history.series(metric).items()
-        if (run.spending.until("rollouts", step) or 0.0) <= rollouts
-    ]
-    return paid[-1] if paid else None
+    found = None
+    for step, value in run.history.series(metric).items():
+        if (run.spending.until("rollouts", step) or 0.0) <= rollouts:
+            found = value
+    return found
 
 
 def _figure(
@@ -79,18 +80,9 @@ def _figure(
     return Figure(title, about, [ABSENT if value is None else show(value) for value in values], best)
 
 
-def _updates(run: Run) -> float | None:
-    return float(len(reward(run.history))) or None
-
-
-def _spent(cost: str) -> Callable[[Run], float | None]:
-    return lambda run: run.spending.total(cost)
-
-
 def _late_reward(run: Run) -> float | None:
     values = list(reward(run.history).values())
-    late = values[-max(len(values) // 10, 1) :]
-    return sum(late) / len(late) if late else None
+    return fmean(values[-max(len(values) // 10, 1) :]) if values else None
 
 
 def _trained_share(run: Run) -> float | None:
@@ -104,22 +96,6 @@ def _informative(run: Run) -> float | None:
     rates, judged = run.history.series(INFORMATIVE), run.history.series(JUDGED)
     weight = sum(judged.get(step, 0.0) for step in rates)
     return sum(rate * judged.get(step, 0.0) for step, rate in rates.items()) / weight if weight else None
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
-
-
-def _share(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def _tenths(value: float) -> str:
-    return f"{value:.1f}"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
 
 
 def _large(value: float) -> str:

@@ -1,10 +1,7 @@
-"""Colours and fonts of the page and the PNGs. A run, and an account, has the same colour everywhere.
+"""Colours and fonts of the page and the PNGs, and Vega as one script, so that the page needs no network.
 
-Trained tokens are honey-coloured, too hard is red, too easy is blue, and the rest is muted.
-
-Vega, Vega-Lite and Vega-Embed as one script, so that the page needs no network.
-
-Making it takes seconds, so it is made once for each version and kept in the user's cache directory.
+A run, and an account, has the same colour everywhere. Trained tokens are honey-coloured, too hard is red, too easy is
+blue, and the rest is muted.
 """
 
 from __future__ import annotations
@@ -107,15 +104,12 @@ LIGHT = vega_config(ink="#22252a", faint="#6a707a", grid="#e8e6e0")
 DARK = vega_config(ink="#e9e6df", faint="#9a9ea6", grid="#33363c")
 
 
-SNIPPET = "window.vegaEmbed = vegaEmbed;"
-
-
 def vega_script() -> str:
-    """Return the script, which defines ``vegaEmbed``."""
+    """Return the script that defines ``vegaEmbed``. It takes seconds to make, so it is kept in the user's cache."""
     file = cache_folder() / f"vega-{version('vl-convert-python')}-{__version__}.js"
     if file.is_file():
         return file.read_text(encoding="utf-8")
-    script = vl_convert.javascript_bundle(SNIPPET).replace("</script", "<\\/script")
+    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
     with contextlib.suppress(OSError):  # a cache that cannot be written costs the next report a few seconds
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, script)

@@ -1,7 +1,4 @@
-"""A report on disk: one HTML file, and its plots as PNGs in a folder beside it.
-
-``goldilocks report``: a run directory, or several, as one page.
-"""
+"""``goldilocks report``: one HTML file of a run directory or several, and its plots as PNGs in a folder beside it."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from pathlib import Path
 
 import vl_convert
 
+from goldilocks.errors import require
 from goldilocks.report.live import PORT, LiveReport, LiveServer
 from goldilocks.report.page import Opening, make_page
 from goldilocks.report.run import read_runs
@@ -19,6 +17,12 @@ from goldilocks.report.sections import Plot
 from goldilocks.report.theme import LIGHT
 
 WIDTH, WIDE = 560, 900
+EPILOG = """\
+examples:
+  goldilocks report runs/tiny                      runs/tiny/report.html, PNGs in runs/tiny/report/
+  goldilocks report runs/a runs/b --out ab.html    both, one over the other
+  goldilocks report --live runs/tiny               in the browser while it trains
+"""
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,7 @@ class Written:
 
 def write_report(paths: Sequence[Path], out: Path, *, png: bool = True, opening: Opening | None = None) -> Written:
     """Write the report of these run directories to ``out``, and PNGs to the folder of that name without ``.html``."""
-    if out.suffix != ".html":
-        raise ValueError(f"--out={str(out)!r} is not accepted: a file name that ends in .html")
+    require(out.suffix == ".html", "--out", str(out), "a file name that ends in .html")
     page = make_page(read_runs(paths), opening=opening)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page.html, encoding="utf-8", newline="\n")
@@ -49,14 +52,6 @@ def write_png(plot: Plot, folder: Path) -> Path:
     file = folder / f"{plot.name}.png"
     file.write_bytes(vl_convert.vegalite_to_png(spec, scale=2, config=config, allowed_base_urls=[]))
     return file
-
-
-EPILOG = """\
-examples:
-  goldilocks report runs/tiny                      runs/tiny/report.html, PNGs in runs/tiny/report/
-  goldilocks report runs/a runs/b --out ab.html    both, one over the other
-  goldilocks report --live runs/tiny               in the browser while it trains
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,25 +71,21 @@ def run(args: argparse.Namespace) -> int:
     if args.live:
         return serve(args.runs, args.port)
     out = args.out or (args.runs[0] / "report.html" if len(args.runs) == 1 else Path("report.html"))
-    _tell(write_report(args.runs, out, png=not args.no_png))
+    written = write_report(args.runs, out, png=not args.no_png)
+    print(f"page     {written.page} ({written.page.stat().st_size / 1e6:.1f} MB)")
+    if written.pngs:
+        print(f"plots    {written.pngs[0].parent}/ ({len(written.pngs)} PNGs)")
+    for line in written.missing:
+        print(f"missing  {line}")
     return 0
 
 
 def serve(runs: list[Path], port: int) -> int:
     """Serve the report until Ctrl-C."""
-    report = LiveReport(runs)
-    with LiveServer(report, port) as server:
+    with LiveServer(LiveReport(runs), port) as server:
         try:
             print(f"live at {server.address} (Ctrl-C ends it)", flush=True)
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             print("ended")
     return 0
-
-
-def _tell(written: Written) -> None:
-    print(f"page     {written.page} ({written.page.stat().st_size / 1e6:.1f} MB)")
-    if written.pngs:
-        print(f"plots    {written.pngs[0].parent}/ ({len(written.pngs)} PNGs)")
-    for line in written.missing:
-        print(f"missing  {line}")

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from goldilocks.report.run import Run, read_run, read_runs
 from goldilocks.report.sections import SECTIONS
 from goldilocks.report.sections.base import Plot, smoothed, thinned
-from goldilocks.report.sections.by_column import by_column
-from goldilocks.report.sections.learning import learning
+from goldilocks.report.sections.learning import by_column, learning
 from goldilocks.report.sections.pass_rates import BINS, bin_of, pass_rates
 from goldilocks.report.sections.ratios import quantiles, ratios
 from goldilocks.report.sections.rollouts import rollouts

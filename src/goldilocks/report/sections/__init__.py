@@ -1,8 +1,7 @@
 """The page's plots, one file per section, in the order of the page."""
 
 from goldilocks.report.sections.base import Plot, Section, SectionMaker, Sheet
-from goldilocks.report.sections.by_column import by_column
-from goldilocks.report.sections.learning import learning
+from goldilocks.report.sections.learning import by_column, learning
 from goldilocks.report.sections.pass_rates import pass_rates
 from goldilocks.report.sections.ratios import ratios
 from goldilocks.report.sections.rollouts import lengths, rollouts

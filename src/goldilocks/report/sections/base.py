@@ -1,4 +1,4 @@
-"""A section of the page, and helpers for its plots.
+"""A section of the page, and the kinds of plots that sections share.
 
 A section shows what its runs have. A plot without data is left out, and a note says what is missing.
 """
@@ -113,12 +113,51 @@ def line_plot(
     def at(field: str) -> alt.Y:
         return alt.Y(field, type="quantitative", axis=number_axis(y[1], form), scale=y_scale)
 
-    tips = [alt.Tooltip("run:N"), alt.Tooltip("step:Q"), alt.Tooltip(y[0], type="quantitative", title=y[1])]
+    tips = ["run:N", "step:Q", alt.Tooltip(y[0], type="quantitative", title=y[1])]
     return layered(
         base.mark_line(strokeWidth=1, opacity=0.35, point=False).encode(y=at(y[0])),
         base.mark_line().encode(y=at("trend")),
         base.mark_circle(size=140, opacity=0).encode(y=at(y[0]), tooltip=tips),
     )
+
+
+def trend_plot(
+    runs: Sequence[Run],
+    name: str,
+    title: str,
+    y: tuple[str, str],
+    series: Callable[[Run], Series],
+    *,
+    scale: alt.Scale | None = None,
+    hint: str = "",
+    below: Sequence[alt.Chart] = (),
+) -> list[Plot]:
+    """Return a plot of one series by step, drawn over the charts ``below``; none if no run has it."""
+    rows = [row for run in runs for row in with_trend(run, series(run), y[0])]
+    chart = line_plot(runs, y, form="~r", scale=scale)
+    return [Plot(name, title, layered(*below, chart), rows, hint=hint)] if rows else []
+
+
+def dashed_lines(
+    runs: Sequence[Run], kind: str, dashes: Mapping[str, list[int]], y: alt.Y, value: str | alt.Tooltip
+) -> alt.Chart:
+    """Return a line per run and value of the field ``kind``, which ``dashes`` tell apart."""
+    dash = alt.StrokeDash(kind, type="nominal", scale=alt.Scale(domain=list(dashes), range=list(dashes.values())))
+    tips = ["run:N", f"{kind}:N", "step:Q", value]
+    return alt.Chart(data()).mark_line().encode(x=step_axis(), y=y, color=by_run(runs), strokeDash=dash, tooltip=tips)
+
+
+def heat_map(number: int, y: alt.Y, darkness: alt.Opacity, *tips: alt.Tooltip) -> alt.Chart:
+    """Return cells from the step ``from`` to the step ``to`` in the colour of a run."""
+    tooltip = [alt.Tooltip("from:Q", title="step"), *tips]
+    cells = alt.Chart(data()).mark_rect(fill=run_colour(number), stroke=None)
+    return cells.encode(x=step_axis("from"), x2="to:Q", y=y, opacity=darkness, tooltip=tooltip)
+
+
+def until_next(steps: Sequence[int]) -> dict[int, int]:
+    """Return for each step the next one; the last is as long as the one before it."""
+    width = steps[-1] - steps[-2] if len(steps) > 1 else 1
+    return dict(zip(steps, [*steps[1:], *(step + width for step in steps[-1:])], strict=True))
 
 
 def with_trend(run: Run, series: Series, field: str) -> list[Point]:
@@ -171,9 +210,8 @@ def titled(runs: Sequence[Run], run: Run, title: str) -> str:
     return title if len(runs) == 1 else f"{run.name}: {title[0].lower()}{title[1:]}"
 
 
-def lacking(runs: Sequence[Run], there: Callable[[Run], object], what: str) -> list[str]:
+def lacking(runs: Sequence[Run], there: Callable[[Run], object], what: str, why: str = "not logged") -> list[str]:
     """Return a note that names the runs that lack something, if there are any; none is named where all lack it."""
     names = [run.name for run in runs if not there(run)]
-    if not names:
-        return []
-    return [f"{what}: not logged" + ("" if len(runs) == len(names) else f" by {', '.join(names)}")]
+    by = "" if len(runs) == len(names) else f" by {', '.join(names)}"
+    return [f"{what}: {why}{by}"] if names else []

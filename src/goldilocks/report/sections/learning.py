@@ -1,4 +1,4 @@
-"""Learning curves: accuracy and reward by rollouts, tokens and time."""
+"""What was learnt: accuracy and reward by rollouts, tokens and time, and accuracy by the columns of the data."""
 
 from __future__ import annotations
 
@@ -12,21 +12,27 @@ from goldilocks.report.sections.base import (
     Plot,
     Point,
     Section,
+    Sheet,
     by_run,
     data,
     file_word,
+    heat_map,
     lacking,
     layered,
     line_plot,
     number_axis,
     rounded,
+    titled,
+    until_next,
     with_trend,
 )
 from goldilocks.runs.costs import COSTS, Cost
 from goldilocks.runs.history import History, Series, validated_source
+from goldilocks.runs.validation import column_and_value, metric_name, place_of
 
 SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 MOST_LABELS = 5  # runs that are named at the end of their line; more would cover the lines
+ROW, MARGIN = 22, 60  # pixels of a value in a heat map, and of the axis below
 CHARACTER_WIDTH, LINE_HEIGHT = 0.027, 0.075  # of a label, as a share of the plot
 
 
@@ -126,3 +132,82 @@ def _end_labels(runs: Sequence[Run], side: Literal["left", "right"]) -> alt.Char
         .encode(x=alt.X("label_x:Q"), y=alt.Y("label_y:Q"), text=alt.Text("run:N"), color=by_run(runs))
         .transform_filter(alt.FieldEqualPredicate(field="side", equal=side))
     )
+
+
+def by_column(runs: Sequence[Run]) -> Section:
+    """Show a heat map per run and column, and a table per column with the first and the last validation."""
+    columns = {column: values_of(runs, column) for column in columns_of(runs)}
+    plots = [
+        plot
+        for place, (column, values) in enumerate(columns.items(), start=1)
+        for number, run in enumerate(runs)
+        for plot in _over_time(runs, number, run, place, column, values)
+    ]
+    return Section(
+        "by-column",
+        "What was learnt",
+        "Validation accuracy by the columns of the data: what was learnt, and what is still out of reach.",
+        plots,
+        _notes(runs, bool(columns)),
+        sheets=[_table(runs, column, values) for column, values in columns.items()],
+    )
+
+
+def _notes(runs: Sequence[Run], validated_by_column: bool) -> list[str]:
+    """Say what is missing; a run that was validated as a whole misses nothing."""
+    if validated_by_column:
+        return lacking(runs, lambda run: columns_of([run]), "accuracy by column (goldilocks.validate_by)")
+    validated = any(validated_source(name) for run in runs for name in run.history.names)
+    return [] if validated else ["accuracy by column: nothing was validated"]
+
+
+def columns_of(runs: Sequence[Run]) -> list[str]:
+    """Return the columns that some run was validated by."""
+    return list(dict.fromkeys(column for column, _ in _logged(runs)))
+
+
+def values_of(runs: Sequence[Run], column: str) -> list[str]:
+    """Return the values of a column, numbers in their order."""
+    return sorted({value for one, value in _logged(runs) if one == column}, key=place_of)
+
+
+def accuracy(run: Run, column: str, value: str) -> Series:
+    """Return the accuracy over the rows with this value, by step."""
+    return run.history.series(metric_name(column, value))
+
+
+def _logged(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    found = (column_and_value(name) for run in runs for name in run.history.names)
+    return [one for one in found if one is not None]
+
+
+def _over_time(
+    runs: Sequence[Run], number: int, run: Run, place: int, column: str, values: Sequence[str]
+) -> list[Plot]:
+    """Return a heat map: a row for each value, a cell for each validation."""
+    rows: list[Point] = []
+    for value in values:
+        series = accuracy(run, column, value)
+        for step, end in until_next(list(series)).items():
+            rows.append({"from": step, "to": end, "value": value, "accuracy": rounded(series[step])})
+    chart = heat_map(
+        number,
+        alt.Y("value:O", sort=list(values), axis=alt.Axis(title=column, grid=False)),
+        alt.Opacity("accuracy:Q", scale=alt.Scale(domain=[0, 1], range=[0.03, 1]), legend=None),
+        alt.Tooltip("value:N", title=column),
+        alt.Tooltip("accuracy:Q", format=".1%"),
+    )
+    name, title = f"accuracy-by-column-{place}-{number + 1}", titled(runs, run, f"Accuracy by {column}")
+    height = ROW * len(values) + MARGIN
+    return [Plot(name, title, chart, rows, hint="darker: more often right", height=height)] if rows else []
+
+
+def _table(runs: Sequence[Run], column: str, values: Sequence[str]) -> Sheet:
+    """Return a row for each value, with the accuracy before and after of each run."""
+    rows = [[value, *(_first_and_last(accuracy(run, column, value)) for run in runs)] for value in values]
+    return Sheet([column, *(run.name for run in runs)], rows)
+
+
+def _first_and_last(series: Series) -> str:
+    ends = [f"{value:.1%}" for value in series.values()]
+    return "–" if not ends else ends[0] if len(ends) == 1 else f"{ends[0]} → {ends[-1]}"

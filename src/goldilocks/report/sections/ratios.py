@@ -14,7 +14,7 @@ from goldilocks.report.sections.base import (
     Plot,
     Point,
     Section,
-    by_run,
+    dashed_lines,
     data,
     lacking,
     layered,
@@ -72,7 +72,7 @@ def _ratio(runs: Sequence[Run], number: int, run: Run) -> list[Plot]:
     line = (
         alt.Chart(data())
         .mark_line(color=run_colour(number))
-        .encode(x=step_axis(), y=_ratio_axis(centre), tooltip=[alt.Tooltip("step:Q"), alt.Tooltip(f"{centre}:Q")])
+        .encode(x=step_axis(), y=_ratio_axis(centre), tooltip=["step:Q", f"{centre}:Q"])
         .transform_filter(f"isValid(datum.{centre})")
     )
     hint = f"line: {centre}" + "".join(f"; band: {low:g}–{high:g}%" for low, high in _pairs(levels))
@@ -129,23 +129,8 @@ def _clips(runs: Sequence[Run]) -> list[Plot]:
             rows += [{**row, "side": side} for row in with_trend(run, series, "share")]
     if not rows:
         return []
-    dash = alt.StrokeDash("side:N", scale=alt.Scale(domain=list(DASHES), range=list(DASHES.values())))
-    chart = (
-        alt.Chart(data())
-        .mark_line()
-        .encode(
-            x=step_axis(),
-            y=alt.Y("trend:Q", axis=number_axis("share clipped", "~%")),
-            color=by_run(runs),
-            strokeDash=dash,
-            tooltip=[
-                alt.Tooltip("run:N"),
-                alt.Tooltip("side:N"),
-                alt.Tooltip("step:Q"),
-                alt.Tooltip("share:Q", format=".2%"),
-            ],
-        )
-    )
+    y = alt.Y("trend:Q", axis=number_axis("share clipped", "~%"))
+    chart = dashed_lines(runs, "side", DASHES, y, alt.Tooltip("share:Q", format=".2%"))
     sides_there = {row["side"] for row in rows}
     names = {"above": "solid: above", "below": "dashed: below", "both": "dotted: either side"}
     hint = "; ".join(text for side, text in names.items() if side in sides_there)

@@ -1,7 +1,4 @@
-"""Rollouts per prompt, and informative groups per 1,000 rollouts.
-
-Kept and generated length: shows whether a filter, or the order of arrival, favours short answers.
-"""
+"""Rollouts per prompt, informative groups, and whether the answers that are kept are shorter than those generated."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from goldilocks.report.sections.base import (
     Plot,
     Point,
     Section,
-    by_run,
+    dashed_lines,
     data,
     lacking,
     layered,
@@ -23,6 +20,7 @@ from goldilocks.report.sections.base import (
     reference,
     step_axis,
     thinned,
+    trend_plot,
     with_trend,
 )
 from goldilocks.report.theme import run_colour
@@ -31,15 +29,27 @@ MEAN = "adaptive_rollout/avg_rollouts_per_sample"
 FEWEST = "adaptive_rollout/min_rollouts_per_sample"
 MOST = "adaptive_rollout/max_rollouts_per_sample"
 INFORMATIVE = "adaptive_rollout/informative_groups_per_1k_rollouts"
+GENERATED = ("length/generated_mean", "response_length/mean")  # a run without a collector trains everything
+KEPT = "length/kept_mean"
+RATIO = "length/kept_over_generated"
 
 
 def rollouts(runs: Sequence[Run]) -> Section:
     """Plot rollouts per prompt and informative groups per 1,000 rollouts."""
+    informative = trend_plot(
+        runs,
+        "informative-groups",
+        "Informative groups",
+        ("groups", "groups per 1,000 rollouts"),
+        lambda run: run.history.series(INFORMATIVE),
+        scale=alt.Scale(zero=True),
+        hint="groups whose rewards differ",
+    )
     return Section(
         "rollouts",
         "Rollouts per prompt",
         "How many rollouts a prompt got before it was judged, and how many groups with differing rewards they gave.",
-        [*_given(runs), *_informative(runs)],
+        [*_given(runs), *informative],
         lacking(runs, lambda run: run.history.series(MEAN), "rollouts per prompt")
         + lacking(runs, lambda run: run.history.series(INFORMATIVE), "informative groups"),
     )
@@ -78,26 +88,22 @@ def _band(scale: alt.Scale) -> alt.Chart:
     )
 
 
-def _informative(runs: Sequence[Run]) -> list[Plot]:
-    rows = [row for run in runs for row in with_trend(run, run.history.series(INFORMATIVE), "groups")]
-    if not rows:
-        return []
-    chart = line_plot(runs, ("groups", "groups per 1,000 rollouts"), form="~r", scale=alt.Scale(zero=True))
-    return [Plot("informative-groups", "Informative groups", chart, rows, hint="groups whose rewards differ")]
-
-
-GENERATED = ("length/generated_mean", "response_length/mean")  # a run without a collector trains everything
-KEPT = "length/kept_mean"
-RATIO = "length/kept_over_generated"
-
-
 def lengths(runs: Sequence[Run]) -> Section:
     """Plot both lengths and their ratio."""
+    ratio = trend_plot(
+        runs,
+        "length-ratio",
+        "Kept over generated",
+        ("ratio", "kept / generated length"),
+        lambda run: run.history.series(RATIO),
+        hint="below the dashed line, short answers are favoured",
+        below=[reference(1.0)],
+    )
     return Section(
         "lengths",
         "Kept and generated length",
         "Mean tokens per answer. If the kept answers are shorter than the generated ones, short answers are favoured.",
-        [*_lengths(runs), *_ratio(runs)],
+        [*_lengths(runs), *ratio],
         lacking(runs, lambda run: run.history.first_of(*GENERATED), "generated length")
         + lacking(runs, lambda run: run.history.series(KEPT), "kept length"),
     )
@@ -110,25 +116,6 @@ def _lengths(runs: Sequence[Run]) -> list[Plot]:
             rows += [{**row, "of": kind} for row in with_trend(run, series, "tokens")]
     if not rows:
         return []
-    dash = alt.StrokeDash("of:N", scale=alt.Scale(domain=["kept", "generated"], range=[[1, 0], [4, 4]]))
-    chart = (
-        alt.Chart(data())
-        .mark_line()
-        .encode(
-            x=step_axis(),
-            y=alt.Y("trend:Q", axis=number_axis("tokens per answer"), scale=alt.Scale(zero=False)),
-            color=by_run(runs),
-            strokeDash=dash,
-            tooltip=[alt.Tooltip("run:N"), alt.Tooltip("of:N"), alt.Tooltip("step:Q"), alt.Tooltip("tokens:Q")],
-        )
-    )
+    y = alt.Y("trend:Q", axis=number_axis("tokens per answer"), scale=alt.Scale(zero=False))
+    chart = dashed_lines(runs, "of", {"kept": [1, 0], "generated": [4, 4]}, y, "tokens:Q")
     return [Plot("lengths", "Length", chart, rows, hint="solid: kept; dashed: generated")]
-
-
-def _ratio(runs: Sequence[Run]) -> list[Plot]:
-    rows = [row for run in runs for row in with_trend(run, run.history.series(RATIO), "ratio")]
-    if not rows:
-        return []
-    chart = line_plot(runs, ("ratio", "kept / generated length"), form="~r")
-    hint = "below the dashed line, short answers are favoured"
-    return [Plot("length-ratio", "Kept over generated", layered(reference(1.0), chart), rows, hint=hint)]

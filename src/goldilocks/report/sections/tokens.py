@@ -96,12 +96,7 @@ def _shares(there: Mapping[str, Mapping[str, Series]], used: Sequence[str]) -> P
             x2=alt.X2("to:Q"),
             y=y,
             color=alt.Color("account:N", scale=_scale(used)),
-            tooltip=[
-                alt.Tooltip("run:N"),
-                alt.Tooltip("account:N"),
-                alt.Tooltip("tokens:Q", format=","),
-                alt.Tooltip("share:Q", format=".1%"),
-            ],
+            tooltip=["run:N", "account:N", alt.Tooltip("tokens:Q", format=","), alt.Tooltip("share:Q", format=".1%")],
         )
     )
     labels = (
@@ -109,9 +104,8 @@ def _shares(there: Mapping[str, Mapping[str, Series]], used: Sequence[str]) -> P
         .mark_text(fontSize=11, fontWeight=600, fill="#16181c")
         .encode(x=alt.X("middle:Q"), y=y, text=alt.Text("label:N"))
     )
-    return Plot(
-        "tokens-by-account", "Over the whole run", layered(bars, labels), rows, height=ROW * len(there), wide=True
-    )
+    chart, height = layered(bars, labels), ROW * len(there)
+    return Plot("tokens-by-account", "Over the whole run", chart, rows, height=height, wide=True)
 
 
 def _steps(number: int, title: str, wide: bool, totals: Mapping[str, Series]) -> Plot:
@@ -131,11 +125,7 @@ def _steps(number: int, title: str, wide: bool, totals: Mapping[str, Series]) ->
             y=alt.Y("low:Q", axis=number_axis("tokens per step")),
             y2=alt.Y2("high:Q"),
             color=alt.Color("account:N", scale=_scale(order)),
-            tooltip=[
-                alt.Tooltip("account:N"),
-                alt.Tooltip("steps:N"),
-                alt.Tooltip("tokens:Q", format=",", title="tokens per step"),
-            ],
+            tooltip=["account:N", "steps:N", alt.Tooltip("tokens:Q", format=",", title="tokens per step")],
         )
     )
     return Plot(f"tokens-by-step-{number + 1}", title, chart, rows, wide=wide)
