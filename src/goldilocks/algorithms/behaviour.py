@@ -1,4 +1,4 @@
-"""The log-probs that rows older than the policy are trained against: those of the policy that wrote them."""
+"""Rows older than the policy are trained against the log-probs of the policy that wrote them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ def is_weighted(correction: Any) -> bool:
 
 
 def behaviour_log_probs(rows: Mapping[str, Tensor], stale: Tensor, correction: Any) -> tuple[Tensor, dict[str, float]]:
-    """Return the log-probs that the ratio of the loss is taken against, and metrics of the rows that are stale.
+    """Return the log-probs that the loss takes its ratio against, and metrics of the stale rows.
 
-    ``rows`` has ``old_log_probs``, which the current policy gives, ``rollout_log_probs``, which the engine gave when it
-    wrote the rows, and ``response_mask``. What is stale, by row or by token, gets the engine's, unless a weight of
-    verl's corrects for it.
+    ``rows`` has ``old_log_probs`` of the current policy, ``rollout_log_probs`` of the engine that wrote the rows, and
+    ``response_mask``. Stale rows or tokens get the engine's, unless a weight of verl's corrects for the difference.
     """
     now = rows["old_log_probs"]
     stale = (stale if stale.dim() > 1 else stale.unsqueeze(-1)).expand_as(now)
@@ -44,5 +43,5 @@ def behaviour_log_probs(rows: Mapping[str, Tensor], stale: Tensor, correction: A
 
 
 def _count(stale: Tensor) -> int:
-    """The rows in which anything is stale."""
+    """Return how many rows have a stale token."""
     return int(stale.any(-1).sum())

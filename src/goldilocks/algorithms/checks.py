@@ -1,6 +1,6 @@
-"""What is wrong with an algorithm's config, said by the driver before any GPU time is spent.
+"""Checks of an algorithm's config, made before any GPU time is spent.
 
-Nothing here imports verl: a config is anything that nests and has ``get``.
+Nothing here imports verl: a config is any nested object with ``get``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any
 
 from goldilocks.algorithms import prompt_mean, reward_pool
 from goldilocks.algorithms.gspo import clip_range
+from goldilocks.errors import require
 
 # The losses that clip a ratio from both sides. CISPO is not one: it is run with a lower bound that never binds.
 CLIPPED = ("vanilla", "gspo", "geo_mean", "clip_cov", "bypass_mode")
@@ -18,7 +19,7 @@ ACTOR = "actor_rollout_ref.actor"
 
 
 def check_algorithm(config: Any) -> list[str]:
-    """Warnings about verl's whole ``config``; a ``ValueError`` for what cannot be meant."""
+    """Return warnings about verl's whole ``config``; raise ``ValueError`` for a setting that cannot be meant."""
     actor = config.get("actor_rollout_ref").get("actor")
     mode = actor.get("policy_loss", {}).get("loss_mode", "vanilla")
     if mode in CLIPPED:
@@ -33,11 +34,8 @@ def check_algorithm(config: Any) -> list[str]:
 
 def _check_clip_range(actor: Any) -> None:
     low, high = clip_range(actor)
-    if low > high:
-        raise ValueError(
-            f"{ACTOR}.clip_ratio_low={low} is above {ACTOR}.clip_ratio_high={high}; clip_ratio_low may be at most "
-            f"clip_ratio_high (the usual pairs: 0.2 and 0.28; for gspo 0.0003 and 0.0004)"
-        )
+    accepted = f"at most clip_ratio_high={high} (the usual pairs: 0.2 and 0.28; for gspo 0.0003 and 0.0004)"
+    require(low <= high, f"{ACTOR}.clip_ratio_low", low, accepted)
 
 
 def _about_gspo(actor: Any) -> list[str]:
@@ -59,18 +57,11 @@ def _about_gspo(actor: Any) -> list[str]:
 
 def _about_prompt_mean(config: Any, actor: Any, mode: str) -> list[str]:
     how, agg_mode = config.get("goldilocks").get("loss_agg"), actor.get("loss_agg_mode")
-    if how != "prompt-mean":
-        raise ValueError(f"goldilocks.loss_agg={how!r}; it takes prompt-mean, or null for {ACTOR}.loss_agg_mode alone")
-    if mode not in prompt_mean.LOSS_MODES:
-        raise ValueError(
-            f"goldilocks.loss_agg=prompt-mean with {ACTOR}.policy_loss.loss_mode={mode}: it takes a loss that scales "
-            f"with the advantage, one of {', '.join(prompt_mean.LOSS_MODES)}"
-        )
-    if agg_mode not in prompt_mean.AGG_MODES:
-        raise ValueError(
-            f"goldilocks.loss_agg=prompt-mean with {ACTOR}.loss_agg_mode={agg_mode}: it takes one of "
-            f"{', '.join(prompt_mean.AGG_MODES)}"
-        )
+    require(how == "prompt-mean", "goldilocks.loss_agg", how, f"prompt-mean, or null for {ACTOR}.loss_agg_mode alone")
+    modes = ", ".join(prompt_mean.LOSS_MODES)
+    accepted = f"with goldilocks.loss_agg=prompt-mean a loss that scales with the advantage: {modes}"
+    require(mode in prompt_mean.LOSS_MODES, f"{ACTOR}.policy_loss.loss_mode", mode, accepted)
+    prompt_mean.require_agg_mode(agg_mode)
     warnings = []
     if agg_mode == "token-mean" and actor.get("ppo_mini_batch_size") != config.get("data").get("train_batch_size"):
         warnings.append(

@@ -1,10 +1,10 @@
-"""What GSPO's clipping does, measured beside verl's loss.
+"""Metrics of GSPO's clipping, beside verl's loss.
 
-Invariant: the loss and every metric verl returns stay as they are, to the bit, except ``actor/pg_clipfrac_lower``,
-which verl fills with a constant 0. The lower and the upper share sum to verl's own ``actor/pg_clipfrac``.
+The loss and every metric of verl's stay the same to the bit, except ``actor/pg_clipfrac_lower``, which verl fills with
+a constant 0. The lower and the upper share sum to verl's own ``actor/pg_clipfrac``.
 
-verl takes the plain mean of a policy loss's metrics over micro-batches, ranks and mini-batches, and wants the same
-names from every micro-batch: so one that is all padding reports what an unmoved policy would, a ratio of 1.
+verl takes the plain mean of a policy loss's metrics over micro-batches, ranks and mini-batches, and needs the same
+names from every micro-batch: so one that is all padding reports a ratio of 1, as an unmoved policy would.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
 
 
 def sequence_ratio(old_log_prob: Tensor, log_prob: Tensor, response_mask: Tensor) -> Tensor:
-    """Each row's importance ratio s = exp(mean over its tokens of log π − log π_old), as verl's loss takes it."""
+    """Return each row's importance ratio s = exp(mean over its tokens of log π − log π_old), as in verl's loss."""
     lengths = response_mask.sum(-1).clamp(min=1)
     log_ratio = ((log_prob - old_log_prob) * response_mask).sum(-1) / lengths
     return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
@@ -33,7 +33,7 @@ def sequence_ratio(old_log_prob: Tensor, log_prob: Tensor, response_mask: Tensor
 def clipping_metrics(
     ratio: Tensor, advantages: Tensor, response_mask: Tensor, clip_ratio_low: float, clip_ratio_high: float
 ) -> dict[str, float]:
-    """Where the clip binds, as a share of tokens, and how the ratio is spread over sequences.
+    """Return where the clip binds, as a share of tokens, and how the ratio is spread over sequences.
 
     The clip takes the gradient away below 1 − ε_low where the advantage is negative, above 1 + ε_high where positive.
     """
@@ -50,7 +50,7 @@ def clipping_metrics(
 
 
 def _spread(ratio: Tensor, real: Tensor) -> dict[str, Tensor]:
-    """Mean and quantiles over the rows that are not padding, 1 where all are. A NaN of a row shows in the mean."""
+    """Return mean and quantiles over the real rows, 1 if there is none. A NaN of a row shows in the mean."""
     mean = 1 + torch.where(real, ratio - 1, 0).sum() / real.sum().clamp(min=1)
     points = torch.tensor(list(QUANTILES.values()), dtype=ratio.dtype, device=ratio.device)
     quantiles = torch.where(real.any(), torch.where(real, ratio, torch.nan).nanquantile(points), 1)
@@ -59,7 +59,7 @@ def _spread(ratio: Tensor, real: Tensor) -> dict[str, Tensor]:
 
 
 def with_clipping_metrics(loss: PolicyLoss) -> PolicyLoss:
-    """verl's GSPO loss, returning what it returns and the metrics of its clipping."""
+    """Return verl's GSPO loss with the metrics of its clipping added."""
 
     @functools.wraps(loss)
     def compute_policy_loss_gspo(
@@ -81,7 +81,7 @@ def with_clipping_metrics(loss: PolicyLoss) -> PolicyLoss:
 
 
 def clip_range(actor: Any) -> tuple[float, float]:
-    """ε_low and ε_high of an actor's config; ``clip_ratio`` stands in for one that is null."""
+    """Return ε_low and ε_high of an actor's config; ``clip_ratio`` replaces one that is null."""
     low, high = actor.get("clip_ratio_low"), actor.get("clip_ratio_high")
     both = actor.get("clip_ratio")
     return (both if low is None else low), (both if high is None else high)

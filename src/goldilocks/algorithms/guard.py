@@ -2,10 +2,9 @@
 
 A token's distance is (log π − log π_behaviour)², by the policy that is trained and the one that wrote the token.
 
-- Tokens that the update would push further away, a positive advantage and a ratio above 1 or a negative one and a ratio
-  below 1, have a mean distance within ``bound``: those with the largest distance are masked until it holds.
-- The mean distance of all tokens with an advantage, M2, is what a whole update is judged by: beyond ``skip`` it is not
-  made.
+- Tokens that the update would push further away (a positive advantage and a ratio above 1, or a negative one and a
+  ratio below 1) are masked, the largest distance first, until their mean distance is within ``bound``.
+- M2 is the mean distance of all tokens with an advantage. An update with M2 beyond ``skip`` is not made.
 
 A masked token has an advantage of zero. Baselines, and the rows and tokens that a loss is divided by, do not change.
 """

@@ -1,13 +1,13 @@
 """Estimators ``<name>_pool``: a group's baseline comes from every rollout seen, not only from the rows trained.
 
-Adaptive rollouts stop on what they see and may train only part of it, and the batch filter cuts groups down, so the
-mean of a prompt's trained rows is biased. verl's estimators are handed the trained rows only. ``pooled`` hands the
-others to the same estimator beside them, and returns the advantages of the trained rows. The trainer names the others:
+Adaptive rollouts stop early and may train only some of a group, and the batch filter cuts groups down, so the mean of a
+prompt's trained rows is biased. verl's estimators get the trained rows only. ``pooled`` passes the other rollouts to
+the same estimator beside them, and returns the advantages of the trained rows. The trainer names the other rollouts:
 
     with untrained_rollouts({group.uid: [Untrained(rollout.reward, rollout.tokens), ...] for group in groups}):
         ...verl computes the advantages, in this thread...
 
-Invariant: a trained row has the advantage that verl's estimator gives it among all rollouts of its group.
+A trained row has the advantage that verl's estimator gives it among all rollouts of its group.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _untrained: ContextVar[Mapping[str, Sequence[Untrained]] | None] = ContextVar("u
 
 @contextmanager
 def untrained_rollouts(by_uid: Mapping[str, Sequence[Untrained]]) -> Iterator[None]:
-    """Within it, the pool estimators count these rollouts in the baseline of their groups."""
+    """Let the pool estimators count these rollouts in the baselines of their groups, within the block."""
     token = _untrained.set(by_uid)
     try:
         yield
@@ -79,7 +79,7 @@ def pool_estimator(name: str, use_kl_in_reward: bool) -> str:
 
 
 def check_pool(name: str, use_kl_in_reward: bool) -> None:
-    """A pool of penalised rewards cannot be had."""
+    """Raise a ``ValueError`` for a pool with a KL penalty in the reward, which untrained rollouts do not have."""
     require(
         not use_kl_in_reward or name not in {plain + SUFFIX for plain in POOLED},
         "algorithm.use_kl_in_reward",
@@ -108,7 +108,7 @@ def pooled(estimator: Estimator) -> Estimator:
 
 
 def _with_untrained(rewards: Tensor, mask: Tensor, index: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray]:
-    """The rows, and behind them one for each untrained rollout of their groups, its reward at its last token."""
+    """Return the rows, and behind them one for each untrained rollout of their groups, its reward at its last token."""
     known = _untrained.get() or {}
     others = [(uid, one) for uid in dict.fromkeys(index) for one in known.get(uid, ())]
     if not others:

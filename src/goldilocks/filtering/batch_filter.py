@@ -1,11 +1,11 @@
 """``PPOBatchFilter``: which rows of a finished batch are trained.
 
-The stages are the methods of ``filter_batch``, in order. Each takes the rows still in play and returns those left, with
-metrics that count what it dropped; a group's fate is counted exactly once.
+``select`` runs the stages in order. Each takes the rows still in play and returns those left, with metrics that count
+the rows it dropped. A dropped group is counted exactly once.
 
-Invariant: what comes out are distinct rows of the batch, whole groups in the order of first occurrence, each with
-``min_group_size`` to ``target_group_size`` samples and, unless asked otherwise, with variance in its rewards. No sample
-is ever dropped for its own length.
+The selection is distinct rows of the batch, whole groups in the order of first occurrence, each with ``min_group_size``
+to ``target_group_size`` samples and, unless configured otherwise, with variance in its rewards. No sample is dropped
+for its own length.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from goldilocks.errors import require
 from goldilocks.filtering.config import PPOFilterConfig
 from goldilocks.filtering.rows import Rows, Uids, read_rows, valid_rows
 from goldilocks.filtering.segments import Segments
@@ -46,7 +47,7 @@ class Selection(NamedTuple):
 
 
 class PPOBatchFilter:
-    """Takes a batch of tensors and the uid of each row; gives back the rows to train on, and metrics.
+    """Takes a batch of tensors and the uid of each row; returns the rows to train on, and metrics.
 
     ``config`` is a ``PPOFilterConfig``, or a mapping of its fields. ``data_config["seed"]`` (default 1) seeds the one
     generator, which is advanced by one number a call.
@@ -75,7 +76,7 @@ class PPOBatchFilter:
     def filter_batch(
         self, batch: Mapping[str, Any], uids: Uids, return_indices: bool = False
     ) -> tuple[dict[str, Any] | Tensor, Metrics]:
-        """The rows to train on, or their indices; and what happened to the others.
+        """Return the rows to train on, or their indices, and metrics of the others.
 
         Args:
             batch: ``rewards`` [rows], ``response_lengths`` [rows] or ``response_mask`` [rows, tokens]; for the gates
@@ -88,10 +89,7 @@ class PPOBatchFilter:
         return (selected if return_indices else take_rows(batch, selected, len(uids))), metrics
 
     def select(self, batch: Mapping[str, Any], uids: Uids) -> Selection:
-        """Choose the rows to train on, and tell which sound rows of their groups were left out.
-
-        Takes what ``filter_batch`` takes.
-        """
+        """Return the rows to train on and the sound rows of their groups that were left out, of a batch as above."""
         salt = int(torch.randint(1 << 62, (), generator=self._generator))
         generated = read_rows(batch, uids)
         metrics = self._describe(generated)
@@ -107,15 +105,14 @@ class PPOBatchFilter:
         return Selection(rows.index, _left_out(sound, rows, len(generated)), metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next call depends on beside the batch."""
+        """Return the state that the next call depends on."""
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where ``state_dict`` was taken."""
         self._generator.set_state(state["generator"])
 
     def _describe(self, rows: Rows) -> Metrics:
-        """What was generated, before anything is dropped."""
+        """Return metrics of the batch before anything is dropped."""
         groups = rows.groups
         positives = groups.sum(rows.reward > 0)
         return {
@@ -184,14 +181,14 @@ class PPOBatchFilter:
         fates = ("rejection/two_gate_insufficient_groups", "batch/filter_all_groups")
         elsewhere = sum(int(metrics[fate]) for fate in fates)
         metrics["batch/single_sample_groups_rejected"] = single
-        # Told by what is missing, since a group that lost all its rows on the way is not in `sizes`.
+        # By subtraction: a group that lost all its rows on the way is not in `sizes`.
         metrics["batch/poor_groups_rejected"] = (
             int(metrics["batch/total_groups_generated"]) - elsewhere - single - int(large.sum())
         )
         return rows.where_group(large)
 
     def _choose(self, groups: Segments, candidate: Tensor, draw: Tensor, wanted: int) -> Tensor:
-        """True for the groups to train: candidates, complete ones before incomplete ones, in each by lot."""
+        """Return which groups to train: candidates, complete ones before incomplete ones, each at random."""
         incomplete = groups.sizes < self.config.target_group_size
         order = torch.argsort(draw + incomplete.double() + 2 * (~candidate).double(), stable=True)
         return torch.zeros_like(candidate).index_fill_(0, order[:wanted], True) & candidate
@@ -200,7 +197,7 @@ class PPOBatchFilter:
         return self.config.groups_to_keep(int(metrics["batch/total_groups_generated"]))
 
     def _summarise(self, rows: Rows, metrics: Metrics) -> None:
-        """Stage 4: what is trained, against what was generated and what was wanted."""
+        """Stage 4: compare the trained rows with those generated and wanted."""
         samples, sizes = len(rows), rows.groups.sizes
         metrics["batch/total_samples_selected"] = samples
         metrics["batch/selection_rate"] = Mean(samples, int(metrics["batch/total_samples_generated"]))
@@ -213,17 +210,17 @@ class PPOBatchFilter:
             logger.warning("the batch filter kept none of %d rows", metrics["batch/total_samples_generated"])
 
     def _flat(self, rows: Rows) -> Tensor:
-        """True for groups without variance, where those are rejected; a sample alone is judged by its group's size."""
+        """Return which groups have no variance, if those are rejected. A group of one is judged by its size."""
         if not self.config.reject_low_variance_groups:
             return torch.zeros_like(rows.groups.sizes, dtype=torch.bool)
         return rows.groups.std(rows.reward) < LOW_VARIANCE_STD
 
     def _overlong(self, rows: Rows) -> Tensor:
-        """True for groups with no, or with ``remove_clip`` too few, samples under ``max_response_length``."""
+        """Return which groups have no, or with ``remove_clip`` too few, samples under ``max_response_length``."""
         return self._short(rows) < (self.config.min_rollout_n if self.config.remove_clip else 1)
 
     def _short(self, rows: Rows) -> Tensor:
-        """How many samples of each group stay under ``max_response_length``; one that reaches it was cut off there."""
+        """Return how many samples of each group stay under ``max_response_length``, which cuts answers off."""
         limit = self.config.max_response_length
         return rows.groups.sizes if limit is None else rows.groups.sum(rows.length < limit)
 
@@ -242,15 +239,14 @@ def _warnings(metrics: Metrics) -> Metrics:
 
 
 def take_rows(batch: Mapping[str, Any], index: Tensor, rows: int) -> dict[str, Any]:
-    """The rows at ``index`` of every field: tensors, numpy arrays and lists that have ``rows`` of them."""
+    """Return the rows at ``index`` of every field: tensors, numpy arrays and lists of ``rows`` rows."""
     return {name: _take(name, value, index, rows) for name, value in batch.items()}
 
 
 def _take(name: str, value: Any, index: Tensor, rows: int) -> Any:
-    if not isinstance(value, (Tensor, np.ndarray, list)) or len(value) != rows:
-        raise ValueError(
-            f"{name}: expected a tensor, a numpy array or a list of {rows} rows, got {_describe_value(value)}"
-        )
+    found = f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__
+    fits = isinstance(value, (Tensor, np.ndarray, list)) and len(value) == rows
+    require(fits, name, found, f"a tensor, a numpy array or a list of {rows} rows")
     if isinstance(value, Tensor):
         return value.index_select(0, index.to(value.device))
     if isinstance(value, np.ndarray):
@@ -259,14 +255,10 @@ def _take(name: str, value: Any, index: Tensor, rows: int) -> Any:
 
 
 def _left_out(sound: Rows, trained: Rows, rows: int) -> Tensor:
-    """The sound rows of trained groups that are not trained, of a batch of ``rows``."""
+    """Return the sound rows of trained groups that are not trained, of a batch of ``rows``."""
     marked = torch.zeros(rows, dtype=torch.bool, device=sound.index.device).index_fill_(0, trained.index, True)
     chosen = marked[sound.index]
     return sound.index[sound.groups.spread(sound.groups.sum(chosen) > 0) & ~chosen]
-
-
-def _describe_value(value: Any) -> str:
-    return f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__
 
 
 def _share(true: Tensor) -> Mean:
@@ -274,9 +266,6 @@ def _share(true: Tensor) -> Mean:
 
 
 def _seed(data_config: Mapping[str, Any] | None) -> int:
-    seed = (data_config or {}).get("seed", 1)
-    if seed is None:
-        return 1
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise ValueError(f"seed={seed!r}: expected an integer")
-    return seed
+    seed = (data_config or {}).get("seed")
+    require(seed is None or type(seed) is int, "data.seed", seed, "an integer, or null")
+    return 1 if seed is None else int(seed)

@@ -1,7 +1,7 @@
-"""What the batch filter is asked to do: one frozen, validated set of fields.
+"""The settings of the batch filter, ``batch_filter.*``.
 
-Invariant: a ``PPOFilterConfig`` that exists is consistent. Every field has its type and range, ``min_group_size`` is
-filled in, and no combination is left that could train a group below it.
+A ``PPOFilterConfig`` is consistent: every field has its type and range, ``min_group_size`` is filled in, and no
+combination could train a group below it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from goldilocks.errors import nearest
+from goldilocks.errors import refuse_unknown, require
 
 STRATEGIES = ("uniform", "efficiency", "efficiency_stochastic", "max_variance")
 GATE1_MODES = ("mean", "abs")
@@ -46,46 +46,38 @@ class PPOFilterConfig:
     sample_oversampling_factor: float = 1.0  # rollouts made per rollout trained
 
     def __post_init__(self) -> None:
-        for name, (accepts, wanted) in _ACCEPTED.items():
-            if not accepts(getattr(self, name)):
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected {wanted}")
-        floor = self.target_group_size // 2 + 1
-        if self.min_group_size is None:
+        for name, (accepts, accepted) in _ACCEPTED.items():
+            value = getattr(self, name)
+            require(accepts(value), f"batch_filter.{name}", value, accepted)
+        size, least, floor = self.target_group_size, self.min_group_size, self.target_group_size // 2 + 1
+        if least is None:
             object.__setattr__(self, "min_group_size", floor)
-        elif not floor <= self.min_group_size <= self.target_group_size:
-            raise ValueError(
-                f"min_group_size={self.min_group_size}: expected {floor} to {self.target_group_size}, "
-                f"more than half of target_group_size={self.target_group_size} so that less than half of it is padding"
-            )
-        if self.target_group_size == 1 and self.reject_low_variance_groups:
-            raise ValueError(
-                "reject_low_variance_groups=True: expected False when target_group_size=1, "
-                "since a group of one has no variance and none would be kept"
-            )
-        if self.remove_clip and self.max_response_length is None:
-            raise ValueError("max_response_length=None: expected an integer when remove_clip=True")
+        else:
+            accepted = f"{floor} to {size}, more than half of target_group_size={size}, or half of a group is padding"
+            require(floor <= least <= size, "batch_filter.min_group_size", least, accepted)
+        rejects, limit = self.reject_low_variance_groups, self.max_response_length
+        accepted = "False with target_group_size=1: a group of one has no variance, and none would be kept"
+        require(size > 1 or not rejects, "batch_filter.reject_low_variance_groups", rejects, accepted)
+        bounded = limit is not None or not self.remove_clip
+        require(bounded, "batch_filter.max_response_length", limit, "an integer with remove_clip=True")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> PPOFilterConfig:
-        """Built from a ``dict`` or an OmegaConf node; an unknown key is an error that suggests the nearest field."""
-        names = [field.name for field in fields(cls)]
-        for key in values:
-            if key not in names:
-                hint = nearest(str(key), names)
-                raise ValueError(f"batch_filter.{key} is not a key{hint}; there are: {', '.join(names)}")
+        """Return the config of a ``dict`` or an OmegaConf node; an unknown key is an error."""
+        refuse_unknown("batch_filter", map(str, values), [field.name for field in fields(cls)])
         return cls(**{str(key): value for key, value in values.items()})
 
     @property
     def rollouts_to_generate(self) -> int:
-        """Rollouts to make of each prompt, so that the target is left after cutting."""
+        """How many rollouts of each prompt to make, so that the target is left after cutting."""
         return math.ceil(self.target_group_size * self.sample_oversampling_factor - _ROUNDING)
 
     def prompts_to_generate(self, prompts: int) -> int:
-        """Prompts to roll out so that ``prompts`` are left after choosing."""
+        """Return how many prompts to roll out, so that ``prompts`` are left after choosing."""
         return math.ceil(prompts * self.prompt_oversampling_factor - _ROUNDING)
 
     def groups_to_keep(self, groups: int) -> int:
-        """Of a batch of ``groups`` how many may be trained: the inverse of ``prompts_to_generate`` unless stated."""
+        """Return how many of ``groups`` may be trained: the inverse of ``prompts_to_generate`` unless stated."""
         if self.target_num_groups is not None:
             return self.target_num_groups
         return math.floor(groups / self.prompt_oversampling_factor + _ROUNDING)
@@ -94,41 +86,37 @@ class PPOFilterConfig:
 _ROUNDING = 1e-9  # 10 × 1.1 is 11, not the 11.000000000000002 that would round up to 12
 
 
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+Check = tuple[Callable[[Any], bool], str]  # whether a value is accepted, and what would be
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _integer_from(low: int) -> tuple[Callable[[Any], bool], str]:
-    return (lambda value: _is_integer(value) and value >= low), f"an integer of at least {low}"
-
-
-def _optional(check: tuple[Callable[[Any], bool], str]) -> tuple[Callable[[Any], bool], str]:
+def _optional(check: Check) -> Check:
     return (lambda value: value is None or check[0](value)), f"{check[1]}, or null"
 
 
-def _one_of(names: tuple[str, ...]) -> tuple[Callable[[Any], bool], str]:
+def _one_of(names: tuple[str, ...]) -> Check:
     return (lambda value: value in names), f"one of {', '.join(names)}"
 
 
-_BOOLEAN = (lambda value: isinstance(value, bool)), "true or false"
-_NUMBER = _is_number, "a finite number"
-_POSITIVE = (lambda value: _is_number(value) and value > 0), "a number above 0"
-_FACTOR = (lambda value: _is_number(value) and value >= 1), "a number of at least 1"
+_COUNT: Check = (lambda value: type(value) is int and value >= 1), "an integer of at least 1"
+_BOOLEAN: Check = (lambda value: isinstance(value, bool)), "true or false"
+_NUMBER: Check = _is_number, "a finite number"
+_POSITIVE: Check = (lambda value: _is_number(value) and value > 0), "a number above 0"
+_FACTOR: Check = (lambda value: _is_number(value) and value >= 1), "a number of at least 1"
 
-_ACCEPTED: dict[str, tuple[Callable[[Any], bool], str]] = {
+_ACCEPTED: dict[str, Check] = {
     "sample_selection_strategy": _one_of(STRATEGIES),
     "selection_temperature": _POSITIVE,
-    "target_group_size": _integer_from(1),
-    "target_num_groups": _optional(_integer_from(1)),
-    "min_group_size": _optional(_integer_from(1)),
+    "target_group_size": _COUNT,
+    "target_num_groups": _optional(_COUNT),
+    "min_group_size": _optional(_COUNT),
     "reward_threshold": _optional(_NUMBER),
-    "max_response_length": _optional(_integer_from(1)),
+    "max_response_length": _optional(_COUNT),
     "remove_clip": _BOOLEAN,
-    "min_rollout_n": _integer_from(1),
+    "min_rollout_n": _COUNT,
     "reject_low_variance_groups": _BOOLEAN,
     "invalid_rows": _one_of(INVALID_ROWS),
     "enable_two_gate_filter": _BOOLEAN,

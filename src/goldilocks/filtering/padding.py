@@ -3,9 +3,9 @@
 Two stages: every incomplete group up to the group size, its padding right behind it; then the batch up to a multiple of
 what data-parallel ranks and mini-batches divide it by, at the end.
 
-Invariant: a padding row is a real row's prompt with an empty response. Its masks, rewards and advantages are zero and
-its uid is its own, so it enters no group's mean or standard deviation and no token of it is in any loss. Real rows keep
-their values and their order.
+A padding row is a real row's prompt with an empty response. Its masks, rewards and advantages are zero and its uid is
+its own, so it enters no group's mean or standard deviation, and none of its tokens enters a loss. Real rows keep their
+values and their order.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from goldilocks.errors import require
 from goldilocks.filtering.batch_filter import take_rows
-from goldilocks.filtering.rows import Uids, row_tensor
+from goldilocks.filtering.rows import Uids, require_uids, row_tensor
 from goldilocks.filtering.segments import Segments, first_occurrence_codes
 
 PADDING_UID = "__padding__"
 
-# Zero in a padding row, where the batch has them: what says that a token counts, and what it would count for.
+# Fields that are zero in a padding row: which tokens count, and what they count for.
 ZEROED = (
     "response_mask",
     "loss_mask",
@@ -55,31 +56,29 @@ def pad_batch(
     Groups come out in the order of first occurrence, each in one piece. Padding rows copy the row with the fewest
     response tokens, then ``zeroed`` fields are zero and the response's part of ``attention_mask`` is too.
     """
-    if divisor < 1:
-        raise ValueError(f"divisor={divisor}: expected at least 1")
+    require(divisor >= 1, "divisor", divisor, "1 or more")
     mask = row_tensor(batch, "response_mask", 2)
-    if len(uids) != len(mask):
-        raise ValueError(f"uids: expected one for each of the {len(mask)} rows of response_mask, got {len(uids)}")
-    if not len(mask):
-        raise ValueError("response_mask: expected at least one row, a padding row is made from a real one")
+    require_uids(uids, len(mask))
+    require(len(mask) > 0, "response_mask", "no rows", "at least one row: a padding row is made from a real one")
     source, is_padding = _plan(uids, group_size, divisor, template=int(mask.sum(-1).argmin()))
     source, is_padding = source.to(mask.device), is_padding.to(mask.device)
     padded = take_rows(batch, source, len(mask))
     for name in set(zeroed) & padded.keys():
-        padded[name] = _zeroed(padded[name], is_padding)
+        _zero(name, padded[name], is_padding)
     if "attention_mask" in padded:
         padded["attention_mask"][is_padding, -mask.shape[1] :] = 0
     return PaddedBatch(padded, _padded_uids(uids, source, is_padding), is_padding)
 
 
 def _plan(uids: Uids, group_size: int | None, divisor: int, template: int) -> tuple[Tensor, Tensor]:
-    """For every row of the padded batch the row it is made from, and whether it is padding."""
+    """Return for every row of the padded batch the row it is made from, and whether it is padding."""
     group, source = torch.sort(first_occurrence_codes(uids), stable=True)
     groups = Segments.from_sorted(group)
     place = torch.arange(len(source))
     total = len(source)
     if group_size is not None:
-        _check_sizes(groups.sizes, group_size)
+        largest = int(groups.sizes.max())
+        require(group_size >= largest, "group_size", group_size, f"{largest} or more, the size of the largest group")
         place = groups.of_row * group_size + groups.position
         total = len(groups) * group_size
     total = -(-total // divisor) * divisor
@@ -87,25 +86,14 @@ def _plan(uids: Uids, group_size: int | None, divisor: int, template: int) -> tu
     return torch.full((total,), template).index_copy_(0, place, source), is_padding
 
 
-def _check_sizes(sizes: Tensor, group_size: int) -> None:
-    if int(sizes.max()) > group_size:
-        raise ValueError(
-            f"group_size={group_size}: expected at least {int(sizes.max())}, the size of the largest group"
-        )
-
-
-def _zeroed(values: Any, where: Tensor) -> Any:
-    if isinstance(values, Tensor):
-        values[where] = 0
-    elif isinstance(values, np.ndarray):
-        values[where.cpu().numpy()] = 0
-    else:
-        raise ValueError(f"{type(values).__name__}: expected a tensor or a numpy array in a field that padding zeroes")
-    return values
+def _zero(name: str, values: Any, where: Tensor) -> None:
+    fits = isinstance(values, (Tensor, np.ndarray))
+    require(fits, name, type(values).__name__, "a tensor or a numpy array, which padding can zero")
+    values[where if isinstance(values, Tensor) else where.cpu().numpy()] = 0
 
 
 def _padded_uids(uids: Uids, source: Tensor, is_padding: Tensor) -> list[object]:
-    """A padding row is a group of its own, so that it shifts nobody's baseline."""
+    """Return the uids: each padding row is a group of its own, so that it shifts no baseline."""
     values = uids.tolist() if isinstance(uids, (np.ndarray, Tensor)) else uids
     return [
         f"{PADDING_UID}{place}" if padding else values[row]

@@ -1,7 +1,7 @@
-"""Groups as runs of rows: what makes a loop over groups unnecessary.
+"""Groups as runs of rows, so that no code loops over groups.
 
-Invariant: rows are sorted by group, so a group is a slice ``[start, start + size)`` and anything asked of all groups at
-once is one reduction or one sort over the whole tensor. The cost is that of the rows, whatever the number of groups.
+Rows are sorted by group. A group is a slice ``[start, start + size)``, and a reduction or a sort over all groups is one
+call on the whole tensor. Its cost depends on the number of rows, not of groups.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 def first_occurrence_codes(uids: Sequence[object] | np.ndarray | Tensor) -> Tensor:
-    """Each uid's number, counted from 0 in the order in which uids first appear.
+    """Return each uid's number, counted from 0 in the order in which uids first appear.
 
     Rows of a group usually stand together, so a uid is looked up only where it differs from the one before it.
     """
@@ -45,7 +45,7 @@ class Segments:
 
     @classmethod
     def from_sorted(cls, keys: Tensor) -> Segments:
-        """The runs of a sorted tensor; none where it is empty."""
+        """Return the runs of a sorted tensor."""
         first = torch.ones_like(keys, dtype=torch.bool)
         torch.ne(keys[1:], keys[:-1], out=first[1:])
         starts = first.nonzero().squeeze(1)
@@ -61,33 +61,31 @@ class Segments:
         return torch.arange(self.of_row.numel(), device=self.of_row.device).sub_(self.spread(self.starts))
 
     def spread(self, values: Tensor) -> Tensor:
-        """Each run's value, at every row of the run."""
+        """Return each run's value at every row of the run."""
         return values.index_select(0, self.of_row)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over each run; exact for integers and booleans."""
+        """Return the sum over each run; exact for integers and booleans."""
         if values.is_floating_point():
             return self._reduce(values, "sum")
         total = torch.cat([values.new_zeros(1, dtype=torch.int64), values.cumsum(0, dtype=torch.int64)])
         return total[self.starts + self.sizes] - total[self.starts]
 
     def min(self, values: Tensor) -> Tensor:
-        """Smallest value of each run."""
         return self._reduce(values, "min")
 
     def max(self, values: Tensor) -> Tensor:
-        """Largest value of each run."""
         return self._reduce(values, "max")
 
     def std(self, values: Tensor) -> Tensor:
-        """Unbiased standard deviation of each run; NaN for a run of one, exactly zero for equal values."""
+        """Return the unbiased standard deviation of each run; NaN for a run of one, exactly zero for equal values."""
         offset = values - self.spread(self.min(values))
         mean = self.sum(offset) / self.sizes
         squares = offset.sub_(self.spread(mean)).square_()
         return (self.sum(squares) / (self.sizes - 1)).sqrt_()
 
     def sort_within(self, keys: Tensor) -> Tensor:
-        """The permutation that sorts each run by ``keys``, ascending and stable; runs stay where they are.
+        """Return the permutation that sorts each run by ``keys``, ascending and stable; runs stay in place.
 
         Keys are compared in single precision, so that a run's number and a key fit one integer and one radix sort does.
         Runs of one size are the rows of a matrix, which torch sorts several times faster, to the same order.

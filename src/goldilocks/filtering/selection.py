@@ -1,15 +1,12 @@
-"""Random numbers that follow the data: the same rows get the same numbers wherever they stand in the batch.
+"""Which samples of a group with too many are trained, and the random numbers that decide it.
 
-Invariant: what is drawn for a row depends on the call's salt, on its group's rewards and lengths and on its place in
-the group; not on the group's place in the batch, the uid's spelling (verl's are random), the device or the process. So
-permuting groups permutes the selection. Groups that are equal row for row are told apart by their order alone.
+A strategy puts each group's samples in an order and says how many to keep of its head and of its tail. It keeps
+``target`` samples of a group that has more, and all of a group that has no more.
 
-The numbers are SplitMix64 of those integers: 64-bit integer arithmetic, the same to the bit on every device.
-
-Which samples of a group with too many are trained.
-
-Invariant: a strategy puts each group's samples in an order and says how many to keep of its head and of its tail; it
-keeps ``target`` samples of a group that has more, and all of a group that has no more.
+Random numbers follow the data: the number of a row depends on the call's salt, on its group's rewards and lengths and
+on its place in the group; not on the group's place in the batch, the uid's spelling (verl's are random), the device or
+the process. So permuting groups permutes the selection. Groups that are equal row for row are told apart by their order
+alone. The numbers are SplitMix64 of those integers: 64-bit integer arithmetic, the same to the bit on every device.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ class Draws:
 
     @classmethod
     def keyed_by_content(cls, salt: int, reward: Tensor, length: Tensor, groups: Segments) -> Draws:
-        """Draw for every row and group of a sorted batch."""
+        """Return the draws of every row and group of a sorted batch."""
         position = groups.position
         content = (reward + 0.0).view(torch.int64) * _REWARD  # + 0.0: one zero, not two
         content += length * _LENGTH
@@ -45,7 +42,7 @@ class Draws:
 
 
 def _rank_among_equals(keys: Tensor) -> Tensor:
-    """For each key, how many equal ones stand before it."""
+    """Return for each key how many equal ones stand before it."""
     ordered, order = torch.sort(keys, stable=True)
     rank = torch.empty_like(keys)
     rank[order] = Segments.from_sorted(ordered).position
@@ -71,7 +68,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _uniform(bits: Tensor) -> Tensor:
-    """The upper 53 bits as a number in the open interval (0, 1)."""
+    """Return the upper 53 bits as a number in the open interval (0, 1)."""
     return (bits >> 11).bitwise_and_((1 << 53) - 1).to(torch.float64).add_(0.5).mul_(2.0**-53)
 
 
@@ -105,7 +102,7 @@ class Order:
 
 
 def cut(strategy: str, samples: Samples, target: int, temperature: float) -> Tensor:
-    """True for the samples to keep: ``target`` of each group that has more, every sample of the others."""
+    """Return which samples to keep: ``target`` of each group that has more, every sample of the others."""
     order = _STRATEGIES[strategy](samples, target, temperature)
     groups, whole = samples.groups, samples.groups.sizes <= target
     kept = groups.position < groups.spread(torch.where(whole, groups.sizes, order.head))
@@ -134,10 +131,10 @@ def efficiency_stochastic(samples: Samples, target: int, temperature: float) -> 
     groups, place = samples.groups, samples.groups.position
     order = groups.sort_within(_from_both_ends(samples.positive, _efficiency(samples)))
     positives, size = groups.spread(samples.positives), groups.spread(groups.sizes)
-    positive = place < positives  # from here on in order: the draw is the place's, whichever sample came to stand there
+    positive = place < positives  # of the sorted samples: a draw belongs to a place, not to a sample
     depth = torch.where(positive, place / positives, (size - 1 - place) / (size - positives))
     gumbel = samples.draw.log().neg_().log_().neg_()
-    positive_anyway = 64 + 1 / temperature  # Gumbel noise made of 53 bits is above -4, and a depth below 1
+    positive_anyway = 64 + 1 / temperature  # Gumbel noise of 53 bits is above -4, and a depth is below 1
     score = gumbel.sub_(depth, alpha=1 / temperature).add_(positive_anyway)
     drawn = groups.sort_within(_from_both_ends(positive, score))
     return Order(order.index_select(0, drawn), *_natural_ratio(samples, target))
@@ -170,17 +167,17 @@ def max_variance(samples: Samples, target: int, temperature: float) -> Order:
 
 
 def _efficiency(samples: Samples) -> Tensor:
-    """Reward per token of a positive; of a negative, how short it is."""
+    """Return the reward per token of a positive, and 1 / tokens of a negative."""
     return torch.where(samples.positive, samples.reward, 1.0).div_(samples.length)
 
 
 def _from_both_ends(positive: Tensor, score: Tensor) -> Tensor:
-    """Keys that sort positives to the head, best first, and negatives to the tail, best last. Scores are above 0."""
+    """Return keys that sort positives to the head, best first, and negatives to the tail, best last; scores > 0."""
     return torch.where(positive, -score, score)
 
 
 def _natural_ratio(samples: Samples, target: int) -> tuple[Tensor, Tensor]:
-    """How many positives and negatives to keep: the group's own ratio, rounded, and at least one of each there is."""
+    """Return how many positives and negatives to keep: the group's ratio, rounded, and at least one of each present."""
     sizes, positives = samples.groups.sizes, samples.positives
     head = (2 * target * positives + sizes) // (2 * sizes)
     both = (positives > 0) & (positives < sizes)
@@ -189,7 +186,7 @@ def _natural_ratio(samples: Samples, target: int) -> tuple[Tensor, Tensor]:
 
 
 def _integer_grid(values: Tensor, groups: Segments, steps: int) -> Tensor:
-    """Values between their group's smallest (0) and largest (``steps``), rounded; 0 where all are equal."""
+    """Return values from 0 (their group's smallest) to ``steps`` (its largest), rounded; 0 where all are equal."""
     low, high = groups.min(values), groups.max(values)
     span = torch.where(high > low, high - low, 1.0)
     return ((values - groups.spread(low)) / groups.spread(span) * steps).round_().to(torch.int64)

@@ -1,12 +1,12 @@
-"""Stage 0: rows whose log-probs the trainer and the rollout engine do not agree on.
+"""Stage 0: reject rows on whose log-probs the trainer and the rollout engine disagree.
 
-Gate 1 asks whether the two disagree on average (the engine's lower precision, a stale weight): a row is kept while the
-mean over its tokens of old − rollout log-prob is nearer to zero than ``gate1_bias_epsilon``. Gate 2 asks whether a
-token was sampled that the engine itself thought next to impossible: a row is kept while every token's rollout log-prob
-is above the most likely token's plus ``gate2_instability_threshold``.
+Gate 1 rejects a disagreement on average (lower precision, a stale weight): it keeps a row if the mean over its tokens
+of old − rollout log-prob is nearer to zero than ``gate1_bias_epsilon``. Gate 2 rejects tokens that the engine itself
+thought next to impossible: it keeps a row if every token's rollout log-prob is above the most likely token's plus
+``gate2_instability_threshold``.
 
-Invariant: a comparison with NaN is false, so a row with an undefined log-prob is rejected, never kept. Token tensors
-are read block by block: no temporary has their size.
+A comparison with NaN is false, so a row with an undefined log-prob is rejected. Token tensors are read block by block:
+no temporary has their size.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from goldilocks.errors import require
 from goldilocks.filtering.config import PPOFilterConfig
 from goldilocks.filtering.rows import count_tokens, row_blocks, row_tensor
 from goldilocks.filtering.step_metrics import Mean
@@ -31,14 +32,14 @@ GATE2_FIELDS = ("response_mask", "rollout_log_probs", "top_log_probs")
 
 @dataclass(frozen=True)
 class RowVerdicts:
-    """What the gates think of each row of the batch."""
+    """The gates' verdict on each row of the batch, and their metrics."""
 
     accepted: Tensor
     metrics: dict[str, float]
 
 
 class TwoGateRejectionFilter:
-    """Both gates; a gate whose tensors are not in the batch is skipped, said once and counted every time."""
+    """Both gates. A gate whose tensors are missing is skipped: logged once, counted every time."""
 
     def __init__(self, config: PPOFilterConfig) -> None:
         self.config = config
@@ -97,12 +98,11 @@ class TwoGateRejectionFilter:
 
 
 def _masked_difference(left: Tensor, right: Tensor, mask: Tensor, fill: float) -> Tensor:
-    """left − right in single precision where the mask is set; ``fill`` elsewhere, whatever stands there."""
+    """Return left − right in single precision where the mask is set, and ``fill`` elsewhere."""
     difference = left.float() - right.float()
     return torch.where(mask.bool(), difference, difference.new_tensor(fill), out=difference)
 
 
 def _check_shapes(tensors: dict[str, Tensor]) -> None:
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if len(set(shapes.values())) > 1:
-        raise ValueError(f"{', '.join(shapes)}: expected one shape, got {', '.join(map(str, shapes.values()))}")
+    shapes = [tuple(tensor.shape) for tensor in tensors.values()]
+    require(len(set(shapes)) == 1, ", ".join(tensors), shapes, "one shape")

@@ -140,10 +140,10 @@ def test_rows_counted_is_what_the_aggregation_divides_by() -> None:
 
 def test_a_sum_over_tokens_has_no_mean_over_prompts() -> None:
     uids, rows = rows_of([2, 2], 0, 0)
-    with pytest.raises(ValueError, match=r"loss_agg_mode=token-sum.*seq-mean-token-mean"):
+    with pytest.raises(ValueError, match=r"loss_agg_mode='token-sum' is not accepted: .*seq-mean-token-mean"):
         weighed(rows, uids, "token-sum")
 
 
 def test_one_uid_per_row_is_needed() -> None:
-    with pytest.raises(ValueError, match="uids: 2 of them for 3 rows"):
+    with pytest.raises(ValueError, match="uids='2 uids' is not accepted: one for each of the 3 rows"):
         prompt_mean_weights(["a", "b"], torch.ones(3))

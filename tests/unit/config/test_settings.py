@@ -142,7 +142,7 @@ def test_the_batch_filter_changes_what_is_asked_for() -> None:
         (["goldilocks.selector=best"], r"goldilocks.selector='best' is not accepted: one of uniform"),
         (["goldilocks.allocator=no.such:Policy"], r"allocator='no.such:Policy' cannot be imported"),
         (["algorithm.filter_groups.on_exhausted=panic"], r"on_exhausted='panic' is not accepted"),
-        (["batch_filter.min_group_size=1"], r"min_group_size=1: expected 3 to 4"),
+        (["batch_filter.min_group_size=1"], r"batch_filter.min_group_size=1 is not accepted: 3 to 4"),
         (["batch_filter.gate1_epsilon=1"], r"batch_filter.gate1_epsilon is not a key \(did you mean 'gate1_"),
         (
             ["batch_filter.target_num_groups=4"],

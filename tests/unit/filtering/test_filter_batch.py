@@ -303,24 +303,24 @@ def test_lengths_are_counted_from_the_mask_when_not_given() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rewards": None}, r"rewards: missing from the batch, which has \['response_lengths'\]"),
-        ({"rewards": torch.zeros(4, 2)}, r"rewards: expected a tensor of 1 dimension, got shape \(4, 2\)"),
-        ({"rewards": [0.0] * 4}, r"rewards: expected a tensor of 1 dimension, got list"),
-        ({"rewards": torch.zeros(3)}, r"uids: expected one for each of the 3 rows of rewards, got 4"),
-        ({"rewards": torch.tensor([0, 1, torch.nan, 0])}, r"rewards\[2\]=nan: expected a finite number"),
-        ({"rewards": torch.tensor([0, 1, torch.inf, 0])}, r"rewards\[2\]=inf: expected a finite number"),
+        ({"rewards": None}, r"rewards is missing from the batch, which has \['response_lengths'\]"),
+        ({"rewards": torch.zeros(4, 2)}, r"rewards='shape \(4, 2\)' is not accepted: a tensor of 1 dimension"),
+        ({"rewards": [0.0] * 4}, r"rewards='list' is not accepted: a tensor of 1 dimension"),
+        ({"rewards": torch.zeros(3)}, r"uids='4 uids' is not accepted: one for each of the 3 rows"),
+        ({"rewards": torch.tensor([0, 1, torch.nan, 0])}, r"rewards\[2\]=nan is not accepted: a finite number"),
+        ({"rewards": torch.tensor([0, 1, torch.inf, 0])}, r"rewards\[2\]=inf is not accepted: a finite number"),
         (
             {"response_lengths": None},
-            r"response_lengths: missing, and so is response_mask; the batch has \['rewards'\]",
+            r"response_lengths and response_mask are missing from the batch, which has \['rewards'\]",
         ),
-        ({"response_lengths": torch.tensor([1, 0, 3, 4])}, r"response_lengths\[1\]=0: expected at least one response"),
-        ({"response_lengths": torch.ones(5)}, r"response_lengths: expected 4 rows on cpu"),
+        ({"response_lengths": torch.tensor([1, 0, 3, 4])}, r"response_lengths\[1\]=0 is not accepted: at least one"),
+        ({"response_lengths": torch.ones(5)}, r"response_lengths=.* is not accepted: 4 rows on cpu"),
         (
             {"response_lengths": None, "response_mask": torch.ones(4)},
-            r"response_mask: expected a tensor of 2 dimensions",
+            r"response_mask=.* is not accepted: a tensor of 2 dimensions",
         ),
-        ({"extra": torch.ones(3)}, r"extra: expected a tensor, a numpy array or a list of 4 rows, got Tensor of 3"),
-        ({"extra": 5}, r"extra: expected a tensor, a numpy array or a list of 4 rows, got int"),
+        ({"extra": torch.ones(3)}, r"extra='Tensor of 3' is not accepted: a tensor, a numpy array or a list of 4 rows"),
+        ({"extra": 5}, r"extra='int' is not accepted: a tensor, a numpy array or a list of 4 rows"),
     ],
 )
 def test_bad_input_is_named(change: dict[str, object], message: str) -> None:
@@ -334,7 +334,7 @@ def test_the_first_bad_row_of_the_batch_is_named_wherever_its_group_stands() -> 
     batch, _ = make(MIXED)
     batch["rewards"][3] = torch.nan
     batch["response_lengths"][2] = 0
-    with pytest.raises(ValueError, match=r"response_lengths\[2\]=0.*invalid_rows='drop'"):
+    with pytest.raises(ValueError, match=r"response_lengths\[2\]=0.*invalid_rows=drop"):
         PPOBatchFilter({"target_group_size": 4}).filter_batch(batch, ["a", "b", "b", "a"])
 
 
@@ -361,7 +361,7 @@ def choices(data_config: dict[str, object] | None) -> list[list[int]]:
 
 def test_a_seed_that_is_no_integer_is_refused() -> None:
     for seed in ("1", True, 1.5):
-        with pytest.raises(ValueError, match=r"seed=.*: expected an integer"):
+        with pytest.raises(ValueError, match=r"data.seed=.* is not accepted: an integer"):
             PPOBatchFilter({}, {"seed": seed})
 
 

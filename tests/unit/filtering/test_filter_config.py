@@ -17,7 +17,7 @@ def test_min_group_size_is_filled_in_as_more_than_half_of_the_target() -> None:
 
 @pytest.mark.parametrize("size", [1, 4, 9])
 def test_min_group_size_outside_half_to_all_of_the_target_is_refused(size: int) -> None:
-    with pytest.raises(ValueError, match=f"min_group_size={size}: expected 5 to 8"):
+    with pytest.raises(ValueError, match=f"batch_filter.min_group_size={size} is not accepted: 5 to 8"):
         PPOFilterConfig(target_group_size=8, min_group_size=size)
 
 
@@ -48,7 +48,7 @@ def test_min_group_size_outside_half_to_all_of_the_target_is_refused(size: int) 
     ],
 )
 def test_a_value_that_is_not_accepted_is_named_with_what_would_be(field: str, value: object, wanted: str) -> None:
-    with pytest.raises(ValueError, match=f"^{field}=.*: expected {wanted}"):
+    with pytest.raises(ValueError, match=f"^batch_filter.{field}=.* is not accepted: {wanted}"):
         PPOFilterConfig(**{field: value})
 
 
@@ -59,10 +59,10 @@ def test_every_field_has_a_check() -> None:
 
 
 def test_combinations_that_would_keep_nothing_or_mean_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="reject_low_variance_groups=True: expected False when target_group_size=1"):
+    with pytest.raises(ValueError, match="reject_low_variance_groups=True is not accepted: False with target_group"):
         PPOFilterConfig(target_group_size=1)
     assert PPOFilterConfig(target_group_size=1, reject_low_variance_groups=False).min_group_size == 1
-    with pytest.raises(ValueError, match="max_response_length=None: expected an integer when remove_clip=True"):
+    with pytest.raises(ValueError, match="max_response_length=None is not accepted: an integer with remove_clip=True"):
         PPOFilterConfig(remove_clip=True)
 
 

@@ -98,7 +98,7 @@ def test_fields_to_zero_may_be_numpy_arrays_and_must_be_numbers() -> None:
     batch, uids = batch_of([3])
     result = pad_batch(batch | {"rewards": np.ones(3)}, uids, GROUP, 1)
     assert result.batch["rewards"].tolist() == [1, 1, 1, 0]
-    with pytest.raises(ValueError, match="list: expected a tensor or a numpy array in a field that padding zeroes"):
+    with pytest.raises(ValueError, match="='list' is not accepted: a tensor or a numpy array"):
         pad_batch(batch, uids, GROUP, 1, zeroed=["acc"])
 
 
@@ -110,13 +110,13 @@ def test_a_batch_without_an_attention_mask_is_padded() -> None:
 
 def test_what_cannot_be_padded_is_named() -> None:
     batch, uids = batch_of([5])
-    with pytest.raises(ValueError, match="group_size=4: expected at least 5, the size of the largest group"):
+    with pytest.raises(ValueError, match="group_size=4 is not accepted: 5 or more, the size of the largest group"):
         pad_batch(batch, uids, 4, 1)
-    with pytest.raises(ValueError, match="divisor=0: expected at least 1"):
+    with pytest.raises(ValueError, match="divisor=0 is not accepted: 1 or more"):
         pad_batch(batch, uids, None, 0)
-    with pytest.raises(ValueError, match="uids: expected one for each of the 5 rows"):
+    with pytest.raises(ValueError, match=r"uids=.* is not accepted: one for each of the 5 rows"):
         pad_batch(batch, uids[:2], None, 1)
-    with pytest.raises(ValueError, match="response_mask: expected at least one row"):
+    with pytest.raises(ValueError, match="response_mask='no rows' is not accepted: at least one row"):
         pad_batch({"response_mask": torch.zeros(0, 4)}, [], None, 1)
 
 
