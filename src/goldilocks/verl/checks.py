@@ -1,4 +1,4 @@
-"""What our trainers cannot do, said by its key before anything is started. Nothing here imports verl."""
+"""Refuses a config that our trainers do not support, by its key, before anything starts. Imports nothing of verl."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from goldilocks.config.settings import Settings
+from goldilocks.dotted_keys import value_at
 from goldilocks.errors import require
 from goldilocks.types import OnFull
 
@@ -43,30 +44,26 @@ def check_v1(config: DictConfig) -> None:
     _mistakes(config)
     with_us = "with trainer.v1.trainer_mode=goldilocks"
     key = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
-    manager = config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class", None)
+    manager = value_at(config, key)
     require(manager in (None, MANAGER), key, manager, f"none {with_us}, or {MANAGER}")
-    sampler = config.trainer.v1.sampler.get("custom_sampler", None) or {}
-    require(
-        not sampler.get("path"),
-        f"{SAMPLER}.custom_sampler.path",
-        sampler.get("path"),
-        f"none {with_us}, which samples by goldilocks.selector, goldilocks.allocator and goldilocks.filter",
-    )
+    key = f"{SAMPLER}.custom_sampler.path"
+    policies = "which samples by goldilocks.selector, goldilocks.allocator and goldilocks.filter"
+    require(not value_at(config, key), key, value_at(config, key), f"none {with_us}, {policies}")
     _check_bounds_on_age(config)
     _check_pausing(config)
-    if ((config.get("goldilocks", None) or {}).get("guard", None) or {}).get("enable", False):
+    if value_at(config, "goldilocks.guard.enable"):
         _check_guard(config)
-    reward = config.reward.reward_model
-    require(
-        not reward.enable or reward.enable_resource_pool,
-        "reward.reward_model.enable_resource_pool",
-        reward.enable_resource_pool,
-        f"True {with_us}, since a group is judged when its rollouts arrive and needs their rewards then",
-    )
+    _check_reward_model(config, f"{with_us}, since a group is judged when its rollouts arrive and needs their rewards")
+
+
+def _check_reward_model(config: DictConfig, why: str) -> None:
+    model = config.reward.reward_model
+    apart = model.enable_resource_pool
+    require(not model.enable or apart, "reward.reward_model.enable_resource_pool", apart, f"True {why}")
 
 
 def _check_bounds_on_age(config: DictConfig) -> None:
-    """The collector bounds how old a trained group may be; verl's replay buffer, which it replaces, has its own bounds.
+    """Refuse verl's bounds on the age of a group: the collector has its own.
 
     verl's defaults cannot be told from values that a user chose, so they are accepted.
     """
@@ -79,27 +76,20 @@ def _check_bounds_on_age(config: DictConfig) -> None:
 
 def _check_pausing(config: DictConfig) -> None:
     """Rollouts pause where a server ends a request on demand and returns what it has written."""
-    on_full = (config.algorithm.get("filter_groups", None) or {}).get("on_full", None)
-    engine = config.actor_rollout_ref.rollout.get("name", None)
-    require(
-        on_full != OnFull.PARTIAL or engine in CAN_PAUSE,
-        "algorithm.filter_groups.on_full",
-        on_full,
-        f"finish or requeue with rollout.name={engine}; partial needs {' or '.join(CAN_PAUSE)}",
-    )
+    key = "algorithm.filter_groups.on_full"
+    on_full, engine = value_at(config, key), config.actor_rollout_ref.rollout.get("name", None)
+    accepted = f"finish or requeue with rollout.name={engine}; partial needs {' or '.join(CAN_PAUSE)}"
+    require(on_full != OnFull.PARTIAL or engine in CAN_PAUSE, key, on_full, accepted)
 
 
 def _check_guard(config: DictConfig) -> None:
-    """The guard masks a token by its advantage, and skips an update by taking the optimizer's gradients away."""
+    """The guard masks a token by its advantage, and skips an update by removing the optimizer's gradients."""
     actor = config.actor_rollout_ref.actor
     mode, strategy = actor.policy_loss.get("loss_mode", "vanilla"), actor.strategy
-    distilled = (config.get("distillation", None) or {}).get("enabled", False)
+    distilled = value_at(config, "distillation.enabled")
     for sound, accepted in (
         (mode in GUARDED_LOSSES, f"False with loss_mode={mode}; True with {' or '.join(GUARDED_LOSSES)}"),
-        (
-            strategy in GUARDED_ENGINES,
-            f"False with actor.strategy={strategy}; True with {' or '.join(GUARDED_ENGINES)}",
-        ),
+        (strategy in GUARDED_ENGINES, f"False with actor.strategy={strategy}; True with fsdp or fsdp2"),
         (not distilled, "False with distillation.enabled=True, which has a loss of its own"),
     ):
         require(sound, "goldilocks.guard.enable", True, accepted)
@@ -108,13 +98,7 @@ def _check_guard(config: DictConfig) -> None:
 def check_v0(config: DictConfig, settings: Settings) -> None:
     """Raise ``ValueError`` for a config that the V0 trainer does not support."""
     _mistakes(config)
-    reward = config.reward.reward_model
-    require(
-        not reward.enable or reward.enable_resource_pool,
-        "reward.reward_model.enable_resource_pool",
-        reward.enable_resource_pool,
-        "True, since groups are judged by rewards while the rollout servers hold the GPUs",
-    )
+    _check_reward_model(config, "since groups are judged by rewards while the rollout servers hold the GPUs")
     estimator = config.algorithm.adv_estimator
     require(estimator != "remax", "algorithm.adv_estimator", "remax", "an estimator without a greedy baseline")
     on_full = settings.surplus().on_full

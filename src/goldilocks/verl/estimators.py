@@ -1,6 +1,6 @@
-"""Registers the advantage estimators ``<name>_pool`` with verl by being imported.
+"""Advantage estimators over all rollouts seen, for groups of which only a part is trained.
 
-Which advantage estimator the V1 trainer uses: over all rollouts seen, where only part of a group is trained.
+Importing this module registers them with verl, as ``<name>_pool``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ for name in POOLED:
 
 
 def estimator_for(settings: Settings) -> str:
-    """Return the estimator's name; one that cannot have its baseline from all rollouts is a ``ValueError``."""
+    """Return the name of the estimator; raise ``ValueError`` if its baseline cannot be over all rollouts."""
     if not settings.trains_part_of_groups:
         return settings.adv_estimator
     return pool_estimator(settings.adv_estimator, settings.use_kl_in_reward)

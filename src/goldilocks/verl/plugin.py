@@ -1,9 +1,9 @@
 """What Goldilocks adds to verl, and when: ``ADDITIONS`` is all of it, ``patches.table`` all that it replaces.
 
 At the end of ``import verl``, in every process of a run, verl loads the entry point ``goldilocks.verl.plugin:register``
-(group ``verl.plugins``). It only *loads* it, so importing this module is what registers. An addition is made right
-after the verl module it belongs to has been imported and before anyone can use it: a process pays for what it uses,
-and a module that copies a patched function by name copies the patched one.
+(group ``verl.plugins``). It only *loads* it, so importing this module registers. An addition is made right after the
+verl module it belongs to has been imported and before any use of it: a process pays for what it uses, and a module that
+copies a patched function by name copies the patched one.
 
 To add something: one line in ``ADDITIONS``. The module it names registers what it has by being imported, with verl's
 own decorators.

@@ -45,7 +45,7 @@ class DatasetSource:
         return list(_messages(self.dataset))
 
     def texts(self) -> list[str]:
-        """What the messages of each prompt say, for features of them."""
+        """The text of each prompt's messages, for features."""
         return [conversation_text(messages) for messages in self.messages()]
 
     def column(self, name: str, key: str) -> list[Any]:
@@ -54,7 +54,7 @@ class DatasetSource:
 
 
 def _messages(dataset: Any) -> Any:
-    """Return the prompts without building a training row for each, if the data set allows it."""
+    """Return the messages of the prompts, without building training rows if the data set allows it."""
     frame, key = getattr(dataset, "dataframe", None), getattr(dataset, "prompt_key", None)
     if frame is not None and key is not None:
         return frame[key]
@@ -72,12 +72,10 @@ def loader_order(sampler: Any) -> Callable[[int], np.ndarray]:
     size = len(sampler)
     if isinstance(sampler, SequentialSampler):
         return lambda epoch: np.arange(size)
-    shuffles = type(sampler) is RandomSampler and not sampler.replacement and size == len(sampler.data_source)
-    if not shuffles:
+    if not (type(sampler) is RandomSampler and not sampler.replacement and size == len(sampler.data_source)):
         raise ValueError(
-            f"train_sampler={type(sampler).__name__} is not accepted: a SequentialSampler, or a RandomSampler of "
-            "torchdata over all of the data. To choose prompts by what is known of them, write a selector "
-            "(goldilocks.selector=package.module:Class)"
+            f"train_sampler={type(sampler).__name__} is not accepted: a SequentialSampler, or torchdata's "
+            "RandomSampler over all data. To choose prompts, write a selector (goldilocks.selector)"
         )
     state = sampler.generator.get_state()
 

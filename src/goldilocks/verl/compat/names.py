@@ -5,8 +5,8 @@
     from verl.trainer.config import TrainerConfig, DataConfig, ...
     python3 -m verl.trainer.main_ppo_adaptive ...
 
-The plug-in imports it. Nothing of verl's is replaced, no file is edited, and a module of ours is imported only when its
-name is used. With ``GOLDILOCKS_VERL_NAMES=0`` in the environment verl's namespace stays as it is.
+Nothing of verl is replaced, and a module of ours is imported only when its name is used. ``GOLDILOCKS_VERL_NAMES=0`` in
+the environment leaves verl's namespace as it is.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Finder(MetaPathFinder):
 
 
 class _SameModule(Loader):
-    """Makes a second name for a module: its classes stay the same objects, whichever name they are imported by."""
+    """Gives a module a second name; its classes are the same objects under both."""
 
     def __init__(self, module: str) -> None:
         self._module = module

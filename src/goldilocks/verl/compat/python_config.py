@@ -1,8 +1,8 @@
 """Configurations as Python objects, which become verl's config.
 
-Each class is a section of it, with the keys that matter most as fields; every other key of verl's goes into ``more``,
-by its dotted name. A field that is None is left as verl has it. Values are checked when they are given, names when the
-objects become verl's config: a key that verl does not have is an error that suggests the nearest.
+Each class is a section, with the most used keys as fields; every other key of verl goes into ``more``, by its dotted
+name. A field that is None keeps verl's value. Values are checked when they are given, and keys in ``to_verl``: a key
+that verl does not have is an error that suggests the nearest.
 """
 
 from __future__ import annotations

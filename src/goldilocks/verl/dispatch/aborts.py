@@ -1,8 +1,8 @@
-"""How a request is ended early at each kind of rollout server, and whether the servers do so.
+"""Ends a request early at each kind of rollout server, and counts whether the servers do so.
 
-verl 0.9.1's own ``abort_request`` does nothing on vLLM 0.12 and later: it looks a request up by the id that verl gave
-it, and vLLM keeps requests by an id of its own. Its SGLang server has none. So the engine inside the server actor is
-asked; the prefix cache stays as it is. Imported inside servers: nothing of verl or torch is imported here.
+verl 0.9.1's ``abort_request`` does nothing on vLLM 0.12 and later: it looks a request up by verl's id, and vLLM keeps
+requests by an id of its own. verl's SGLang server has none. So the engine inside the server actor is asked; the prefix
+cache stays. Servers import this module, so it imports nothing of verl or torch.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from goldilocks.hashing import digest
 
 logger = logging.getLogger(__name__)
 
-# The source of verl's method that is known not to work. Where a version has another, that one is used.
-BROKEN_ON_VLLM = "cc93c245b4f855bf"
-TRIES, PAUSE_S = 20, 0.05  # a request may be asked to end before the engine has seen it
-SURE_AFTER = 16  # aborts without effect: it is not chance any more
+BROKEN_ON_VLLM = "cc93c245b4f855bf"  # the digest of verl's method that does not work; any other is used
+TRIES, PAUSE_S = 20, 0.05  # an abort may come before the engine has seen the request
+SURE_AFTER = 16  # aborts without effect after which a warning says so
 ENDED = ("aborted", "abort")  # what servers call it
 IDLE_TO_SLEEP = ("sglang",)  # engines that assert that they have no request when memory is released
 
@@ -40,7 +39,7 @@ def ask_sglang(server: Any, request_id: str) -> None:
     server.__ray_call__.remote(abort_in_sglang, request_id)
 
 
-# Of another engine nothing is known: its requests run to their end.
+# The requests of any other engine run to their end.
 ASK: dict[str, Callable[[Any, str], None]] = {"transformers": ask_ours, "vllm": ask_vllm, "sglang": ask_sglang}
 
 
@@ -59,7 +58,7 @@ def abort_in_vllm(server: Any, request_id: str) -> None:
 
 
 def abort_in_sglang(server: Any, request_id: str) -> None:
-    """Runs inside the server: the same for SGLang, which forgets an abort of a request that it does not know yet."""
+    """Runs inside the server: as ``abort_in_vllm``; SGLang forgets an abort of a request that it does not know yet."""
     manager = server.tokenizer_manager
     if manager.event_loop is not None:  # else no request was ever made
         ending = _end_when_known(manager.rid_to_state, request_id, manager.abort_request)
@@ -93,7 +92,7 @@ class Aborts:
         return True
 
     def answered(self, stop_reason: str | None, tokens: int) -> None:
-        """A request that was to be ended has been answered, with so many tokens."""
+        """Count the answer, of ``tokens`` tokens, to a request that was asked to end."""
         self.asked += 1
         if stop_reason in ENDED:
             self.ended += 1
@@ -101,7 +100,7 @@ class Aborts:
         if self.asked >= SURE_AFTER and not self.ended and not self._said:
             self._said = True
             logger.warning(
-                "none of %d aborts ended an answer: rollout.name=%s does not abort; what nobody needs runs to its end",
+                "none of %d aborts ended an answer: rollout.name=%s cannot abort; cancelled requests run to their end",
                 self.asked,
                 self._engine,
             )

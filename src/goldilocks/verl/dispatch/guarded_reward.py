@@ -1,8 +1,7 @@
 """A time limit for reward functions: one that hangs fails its rollout, and the run goes on.
 
-Invariant: every call ends within ``timeout_s`` of its start, with the function's result or with an error that names the
-function. A thread is used again once its call has returned; a call that times out keeps its thread. Threads are
-daemons, so they do not keep a worker alive.
+Invariant: every call ends within ``timeout_s``, with the function's result or with an error that names the function. A
+thread is used again once its call has returned; a call that times out keeps its thread. Threads are daemons.
 """
 
 from __future__ import annotations
@@ -72,13 +71,12 @@ _loaded: dict[int, tuple[Mapping[str, Any], Loaded]] = {}
 
 
 def _known(config: Mapping[str, Any]) -> Loaded:
-    """Load the function once for a config: verl hands over the same object at every call, and reading it takes longer
-    than many a reward function."""
+    """Load the function once for a config, which is the same object at every call: reading it takes long."""
     if id(config) not in _loaded:
         path, name, arguments = config["path"], config["name"], config["reward_kwargs"]
         function = _load(path, name)
         loaded = Loaded(path, name, partial(function, **arguments), inspect.iscoroutinefunction(function))
-        _loaded[id(config)] = config, loaded  # kept with it, so that no other object gets its id
+        _loaded[id(config)] = config, loaded  # the config is kept, so that no other object gets its id
     return _loaded[id(config)][1]
 
 
@@ -94,7 +92,7 @@ _rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKe
 
 
 def _room() -> asyncio.Semaphore:
-    """Bounds the calls in flight on this event loop. Waiting here does not count against a call's time."""
+    """Bounds the calls in flight on this event loop; waiting for a place does not count as a call's time."""
     return _rooms.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
 
 
@@ -115,7 +113,7 @@ async def _in_thread(call: Function) -> Any:
 
 
 class Thread:
-    """Runs one call at a time and then waits, among the idle ones, for the next."""
+    """Runs one call at a time, and is idle between calls."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Function, Function]] = SimpleQueue()

@@ -1,8 +1,7 @@
 """Rollouts that end together are put into the TransferQueue together.
 
-verl's worker packs and puts each trajectory by itself, which costs it more than everything else it does for one. Here
-what arrives while a put is under way goes with the next: no timer, and nobody waits when there is nothing to wait for.
-Invariant: a put returns when its own rows are stored, and raises what storing them raised.
+verl's worker packs and puts each trajectory by itself, which is its largest cost. Here rows that arrive while a put is
+under way go with the next one; there is no timer. A put returns when its own rows are stored, or raises their error.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Put = Callable[[str, list[KeyedRow]], Awaitable[None]]
 
 
 class BatchedPuts:
-    """Gathers what is to be put, by partition and by the names of the fields, which a put has in common."""
+    """Gathers rows, and puts those of one partition with the same fields together."""
 
     def __init__(self, put: Put) -> None:
         self._put = put
@@ -34,7 +33,7 @@ class BatchedPuts:
         self._sending: asyncio.Task[None] | None = None
 
     async def send(self, partition: str, rows: list[KeyedRow]) -> None:
-        """Returns when these rows are stored."""
+        """Return when these rows are stored."""
         stored = [asyncio.get_running_loop().create_future() for _ in rows]
         self._waiting += [(partition, row, future) for row, future in zip(rows, stored, strict=True)]
         if self._sending is None:
@@ -50,20 +49,18 @@ class BatchedPuts:
                     alike.setdefault((partition, *sorted(row[1])), []).append((row, future))
                 for (partition, *_), pairs in alike.items():
                     await self._send(partition, pairs)
-        finally:  # however it ended, the next to come starts anew
+        finally:
             self._sending = None
 
     async def _send(self, partition: str, pairs: list[tuple[KeyedRow, asyncio.Future[None]]]) -> None:
+        failure = None
         try:
             await self._put(partition, [row for row, _ in pairs])
         except Exception as error:
-            for _, future in pairs:
-                if not future.done():
-                    future.set_exception(error)
-        else:
-            for _, future in pairs:
-                if not future.done():
-                    future.set_result(None)
+            failure = error
+        for _, future in pairs:
+            if not future.done():
+                future.set_result(None) if failure is None else future.set_exception(failure)
 
 
 async def put_rows(partition: str, rows: list[KeyedRow]) -> None:
@@ -74,10 +71,9 @@ async def put_rows(partition: str, rows: list[KeyedRow]) -> None:
 
 
 class Columns:
-    """Rows with the same fields, as the TransferQueue's own storage reads them off a ``TensorDict``.
+    """Rows with the same fields, with the methods of a ``TensorDict`` that the TransferQueue's own storage calls.
 
-    A ``TensorDict`` wraps every value that is no tensor in an object of its own, and unwraps it when it is read: the
-    most expensive part of a put. Here such a field is a list.
+    A ``TensorDict`` wraps every value that is no tensor in an object, the largest cost of a put. Here it is a list.
     """
 
     def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -88,16 +84,14 @@ class Columns:
         return self._columns[name]
 
     def keys(self) -> Iterable[str]:
-        """The names of the fields."""
         return self._columns.keys()
 
     def items(self) -> Iterable[tuple[str, Any]]:
-        """The fields with their names."""
         return self._columns.items()
 
 
 def _column(values: list[Any]) -> Any:
-    """As verl's ``list_of_dict_to_tensordict`` has it; what is no tensor stays a list."""
+    """As verl's ``list_of_dict_to_tensordict``, but values that are no tensors stay a list."""
     if not all(isinstance(value, torch.Tensor) for value in values):
         return values
     if all(value.shape == values[0].shape for value in values):
@@ -105,7 +99,7 @@ def _column(values: list[Any]) -> Any:
     return torch.nested.as_nested_tensor(values, layout=torch.jagged)
 
 
-# The functions that read what is put, and the digests of their sources: they ask it for nothing that Columns lacks.
+# The functions that read a put, and the digests of their sources: they use no method that Columns lacks.
 READERS: tuple[tuple[Callable[..., Any], str], ...] = (
     (transfer_queue.async_kv_batch_put, "97365dc0dded415c"),
     (AsyncTransferQueueClient.async_put, "22869a56ec9ae366"),
@@ -124,7 +118,7 @@ def takes_columns() -> bool:
 
 
 class GatheringQueue:
-    """``transfer_queue`` as verl's worker sees it; only its puts of finished trajectories take another way."""
+    """``transfer_queue`` for verl's worker, with batched puts of finished trajectories."""
 
     def __init__(self) -> None:
         self._puts = BatchedPuts(put_rows)
@@ -135,5 +129,5 @@ class GatheringQueue:
     async def async_kv_batch_put(
         self, keys: list[str], fields: list[dict[str, Any]], tags: list[dict[str, Any]], partition_id: str
     ) -> None:
-        """As ``transfer_queue``'s, of fields that are not packed yet."""
+        """As ``transfer_queue``'s, for fields that are not packed yet."""
         await self._puts.send(partition_id, list(zip(keys, fields, tags, strict=True)))

@@ -1,18 +1,18 @@
 """Rows older than the policy are trained against the log-probs of the policy that wrote them.
 
-verl recomputes ``old_log_probs`` under the current policy. For a carried, resumed or replayed row that would make the
-ratio of the loss start at 1, as if the current policy had written it. The rollout engine's log-probs were stored with
-the row when it was written (``rollout_log_probs``); right before the update they take the place of the recomputed ones.
+verl recomputes ``old_log_probs`` under the current policy. For a carried, resumed or replayed row the ratio of the loss
+would then start at 1, as if the current policy had written it. Right before the update, the log-probs that the rollout
+engine stored with the row (``rollout_log_probs``) replace the recomputed ones.
 
 ``algorithm.rollout_correction`` keeps its meaning:
 
 - ``bypass_mode``: every row already has the engine's log-probs;
-- ``rollout_is``: verl multiplies by π_old / π_rollout, so that ratio and weight together are against the policy that
-  wrote the row, and the recomputed log-probs have to stay;
-- ``rollout_rs``: verl has rejected by then, judging by the recomputed log-probs.
+- ``rollout_is``: verl multiplies by π_old / π_rollout, so ratio and weight together are against the policy that wrote
+  the row, and the recomputed log-probs stay;
+- ``rollout_rs``: verl has rejected rows before, by the recomputed log-probs.
 
-The version of a row is in its tag, so whatever brings an old row into a batch needs nothing more from here. A rollout
-that paused was written by several policies: each of its tokens is stale or not by the policy that wrote that token.
+The version of a row is in its tag. A rollout that paused was written by several policies, so each of its tokens is
+stale or not by the policy that wrote that token.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def store_log_probs(config: DictConfig) -> None:
 def version_of(tag: dict[str, Any]) -> int:
     """The policy that wrote a row, in updates; of a row by several policies, the oldest.
 
-    A rollout server that does not say its version had the policy of the step in which the rollout was asked for.
+    Without a version from the rollout server, it is the policy of the step that asked for the rollout.
     """
     version = tag.get("min_global_steps")
     return int(tag["global_steps"]) - 1 if version is None else int(version)
@@ -53,7 +53,7 @@ def stale_rows(batch: KVBatchMeta, policy: int) -> list[bool]:
 
 
 def stale_tokens(tags: list[dict[str, Any]], policy: int, response_mask: torch.Tensor) -> torch.Tensor:
-    """Whether each token [rows, tokens] was written by an older policy. Tokens that no policy wrote are not counted."""
+    """Whether each token [rows, tokens] was written by an older policy; tokens that no policy wrote were not."""
     stale = torch.tensor([version_of(tag) < policy for tag in tags]).unsqueeze(-1) & response_mask.bool()
     for row, tag in enumerate(tags):
         if spans := tag.get(VERSIONS):

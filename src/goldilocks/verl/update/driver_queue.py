@@ -1,9 +1,8 @@
 """The TransferQueue as verl's trainer sees it while it computes advantages.
 
-verl fetches the uid of every row to know which rows are of one group. A uid is a text: the queue wraps each in an
-object, and padding the batch copies each object, which takes longer than the advantages. The key of a row begins with
-its uid, so groups are numbered here, and the numbers stand in the place of the uids. What verl fetched and stored is
-kept until the update, which chooses its rows by it.
+verl fetches the uid of every row to find the rows of a group. A uid is a text: the queue wraps each in an object, and
+padding the batch copies each object, which takes longer than the advantages. The key of a row begins with its uid, so
+numbers of groups replace the uids here. Masks and advantages are kept until the update, which chooses its rows by them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Label = Callable[[str], Any]  # of a group, by its uid
 
 
 class DriverQueue:
-    """``transfer_queue``; within ``advantages`` it numbers groups and keeps what passes."""
+    """``transfer_queue``; within ``advantages`` it numbers groups and keeps masks and advantages."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] | None = None
@@ -64,14 +63,14 @@ class DriverQueue:
         return transfer_queue.kv_batch_put(keys=keys, partition_id=partition_id, fields=fields, **rest)
 
     def take(self, batch: KVBatchMeta) -> dict[str, torch.Tensor] | None:
-        """Masks and advantages of exactly these rows as they were stored, once; None if they are not known."""
+        """Return the kept masks and advantages of exactly these rows, once; None if others were kept."""
         kept, self._kept = self._kept, {}
         return kept if self._keys == list(batch.keys) and kept.keys() == {MASK, ADVANTAGES} else None
 
 
 @contextmanager
 def advantages(batch: KVBatchMeta, unread: tuple[str, ...] = ()) -> Iterator[Label]:
-    """Around verl's ``_compute_advantage``; without our queue in verl's trainer, groups go by their uids."""
+    """Wrap verl's ``_compute_advantage``; yield the label of a group, its number or, without our queue, its uid."""
     if isinstance(trainer_base.tq, DriverQueue):
         with trainer_base.tq.advantages(batch, unread) as number:
             yield number
@@ -80,7 +79,7 @@ def advantages(batch: KVBatchMeta, unread: tuple[str, ...] = ()) -> Iterator[Lab
 
 
 def signal(batch: KVBatchMeta) -> Any:
-    """Masks and advantages of these rows: what was kept of them, or else what the queue has."""
+    """Masks and advantages of these rows, kept or from the queue."""
     kept = trainer_base.tq.take(batch) if isinstance(trainer_base.tq, DriverQueue) else None
     if kept is not None:
         return kept

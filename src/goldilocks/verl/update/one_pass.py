@@ -31,7 +31,7 @@ DISTANCES = tuple(f"{DISTANCE}_{part}" for part in ("valid", "mean", "max"))
 
 @dataclass(frozen=True)
 class OnePass:
-    """What of it a config allows."""
+    """Which shortcuts a config permits."""
 
     own_log_probs: bool
     rows_with_signal: bool
@@ -53,7 +53,7 @@ class OnePass:
 
     @contextmanager
     def without_correction(self, config: DictConfig) -> Iterator[None]:
-        """verl compares ``old_log_probs`` with the engine's, for metrics alone, where a correction is configured."""
+        """Without a correction, verl does not compare ``old_log_probs`` with the engine's for its metrics."""
         before = config.algorithm.get("rollout_correction")
         with open_dict(config):
             config.algorithm.rollout_correction = None if self.own_log_probs else before
@@ -63,20 +63,20 @@ class OnePass:
                 config.algorithm.rollout_correction = before
 
     def metrics(self, part: KVBatchMeta, found: dict[str, Any]) -> dict[str, float]:
-        """How many rows were computed; what the update found is named as the pass that was left out names it."""
+        """Return the number of rows computed, and the update's distances under the names of verl's separate pass."""
         moved = {name: found.pop(f"actor/{name}") for name in DISTANCES if f"actor/{name}" in found}
         computed = {"train/rows_computed": len(part)} if self.rows_with_signal else {}
         return {**computed, **{f"training/{name}": value for name, value in moved.items()}}
 
     def older_rows(self, batch: KVBatchMeta, policy: int, multiple: int) -> KVBatchMeta | None:
-        """The rows that are trained against the policy that wrote them, and so many more that ranks can share them."""
+        """The rows that are trained against the policy that wrote them, filled up to a multiple."""
         stale = stale_rows(batch, policy)
         if not any(stale):
             return None
         return batch.select_keys(balanced([batch.keys[place] for place in chosen(stale, multiple)], batch, multiple))
 
     def rows(self, batch: KVBatchMeta, multiple: int) -> KVBatchMeta:
-        """The rows that the update computes, a multiple of ``multiple``, told of the size of the whole batch."""
+        """The rows that the update computes, a multiple of ``multiple``, with the size of the whole batch."""
         if not (self.own_log_probs or self.rows_with_signal):
             return batch
         stored = signal(batch)
@@ -94,9 +94,9 @@ class OnePass:
 
 
 def chosen(signal: list[bool], multiple: int) -> list[int]:
-    """The places of rows with signal, and of as many others as make them a multiple; at least one multiple.
+    """The places of rows with signal, filled up with others to a multiple; at least one multiple.
 
-    An update without any row would be none at all, and the optimizer's momentum would not move.
+    Without any row there would be no update, and the optimizer's momentum would not move.
     """
     with_signal = [place for place, has in enumerate(signal) if has]
     others = (place for place, has in enumerate(signal) if not has)
@@ -105,7 +105,7 @@ def chosen(signal: list[bool], multiple: int) -> list[int]:
 
 
 def balanced(keys: list[str], batch: KVBatchMeta, ranks: int) -> list[str]:
-    """The rows in the order in which ranks get equally many of them, with about the same work."""
+    """Order the rows so that ranks get equally many, with about the same work."""
     if ranks == 1:
         return keys
     length = {key: tag["seq_len"] for key, tag in zip(batch.keys, batch.tags, strict=True)}

@@ -1,7 +1,7 @@
-"""Adds accuracy by the columns of ``goldilocks.validate_by`` to what verl's trainers return of a validation.
+"""Adds accuracy by the columns of ``goldilocks.validate_by`` to the validation metrics of verl's trainers.
 
-verl's validation names an answer by the uid of its prompt and does not keep the row of the data. So the rows are kept
-as the data loader hands them out: verl 0.9.1 writes the uid into them (V1) or takes the one that is there (V0).
+verl's validation names an answer by the uid of its prompt and does not keep the row of the data. So a data loader
+remembers the rows: verl 0.9.1 writes the uid into them (V1) or takes the uid that they have (V0).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ValidatesByColumn:
         if not self.settings.policies.validate_by:
             return super()._validate(*args, **kwargs)  # type: ignore[misc]
         loader = self.val_dataloader
-        self.val_dataloader = self._validated = Kept(loader)
+        self.val_dataloader = self._validated = RememberingLoader(loader)
         try:
             return super()._validate(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -49,7 +49,7 @@ class ValidatesByColumn:
         return metrics
 
 
-class Kept:
+class RememberingLoader:
     """A data loader whose batches are remembered, each row under its uid."""
 
     def __init__(self, loader: Any) -> None:
@@ -67,7 +67,7 @@ class Kept:
             yield batch
 
     def rows(self) -> dict[str, Batch]:
-        """Return the columns of each row that are not tensors, by the row's uid."""
+        """Return the columns of each row, without tensors, by the row's uid."""
         found: dict[str, Batch] = {}
         for batch in self._batches:
             columns = {name: values for name, values in batch.items() if isinstance(values, np.ndarray | list)}

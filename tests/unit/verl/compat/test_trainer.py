@@ -340,7 +340,7 @@ def test_prompts_come_in_the_order_of_the_sampler_that_was_given(tmp_path, monke
 
 def test_a_metric_that_the_reward_does_not_return_names_those_there_are(tmp_path, monkeypatch):
     trainer = World(monkeypatch).trainer(config(tmp_path, algorithm=filtered(metric="bleu")), [50] * 10)
-    with pytest.raises(ValueError, match=r"metric='bleu' is not returned .* there are: acc, reward"):
+    with pytest.raises(ValueError, match=r"metric='bleu' is not accepted: .* acc, reward"):
         trainer.fit()
 
 
