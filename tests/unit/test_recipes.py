@@ -150,8 +150,8 @@ def test_a_file_that_cannot_be_read_is_named(own: Path, text: str, message: str)
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ("dappo", r"recipe='dappo' is not known \(did you mean 'dapo'\?\); there are grpo, adaptive"),
-        ("no/such.yaml", r"recipe='no/such.yaml' is not a file"),
+        ("dappo", r"recipe='dappo' is not accepted: one of grpo, adaptive, .*did you mean 'dapo'"),
+        ("no/such.yaml", r"recipe='no/such.yaml' is not accepted: a file that is there"),
     ],
 )
 def test_a_recipe_that_is_not_there_is_answered_with_those_that_are(recipe: str, message: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from goldilocks.dotted_keys import merged
-from goldilocks.errors import nearest
+from goldilocks.errors import nearest, require
 
 DEFAULT = "grpo"
 FILE = ".yaml"  # a recipe with this ending is a file
@@ -45,15 +45,13 @@ def name_of(recipe: str) -> str:
 
 
 def find(recipe: str) -> Path:
-    """Return the file of a recipe. Raises ``ValueError`` with the nearest name if there is none."""
-    known = names()
+    """Return the file of a recipe. Raise ``ValueError`` with the nearest name if there is none."""
+    listed = ", ".join(names())
     if recipe.endswith(FILE):
-        if not Path(recipe).is_file():
-            raise ValueError(f"recipe={recipe!r} is not a file; a name without {FILE} is one of {', '.join(known)}")
+        require(Path(recipe).is_file(), "recipe", recipe, f"a file that is there, or one of {listed}")
         return Path(recipe)
-    if name_of(recipe) not in known:
-        hint = nearest(recipe, [*known, *OLD_NAMES])
-        raise ValueError(f"recipe={recipe!r} is not known{hint}; there are {', '.join(known)}, or a {FILE} file")
+    hint = nearest(recipe, [*names(), *OLD_NAMES])
+    require(name_of(recipe) in names(), "recipe", recipe, f"one of {listed}, or a {FILE} file{hint}")
     return CONFIG / "recipe" / f"{name_of(recipe)}{FILE}"
 
 

@@ -1,4 +1,4 @@
-"""Features of prompts for policies that forecast: from the text alone, from columns of the data, or from a model."""
+"""Features and strata of prompts: from the text, from columns of the data, or from a model."""
 
 from goldilocks.features.matrix import Features, Standard, feature_matrix, with_intercept
 from goldilocks.features.strata import StrataSettings

@@ -1,10 +1,8 @@
-"""``goldilocks.features``: which features of the prompts a selector is given.
-
-The matrix that a policy is given: a row for each prompt, few columns, each with mean 0 and variance 1.
+"""``goldilocks.features``: the feature matrix of the prompts, a row each, few columns with mean 0 and variance 1.
 
 Wide features are reduced to their principal components. The components are found on a sample of the prompts that is
-spread evenly over the data, and the prompts are then projected a chunk at a time: a million prompts need the memory of
-the matrix and not of their n-grams.
+spread evenly over the data. The prompts are then projected a chunk at a time, so that a million prompts need the memory
+of the matrix and not of their n-grams.
 """
 
 from __future__ import annotations
@@ -20,11 +18,14 @@ from goldilocks.features.text import LENGTHS, column_features, text_features
 
 KINDS = ("text", "hidden")
 DIMENSIONS = 48
+SAMPLE = 20_000
+CHUNK = 4_096
+LEAST = 1e-3  # share of the first component's variance below which a component is left out
 
 
 @dataclass(frozen=True)
 class Features:
-    """``kind``: from the text alone, or from the policy's hidden states; ``columns`` are added to either."""
+    """``kind``: from the text alone, or from the policy's hidden states. ``columns`` are added to either."""
 
     kind: str = "text"
     columns: Sequence[str] = field(default_factory=list)
@@ -35,21 +36,15 @@ class Features:
         require(self.dimensions >= 1, "goldilocks.features.dimensions", self.dimensions, "1 or more components")
 
     def of(self, source: Any, hidden_states: Callable[[], np.ndarray] | None = None) -> np.ndarray:
-        """The matrix for a source with ``texts()`` and, where columns are named, ``column(name)``."""
+        """Return the matrix for a source with ``texts()`` and, where columns are named, ``column(name, key)``."""
         columns = {name: source.column(name, "goldilocks.features.columns") for name in self.columns}
         if self.kind == "text":
             return feature_matrix(source.texts(), columns, self.dimensions)
-        require(hidden_states is not None, "goldilocks.features.kind", self.kind, "text: there is no model here")
-        assert hidden_states is not None
+        if hidden_states is None:
+            raise ValueError(f"goldilocks.features.kind={self.kind!r} is not accepted: text: there is no model here")
         states = hidden_states()
         named = [column_features(name, values) for name, values in columns.items()]
         return with_intercept(reduce(lambda rows: states[rows], len(states), self.dimensions), *named)
-
-
-SAMPLE = 20_000
-CHUNK = 4_096
-
-LEAST = 1e-3  # of the first component's variance: what varies less is rounding, or next to nothing
 
 
 @dataclass(frozen=True)
@@ -71,15 +66,14 @@ class Standard:
 def feature_matrix(
     texts: Sequence[str], columns: Mapping[str, Sequence[object]] | None = None, dimensions: int = DIMENSIONS
 ) -> np.ndarray:
-    """Features of the texts, and of the columns named: an intercept, lengths, components of n-grams, the columns."""
-    require(dimensions >= 1, "goldilocks.features.dimensions", dimensions, "1 or more")
+    """Return an intercept, lengths and components of n-grams of the texts, and the columns."""
     reduced = reduce(lambda rows: text_features([texts[row] for row in rows]), len(texts), dimensions, LENGTHS)
     named = [column_features(name, values) for name, values in (columns or {}).items()]
     return with_intercept(reduced, *named)
 
 
 def reduce(features: Callable[[np.ndarray], np.ndarray], size: int, dimensions: int, untouched: int = 0) -> np.ndarray:
-    """The first ``untouched`` columns and the principal components of the rest; ``features`` gives rows by index."""
+    """Return the first ``untouched`` columns and the principal components of the rest; ``features`` returns rows."""
     sample = features(np.unique(np.linspace(0, size - 1, min(size, SAMPLE)).astype(np.int64)))
     standard = Standard.of(sample)
     wide = standard(sample)[:, untouched:]
@@ -92,10 +86,7 @@ def reduce(features: Callable[[np.ndarray], np.ndarray], size: int, dimensions: 
 
 
 def _components(values: np.ndarray, dimensions: int) -> np.ndarray:
-    """The directions in which the rows vary most; those in which they hardly vary are left out.
-
-    The sign of each is fixed, so that the order of the rows does not decide it.
-    """
+    """Return the directions in which the rows vary most. Their signs do not depend on the order of the rows."""
     variances, vectors = np.linalg.eigh((values.T @ values).astype(np.float64))
     variances, vectors = variances[::-1][:dimensions], vectors[:, ::-1][:, :dimensions]
     vectors = vectors[:, variances > LEAST * max(variances[0], 1e-12)]
@@ -104,7 +95,7 @@ def _components(values: np.ndarray, dimensions: int) -> np.ndarray:
 
 
 def with_intercept(*blocks: np.ndarray) -> np.ndarray:
-    """Blocks of columns side by side, standardised, behind a column of ones. Columns that do not vary are left out."""
+    """Return the columns that vary, side by side and standardised, behind a column of ones."""
     values = np.hstack(blocks)
     standardised = Standard.of(values)(values)
     varies = np.abs(standardised).max(axis=0, initial=0.0) > 0

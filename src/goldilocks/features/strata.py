@@ -1,7 +1,7 @@
 """``goldilocks.strata``: which prompts resemble one another, by columns of the data or by the shape of their text.
 
-Strata are nested: each depth divides the strata of the depth above. A stratum of a few prompts says nothing that they
-do not say themselves, so small ones stay together within the stratum above.
+Strata are nested: each depth divides the strata of the depth above. A stratum of a few prompts says no more than the
+prompts themselves, so small ones are merged within the stratum above.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ import numpy as np
 from goldilocks.features.text import digits_of, words
 
 SMALLEST = 4  # prompts of a stratum
-DISTINCT = 32  # numbers of a column that are strata each; more are divided by their order first
+DISTINCT = 32  # different numbers of a column that are strata each; more are divided by quantiles
 DIVISIONS = (8, 32)
-COMMON = 0.02  # share of the prompts that have a word which the frame of a prompt is made of
+COMMON = 0.02  # least share of the prompts that have a word of the frame
 
 
 @dataclass(frozen=True)
 class StrataSettings:
-    """``columns``: whose values are the strata, the first divides first; none: ``data_source`` and the text's shape."""
+    """``columns``: their values are the strata, the first divides first; none: ``data_source`` and the text's shape."""
 
     columns: Sequence[str] = field(default_factory=list)
 
     def of(self, source: Any) -> list[list[np.ndarray]]:
-        """Trees of strata: for each depth, the coarsest first, the stratum of each prompt of a source."""
+        """Return trees of strata: for each depth, the coarsest first, the stratum of each prompt of a source."""
         if not self.columns:
             above = _data_source(source)
             return [nested([*above, *tree]) for tree in shapes(source.texts())]
         columns = [column_depths(source.column(name, "goldilocks.strata.columns")) for name in self.columns]
-        turns = range(len(columns))  # each column has its turn to be the first that divides
+        turns = range(len(columns))  # each column divides first in one tree
         return [nested([depth for column in columns[turn:] + columns[:turn] for depth in column]) for turn in turns]
 
 
 def nested(labels: Sequence[Sequence[object]]) -> list[np.ndarray]:
-    """Strata by the labels of each depth, within those of the depth above; small ones of a stratum are put together."""
+    """Return the strata by the labels of each depth, within those of the depth above; small ones are merged."""
     depths: list[np.ndarray] = []
     above = np.zeros(len(labels[0]), dtype=np.int64)
     for column in labels:
@@ -52,7 +52,7 @@ def nested(labels: Sequence[Sequence[object]]) -> list[np.ndarray]:
 
 
 def column_depths(values: Sequence[object]) -> list[list[object]]:
-    """A column's values; of many different numbers, first where each stands in their order."""
+    """Return the depths of a column: its values, or quantiles of many different numbers."""
     numbers = _numbers(values)
     if numbers is None:
         return [[str(value) for value in values]]
@@ -67,7 +67,7 @@ def _divided(numbers: np.ndarray, parts: int) -> list[object]:
 
 
 def _numbers(values: Sequence[object]) -> np.ndarray | None:
-    """The values as numbers, also where they are written as words; None if one is no number."""
+    """Return the values as numbers, also if they are written as text; None if one is no finite number."""
     try:
         numbers = np.array([float(value) for value in values])  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -83,10 +83,7 @@ def _data_source(source: Any) -> list[list[object]]:
 
 
 def shapes(texts: Sequence[str]) -> list[list[Sequence[object]]]:
-    """Trees by what texts have in common.
-
-    The first word, the words that many have, the numbers, the length, and the whole without rare words.
-    """
+    """Return trees by the first word, the frame of common words, the numbers, the length, and the frequent words."""
     tokens = [words(text) for text in texts]
     many = Counter(token for one in tokens for token in set(one))
     common = {token for token, prompts in many.items() if prompts >= max(COMMON * len(texts), SMALLEST)}
@@ -100,6 +97,6 @@ def shapes(texts: Sequence[str]) -> list[list[Sequence[object]]]:
 
 
 def _numbers_of(tokens: Sequence[str]) -> tuple[int, int]:
-    """How many numbers there are, and of how many digits together."""
+    """Return how many numbers there are, and how many digits together."""
     digits = [digits for digits in map(digits_of, tokens) if digits]
     return len(digits), sum(digits)

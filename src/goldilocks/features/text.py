@@ -1,9 +1,8 @@
-"""What features are made of, read from a table of prompts: verl's data frame or TRL's data set.
+"""Features without a model: hashed n-grams and lengths of a prompt's text, and columns of the data.
 
-What a prompt's text says without a model: hashed n-grams, and how long it is.
-
-A number stands in an n-gram by how many digits it has: ``17 + 250`` and ``23 + 118`` are equally hard, and share their
-n-grams. The hash is the same in every process, so features need not be saved with a checkpoint.
+In an n-gram, a number is replaced by its number of digits: ``17 + 250`` and ``23 + 118`` are equally hard, and share
+their n-grams. The hash is the same in every process, so features need not be saved with a checkpoint. Texts and columns
+are read from a table of prompts: verl's data frame or TRL's data set.
 """
 
 from __future__ import annotations
@@ -18,9 +17,17 @@ from typing import Any
 
 import numpy as np
 
+from goldilocks.errors import require
+
+BUCKETS = 512
+LONGEST_GRAM = 3
+MOST_WORDS = 32  # of a column
+LENGTHS = 4  # columns before the buckets
+_TOKEN = re.compile(r"\d+|[^\W\d_]+|[^\w\s]|_")
+
 
 def conversation_text(messages: Any) -> str:
-    """Return what the messages of a conversation say, one after the other."""
+    """Return the contents of a conversation's messages, a line each."""
     if isinstance(messages, str):
         return messages
     return "\n".join(str(message.get("content")) for message in messages)
@@ -38,15 +45,8 @@ def column(table: Any, name: str, key: str) -> list[Any]:
     raise ValueError(f"{key}={name!r} is not accepted: a column of the data: {known}")
 
 
-BUCKETS = 512
-LONGEST_GRAM = 3
-MOST_WORDS = 32  # of a column
-LENGTHS = 4  # columns before the buckets
-_TOKEN = re.compile(r"\d+|[^\W\d_]+|[^\w\s]|_")
-
-
 def text_features(texts: Sequence[str]) -> np.ndarray:
-    """A row for each text: four lengths, then the logarithm of each bucket's count of n-grams."""
+    """Return a row for each text: four lengths, then the logarithm of each bucket's count of n-grams."""
     counts = np.zeros((len(texts), LENGTHS + BUCKETS), dtype=np.float32)
     for row, text in zip(counts, texts, strict=True):
         found = words(text)
@@ -60,16 +60,12 @@ def text_features(texts: Sequence[str]) -> np.ndarray:
 
 
 def words(text: str) -> list[str]:
-    """The words and signs of a text; a number is ``#`` and how many digits it has."""
-    return [_word(token) for token in _TOKEN.findall(text.lower())]
-
-
-def _word(token: str) -> str:
-    return f"#{len(token)}" if token[0].isdigit() else token
+    """Return the words and signs of a text; a number becomes ``#`` and how many digits it has."""
+    return [f"#{len(token)}" if token[0].isdigit() else token for token in _TOKEN.findall(text.lower())]
 
 
 def digits_of(word: str) -> int:
-    """How many digits a number has; 0 for other words, the sign ``#`` among them."""
+    """Return how many digits a number has; 0 for other words, also for the sign ``#``."""
     return int(word[1:]) if word[0] == "#" and len(word) > 1 else 0
 
 
@@ -79,21 +75,20 @@ def _bucket(gram: str) -> int:
 
 
 def column_features(name: str, values: Sequence[object]) -> np.ndarray:
-    """A column of numbers, in which a missing one counts as their mean; of words, a column for each frequent word."""
-    if all(value is None for value in values):
-        raise ValueError(f"goldilocks.features.columns: {name!r} has no value")
+    """Return a column of numbers, missing ones as their mean; of words, a column for each frequent word."""
+    key = "goldilocks.features.columns"
+    require(any(value is not None for value in values), key, name, "a column with values")
     try:
         column = np.array([math.nan if value is None else float(value) for value in values])  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return _indicators(list(map(str, values)))
     known = np.isfinite(column)
-    if not known.any():
-        raise ValueError(f"goldilocks.features.columns: {name!r} has no finite number")
+    require(bool(known.any()), key, name, "a column with finite numbers")
     return np.asarray(np.where(known, column, column[known].mean())[:, None])
 
 
 def _indicators(values: Sequence[str]) -> np.ndarray:
-    """1 where a prompt has the value, for the most frequent values; the rest have 0 in all."""
+    """Return a column for each of the most frequent values, 1 where a prompt has the value."""
     frequent = Counter(sorted(values)).most_common(MOST_WORDS)
     places = {value: place for place, (value, _) in enumerate(frequent)}
     found = np.array([places.get(value, -1) for value in values])

@@ -1,8 +1,8 @@
-"""Files and folders that appear whole or not at all: made beside their place, then renamed.
+"""Files and folders that appear whole or not at all, and files of JSON lines.
 
-A crash leaves the old one or the new one, never half of one, and two processes may make the same one at the same time.
-
-JSON lines: read whole and strictly, read as far as they are whole, or followed while they are written.
+A file or folder is made beside its place, then renamed. A crash leaves the old one or the new one, never half of one,
+and two processes may make the same one at the same time. JSON lines are read strictly, read with broken lines skipped,
+or followed while they are written.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file of text."""
+    """Write a text file, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def make_folder(path: Path, make: Callable[[Path], None]) -> None:
-    """Have ``make`` fill a folder, unless the folder is there already."""
+    """Let ``make`` fill a folder, unless the folder is there already."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ class Progress:
     generated: list[int] = field(default_factory=list)  # rollouts in all, after each step
 
     def add(self, record: dict[str, Any]) -> None:
-        """One line of metrics.jsonl: a validation, a training step, or both."""
+        """Take one line of metrics.jsonl: a validation, a training step, or both."""
         self.step, data = record["step"], record["data"]
         accuracy = validation_accuracy(data)
         if accuracy is not None:
@@ -117,9 +117,8 @@ class Progress:
 
     def _budget_left(self, recent: int) -> float:
         """Return for how many more steps the budget lasts, if they cost as much as the recent ones."""
-        known = (
-            self.spent if self.first_step == 1 else self.spent[1:]
-        )  # the first share of a resumed run includes earlier starts
+        # The first share of a resumed run includes earlier starts.
+        known = self.spent if self.first_step == 1 else self.spent[1:]
         steps = min(recent, len(known) - 1)
         gained = known[-1] - known[-1 - steps] if steps > 0 else 0.0
         return max(1 - known[-1], 0.0) * steps / gained if gained else math.inf

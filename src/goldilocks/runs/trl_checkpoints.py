@@ -46,7 +46,7 @@ def torn(folder: Path) -> str | None:
 
 
 def begin(folder: Path) -> None:
-    """Let a checkpoint that is about to be written again not count until it is whole."""
+    """Mark a checkpoint that is about to be written again as not whole."""
     (folder / LAST_FILE).unlink(missing_ok=True)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from goldilocks.errors import require
 
 KEY = "goldilocks.validate_by"
-MOST_VALUES = 100  # of a column; one with more divides the data too finely to say anything
+MOST_VALUES = 100  # of a column; more divide the data too finely
 _NAME = re.compile(r"val/(?P<column>[^/]+)/(?P<value>.*)/acc", re.DOTALL)
 
 
@@ -22,7 +22,7 @@ def metric_name(column: str, value: Any) -> str:
 
 
 def column_and_value(metric: str) -> tuple[str, str] | None:
-    """Return what a metric is the accuracy of, or None if it is another metric."""
+    """Return the column and the value that a metric is the accuracy of, or None if it is another metric."""
     found = _NAME.fullmatch(metric)
     return (found["column"], found["value"]) if found else None
 

@@ -87,7 +87,7 @@ def test_one_long_text_in_a_column_does_not_make_all_as_long():
 
 
 def test_a_column_without_values_is_named():
-    with pytest.raises(ValueError, match="'level' has no value"):
+    with pytest.raises(ValueError, match="columns='level' is not accepted: a column with values"):
         column_features("level", [None, None])
 
 

@@ -197,7 +197,8 @@ def test_a_recipe_of_ones_own_is_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(None, "is not a file"), ("a: [1", "is not YAML"), ("- a list", "has no keys")]
+    ("text", "message"),
+    [(None, "is not accepted: a file"), ("a: [1", "is not YAML"), ("- a list", "has no keys")],
 )
 def test_a_file_that_is_no_recipe_is_one_line(text: str | None, message: str, tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "mine.yaml"

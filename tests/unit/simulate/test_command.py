@@ -160,7 +160,7 @@ class Needy(Fixed):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--policy", "unifrom"], "recipe='unifrom' is not known (did you mean 'uniform'?)"),
+        (["--policy", "unifrom"], ", or a .yaml file (did you mean 'uniform'?)"),
         (["--rollouts", "-3"], "rollouts=-3 is not accepted"),
         (["--seed", "-3"], "seed=-3 is not accepted"),
         (["--slots", "0"], "slots=0 is not accepted"),
