@@ -156,6 +156,23 @@ passes: a step takes 2.915 s, 1.927 s of processors
                     rows-by-length    -1.1%  [-2.4%, +1.3%]        -7.4%
                   nested-responses    +0.2%  [-0.9%, +1.6%]        -1.5%
                      row-selection    +3.8%  [-0.3%, +5.9%]       -20.2%
+
+$ python benchmarks/patches.py --rounds 16 --seconds 420 --cases group-numbers row-selection loss-padding \\
+    rows-by-length response-logits log-probs loop:rewards-here
+tiny, cpu, 32 prompts × 8, 14 rounds, 168 steps
+
+default: a step takes 1.603 s, 1.125 s of processors
+                           without      cpu  95 %                   wall
+                     group-numbers    +4.6%  [+2.1%, +9.0%]        +6.0%
+                     row-selection    +0.4%  [-3.1%, +3.0%]        +0.6%
+                      loss-padding    +0.6%  [-1.7%, +2.3%]       -10.3%
+                    rows-by-length    +0.8%  [-0.6%, +2.0%]        -2.1%
+                   response-logits    +0.7%  [-2.3%, +1.0%]        -7.7%
+                         log-probs    +4.0%  [+3.4%, +5.6%]        +7.4%
+
+loop: a step takes 2.871 s, 2.432 s of processors
+                           without      cpu  95 %                   wall
+                      rewards-here   +18.5%  [+16.5%, +21.3%]     +26.8%
 ```
 
 The tiny model has 21 tokens and answers of three. What `rows-by-length`, `response-logits`, `loss-padding` and

@@ -108,6 +108,6 @@ RESPONSE_LOGITS = Patch(
     },
     reason="no loss reads the logits of a prompt, and they are most of the memory",
     changes="log-probs of prompts, which nothing reads, are 0",
-    without="CPU +2 % (-1 to +2), with a vocabulary of 21 tokens",
+    without="CPU +1 % (-2 to +1), with a vocabulary of 21 tokens",
     needless_when="verl asks transformers for the logits of responses alone (logits_to_keep)",
 )

@@ -80,6 +80,6 @@ REWARDS_HERE = Patch(
     written_for={"AgentLoopWorker._compute_score": "cf4b57719ad3c1b2"},
     reason="verl sends every rollout to a reward worker in a batch of its own; the default manager's rules run here",
     changes="nothing: the same values",
-    without="CPU +18 % (+14 to +24) with verl's agent loop",
+    without="CPU +18 % (+16 to +21) with verl's agent loop",
     needless_when="verl grades by rules in the process that has the answer",
 )
