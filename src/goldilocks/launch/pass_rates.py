@@ -30,6 +30,7 @@ from goldilocks.runs.files import Lines
 from goldilocks.runs.records import row_key, split_row_key
 from goldilocks.runs.rollouts import Row, growing, whole_groups
 from goldilocks.runs.validation import place_of, value_of
+from goldilocks.types import POSITIVE_THRESHOLD
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from goldilocks.engine import Engine
 
 PROMPTS, N, BLOCK = 512, 8, 64
-RIGHT = 0.5  # a score at or above this is a pass
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,9 +101,8 @@ class Asked:
 
     def rollout(self, index: int, output: str, score: float, tokens: int) -> Row:
         """Return a line of the file."""
-        told = {name: value for name, value in self.row.items() if name not in (PROMPT, "reward_model")}
         return {
-            **told,
+            **{name: value for name, value in self.row.items() if name not in (PROMPT, "reward_model")},
             "input": conversation_text(self.row[PROMPT]),
             "output": output,
             "gts": self.row["reward_model"]["ground_truth"],
@@ -279,7 +278,7 @@ def summary(groups: Sequence[Sequence[Row]], columns: Sequence[str]) -> list[str
 
 
 def _figures(groups: Sequence[Sequence[Row]]) -> str:
-    passes = [sum(float(row["score"]) >= RIGHT for row in group) for group in groups]
+    passes = [sum(float(row["score"]) >= POSITIVE_THRESHOLD for row in group) for group in groups]
     informative = sum(0 < count < len(group) for count, group in zip(passes, groups, strict=True))
     answers = sum(map(len, groups))
     return f"pass rate {sum(passes) / max(answers, 1):.3f}, informative groups {informative / max(len(groups), 1):.1%}"

@@ -1,9 +1,8 @@
-"""Go through a run's groups in their order, forecast each prompt's first visit from what came before, and score that.
+"""``goldilocks forecast RUN``: what would priors have known of prompts never tried?
 
-The forecasts are those of ``goldilocks.prior=strata`` or ``forecast``. No group is forecast by a prior that has learnt
-from it or from a later one. Only first visits are scored: of a prompt that was tried, its own rollouts tell.
-
-``goldilocks forecast RUN``: what would priors have known of prompts never tried?
+A run's groups are gone through in their order. The first visit to each prompt is forecast, as with
+``goldilocks.prior=strata`` or ``forecast``, from the groups of earlier steps alone, and the forecast is scored. Later
+visits are not scored: a prompt that was tried is known by its own rollouts.
 """
 
 from __future__ import annotations
@@ -28,6 +27,28 @@ from goldilocks.types import POSITIVE_THRESHOLD, Group, Rollout
 WORTHS = np.geomspace(0.1, 1000, 161)  # rollouts
 RANKS = 4
 ENOUGH = 32  # first visits, after those of the first step
+PRIORS = ("strata", "forecast")
+LITTLE = 0.02  # of the mean's log-loss: a prior that saves less is not recommended
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("run", metavar="RUN", type=Path, help="a run directory, a directory of verl's rollout dumps, "
+        "or a .jsonl, .csv or .parquet file with input, score and step a rollout")  # fmt: skip
+    parser.add_argument("--column", metavar="NAME", action="append", default=[], help="a column of the rollouts for "
+        "strata and features, such as level; again for another (default: strata by the text)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the lines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what the run's rollouts say."""
+    outcomes = read_outcomes(args.run)
+    found = {prior: look_back(outcomes, prior, args.column) for prior in PRIORS}
+    if args.json:
+        print(json.dumps({prior: one.as_dict() for prior, one in found.items()}, indent=2))
+    else:
+        print("\n".join(lines(found)))
+    return 0
 
 
 @dataclass(frozen=True)
@@ -60,16 +81,16 @@ class Hindsight:
 
     @property
     def skill(self) -> float:
-        """The share of the mean's log-loss that the forecast saves."""
+        """Return the share of the mean's log-loss that the forecast saves."""
         return 1 - self.forecast_loss / self.mean_loss if self.mean_loss else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the figures as JSON values."""
         return {**asdict(self), "skill": self.skill}
 
 
 def read_outcomes(path: Path) -> Outcomes:
-    """The groups of a run directory, of a directory of verl's dumps, or of a file of rollouts."""
+    """Read the groups of a run directory, of a directory of verl's dumps, or of a file of rollouts."""
     rows = read_records(path / "rollouts" if (path / "rollouts").is_dir() else path)
     groups: dict[str, list[Record]] = {}
     for row, uid in zip(rows, group_uids(rows), strict=True):
@@ -126,7 +147,7 @@ def _prior(name: str, prompts: ListSource, columns: Sequence[str]) -> Prior:
 
 
 def _forecasts(outcomes: Outcomes, prior: Prior) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The groups that are first visits after the first step, with the forecast and the mean of all before each."""
+    """Return the first visits after the first step, the forecast of each, and the mean of all groups before it."""
     beliefs = Beliefs(outcomes.prompts.keys(), prior=prior)
     seen, passes, trials = np.zeros(len(beliefs), dtype=bool), 1.0, 2.0
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
@@ -150,8 +171,7 @@ def _record(beliefs: Beliefs, outcomes: Outcomes, group: int, step: int) -> None
     passes, trials = int(outcomes.passes[group]), int(outcomes.trials[group])
     rollouts = tuple(Rollout("g0", index, float(index < passes), 1) for index in range(trials))
     prompt = outcomes.prompts[int(outcomes.prompt[group])]
-    told = Group("g0", prompt, rollouts, trials, step)
-    beliefs.record(told, informative=0 < passes < trials, step=step)
+    beliefs.record(Group("g0", prompt, rollouts, trials, step), informative=0 < passes < trials, step=step)
 
 
 def _loss(forecasts: np.ndarray, rates: np.ndarray) -> float:
@@ -175,13 +195,13 @@ def _ranks(forecasts: np.ndarray, steps: np.ndarray) -> np.ndarray:
 
 
 def _worth(forecasts: np.ndarray, passes: np.ndarray, trials: np.ndarray) -> float:
-    """The strength at which a beta-binomial around the forecasts makes what came out most probable."""
+    """Return the strength at which a beta-binomial around the forecasts makes the outcomes most probable."""
     p = np.clip(forecasts, 0.01, 0.99)
     return float(max(WORTHS, key=lambda worth: _log_likelihood(worth * p, worth * (1 - p), passes, trials)))
 
 
 def _log_likelihood(right: np.ndarray, wrong: np.ndarray, passes: np.ndarray, trials: np.ndarray) -> float:
-    """Of a Pólya urn with these many right and wrong balls; the number of orders is the same for all strengths."""
+    """Return the log-likelihood of a Pólya urn of right and wrong balls, up to a term that no strength changes."""
     total = 0.0
     for drawn in range(int(trials.max())):
         total += float(np.log(right + drawn)[drawn < passes].sum())
@@ -190,32 +210,8 @@ def _log_likelihood(right: np.ndarray, wrong: np.ndarray, passes: np.ndarray, tr
     return total
 
 
-PRIORS = ("strata", "forecast")
-LITTLE = 0.02  # of the mean's log-loss: no prior is worth a line that saves less
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the command takes."""
-    parser.add_argument("run", metavar="RUN", type=Path, help="a run directory, a directory of verl's rollout dumps, "
-        "or a .jsonl, .csv or .parquet file with input, score and step a rollout")  # fmt: skip
-    parser.add_argument("--column", metavar="NAME", action="append", default=[], help="a column of the rollouts for "
-        "strata and features, such as level; again for another (default: strata by the text)")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the lines")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Print what the run's rollouts say."""
-    outcomes = read_outcomes(args.run)
-    found = {prior: look_back(outcomes, prior, args.column) for prior in PRIORS}
-    if args.json:
-        print(json.dumps({prior: one.as_dict() for prior, one in found.items()}, indent=2))
-    else:
-        print("\n".join(lines(found)))
-    return 0
-
-
 def lines(found: Mapping[str, Hindsight]) -> list[str]:
-    """The figures, each with what it means."""
+    """Return the lines to print, each figure with its meaning."""
     any_ = next(iter(found.values()))
     return [
         f"{any_.prompts:,} prompts, {any_.groups:,} groups, {any_.rollouts:,} rollouts; "

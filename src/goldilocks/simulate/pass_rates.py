@@ -6,6 +6,7 @@ rollout (as in verl's dumps), where the rows of one prompt are put together.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from goldilocks.errors import require
 from goldilocks.hashing import content_key
 from goldilocks.runs.records import (
     TEXT_COLUMNS,
@@ -53,7 +55,7 @@ class PassRates:
 
 
 def read_pass_rates(path: Path | str) -> PassRates:
-    """The prompts of a JSONL, CSV or parquet file, or of a directory of verl's dumps."""
+    """Read the prompts of a JSONL, CSV or parquet file, or of a directory of verl's dumps."""
     rows = read_records(path)
     try:
         return interpret(rows)
@@ -62,7 +64,7 @@ def read_pass_rates(path: Path | str) -> PassRates:
 
 
 def interpret(rows: Sequence[Record]) -> PassRates:
-    """Prompts from rows, by the columns of the first."""
+    """Return the prompts of rows, read by the columns of the first."""
     columns = rows[0].keys()
     if "pass_rate" in columns:
         return _one_row_a_prompt(rows, _pass_rate)
@@ -109,20 +111,18 @@ def _pass_rates(
 
 def _pass_rate(row: Record) -> float:
     rate = number(row, "pass_rate")
-    if not 0 <= rate <= 1:
-        raise ValueError(f"pass_rate={rate!r} is not accepted: between 0 and 1")
+    require(0 <= rate <= 1, "pass_rate", rate, "between 0 and 1")
     return rate
 
 
 def _share_of_passes(row: Record) -> float:
     rewards = present(row, "rewards")
     if isinstance(rewards, str):  # CSV has no lists: a list is written as JSON there
-        try:
+        with contextlib.suppress(ValueError):
             rewards = json.loads(rewards)
-        except ValueError:
-            raise ValueError(f"rewards={rewards!r} is not accepted: a list of numbers such as [0, 1, 1]") from None
-    if not isinstance(rewards, list) or not rewards:
-        raise ValueError(f"rewards={rewards!r} is not accepted: a list of at least one number")
+    several = isinstance(rewards, list) and len(rewards) > 0
+    require(several, "rewards", rewards, "a list of at least one number, such as [0, 1, 1]")
+    assert isinstance(rewards, list)
     passes = [number({"rewards": reward}, "rewards") >= POSITIVE_THRESHOLD for reward in rewards]
     return sum(passes) / len(passes)
 
@@ -132,8 +132,7 @@ def _length(row: Record) -> float:
     column = first_column(LENGTH_COLUMNS, row)
     if column:
         tokens = number(row, column)
-        if tokens < 0:
-            raise ValueError(f"{column}={tokens!r} is not accepted: a number of tokens, 0 or more")
+        require(tokens >= 0, column, tokens, "a number of tokens, 0 or more")
         return max(tokens, 1.0)
     text = first_column(TEXT_COLUMNS, row)
     return max(len(str(row[text])) / CHARACTERS_PER_TOKEN, 1.0) if text else float(DEFAULT_TOKENS)

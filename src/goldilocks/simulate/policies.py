@@ -1,14 +1,12 @@
-"""The policies of a recipe, as ``goldilocks train`` would build them, with the sizes of a simulation.
+"""The policies of a recipe, as ``goldilocks train`` would build them, with the sizes of a simulation and ``--set``.
 
 A simulation differs in two places. It ends when its budget is spent, so ``max_num_gen_batches``, which stops a training
 run on data that yield nothing, is lifted. And the batch filter, which needs a trainer's log-probs, is refused.
 
-``--set``: parameters of the chosen policies, other parts in place of theirs, and any key of a recipe.
-
 ==========================================  ==================================================================
-``allocator.max_n=64``                      to every chosen policy whose allocator has ``max_n``; at least one must
-``allocator=package.module:Class``          replaces the allocator of every policy, by class or by a name of ours
-``adaptive_rollout.max_n=64``               sets the key for every policy, as ``goldilocks train`` does
+``--set allocator.max_n=64``                to every chosen policy whose allocator has ``max_n``; at least one must
+``--set allocator=package.module:Class``    replaces the allocator of every policy, by class or by a name of ours
+``--set adaptive_rollout.max_n=64``         sets the key for every policy, as ``goldilocks train`` does
 ==========================================  ==================================================================
 
 Parts are replaced first and keys set next, so a new part can be given its parameters in the same command.
@@ -30,6 +28,7 @@ from goldilocks.errors import nearest, require, require_type
 from goldilocks.simulate.run import Setup
 
 Config = Mapping[str, Any]
+KINDS = ("selector", "allocator", "filter")
 
 
 def recipe_config(recipe: str) -> Config:
@@ -54,9 +53,6 @@ def settings_of(config: Config, setup: Setup) -> Settings:
 def recipe_settings(recipe: str, setup: Setup) -> Settings:
     """Return the settings of a recipe by its name or file."""
     return settings_of(recipe_config(recipe), setup)
-
-
-KINDS = ("selector", "allocator", "filter")
 
 
 def apply_overrides(configs: Mapping[str, Config], words: Sequence[str], setup: Setup) -> dict[str, Settings]:

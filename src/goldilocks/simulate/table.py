@@ -1,14 +1,12 @@
-"""The figures by which policies are compared.
+"""The figures by which policies are compared, and their two tables: what a policy yields, and where its tokens went.
 
 A group counts if it was trained, or if it is kept for the next batch when the budget ends. Groups that were dropped,
 expired or unfinished count only as cost.
-
-Outcomes as two tables with a row per policy: what the policy yields, and where its tokens went.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,6 +21,11 @@ from goldilocks.simulate.pass_rates import PassRates
 from goldilocks.types import Group, is_informative, signal
 
 HARD = 0.2  # the highest pass rate of a hard prompt; prompts with pass rate 0 are impossible, not hard
+LEGEND = """\
+groups: groups whose rewards differ, trained or kept for the next batch; signal: Σ(r − r̄)² over
+their trained rollouts; steps: engine steps until a batch is full, each writes a token in every
+busy slot; hard reached: share of the prompts with a pass rate in (0, 0.2] that had such a group.
+Below: where the tokens went."""
 
 
 class Harvest:
@@ -97,15 +100,8 @@ class Outcome:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the figures as JSON values."""
         return asdict(self)
-
-
-LEGEND = """\
-groups: groups whose rewards differ, trained or kept for the next batch; signal: Σ(r − r̄)² over
-their trained rollouts; steps: engine steps until a batch is full, each writes a token in every
-busy slot; hard reached: share of the prompts with a pass rate in (0, 0.2] that had such a group.
-Below: where the tokens went."""
 
 
 def figure(value: float | None, digits: int = 1) -> str:
@@ -125,26 +121,18 @@ def tables(outcomes: Sequence[Outcome]) -> Stack:
 
 def yield_table(outcomes: Sequence[Outcome]) -> Table:
     """Return the table of what each policy yields per rollout, per token and per batch."""
-    table = _table(
-        "groups per\n1k rollouts",
-        "signal per\n1k rollouts",
-        "groups per\n1M tokens",
-        "signal per\n1M tokens",
-        "batches",
-        "steps per\nbatch",
-        "hard\nreached",
-    )
+    cells: dict[str, Callable[[Outcome], str]] = {
+        "groups per\n1k rollouts": lambda one: figure(one.informative_groups_per_1k_rollouts),
+        "signal per\n1k rollouts": lambda one: figure(one.signal_per_1k_rollouts),
+        "groups per\n1M tokens": lambda one: figure(one.informative_groups_per_1m_tokens),
+        "signal per\n1M tokens": lambda one: figure(one.signal_per_1m_tokens),
+        "batches": lambda one: figure(one.batches, 0),
+        "steps per\nbatch": lambda one: figure(one.engine_steps_per_batch, 0),
+        "hard\nreached": lambda one: percent(one.hard_prompts_reached),
+    }
+    table = _table(*cells)
     for one in outcomes:
-        table.add_row(
-            one.policy,
-            figure(one.informative_groups_per_1k_rollouts),
-            figure(one.signal_per_1k_rollouts),
-            figure(one.informative_groups_per_1m_tokens),
-            figure(one.signal_per_1m_tokens),
-            figure(one.batches, 0),
-            figure(one.engine_steps_per_batch, 0),
-            percent(one.hard_prompts_reached),
-        )
+        table.add_row(one.policy, *(cell(one) for cell in cells.values()))
     return table
 
 
@@ -156,9 +144,8 @@ def token_table(outcomes: Sequence[Outcome]) -> Table:
     for one in outcomes:
         shares = [percent(one.token_share[account]) for account in used]
         shares += [percent(one.trained_again)] if again else []
-        table.add_row(
-            one.policy, f"{one.rollouts:,}", f"{one.tokens / 1e6:,.1f}M", *shares, figure(one.mean_pass_rate, 3)
-        )
+        spent = (f"{one.rollouts:,}", f"{one.tokens / 1e6:,.1f}M")
+        table.add_row(one.policy, *spent, *shares, figure(one.mean_pass_rate, 3))
     return table
 
 
