@@ -9,15 +9,14 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from goldilocks.tasks.base import Problem, Score, Split, draw_levels, graded
+from goldilocks.tasks.base import LevelTask, Problem
 
 _INTEGER = re.compile(r"-?\d+")
 
 
 @dataclass(frozen=True)
-class Level:
+class ArithmeticLevel:
     """Problems of one operation on operands with this many digits."""
 
     operation: str
@@ -38,13 +37,13 @@ class Level:
 
 # Each level's share of a data set. For the tiny model about a third is always right, a third sometimes (two digits and
 # one, with a carry), and a third never.
-LEVELS: Mapping[Level, float] = {
-    **{Level(operation, (1, 1)): 1.5 for operation in "+-"},
-    **{Level(operation, (2, 1)): 7 for operation in "+-"},
-    **{Level(operation, digits): 0.5 for operation in "+-" for digits in ((2, 2), (3, 1), (3, 3))},
-    **{Level(operation, (d, d)): 0.4 for operation in "+-" for d in (4, 5, 6)},
-    Level("*", (1, 1)): 1,
-    **{Level("*", digits): 0.5 for digits in ((2, 1), (2, 2), (3, 3))},
+LEVELS: Mapping[ArithmeticLevel, float] = {
+    **{ArithmeticLevel(operation, (1, 1)): 1.5 for operation in "+-"},
+    **{ArithmeticLevel(operation, (2, 1)): 7 for operation in "+-"},
+    **{ArithmeticLevel(operation, digits): 0.5 for operation in "+-" for digits in ((2, 2), (3, 1), (3, 3))},
+    **{ArithmeticLevel(operation, (d, d)): 0.4 for operation in "+-" for d in (4, 5, 6)},
+    ArithmeticLevel("*", (1, 1)): 1,
+    **{ArithmeticLevel("*", digits): 0.5 for digits in ((2, 1), (2, 2), (3, 3))},
 }
 
 
@@ -54,15 +53,9 @@ def split_key(question: str) -> str:
     return question[-2 - len(numbers[1])] + " ".join(sorted(numbers))
 
 
-class Arithmetic:
-    """The task; every level gets its share of problems until it has none left."""
+class Arithmetic(LevelTask):
+    """The task."""
 
     data_source = "goldilocks/arithmetic"
-
-    def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
-        """``size`` different problems, levels in turn by their shares."""
-        return draw_levels(LEVELS, split_key, split, size, random.Random(f"arithmetic/{split}/{seed}"))
-
-    def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
-        """Grade an answer: right if it is the integer, with nothing but spaces around it."""
-        return graded(answer.strip() == truth)
+    levels = LEVELS
+    key = split_key

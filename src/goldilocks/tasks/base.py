@@ -61,43 +61,49 @@ class Level(Protocol):
         ...
 
 
-def draw_levels(
-    levels: Mapping[Any, float], key: Callable[[str], str], split: Split, size: int, rng: random.Random
-) -> list[Problem]:
-    """``size`` different problems of the split, levels drawn by their shares for as long as they have problems left.
+class LevelTask:
+    """A task of levels, each drawn by its share for as long as it has problems left. ``key`` names a question's split.
 
-    ``key`` names a question for its split.
+    An answer is right if it is the truth, with nothing but spaces around it.
     """
-    chosen: dict[str, Problem] = {}
-    shares = dict(levels)
-    while len(chosen) < size and shares:
-        level = rng.choices(list(shares), list(shares.values()))[0]
-        problem = _draw_new(level, key, split, chosen, rng)
-        if problem is None:
-            del shares[level]
-        else:
-            chosen[problem.question] = problem
-    return list(chosen.values())
 
+    data_source: str
+    levels: Mapping[Any, float]
+    key: Callable[[str], str]
 
-def _draw_new(
-    level: Level, key: Callable[[str], str], split: Split, seen: Mapping[str, Problem], rng: random.Random
-) -> Problem | None:
-    for _ in range(_TRIES):
-        problem = level.draw(rng)
-        if problem.question not in seen and split_of(key(problem.question)) == split:
-            return problem
-    return None
+    def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
+        """Return ``size`` different problems, or fewer if there are no more."""
+        rng = random.Random(f"{self.data_source.removeprefix('goldilocks/')}/{split}/{seed}")
+        chosen: dict[str, Problem] = {}
+        shares = dict(self.levels)
+        while len(chosen) < size and shares:
+            level = rng.choices(list(shares), list(shares.values()))[0]
+            problem = self._draw_new(level, split, chosen, rng)
+            if problem is None:
+                del shares[level]
+            else:
+                chosen[problem.question] = problem
+        return list(chosen.values())
+
+    def _draw_new(self, level: Level, split: Split, seen: Mapping[str, Problem], rng: random.Random) -> Problem | None:
+        for _ in range(_TRIES):
+            problem = level.draw(rng)
+            if problem.question not in seen and split_of(type(self).key(problem.question)) == split:
+                return problem
+        return None
+
+    def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
+        """Return the reward of an answer."""
+        return graded(answer.strip() == truth)
 
 
 def graded(right: bool) -> Score:
     """Return the reward of a right or wrong answer, under the names that verl and the filters read."""
-    value = float(right)
-    return {"score": value, "acc": value}
+    return {"score": float(right), "acc": float(right)}
 
 
 def to_row(problem: Problem, data_source: str, split: Split, index: int) -> dict[str, Any]:
-    """One row of a verl parquet file."""
+    """Return one row of a verl parquet file."""
     return {
         "data_source": data_source,
         "prompt": [{"role": "user", "content": problem.question}],

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from goldilocks.errors import require
 from goldilocks.tasks.base import SPLITS, Problem, Split, write_split
 from goldilocks.tasks.registry import TASKS, create
 
@@ -37,11 +38,9 @@ def run(args: argparse.Namespace) -> int:
     task = create(args.task, **options)
     for split in SPLITS:
         size = getattr(args, split)
-        if size < 1:
-            raise ValueError(f"--{split}={size}: at least 1")
+        require(size >= 1, f"--{split}", size, "1 or more")
         problems = task.problems(split, size, args.seed)
-        if not problems:
-            raise ValueError(f"task={args.task} has no problems for its {split} split")
+        require(bool(problems), "task", args.task, f"one that has problems for its {split} split")
         path = write_split(args.out, task.data_source, split, problems)
         print(f"{path}: {_summary(problems, split, size)}")
     return 0

@@ -1,13 +1,10 @@
-"""A GGUF file: its metadata, and its tensors as fp32.
+"""A Llama model in a GGUF file, as the folder that transformers loads: safetensors, config, tokenizer, chat template.
 
 The package ``gguf`` reads metadata as one NumPy slice of a memory map per token: eleven seconds for a vocabulary of
 49,152 and its merges, and transformers reads the file anew for the tokenizer (twice), the config and the weights. This
-reader takes 0.3 s. The arithmetic of the quantised types is the package's own.
-
-A Llama model in a GGUF file, as the folder that transformers loads: safetensors, config, tokenizer, chat template.
-
-Invariant: the weights equal those that transformers takes from the same file, rounded to bf16. The tokenizer follows
-the file more closely: transformers drops the rule ``smollm`` (a token per digit) and takes another token for the end.
+reader takes 0.3 s. The arithmetic of the quantised types is the package's own. Invariant: the weights equal those that
+transformers takes from the same file, rounded to bf16. The tokenizer follows the file more closely: transformers drops
+the rule ``smollm`` (a token per digit) and takes another token for the end.
 """
 
 from __future__ import annotations
@@ -18,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from goldilocks.errors import require, require_known
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +29,26 @@ VERSIONS = (2, 3)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT = 32  # of the tensors, unless the metadata say otherwise
+_PLAIN = {"F32": "<f4", "F16": "<f2"}  # types the package wants as numbers and not as bytes
+ARCHITECTURE, TOKENIZER, DIGITS_APART = "llama", "gpt2", ("smollm",)
+_NORMAL = 1  # the type of a token that is no special one
+
+_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_OUTER = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
 
 
 @dataclass(frozen=True)
@@ -49,8 +68,8 @@ class GgufFile:
             self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._place = len(MAGIC)
         version = self._number("I") if self._bytes[: len(MAGIC)] == MAGIC else 0
-        if version not in VERSIONS:
-            raise ValueError(f"{path} is not a GGUF file of version {' or '.join(map(str, VERSIONS))}")
+        versions = " or ".join(map(str, VERSIONS))
+        require(version in VERSIONS, "--source", str(path), f"a GGUF file of version {versions}")
         tensors, entries = self._number("Q"), self._number("Q")
         self.metadata: dict[str, Any] = {self._string(): self._value(self._number("I")) for _ in range(entries)}
         self.tensors = dict(self._stored() for _ in range(tensors))
@@ -58,7 +77,7 @@ class GgufFile:
         self._data = -(-self._place // alignment) * alignment
 
     def tensor(self, name: str) -> np.ndarray:
-        """The tensor in fp32."""
+        """Return a tensor in fp32."""
         import numpy as np
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
         from gguf.quants import dequantize
@@ -97,48 +116,26 @@ class GgufFile:
         return name, Stored(shape, self._number("I"), self._number("Q"))
 
 
-_PLAIN = {"F32": "<f4", "F16": "<f2"}  # types the package wants as numbers and not as bytes
-
-
-ARCHITECTURE, TOKENIZER, DIGITS_APART = "llama", "gpt2", ("smollm",)
-_NORMAL = 1  # the type of a token that is no special one
-
-_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_OUTER = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-
-
 def convert(gguf: Path, out: Path, told: Callable[[float], None] = lambda share: None) -> None:
-    """Write the folder; ``told`` hears which share of the tensors is done."""
+    """Write the folder; ``told`` is called with the share of the tensors that is done."""
+    from transformers import GenerationConfig
+
     file = GgufFile(gguf)
     config = config_of(file)
     tokenizer = tokenizer_of(file)
     _save_weights(file, config, out, told)
     config.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    _generation(config).save_pretrained(out)
+    ends = {name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    GenerationConfig(**ends).save_pretrained(out)
 
 
 def config_of(file: GgufFile) -> LlamaConfig:
-    """The shape of the model."""
+    """Return the shape of the model."""
     from transformers import LlamaConfig
 
     found = file.metadata
-    if found["general.architecture"] != ARCHITECTURE:
-        raise ValueError(f"general.architecture={found['general.architecture']!r}: only {ARCHITECTURE} is converted")
+    require_known("general.architecture", found["general.architecture"], [ARCHITECTURE])
     heads = found["llama.attention.head_count"]
     return LlamaConfig(
         architectures=["LlamaForCausalLM"],
@@ -160,13 +157,12 @@ def config_of(file: GgufFile) -> LlamaConfig:
 
 
 def tokenizer_of(file: GgufFile) -> PreTrainedTokenizerFast:
-    """The byte-level BPE tokenizer of the file, with its chat template."""
+    """Return the byte-level BPE tokenizer of the file, with its chat template."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     found = file.metadata
-    if found["tokenizer.ggml.model"] != TOKENIZER:
-        raise ValueError(f"tokenizer.ggml.model={found['tokenizer.ggml.model']!r}: only {TOKENIZER} is converted")
+    require_known("tokenizer.ggml.model", found["tokenizer.ggml.model"], [TOKENIZER])
     tokens: list[str] = found["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ", 1)) for merge in found["tokenizer.ggml.merges"]]
     backend = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
@@ -198,7 +194,7 @@ def tokenizer_of(file: GgufFile) -> PreTrainedTokenizerFast:
 
 
 def weights(file: GgufFile, config: LlamaConfig) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor under the name transformers gives it, in fp32."""
+    """Yield every tensor under the name transformers gives it, in fp32."""
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads or config.num_attention_heads}
     for stored in file.tensors:
         values = file.tensor(stored)
@@ -227,11 +223,3 @@ def _save_weights(file: GgufFile, config: LlamaConfig, out: Path, told: Callable
         told(len(tensors) / len(file.tensors))
     out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-
-
-def _generation(config: LlamaConfig) -> Any:
-    from transformers import GenerationConfig
-
-    return GenerationConfig(
-        bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
-    )

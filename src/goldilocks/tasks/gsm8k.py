@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from goldilocks.errors import require
 from goldilocks.runs.records import read_records
 from goldilocks.tasks.base import Problem, Score, Split, graded, split_of
 
@@ -50,14 +51,13 @@ class Gsm8k:
 
             return load_dataset(self.data_source, "main", split=_PUBLISHED[split]).to_list()
         path = Path(self.source)
-        if not path.exists():
-            raise ValueError(f"source={self.source!r} does not exist; give a parquet or JSON lines file, or a folder")
+        require(path.exists(), "source", self.source, "a parquet or JSON lines file that exists, or a folder")
         if path.is_file():
             return [row for row in _read(path) if split_of(row["question"]) == split]
         name = f"*{_PUBLISHED[split]}*"
         files = [file for file in sorted(path.rglob(name)) if file.suffix in _ENDINGS]
-        if not files:
-            raise ValueError(f"source={self.source!r} has no file named {name} that ends in {' or '.join(_ENDINGS)}")
+        accepted = f"a folder with a file named {name} that ends in {' or '.join(_ENDINGS)}"
+        require(bool(files), "source", self.source, accepted)
         return [row for file in files for row in _read(file)]
 
 
@@ -75,15 +75,13 @@ def _short(text: str) -> str | None:
 
 def _problem(row: Mapping[str, str]) -> Problem:
     truth = final_answer(row["answer"])
-    if truth is None:
-        raise ValueError(f"answer={row['answer'][-40:]!r} has no '#### number' at its end")
+    require(truth is not None, "answer", row["answer"][-40:], "a solution with '#### number' at its end")
     # Each step of the published solution carries one calculator annotation <<…>>.
-    return Problem(f"{row['question']} {INSTRUCTION}", truth.replace(",", ""), float(row["answer"].count("<<")))
+    return Problem(f"{row['question']} {INSTRUCTION}", str(truth).replace(",", ""), float(row["answer"].count("<<")))
 
 
 def _read(path: Path) -> list[dict[str, str]]:
     rows = read_records(path)
-    missing = {"question", "answer"} - set(rows[0])
-    if missing:
-        raise ValueError(f"{path}: no {' and no '.join(sorted(missing))}; there are {', '.join(rows[0])}")
+    whole = {"question", "answer"} <= set(rows[0])
+    require(whole, "source", str(path), f"the columns question and answer; there are {', '.join(rows[0])}")
     return [{"question": str(row["question"]), "answer": str(row["answer"])} for row in rows]

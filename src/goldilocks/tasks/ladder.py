@@ -11,9 +11,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from goldilocks.tasks.base import Problem, Score, Split, draw_levels, graded, split_of
+from goldilocks.tasks.base import LevelTask, Problem, split_of
 
 SKILLS: Mapping[str, Callable[[str], str]] = {
     "reverse": lambda digits: digits[::-1],
@@ -32,7 +31,7 @@ RIGHT, FALL, FALL_TINY = 0.5, 0.25, 0.5
 
 
 @dataclass(frozen=True)
-class Level:
+class LadderLevel:
     """Problems of one skill on rows of one length."""
 
     skill: str
@@ -49,7 +48,7 @@ class Level:
                 return Problem(f"{self.skill} {digits}", answer, float(self.level), extra)
 
 
-LEVELS: Mapping[Level, float] = {Level(skill, level): 1 for level in range(1, TOP + 1) for skill in SKILLS}
+LEVELS: Mapping[LadderLevel, float] = {LadderLevel(skill, level): 1 for level in range(1, TOP + 1) for skill in SKILLS}
 
 
 def split_key(question: str) -> str:
@@ -71,15 +70,9 @@ def lessons(rng: random.Random, fall: float = FALL) -> Iterator[Problem]:
             yield Problem(problem.question, split_key(problem.question), problem.difficulty)
 
 
-class Ladder:
+class Ladder(LevelTask):
     """The task; every level of every skill has the same share."""
 
     data_source = "goldilocks/ladder"
-
-    def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
-        """``size`` different problems, levels and skills drawn evenly."""
-        return draw_levels(LEVELS, split_key, split, size, random.Random(f"ladder/{split}/{seed}"))
-
-    def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
-        """Grade an answer: right if it is the row of digits, with nothing but spaces around it."""
-        return graded(answer.strip() == truth)
+    levels = LEVELS
+    key = split_key

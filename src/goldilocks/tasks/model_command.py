@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make or get the model."""
-    if args.out is not None and args.out.exists() and any(args.out.iterdir()):
-        raise ValueError(f"--out={args.out} is not empty; choose a new folder")
+    empty = args.out is None or not args.out.exists() or not any(args.out.iterdir())
+    require(empty, "--out", str(args.out), "a folder that is new or empty")
     if args.action == "make":
         require(args.out is not None, "--out", args.out, "a folder for the model")
         return _make(args)

@@ -17,7 +17,7 @@ from goldilocks.tasks.base import VALIDATION_SHARE, Problem, Score, Split, split
 
 # Their graders pass the model's answer to eval, sympify or the like, which would run model output as code.
 EVALUATING = frozenset(
-    {
+    [
         "binary_matrix",
         "codeio",
         "countdown",
@@ -30,7 +30,7 @@ EVALUATING = frozenset(
         "simple_integration",
         "spiral_matrix",
         "string_insertion",
-    }
+    ]
 )
 
 INSTRUCTION = "Give the final answer between <answer> and </answer>."
@@ -59,7 +59,7 @@ class ReasoningGym:
         self.data_source = f"reasoning_gym/{'+'.join(chosen)}"
 
     def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
-        """``size`` different problems of the split, each generator with its share."""
+        """Return ``size`` different problems of the split, each generator with its share."""
         total = sum(self._shares.values())
         counts = [round(size * share / total) for share in self._shares.values()]
         counts[0] += size - sum(counts)
@@ -67,7 +67,7 @@ class ReasoningGym:
         return [problem for part in parts for problem in part]
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
-        """The generator's own marks for the answer to the problem that ``extra`` names."""
+        """Return the generator's own marks for the answer to the problem that ``extra`` names."""
         name, seed, index = str(extra["generator"]), int(extra["seed"]), int(extra["source_index"])
         _check_generator(name)
         knobs = str(extra.get("knobs", "{}"))
@@ -76,7 +76,7 @@ class ReasoningGym:
         return {"score": marks, "acc": float(marks >= _RIGHT)}
 
     def _of(self, name: str, split: Split, size: int, seed: int) -> Iterator[Problem]:
-        """The first ``size`` different problems of one generator that belong to the split."""
+        """Yield the first ``size`` different problems of one generator that belong to the split."""
         knobs = json.dumps(self._knobs[name], sort_keys=True)
         seen: set[str] = set()
         for index in range(2 * VALIDATION_SHARE * size + 100):
@@ -93,22 +93,18 @@ class ReasoningGym:
 
 
 def final_answer(text: str) -> str:
-    """What the last ``<answer>`` holds, else the whole text."""
+    """Return the text in the last ``<answer>``, else the whole text."""
     marked = _ANSWER.findall(text)
     return (marked[-1] if marked else text).strip()
 
 
 def _check_generator(name: str) -> None:
-    known = _generators()
+    from reasoning_gym.factory import DATASETS
+
+    known = list(DATASETS)
     accepted = f"one of reasoning-gym's {len(known)} generators{nearest(name, known)}"
     require(name in known, "generator", name, accepted)
     require(name not in EVALUATING, "generator", name, "one whose grader does not run the answer as code")
-
-
-def _generators() -> list[str]:
-    from reasoning_gym.factory import DATASETS
-
-    return list(DATASETS)
 
 
 @lru_cache(maxsize=64)
@@ -133,6 +129,6 @@ def _entry(generator: str, seed: int, knobs: str, index: int) -> dict[str, Any]:
 
 
 def _difficulty(metadata: Mapping[str, Any]) -> float:
-    """The mean of the generator's own difficulty knobs for this problem, 0 where it has none."""
+    """Return the mean of the generator's own difficulty knobs for this problem, 0 where it has none."""
     knobs = [metadata[name] for name in metadata.get("difficulty", {}) if isinstance(metadata.get(name), int | float)]
     return float(sum(knobs) / len(knobs)) if knobs else 0.0

@@ -10,41 +10,24 @@ from typing import Any
 from goldilocks.errors import require_known
 from goldilocks.tasks.base import Score, Task
 
-# name: (module:class, what its data sources begin with, what it is)
+# name, as of its module here: (class, what its data sources begin with, what it is)
 TASKS: Mapping[str, tuple[str, str, str]] = {
-    "arithmetic": (
-        "goldilocks.tasks.arithmetic:Arithmetic",
-        "goldilocks/arithmetic",
-        "sums, differences and products of one to six digits",
-    ),
-    "sums": (
-        "goldilocks.tasks.sums:Sums",
-        "goldilocks/sums",
-        "arithmetic in words for a chat model such as SmolLM2, graded by the last number",
-    ),
+    "arithmetic": ("Arithmetic", "goldilocks/arithmetic", "sums, differences and products of one to six digits"),
+    "sums": ("Sums", "goldilocks/sums", "arithmetic in words for a chat model, graded by the last number"),
     "ladder": (
-        "goldilocks.tasks.ladder:Ladder",
+        "Ladder",
         "goldilocks/ladder",
-        "skills on rows of digits, in ten levels of which the lowest can be done at first",
+        "skills on rows of digits, in ten levels; the lowest can be done at first",
     ),
-    "reasoning_gym": (
-        "goldilocks.tasks.reasoning_gym:ReasoningGym",
-        "reasoning_gym/",
-        "generators of the reasoning-gym library, by name",
-    ),
-    "gsm8k": (
-        "goldilocks.tasks.gsm8k:Gsm8k",
-        "openai/gsm8k",
-        "grade-school word problems, from a file or the hub",
-    ),
+    "reasoning_gym": ("ReasoningGym", "reasoning_gym/", "generators of the reasoning-gym library, by name"),
+    "gsm8k": ("Gsm8k", "openai/gsm8k", "grade-school word problems, from a file or the hub"),
 }
 
 
 def create(name: str, **options: Any) -> Task:
     """Return the task called ``name``; its class says which options it takes."""
     require_known("task", name, TASKS)
-    module, kind = TASKS[name][0].split(":")
-    return getattr(importlib.import_module(module), kind)(**options)
+    return getattr(importlib.import_module(f"goldilocks.tasks.{name}"), TASKS[name][0])(**options)
 
 
 @cache

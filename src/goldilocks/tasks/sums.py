@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from goldilocks.tasks.base import Problem, Score, Split, draw_levels, graded
+from goldilocks.tasks.base import LevelTask, Problem, Score, graded
 
 QUESTION = "Calculate {}. Give the final answer as a number."
 _NUMBER = re.compile(r"(?:(?<![\d)])-)?\d[\d,]*(?:\.\d+)?")  # a minus behind a digit is an operation
 
 
 @dataclass(frozen=True)
-class Level:
+class SumLevel:
     """``terms`` numbers of ``digits`` digits, with one of ``operations`` between each two."""
 
     terms: int
@@ -46,18 +46,18 @@ class Level:
 
 
 # Each level's share of a data set. No level mixes products with sums: the order of operations is no part of this.
-LEVELS: Mapping[Level, float] = {
-    Level(2, 1, "+"): 1,
-    Level(2, 1, "-"): 1,
-    Level(2, 1, "*"): 1,
-    Level(3, 1, "+-"): 2,
-    Level(4, 1, "+-"): 2,
-    Level(2, 2, "+"): 2,
-    Level(2, 2, "-"): 2,
-    Level(3, 2, "+-"): 2,
-    Level(2, 3, "+-"): 2,
-    Level(2, 2, "*"): 1,
-    Level(3, 3, "+-"): 1,
+LEVELS: Mapping[SumLevel, float] = {
+    SumLevel(2, 1, "+"): 1,
+    SumLevel(2, 1, "-"): 1,
+    SumLevel(2, 1, "*"): 1,
+    SumLevel(3, 1, "+-"): 2,
+    SumLevel(4, 1, "+-"): 2,
+    SumLevel(2, 2, "+"): 2,
+    SumLevel(2, 2, "-"): 2,
+    SumLevel(3, 2, "+-"): 2,
+    SumLevel(2, 3, "+-"): 2,
+    SumLevel(2, 2, "*"): 1,
+    SumLevel(3, 3, "+-"): 1,
 }
 
 
@@ -67,14 +67,12 @@ def split_key(question: str) -> str:
     return " ".join(sorted(words[1::2]) + sorted(words[::2]))
 
 
-class Sums:
-    """The task; every level gets its share for as long as it has problems left."""
+class Sums(LevelTask):
+    """The task. An answer is right if its last number is the truth."""
 
     data_source = "goldilocks/sums"
-
-    def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
-        """``size`` different problems, levels drawn by their shares."""
-        return draw_levels(LEVELS, split_key, split, size, random.Random(f"sums/{split}/{seed}"))
+    levels = LEVELS
+    key = split_key
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
         """Right when the last number of the answer is the truth, however it was reached."""

@@ -1,8 +1,7 @@
-"""A tokenizer made from scratch: one token per character, and a chat template of two tokens.
+"""A tiny Qwen2-style model and its tokenizer, made from scratch, to train without a download.
 
-It is a byte-level BPE without merges, since transformers loads the tokenizer of a Qwen2 model as a byte-level BPE.
-
-A tiny Qwen2-style model and its tokenizer, made from scratch, to train without a download.
+The tokenizer has a token per character and a chat template of two tokens. It is a byte-level BPE without merges, since
+transformers loads the tokenizer of a Qwen2 model as a byte-level BPE.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rich.progress import Progress
 
 from goldilocks.tasks import ladder
 from goldilocks.tasks.base import Problem
-from goldilocks.tasks.warm_start import STEPS, lessons, warm_start
+from goldilocks.tasks.warm_start import STEPS, encode, lessons, warm_start
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
@@ -35,9 +34,17 @@ _TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
 )
 
+ANSWER_TOKENS = 16
+
+# task: its characters, and the lessons of its warm start
+TASKS: Mapping[str, tuple[str, Callable[[random.Random], Iterator[Problem]]]] = {
+    "arithmetic": (ARITHMETIC, lessons),
+    "ladder": (ladder.CHARACTERS, functools.partial(ladder.lessons, fall=ladder.FALL_TINY)),
+}
+
 
 def character_tokenizer(characters: Iterable[str] = ARITHMETIC) -> PreTrainedTokenizerFast:
-    """A transformers tokenizer over these characters; anything else becomes the unknown token."""
+    """Return a transformers tokenizer over these characters; anything else becomes the unknown token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -59,15 +66,6 @@ def character_tokenizer(characters: Iterable[str] = ARITHMETIC) -> PreTrainedTok
     )
     tokenizer.chat_template = _TEMPLATE
     return tokenizer
-
-
-ANSWER_TOKENS = 16
-
-# task: its characters, and the lessons of its warm start
-TASKS: Mapping[str, tuple[str, Callable[[random.Random], Iterator[Problem]]]] = {
-    "arithmetic": (ARITHMETIC, lessons),
-    "ladder": (ladder.CHARACTERS, functools.partial(ladder.lessons, fall=ladder.FALL_TINY)),
-}
 
 
 def make(
@@ -109,13 +107,6 @@ def build(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen2ForCausalLM(config)
-
-
-def encode(tokenizer: PreTrainedTokenizerFast, question: str, answer: str) -> tuple[list[int], list[int]]:
-    """Return the tokens of the prompt, by the chat template, and those of the answer with its end token."""
-    messages = [{"role": "user", "content": question}]
-    prompt: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    return prompt, [*tokenizer.encode(answer), tokenizer.eos_token_id]
 
 
 @torch.no_grad()

@@ -1,88 +1,40 @@
-"""Muon: momentum whose steps are orthogonal matrices (Jordan et al. 2024), for a model's hidden matrices.
+"""Lessons before RL: supervised training that leaves a model imperfect, so that RL has something to teach.
 
-torch's own Muon computes in bfloat16, which is slow on a CPU without bfloat16 units. This one keeps the type of the
-parameters.
-
-Supervised training that leaves a tiny model imperfect: it knows the easy sums and forgets most carries.
-
-Invariant: no lesson is a validation problem. What RL teaches afterwards carries over to unseen problems, since one
-mistake, the forgotten carry, causes most wrong sums of two digits and one.
+A tiny model learns the easy sums and forgets most carries. A larger one learns the form of an answer, and some of the
+lowest levels. Invariant: no lesson is a validation problem. What RL teaches afterwards carries over to unseen problems,
+since one mistake, the forgotten carry, causes most wrong sums of two digits and one.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from rich.progress import Progress
 
-from goldilocks.tasks.arithmetic import Level, split_key
+from goldilocks.tasks.arithmetic import ArithmeticLevel, split_key
 from goldilocks.tasks.base import Problem, split_of
 
 MOMENTUM = 0.95
 # Coefficients of the quintic that drives singular values towards one, from the paper's reference code.
 A, B, C = 3.4445, -4.7750, 2.0315
 ITERATIONS = 5
-
-
-class Muon(torch.optim.Optimizer):
-    """For matrices only. Steps have the size of Adam's, so that one learning rate fits both."""
-
-    def __init__(self, parameters: Iterable[torch.Tensor], lr: float, weight_decay: float = 0.01) -> None:
-        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """One step along the orthogonalised Nesterov momentum."""
-        for group in self.param_groups:
-            for matrices in _alike(group["params"]):
-                # Matrices of one shape are stacked: the number of operations costs more than their size.
-                updates = orthogonal(torch.stack([self._momentum(matrix) for matrix in matrices]))
-                for matrix, update in zip(matrices, updates, strict=True):
-                    matrix.mul_(1 - group["lr"] * group["weight_decay"])
-                    matrix.add_(update, alpha=-0.2 * group["lr"] * max(matrix.shape) ** 0.5)
-        return None
-
-    def _momentum(self, matrix: torch.Tensor) -> torch.Tensor:
-        assert matrix.grad is not None
-        state = self.state[matrix]
-        momentum = state.setdefault("momentum", torch.zeros_like(matrix))
-        momentum.lerp_(matrix.grad, 1 - MOMENTUM)
-        return matrix.grad.lerp(momentum, MOMENTUM)
-
-
-def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
-    """The matrices with their singular values moved close to one, by Newton–Schulz iteration."""
-    tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if tall else matrices
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(ITERATIONS):
-        gram = x @ x.mT
-        x = A * x + (B * gram + C * gram @ gram) @ x
-    return x.mT if tall else x
-
-
-def _alike(matrices: Iterable[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
-    by_shape: dict[torch.Size, list[torch.Tensor]] = {}
-    for matrix in matrices:
-        by_shape.setdefault(matrix.shape, []).append(matrix)
-    return by_shape.values()
-
-
-STEPS = 600
+STEPS, PUPIL_STEPS = 600, 300
 BATCH = 64
-LR = 6e-3
-MATRIX_LR = 1e-2
+LR, MATRIX_LR, PUPIL_LR = 6e-3, 1e-2, 1e-4
 WARM_UP = 30
 SLIPS = 0.65  # of the carries are forgotten in the lessons
 
 # How often each level is taught. The model never learns the other levels.
-LESSONS: Mapping[Level, float] = {
-    **{Level(operation, (1, 1)): 2 for operation in "+-"},
-    **{Level(operation, (2, 1)): 6 for operation in "+-"},
-    **{Level(operation, (2, 2)): 1 for operation in "+-"},
-    Level("*", (1, 1)): 1,
+LESSONS: Mapping[ArithmeticLevel, float] = {
+    **{ArithmeticLevel(operation, (1, 1)): 2 for operation in "+-"},
+    **{ArithmeticLevel(operation, (2, 1)): 6 for operation in "+-"},
+    **{ArithmeticLevel(operation, (2, 2)): 1 for operation in "+-"},
+    ArithmeticLevel("*", (1, 1)): 1,
 }
 
 Encode = Callable[[str, str], tuple[list[int], list[int]]]
@@ -180,3 +132,92 @@ def _loss(model: torch.nn.Module, lessons: list[Lesson]) -> torch.Tensor:
     # Padding is on the right, where causal attention never looks: no mask is needed.
     logits = model(input_ids=ids, use_cache=False).logits
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def teach(
+    model: Path,
+    out: Path,
+    taught: Callable[[random.Random], Iterator[Problem]],
+    steps: int = PUPIL_STEPS,
+    seed: int = 0,
+) -> None:
+    """Train a copy of ``model`` on the lessons, on the GPU where there is one, and save it to ``out``."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    auto: Any = AutoModelForCausalLM
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    pupil = auto.from_pretrained(model, dtype="auto")
+    kept = pupil.dtype
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    pupil = pupil.to(device, torch.float32)
+    optimizers = [(torch.optim.AdamW(pupil.parameters(), PUPIL_LR, betas=(0.9, 0.99), weight_decay=0.0), PUPIL_LR)]
+    with Progress(transient=True) as bar, mixed_precision(device.type, enabled=device.type == "cuda"):
+        line = bar.add_task(f"teaching {model.name} its first lessons", total=steps)
+        encoded = partial(encode, tokenizer)
+        warm_start(pupil, encoded, seed, steps, lambda done: bar.update(line, completed=done), taught, optimizers)
+    pupil.to(kept).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def mixed_precision(device: str, *, enabled: bool) -> torch.autocast:
+    """Return a context for many steps of training in bfloat16.
+
+    autocast keeps a bfloat16 copy of each weight until its context ends, so that within one context an update would
+    never reach the next forward pass: the copies are switched off.
+    """
+    return torch.autocast(device, torch.bfloat16, enabled=enabled, cache_enabled=False)
+
+
+def encode(tokenizer: Any, question: str, answer: str) -> tuple[list[int], list[int]]:
+    """Return the tokens of the prompt, by the chat template, and those of the answer with its end token."""
+    messages = [{"role": "user", "content": question}]
+    prompt: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return prompt, [*tokenizer.encode(answer), tokenizer.eos_token_id]
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose steps are orthogonal matrices (Jordan et al. 2024), for a model's hidden matrices.
+
+    Steps have the size of Adam's, so that one learning rate fits both. torch's own Muon computes in bfloat16, which is
+    slow on a CPU without bfloat16 units; this one keeps the type of the parameters.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor], lr: float, weight_decay: float = 0.01) -> None:
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Take one step along the orthogonalised Nesterov momentum."""
+        for group in self.param_groups:
+            for matrices in _alike(group["params"]):
+                # Matrices of one shape are stacked: the number of operations costs more than their size.
+                updates = orthogonal(torch.stack([self._momentum(matrix) for matrix in matrices]))
+                for matrix, update in zip(matrices, updates, strict=True):
+                    matrix.mul_(1 - group["lr"] * group["weight_decay"])
+                    matrix.add_(update, alpha=-0.2 * group["lr"] * max(matrix.shape) ** 0.5)
+        return None
+
+    def _momentum(self, matrix: torch.Tensor) -> torch.Tensor:
+        assert matrix.grad is not None
+        state = self.state[matrix]
+        momentum = state.setdefault("momentum", torch.zeros_like(matrix))
+        momentum.lerp_(matrix.grad, 1 - MOMENTUM)
+        return matrix.grad.lerp(momentum, MOMENTUM)
+
+
+def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
+    """Return the matrices with their singular values moved close to one, by Newton–Schulz iteration."""
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = A * x + (B * gram + C * gram @ gram) @ x
+    return x.mT if tall else x
+
+
+def _alike(matrices: Iterable[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
+    by_shape: dict[torch.Size, list[torch.Tensor]] = {}
+    for matrix in matrices:
+        by_shape.setdefault(matrix.shape, []).append(matrix)
+    return by_shape.values()

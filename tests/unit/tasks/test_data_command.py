@@ -32,7 +32,7 @@ def test_wrong_options_are_one_line_and_status_2(tmp_path, capsys):
         (["arithmatic"], "did you mean 'arithmetic'"),
         (["arithmetic", "--generator", "x"], "--generator is not an option of task arithmetic"),
         (["reasoning_gym"], "needs --generator"),
-        (["arithmetic", "--val", "0"], "--val=0: at least 1"),
+        (["arithmetic", "--val", "0"], "--val=0 is not accepted: 1 or more"),
     ):
         assert main(["data", "make", *words, *out]) == 2
         error = capsys.readouterr().err

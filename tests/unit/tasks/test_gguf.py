@@ -100,5 +100,5 @@ def test_every_token_keeps_its_number(file):
 
 def test_another_file_is_refused(tmp_path):
     (tmp_path / "other").write_bytes(b"PK" + bytes(64))
-    with pytest.raises(ValueError, match="not a GGUF file"):
+    with pytest.raises(ValueError, match="is not accepted: a GGUF file"):
         GgufFile(tmp_path / "other")

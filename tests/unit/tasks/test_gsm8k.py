@@ -64,12 +64,12 @@ def test_the_last_marked_answer_is_final():
 
 
 def test_missing_files_and_columns_are_named(tmp_path):
-    with pytest.raises(ValueError, match="does not exist"):
+    with pytest.raises(ValueError, match="that exists"):
         Gsm8k(str(tmp_path / "none")).problems("train", 1, 0)
-    with pytest.raises(ValueError, match=r"no file named \*test\* that ends in \.parquet or \.jsonl"):
+    with pytest.raises(ValueError, match=r"a file named \*test\* that ends in \.parquet or \.jsonl"):
         Gsm8k(str(tmp_path)).problems("val", 1, 0)
     pq.write_table(pa.table({"question": ["?"]}), tmp_path / "x.parquet")
-    with pytest.raises(ValueError, match="no answer; there are question"):
+    with pytest.raises(ValueError, match="columns question and answer; there are question"):
         Gsm8k(str(tmp_path / "x.parquet")).problems("train", 1, 0)
 
 

@@ -11,7 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goldilocks.tasks.base import split_of
-from goldilocks.tasks.ladder import CHARACTERS, FALL, LEVELS, RIGHT, SKILLS, TOP, Ladder, Level, lessons, split_key
+from goldilocks.tasks.ladder import (
+    CHARACTERS,
+    FALL,
+    LEVELS,
+    RIGHT,
+    SKILLS,
+    TOP,
+    Ladder,
+    LadderLevel,
+    lessons,
+    split_key,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +50,7 @@ def test_a_problem_has_its_level_in_the_row_and_doing_nothing_is_wrong(seed, lev
 
 
 def test_every_level_has_thousands_of_problems():
-    lowest = {Level("sort", 1).draw(random.Random(seed)).question for seed in range(4000)}
+    lowest = {LadderLevel("sort", 1).draw(random.Random(seed)).question for seed in range(4000)}
     assert len(lowest) * len(SKILLS) > 3000
     found = Counter(problem.extra["level"] for problem in Ladder().problems("train", 2000, seed=0))
     assert len(found) == TOP

@@ -10,7 +10,7 @@ from goldilocks.tasks import smollm2
 
 def test_a_file_with_another_digest_is_refused(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"GGUF and something else")
-    with pytest.raises(ValueError, match=f"not {smollm2.GGUF_SHA256[:12]}"):
+    with pytest.raises(ValueError, match=f"is not accepted: {smollm2.GGUF_SHA256[:12]}"):
         smollm2.get(tmp_path / "out", tmp_path / "model.gguf")
     assert not (tmp_path / "out").exists()
 

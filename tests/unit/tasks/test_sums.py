@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goldilocks.tasks.sums import LEVELS, Level, Sums, last_number, split_key
+from goldilocks.tasks.sums import LEVELS, SumLevel, Sums, last_number, split_key
 
 
 @given(seed=st.integers(0, 2**32), level=st.sampled_from(list(LEVELS)))
@@ -38,8 +38,8 @@ def test_every_level_is_in_a_data_set_and_its_name_is_in_the_row():
 
 
 def test_a_level_is_as_hard_as_the_digits_it_works_through():
-    assert Level(2, 1, "+").difficulty < Level(3, 1, "+-").difficulty < Level(3, 2, "+-").difficulty
-    assert Level(2, 2, "+").difficulty < Level(2, 2, "*").difficulty
+    assert SumLevel(2, 1, "+").difficulty < SumLevel(3, 1, "+-").difficulty < SumLevel(3, 2, "+-").difficulty
+    assert SumLevel(2, 2, "+").difficulty < SumLevel(2, 2, "*").difficulty
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from goldilocks.tasks import ladder
-from goldilocks.tasks.taught import mixed_precision, teach
-from goldilocks.tasks.tiny_model import build, character_tokenizer, encode
-from goldilocks.tasks.warm_start import _loss
+from goldilocks.tasks.tiny_model import build, character_tokenizer
+from goldilocks.tasks.warm_start import _loss, encode, mixed_precision, teach
 
 
 def weights(folder) -> torch.Tensor:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from goldilocks.tasks.arithmetic import Arithmetic, split_key
 from goldilocks.tasks.base import split_of
 from goldilocks.tasks.model_command import histogram
-from goldilocks.tasks.tiny_model import ARITHMETIC, build, character_tokenizer, encode, make, pass_rates
-from goldilocks.tasks.warm_start import lessons, orthogonal, slip, warm_start
+from goldilocks.tasks.tiny_model import ARITHMETIC, build, character_tokenizer, make, pass_rates
+from goldilocks.tasks.warm_start import encode, lessons, orthogonal, slip, warm_start
 
 TOKENIZER = character_tokenizer()
 
