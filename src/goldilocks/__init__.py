@@ -11,50 +11,40 @@ from goldilocks.types import Failure, Group, Prompt, Request, Rollout, Verdict
 
 __version__ = "0.1.0"
 
-# Names whose modules need torch or verl: imported when they are first used, so that the core stays light.
+_CONFIG = "goldilocks.verl.compat.python_config"
+# Names whose modules need torch or verl: imported on first use, so that the core stays light.
 _LAZY = {
     "PPOBatchFilter": "goldilocks.filtering",
     "PPOFilterConfig": "goldilocks.filtering",
-    "ActorConfig": "goldilocks.verl.compat.python_config",
-    "ActorRolloutRefConfig": "goldilocks.verl.compat.python_config",
-    "AlgoConfig": "goldilocks.verl.compat.python_config",
-    "DataConfig": "goldilocks.verl.compat.python_config",
-    "FilterGroupsConfig": "goldilocks.verl.compat.python_config",
-    "PPOTrainerConfig": "goldilocks.verl.compat.python_config",
-    "RolloutConfig": "goldilocks.verl.compat.python_config",
-    "TrainerConfig": "goldilocks.verl.compat.python_config",
     "RayPPOTrainerWithSampling": "goldilocks.verl.compat.trainer",
+    "ActorConfig": _CONFIG,
+    "ActorRolloutRefConfig": _CONFIG,
+    "AlgoConfig": _CONFIG,
+    "DataConfig": _CONFIG,
+    "FilterGroupsConfig": _CONFIG,
+    "PPOTrainerConfig": _CONFIG,
+    "RolloutConfig": _CONFIG,
+    "TrainerConfig": _CONFIG,
 }
-
 _EXTRAS = {"filtering": "filter", "verl": "verl"}
 
 __all__ = [
     "Accounts",
-    "ActorConfig",
-    "ActorRolloutRefConfig",
-    "AlgoConfig",
     "Beliefs",
     "Collector",
-    "DataConfig",
     "Exhausted",
     "Failure",
-    "FilterGroupsConfig",
     "Group",
     "Ledger",
     "Limits",
     "ListSource",
-    "PPOBatchFilter",
-    "PPOFilterConfig",
-    "PPOTrainerConfig",
     "Prompt",
-    "RayPPOTrainerWithSampling",
     "Request",
     "Rollout",
-    "RolloutConfig",
     "Source",
     "Surplus",
-    "TrainerConfig",
     "Verdict",
+    *_LAZY,
 ]
 
 

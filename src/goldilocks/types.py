@@ -37,30 +37,18 @@ class Word(str, Enum):
 class Account(Word):
     """The class of a generated rollout. Every rollout is in exactly one class at any time."""
 
-    OPEN = "open"
-    """In a group that has not been judged."""
-    CARRIED = "carried"
-    """In a kept group that waits to be trained."""
-    TRAINED = "trained"
-    """Handed to the trainer."""
-    TRIMMED = "trimmed"
-    """In a trained group, beyond the rows it trains. The baseline counts it."""
-    BACKFILLED = "backfilled"
-    """In a dropped group that filled up an exhausted batch."""
-    FILTERED = "filtered"
-    """In a group that a filter dropped; each reason is an account of its own."""
-    EXPIRED = "expired"
-    """In a kept group that grew too old to train."""
-    CANCELLED = "cancelled"
-    """Not needed when it arrived, or aborted before it was finished."""
-    REJECTED = "rejected"
-    """Taken back after its group was kept; each reason is an account of its own."""
-    FAILED = "failed"
-    """Lost, or without a finite reward."""
-    PAUSED = "paused"
-    """Not finished: it stopped when the batch was full and goes on with the next policy (``on_full: partial``)."""
-    DUPLICATE = "duplicate"
-    """Delivered a second time."""
+    OPEN = "open"  # in a group that has not been judged
+    CARRIED = "carried"  # in a kept group that waits to be trained
+    TRAINED = "trained"  # handed to the trainer
+    TRIMMED = "trimmed"  # in a trained group, beyond the rows it trains; the baseline counts it
+    BACKFILLED = "backfilled"  # in a dropped group that filled up an exhausted batch
+    FILTERED = "filtered"  # in a group that a filter dropped; each reason is an account of its own
+    EXPIRED = "expired"  # in a kept group that grew too old to train
+    CANCELLED = "cancelled"  # not needed when it arrived, or aborted before it was finished
+    REJECTED = "rejected"  # taken back after its group was kept; each reason is an account of its own
+    FAILED = "failed"  # lost, or without a finite reward
+    PAUSED = "paused"  # stopped when the batch was full, and goes on with the next policy (``on_full: partial``)
+    DUPLICATE = "duplicate"  # delivered a second time
 
     def because(self, reason: str) -> AccountName:
         """Return the account of one reason: ``filtered/too_easy``."""
@@ -76,34 +64,25 @@ class AccountName(str):
 class OnExhausted(Word):
     """What happens when the limits leave too few groups for a batch."""
 
-    ERROR = "error"
-    """Raise ``Exhausted``."""
-    SHRINK = "shrink"
-    """Train on the groups there are."""
-    BACKFILL = "backfill"
-    """Fill the batch up with dropped groups: its shape is kept, they have no gradient."""
+    ERROR = "error"  # raise ``Exhausted``
+    SHRINK = "shrink"  # train on the groups there are
+    BACKFILL = "backfill"  # fill the batch up with dropped groups: its shape is kept, they have no gradient
 
 
 class OnFull(Word):
     """What happens to groups that are still open when the batch is full."""
 
-    FINISH = "finish"
-    """They finish, are judged and, if kept, carried."""
-    REQUEUE = "requeue"
-    """They are cancelled, and their prompts go to the head of the queue."""
-    PARTIAL = "partial"
-    """Their rollouts stop with what they have written and go on after the update."""
+    FINISH = "finish"  # they finish, are judged and, if kept, carried
+    REQUEUE = "requeue"  # they are cancelled, and their prompts go to the head of the queue
+    PARTIAL = "partial"  # their rollouts stop with what they have written and go on after the update
 
 
 class StopRule(Word):
     """When an adaptive group has enough rollouts."""
 
-    POSITIVE = "positive"
-    """At least one success."""
-    CONTRAST = "contrast"
-    """At least one success and one failure."""
-    BALANCED = "balanced"
-    """``balance`` successes and as many failures."""
+    POSITIVE = "positive"  # at least one success
+    CONTRAST = "contrast"  # at least one success and one failure
+    BALANCED = "balanced"  # ``balance`` successes and as many failures
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,6 @@ def _read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def refuse_circle(file: Path, above: tuple[Path, ...]) -> None:
-    """Raise ``ValueError`` for a file that builds on itself through others."""
     if file.resolve() in [one.resolve() for one in above]:
         circle = ", ".join(one.stem for one in (*above, file))
         raise ValueError(f"recipe={str(above[0])!r}: defaults go in a circle: {circle}")

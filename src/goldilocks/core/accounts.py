@@ -99,7 +99,6 @@ class PausedRollouts:
         return len(self.tokens)
 
     def begin(self, event: Paused) -> None:
-        """Charge the tokens that a rollout has written so far."""
         self.tokens[event.uid, event.index] = event.tokens
         self._accounts.post(Account.PAUSED, event.tokens)
 

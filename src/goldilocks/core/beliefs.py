@@ -65,7 +65,6 @@ class BeliefScore:
 
 
 def log_loss(forecast: float, rate: float) -> float:
-    """Return the log-loss per rollout of a group with this pass rate."""
     p = float(np.clip(forecast, EDGE, 1 - EDGE))
     return float(-rate * np.log(p) - (1 - rate) * np.log(1 - p))
 
@@ -166,7 +165,6 @@ class Beliefs:
         return a + self.positives[rows], b + self.negatives[rows]
 
     def pass_rate(self, rows: np.ndarray) -> np.ndarray:
-        """Return the posterior means."""
         a, b = self.posterior(rows)
         return np.asarray(a / (a + b))
 

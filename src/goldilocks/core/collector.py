@@ -35,22 +35,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from goldilocks.core.accounts import Accounts, PausedRollouts
 from goldilocks.core.allocators import Allocator
 from goldilocks.core.beliefs import Beliefs
-from goldilocks.core.collector_state import CollectorState
 from goldilocks.core.filters import Filter
 from goldilocks.core.judged_groups import JudgedGroups
 from goldilocks.core.limits import Exhausted, Limits, Surplus
 from goldilocks.core.open_groups import OpenGroup, OpenGroups, group_name, was_issued
+from goldilocks.core.packing import find_prompt
 from goldilocks.core.prompt_order import IssuedVisits, PromptOrder
 from goldilocks.core.prompt_queue import PromptQueue
 from goldilocks.core.replay import Replay, ReplayBuffer
 from goldilocks.core.selectors import Selector
-from goldilocks.core.source import Source
+from goldilocks.core.source import KeyedPositions, Source
 from goldilocks.core.statistics import KeepRate, StepStatistics
 from goldilocks.errors import require
 from goldilocks.types import (
@@ -67,8 +69,24 @@ from goldilocks.types import (
     is_informative,
 )
 
+STATE_LAYOUT = 2  # raised when ``state_dict`` changes its meaning
 
-class Collector(CollectorState):
+# A part's name in the saved state, and its attribute: names of states stay when attributes are renamed.
+_INDEPENDENT_PARTS = {
+    "ledger": "beliefs",
+    "accounts": "accounts",
+    "selector": "selector",
+    "allocator": "allocator",
+    "filter": "filter",
+    "pool": "_order",
+    "queue": "_queue",
+    "keep_rate": "_keep_rate",
+}
+_PARTS_WITH_GROUPS = {"shelf": "_judged", "replay": "_replay", "open": "_open"}  # loading these finds prompts
+_OTHER_PARTS = {"issued": "_issued", "paused": "_paused", "statistics": "_statistics"}
+
+
+class Collector:
     """Collects ``target_groups`` groups a step. The module's docstring has the loop that drives it."""
 
     def __init__(
@@ -240,6 +258,55 @@ class Collector(CollectorState):
 
     # -- what there is to see ------------------------------------------------------------------------------------------
 
+    @property
+    def kept(self) -> tuple[Group, ...]:
+        """Groups that wait to be taken, in the order their prompts were issued."""
+        return self._judged.kept
+
+    @property
+    def owed(self) -> int:
+        """How many groups the current step has yet to hand out."""
+        return self._owed
+
+    @property
+    def in_hand(self) -> tuple[Group, ...]:
+        """The batch in hand: the groups that ``take`` handed out and ``reject`` left, then the replayed ones."""
+        return (*self._judged.in_hand, *self._replay.in_hand)
+
+    @property
+    def reusable(self) -> tuple[Group, ...]:
+        """The groups that may be trained again after the batch in hand: their payloads outlive their training."""
+        return (*self._replay.waiting, *self._replay.reusable(self._judged.in_hand))
+
+    @property
+    def backfilled(self) -> set[str]:
+        """The groups of the batch in hand that only fill it up, and are not to be judged again."""
+        return self._judged.backfilled
+
+    @property
+    def waiting_rollouts(self) -> list[Rollout]:
+        """Every rollout whose payload a later batch may need: of open, kept, spare and reusable groups."""
+        judged = [*self._judged.kept, *(self._judged.spare if self._owed else ())]
+        groups = [*(one.arrived for one in self._open), *(group.rollouts for group in judged)]
+        again = [group.trained for group in self.reusable]
+        return [rollout for rollouts in (*groups, *again) for rollout in rollouts]
+
+    @property
+    def alive(self) -> set[str]:
+        """The groups whose payloads are needed: open, kept, held to fill up, in hand, or to be trained again."""
+        again = {group.uid for group in (*self._replay.waiting, *self._replay.in_hand)}
+        return {*(one.uid for one in self._open), *self._judged.uids, *again}
+
+    @property
+    def in_flight(self) -> int:
+        """How many rollouts the engine was asked for and has not returned; it has lost those to ask for again."""
+        return self._open.in_flight - self._open.lost
+
+    @property
+    def paused(self) -> dict[tuple[str, int], int]:
+        """The rollouts that wait to go on, by group and index, with the tokens they have written."""
+        return self._paused.tokens
+
     def metrics(self) -> dict[str, float]:
         """Return the current step's metrics and the running accounts."""
         return {
@@ -262,7 +329,6 @@ class Collector(CollectorState):
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def _begin_step(self) -> None:
-        """Begin the next step: the batch in hand was trained, and groups that are too old expire."""
         self.step += 1
         self._owed = self.target_groups
         self._exhausted = False
@@ -318,7 +384,6 @@ class Collector(CollectorState):
         return True
 
     def _send(self, room: float) -> list[Request]:
-        """Return requests for the rollouts that open groups want, within the step's limits."""
         sent = self._open.send(min(room, self._rollouts_left))
         self._statistics.rollouts_asked += _rollouts(sent)
         return sent
@@ -379,6 +444,47 @@ class Collector(CollectorState):
             return
         self._statistics.arrive(event, before=self._paused.end(event))
         self.accounts.post(Account.CANCELLED if open_group is None else Account.DUPLICATE, event.tokens)
+
+    # -- state ---------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything, as JSON values and numpy arrays: a run cut here goes on exactly."""
+        parts = {**_INDEPENDENT_PARTS, **_PARTS_WITH_GROUPS, **_OTHER_PARTS}
+        return {
+            "layout": STATE_LAYOUT,
+            "step": self.step,
+            "prompts_issued": self.prompts_issued,
+            "owed": self._owed,
+            **{name: getattr(self, part).state_dict() for name, part in parts.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was written. Prompts are found by key: the data may be in another order."""
+        found = state.get("layout", 1)
+        require(found == STATE_LAYOUT, "layout", found, f"a state saved in layout {STATE_LAYOUT}; start the run anew")
+        for name, part in _INDEPENDENT_PARTS.items():
+            getattr(self, part).load_state_dict(state[name])
+        find = partial(find_prompt, self.source, KeyedPositions(self.beliefs.keys))
+        for name, part in _PARTS_WITH_GROUPS.items():
+            getattr(self, part).load_state_dict(state[name], find)
+        self._load_issued(state.get("issued"))
+        self._paused.load_state_dict(state.get("paused", []))
+        self._statistics = StepStatistics.from_state_dict(state["statistics"])
+        self.step, self.prompts_issued = state["step"], state["prompts_issued"]
+        self._owed = state["owed"]
+        self._exhausted = False  # decided again, under today's limits
+        self._order.claim(self._queue.indices)
+        self._order.claim(one.prompt.index for one in self._open)
+        self._order.claim(group.prompt.index for group in self._judged.kept)
+
+    def _load_issued(self, state: dict[str, Any] | None) -> None:
+        """Load the visits issued. A state of an earlier version has judged visits only: open ones come after those."""
+        if state is not None:
+            self._issued.load_state_dict(state)
+            return
+        self._issued.count_judged(self.beliefs.visits)
+        for one in self._open:
+            one.number = self._issued.number(one.prompt.index)
 
 
 def _rollouts(requests: Iterable[Request]) -> int:

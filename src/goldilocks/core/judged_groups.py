@@ -34,7 +34,6 @@ class JudgedGroups:
         self._dropped: dict[str, tuple[Group, Origin]] = {}
 
     def __len__(self) -> int:
-        """How many groups wait."""
         return len(self._kept)
 
     @property
@@ -49,21 +48,17 @@ class JudgedGroups:
 
     @property
     def uids(self) -> set[str]:
-        """The groups that wait, those in hand, and those held to fill a batch up."""
         return {*self._kept, *self._in_hand, *self._dropped}
 
     @property
     def backfilled(self) -> set[str]:
-        """The groups of the batch in hand that only fill it up."""
         return {uid for uid, (_, account) in self._in_hand.items() if account == Account.BACKFILLED}
 
     @property
     def spare(self) -> tuple[Group, ...]:
-        """The groups held to fill a batch up."""
         return tuple(group for group, _ in self._dropped.values())
 
     def keep(self, group: Group) -> None:
-        """Keep a group that passed its filter until it is taken."""
         self._kept[group.uid] = group
         self._accounts.move(group.rollouts, Account.OPEN, Account.CARRIED)
 
@@ -188,6 +183,5 @@ class JudgedGroups:
 
 
 def _beyond(group: Group) -> list[Rollout]:
-    """The rollouts of a taken group that are not trained."""
     trained = {rollout.index for rollout in group.trained}
     return [rollout for rollout in group.rollouts if rollout.index not in trained]

@@ -39,13 +39,11 @@ class Limits:
         require(self.max_tokens_per_step is None or known, "max_tokens_per_rollout", longest, accepted)
 
     def prompts_left(self, issued: int, gen_batch_size: int) -> float:
-        """How many prompts a step may still issue."""
         if self.max_num_gen_batches <= 0:
             return math.inf
         return self.max_num_gen_batches * gen_batch_size - issued
 
     def rollouts_left(self, asked: int, tokens: int, in_flight: int) -> float:
-        """How many rollouts a step may still ask for."""
         left = math.inf if self.max_rollouts_per_step is None else self.max_rollouts_per_step - asked
         if self.max_tokens_per_step is None or self.max_tokens_per_rollout is None:
             return left
@@ -95,7 +93,6 @@ class Exhausted(ValueError):
 
     @classmethod
     def after(cls, limits: Limits, step: StepStatistics, gen_batch_size: int, kept: str, visits: str) -> Exhausted:
-        """Return the error for a step under these limits."""
         batches, most = step.num_gen_batches(gen_batch_size), limits.max_num_gen_batches
         if 0 < most <= batches:
             return cls(

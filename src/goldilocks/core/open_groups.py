@@ -44,7 +44,6 @@ class OpenGroup:
 
     @property
     def pending(self) -> int:
-        """How many indices are not settled yet."""
         return len(self.ahead) + len(self.in_flight) + len(self.unsent)
 
     @property
@@ -53,7 +52,6 @@ class OpenGroup:
         return [*self.rollouts, *(rollout for rollout in self.ahead.values() if rollout is not None)]
 
     def ask(self, n: int) -> None:
-        """Want ``n`` more rollouts."""
         self.unsent += range(self.asked, self.asked + n)
         self.asks += 1
 
@@ -77,7 +75,6 @@ class OpenGroup:
         return Request(self.uid, self.prompt, n, first, self.number)
 
     def arrive(self, event: Rollout | Failure) -> None:
-        """Take in the outcome of an index that is in flight."""
         self.in_flight.remove(event.index)
         self.ahead[event.index] = event if isinstance(event, Rollout) else None
 
@@ -107,7 +104,6 @@ class OpenGroup:
         return Group(self.uid, self.prompt, tuple(self.rollouts), self.planned, self.version)
 
     def pack(self) -> dict[str, Any]:
-        """Return the open group as JSON values."""
         plain = ("uid", "planned", "version", "number", "settled", "asks", "failures")
         return {
             **{name: getattr(self, name) for name in plain},
@@ -121,7 +117,6 @@ class OpenGroup:
 
     @classmethod
     def unpack(cls, packed: dict[str, Any], find: FindPrompt) -> OpenGroup:
-        """Return the open group that ``pack`` was called on."""
         uid, given = packed["uid"], {name: value for name, value in packed.items() if name not in ("key", "index")}
         given["rollouts"] = [unpack_rollout(uid, one) for one in packed["rollouts"]]
         given["ahead"] = {index: one and unpack_rollout(uid, one) for index, one in packed["ahead"]}
@@ -130,7 +125,6 @@ class OpenGroup:
 
 
 def group_name(number: int) -> str:
-    """Return the name of the group whose prompt was the ``number``-th to be issued."""
     return f"g{number}"
 
 
@@ -165,7 +159,6 @@ class OpenGroups:
         return uid in self._groups
 
     def get(self, uid: str) -> OpenGroup | None:
-        """Return the open group of this name, or None."""
         return self._groups.get(uid)
 
     @property
@@ -184,12 +177,10 @@ class OpenGroups:
         return sum(map(len, self._again.values()))
 
     def open(self, group: OpenGroup) -> None:
-        """Add a group, with a first ask of as many rollouts as were planned."""
         self._groups[group.uid] = group
         self.want(group, group.planned)
 
     def want(self, group: OpenGroup, n: int) -> None:
-        """Ask for ``n`` more rollouts of a group."""
         group.ask(n)
         self._waiting[group.uid] = None
         self.unsent += n
@@ -209,7 +200,6 @@ class OpenGroups:
         return sent
 
     def arrive(self, group: OpenGroup, event: Rollout | Failure) -> None:
-        """Take in what became of a rollout in flight."""
         group.arrive(event)
         if event.index in self._again.get(group.uid, ()):
             self._again[group.uid].remove(event.index)

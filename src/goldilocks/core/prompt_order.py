@@ -50,7 +50,6 @@ class PromptOrder:
         return np.flatnonzero(self._held == 0)
 
     def claim(self, chosen: Iterable[int]) -> None:
-        """Mark these indices as in hand."""
         for index in chosen:
             self._held[index] += 1
 

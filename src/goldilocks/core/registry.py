@@ -17,12 +17,10 @@ P = TypeVar("P", bound=Policy)
 
 
 def build_selector(name: str, params: Mapping[str, Any] | None = None) -> Selector:
-    """Return the selector of this name, with these parameters."""
     return _build("selector", name, params or {}, SELECTORS, Selector)  # type: ignore[type-abstract]
 
 
 def build_allocator(name: str, params: Mapping[str, Any] | None = None) -> Allocator:
-    """Return the allocator of this name, with these parameters."""
     return _build("allocator", name, params or {}, ALLOCATORS, Allocator)  # type: ignore[type-abstract]
 
 

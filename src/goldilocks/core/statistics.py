@@ -126,7 +126,6 @@ class StepStatistics:
         self.iterations = max(self.iterations, iterations)
 
     def fail(self, reason: str) -> None:
-        """Count one failed rollout."""
         self.failures[reason] = self.failures.get(reason, 0) + 1
 
     def batch_metrics(self, batch: Sequence[Group], step: int) -> dict[str, float]:

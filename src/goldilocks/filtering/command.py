@@ -45,7 +45,6 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``goldilocks filter``."""
     parser.add_argument("file", type=Path, metavar="FILE", help=".jsonl, .csv, .parquet, or verl's rollout_data_dir")
     parser.add_argument("--out", type=Path, help="write the kept rows here, as .jsonl or .parquet")
     parser.add_argument("--strategy", dest="sample_selection_strategy", choices=STRATEGIES, help="how to cut groups")

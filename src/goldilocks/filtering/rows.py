@@ -32,21 +32,18 @@ class Rows:
 
     @cached_property
     def groups(self) -> Segments:
-        """The groups as runs of rows."""
         return Segments.from_sorted(self.group)
 
     def __len__(self) -> int:
         return self.index.numel()
 
     def where(self, kept: Tensor) -> Rows:
-        """Return the rows for which ``kept`` is true."""
         if bool(kept.all()):
             return self
         chosen = kept.nonzero().squeeze(1)
         return Rows(*(values.index_select(0, chosen) for values in (self.index, self.group, self.reward, self.length)))
 
     def where_group(self, kept: Tensor) -> Rows:
-        """Return the rows of the groups for which ``kept`` is true."""
         return self if bool(kept.all()) else self.where(self.groups.spread(kept))
 
 
@@ -109,7 +106,6 @@ def response_lengths(batch: Mapping[str, Any], like: Tensor) -> Tensor:
 
 
 def count_tokens(mask: Tensor) -> Tensor:
-    """Return the tokens of each row of a mask."""
     counts = torch.empty(len(mask), dtype=torch.int64, device=mask.device)
     for block in row_blocks(mask):
         counts[block] = mask[block].sum(-1, dtype=torch.int32)

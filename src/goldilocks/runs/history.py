@@ -48,7 +48,6 @@ class History:
 
     @property
     def names(self) -> list[str]:
-        """Return the name of every metric that was logged."""
         return sorted({name for data in self.steps.values() for name in data})
 
     def series(self, name: str) -> Series:
@@ -60,7 +59,6 @@ class History:
         return next((series for series in map(self.series, names) if series), {})
 
     def last(self, name: str) -> float | None:
-        """Return the metric's latest value."""
         return next(reversed(self.series(name).values()), None)
 
 
@@ -77,13 +75,11 @@ def validation_accuracy(data: Mapping[str, Any]) -> float | None:
 
 
 def increments(totals: Series) -> Series:
-    """Return what each step added to a running total."""
     before = [0.0, *totals.values()]
     return {step: total - earlier for (step, total), earlier in zip(totals.items(), before, strict=False)}
 
 
 def running_total(series: Series) -> Series:
-    """Return the sum up to and including each step."""
     total, totals = 0.0, {}
     for step, value in series.items():
         total += value
@@ -92,7 +88,6 @@ def running_total(series: Series) -> Series:
 
 
 def at_or_before(series: Series, step: int) -> float | None:
-    """Return the latest value at or before a step."""
     return next((value for when, value in reversed(series.items()) if when <= step), None)
 
 

@@ -99,7 +99,6 @@ class Progress:
         return " · ".join(parts)
 
     def summary(self, elapsed: float) -> list[tuple[str, str]]:
-        """Return the summary as pairs of label and value."""
         rows = []
         if len(self.validations) > 1:
             before, after = self.validations[0][1], self.validations[-1][1]
@@ -136,7 +135,6 @@ class Progress:
 
 
 def clock(seconds: float) -> str:
-    """``1:05`` or ``2:00:00``."""
     minutes, rest = divmod(round(max(seconds, 0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -89,7 +89,6 @@ def _group_uid(row: Mapping[str, object], number: int, column: str | None) -> st
 
 
 def first_column(names: Sequence[str], columns: Iterable[str]) -> str | None:
-    """Return the first of these names that is a column."""
     there = set(columns)
     return next((name for name in names if name in there), None)
 

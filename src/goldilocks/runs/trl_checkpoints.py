@@ -51,6 +51,5 @@ def begin(folder: Path) -> None:
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """Return every checkpoint that was begun."""
     there = root.iterdir() if root.is_dir() else ()
     return [folder for folder in there if _NAME.fullmatch(folder.name) and folder.is_dir()]

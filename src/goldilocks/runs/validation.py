@@ -54,7 +54,6 @@ def value_of(row: Mapping[str, Any], column: str) -> Any:
 
 
 def accuracy_by(column: str, values: Sequence[Any], right: Sequence[float]) -> dict[str, float]:
-    """Return the mean of ``right`` for each value of a column."""
     by_name: dict[str, list[float]] = defaultdict(list)
     for value, one in zip(values, right, strict=True):
         by_name[metric_name(column, value)].append(one)
@@ -63,5 +62,4 @@ def accuracy_by(column: str, values: Sequence[Any], right: Sequence[float]) -> d
 
 
 def check_values(column: str, count: int) -> None:
-    """Refuse a column of too many values."""
     require(count <= MOST_VALUES, KEY, column, f"a column of at most {MOST_VALUES} values, not {count}")

@@ -87,7 +87,6 @@ class Logistic:
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """σ, without overflow."""
     return np.asarray(1 / (1 + np.exp(-np.clip(logits, -30, 30))))
 
 
@@ -202,6 +201,5 @@ class Forecast(Prior):
 
 
 def _with_logits(rates: np.ndarray) -> np.ndarray:
-    """Return a column of ones and a column of logits."""
     clipped = np.clip(rates, TINY, 1 - TINY)
     return np.stack([np.ones(len(rates)), np.log(clipped / (1 - clipped))], axis=1)

@@ -81,11 +81,9 @@ class Tree:
         self.concentration = UNKNOWN  # of the prompts around their stratum
 
     def __len__(self) -> int:
-        """The number of strata of the finest depth."""
         return len(self._parents[-1])
 
     def means(self) -> np.ndarray:
-        """Return the expected rate of each stratum."""
         rates = np.array([self._all[0] / sum(self._all)])
         for depth in self._depths:
             a, b = depth.beta(rates)
@@ -184,7 +182,6 @@ class Units:
 
 
 def _parents(codes: np.ndarray, above: np.ndarray) -> np.ndarray:
-    """Return the node above each stratum."""
     parents = np.zeros(int(codes.max(initial=0)) + 1, dtype=np.int64)
     parents[codes] = above
     require(bool((parents[codes] == above).all()), "strata", "not nested", "each stratum within one of the depth above")
