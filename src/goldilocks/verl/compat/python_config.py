@@ -12,7 +12,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from goldilocks.config.settings import FilterGroups
 from goldilocks.core.filters import Variance
@@ -28,10 +28,20 @@ FREE = ("algorithm.filter_groups.", "adaptive_rollout.", "batch_filter.", "goldi
 
 
 @dataclass(kw_only=True)
-class Section:
-    """A section of verl's config."""
+class ConfigSection:
+    """A section of verl's config. ``COUNTS`` are 1 or more, ``NOT_NEGATIVE`` 0 or more."""
+
+    NAME: ClassVar[str] = ""
+    COUNTS: ClassVar[tuple[str, ...]] = ()
+    NOT_NEGATIVE: ClassVar[tuple[str, ...]] = ()
 
     more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for least, keys in ((1, self.COUNTS), (0, self.NOT_NEGATIVE)):
+            for key in keys:
+                value = getattr(self, key)
+                require(value is None or value >= least, f"{self.NAME}.{key}", value, f"{least} or more")
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ class FilterGroupsConfig(FilterGroups):
 
 
 @dataclass
-class AlgoConfig(Section):
+class AlgoConfig(ConfigSection):
     """``algorithm``: the advantage estimator and which groups are trained."""
 
     adv_estimator: str | None = None
@@ -65,8 +75,11 @@ class AlgoConfig(Section):
 
 
 @dataclass
-class DataConfig(Section):
+class DataConfig(ConfigSection):
     """``data``: how many prompts are generated for and trained at a time, and where they are."""
+
+    NAME = "data"
+    COUNTS = ("train_batch_size", "gen_batch_size", "max_prompt_length", "max_response_length")
 
     train_batch_size: int | None = None
     gen_batch_size: int | None = None
@@ -77,28 +90,31 @@ class DataConfig(Section):
     seed: int | None = None
     shuffle: bool | None = None
 
-    def __post_init__(self) -> None:
-        for key in ("train_batch_size", "gen_batch_size", "max_prompt_length", "max_response_length"):
-            _require_count("data", key, getattr(self, key))
-
 
 @dataclass
-class RolloutConfig(Section):
+class RolloutConfig(ConfigSection):
     """``actor_rollout_ref.rollout``: generation."""
+
+    NAME = "actor_rollout_ref.rollout"
+    COUNTS = ("n",)
 
     n: int | None = None
     name: str | None = None
     temperature: float | None = None
 
     def __post_init__(self) -> None:
-        _require_count("actor_rollout_ref.rollout", "n", self.n)
+        super().__post_init__()
         hot = self.temperature is None or self.temperature > 0
         require(hot, "actor_rollout_ref.rollout.temperature", self.temperature, "a number above 0")
 
 
 @dataclass
-class ActorConfig(Section):
+class ActorConfig(ConfigSection):
     """``actor_rollout_ref.actor``: the policy's update."""
+
+    NAME = "actor_rollout_ref.actor"
+    COUNTS = ("ppo_mini_batch_size",)
+    NOT_NEGATIVE = ("kl_loss_coef", "clip_ratio_low", "clip_ratio_high")
 
     use_kl_loss: bool | None = None
     kl_loss_coef: float | None = None
@@ -107,15 +123,9 @@ class ActorConfig(Section):
     clip_ratio_high: float | None = None
     loss_agg_mode: str | None = None
 
-    def __post_init__(self) -> None:
-        _require_count("actor_rollout_ref.actor", "ppo_mini_batch_size", self.ppo_mini_batch_size)
-        for key in ("kl_loss_coef", "clip_ratio_low", "clip_ratio_high"):
-            value = getattr(self, key)
-            require(value is None or value >= 0, f"actor_rollout_ref.actor.{key}", value, "0 or more")
-
 
 @dataclass
-class ActorRolloutRefConfig(Section):
+class ActorRolloutRefConfig(ConfigSection):
     """``actor_rollout_ref``: the model, its update and its rollouts."""
 
     rollout: RolloutConfig | Mapping[str, Any] = field(default_factory=RolloutConfig)
@@ -125,8 +135,12 @@ class ActorRolloutRefConfig(Section):
 
 
 @dataclass
-class PPOTrainerConfig(Section):
+class PPOTrainerConfig(ConfigSection):
     """``trainer``: the length of the run, its machines, and what it writes."""
+
+    NAME = "trainer"
+    COUNTS = ("total_training_steps", "total_epochs", "n_gpus_per_node", "nnodes")
+    NOT_NEGATIVE = ("critic_warmup",)
 
     critic_warmup: int | None = None
     total_training_steps: int | None = None
@@ -142,15 +156,9 @@ class PPOTrainerConfig(Section):
     n_gpus_per_node: int | None = None
     nnodes: int | None = None
 
-    def __post_init__(self) -> None:
-        warm = self.critic_warmup is None or self.critic_warmup >= 0
-        require(warm, "trainer.critic_warmup", self.critic_warmup, "0 or more updates")
-        for key in ("total_training_steps", "total_epochs", "n_gpus_per_node", "nnodes"):
-            _require_count("trainer", key, getattr(self, key))
-
 
 @dataclass
-class TrainerConfig(Section):
+class TrainerConfig(ConfigSection):
     """The whole config. ``to_verl`` returns what verl's trainers take."""
 
     algorithm: Any = field(default_factory=AlgoConfig)  # or verl's class of that name
@@ -206,7 +214,7 @@ def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _items(value: Any) -> Iterator[tuple[str, Any]] | None:
     """Return the values of a section, or None for a plain value. Of verl's classes, what differs from the default."""
-    if isinstance(value, Section):
+    if isinstance(value, ConfigSection):
         plain = [(one.name, getattr(value, one.name)) for one in fields(value) if one.name != "more"]
         return iter([*plain, *value.more.items()])
     if isinstance(value, FilterGroups):
@@ -215,9 +223,7 @@ def _items(value: Any) -> Iterator[tuple[str, Any]] | None:
         default = type(value)()
         names = [one.name for one in fields(value) if getattr(value, one.name) != getattr(default, one.name)]
         return iter([(name, getattr(value, name)) for name in names])
-    if isinstance(value, Mapping) and value:
-        return iter(value.items())
-    return iter(()) if isinstance(value, Mapping) else None
+    return iter(value.items()) if isinstance(value, Mapping) else None
 
 
 def _check_key(key: str, stock: DictConfig) -> None:
@@ -231,7 +237,3 @@ def _check_key(key: str, stock: DictConfig) -> None:
     if name not in known and not is_open:
         suggestion = nearest(key, [f"{parent}.{sibling}" for sibling in known])
         raise ValueError(f"{key} is not a key of verl's config{suggestion}")
-
-
-def _require_count(section: str, key: str, value: int | None) -> None:
-    require(value is None or value >= 1, f"{section}.{key}", value, "1 or more")
