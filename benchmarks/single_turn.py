@@ -29,7 +29,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.request import Generation
 from goldilocks.tasks.tiny_model import character_tokenizer
-from goldilocks.verl.dispatch import single_turn, worker
+from goldilocks.verl.dispatch import worker
 from goldilocks.verl.dispatch.guarded_reward import guarded
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
@@ -168,7 +168,7 @@ def main() -> None:
     batched_puts.transfer_queue = SimpleNamespace(async_kv_batch_put=put)
     agent_loop_tq.tq = batched_puts.GatheringQueue()
     agent_loop_tq.list_of_dict_to_tensordict = list
-    worker.publish = single_turn.publish = fail
+    worker.publish = fail
     one_by_one, batched = asyncio.run(both(args.rollouts, args.tokens))
     print(f"{args.rollouts} rollouts of {args.tokens} tokens, {N} a prompt; CPU of the worker, best of {TIMES} runs\n")
     print(f"{'':24}{'ms per rollout':>16}")

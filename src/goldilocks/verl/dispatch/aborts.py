@@ -24,25 +24,6 @@ ENDED = ("aborted", "abort")  # what servers call it
 IDLE_TO_SLEEP = ("sglang",)  # engines that assert that they have no request when memory is released
 
 
-def ask_ours(server: Any, request_id: str) -> None:
-    """Ask the rollout server of this package."""
-    server.abort_request.remote(request_id)
-
-
-def ask_vllm(server: Any, request_id: str) -> None:
-    """Ask the engine of verl's vLLM server."""
-    server.__ray_call__.remote(abort_in_vllm, request_id)
-
-
-def ask_sglang(server: Any, request_id: str) -> None:
-    """Ask the engine of verl's SGLang server."""
-    server.__ray_call__.remote(abort_in_sglang, request_id)
-
-
-# The requests of any other engine run to their end.
-ASK: dict[str, Callable[[Any, str], None]] = {"transformers": ask_ours, "vllm": ask_vllm, "sglang": ask_sglang}
-
-
 def abort_in_vllm(server: Any, request_id: str) -> None:
     """Runs inside the server: end the request on the engine's own event loop."""
     own, engine = type(server).abort_request, server.engine
@@ -73,6 +54,14 @@ async def _end_when_known(known: Container[str], request_id: str, end: Callable[
                 await ending
             return
         await asyncio.sleep(PAUSE_S)
+
+
+# The requests of any other engine run to their end.
+ASK: dict[str, Callable[[Any, str], None]] = {
+    "transformers": lambda server, request_id: server.abort_request.remote(request_id),
+    "vllm": lambda server, request_id: server.__ray_call__.remote(abort_in_vllm, request_id),
+    "sglang": lambda server, request_id: server.__ray_call__.remote(abort_in_sglang, request_id),
+}
 
 
 class Aborts:

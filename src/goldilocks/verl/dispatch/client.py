@@ -240,18 +240,14 @@ class StreamingClient(LLMServerClient):
         self._only = None
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> Server:
-        name, server = await self._choose_server(request_id, **extra)
+        only = await self._find_only(request_id, **extra)
+        if only is not None:
+            self._held.add(request_id)
+        name, server = only or await super()._acquire_server(request_id, **extra)
         await self._place_at(name).acquire()
         if session := current_session.get():
             session.server = server
         return name, server
-
-    async def _choose_server(self, request_id: str, **extra: Any) -> Server:
-        server = await self._find_only(request_id, **extra)
-        if server is None:
-            return await super()._acquire_server(request_id, **extra)
-        self._held.add(request_id)
-        return server
 
     async def _find_only(self, request_id: str, **extra: Any) -> Server | None:
         """The server if there is one; None where there are several."""

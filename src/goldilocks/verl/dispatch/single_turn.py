@@ -9,7 +9,6 @@ the same, field by field. Where verl's loop differs from the version that this w
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from goldilocks.engine.request import Generation
 from goldilocks.hashing import digest
 from goldilocks.types import OnFull, Rollout
 from goldilocks.verl.dispatch.client import StreamingClient
-from goldilocks.verl.dispatch.failures import publish
 from goldilocks.verl.dispatch.sampling_seed import seeded
 from goldilocks.verl.dispatch.session import Cancelled, Reply, Session, Turn, Versions, rollout_of
 from goldilocks.verl.patches.rewards import grade, manager_of
@@ -35,8 +33,6 @@ from goldilocks.verl.patches.switch import in_force
 from goldilocks.verl.patches.table import REWARDS_HERE
 from goldilocks.verl.serve.limits import NAME as OUR_SERVER
 from goldilocks.verl.store.rows import ANSWERS, FIRST, PARTITION, ROLLOUTS, VISIT_SEED
-
-logger = logging.getLogger(__name__)
 
 Fields = dict[str, Any]  # of a row
 
@@ -196,6 +192,7 @@ class Worker(Protocol):
 
     def report_stored(self, rollout: Rollout) -> None: ...
     def report_failed(self, session: Session, reason: str) -> None: ...
+    async def report_error(self, session: Session, error: BaseException) -> None: ...
 
 
 class BatchedSingleTurn:
@@ -300,9 +297,8 @@ class BatchedSingleTurn:
 
     async def _lose(self, sessions: list[Session], error: BaseException) -> None:
         for session in sessions:
-            logger.error("rollout %s of group %s failed", session.index, session.uid, exc_info=error)
-            await publish(error)
-            self._fail(session, type(error).__name__)
+            await self._worker.report_error(session, error)
+            self._end(session)
 
     def _fail(self, session: Session, reason: str) -> None:
         self._worker.report_failed(session, reason)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 import hydra
@@ -82,7 +82,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
 
     async def so_far(self) -> Snapshot:
         """Return the events and answers of this moment, without waiting."""
-        return Snapshot(self._replies, self._new_events(), self._answers())
+        return Snapshot(self._replies, self._new_events(), await self.answers())
 
     def _new_events(self) -> list[Rollout | Failure]:
         events, self._events = self._events, []
@@ -104,9 +104,6 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
 
     async def answers(self) -> list[Saved]:
         """Return the answers so far of every unfinished session."""
-        return self._answers()
-
-    def _answers(self) -> list[Saved]:
         sessions = self.llm_client.unfinished
         return [[one.uid, one.index, [answer.state_dict() for answer in one.answers]] for one in sessions]
 
@@ -157,14 +154,11 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             return
         count, first, seed = (int(prompt.pop(field)) for field in (ROLLOUTS, FIRST, VISIT_SEED))
         answers = prompt.pop(ANSWERS, None) or {}
-        sessions = [self._begin(prompt["uid"], index, answers) for index in range(first, first + count)]
+        begin = functools.partial(self.llm_client.begin, prompt["uid"])
+        sessions = [begin(i, map(Answer.from_state_dict, answers.get(i, ()))) for i in range(first, first + count)]
         params = [seeded(sampling_params, self.rollout_config, seed, session.index) for session in sessions]
         runs = zip(sessions, params, strict=True)
         await asyncio.gather(*(self._run_session(session, prompt, own, trajectory, trace) for session, own in runs))
-
-    def _begin(self, uid: str, index: int, saved: Mapping[int, Any]) -> Session:
-        session: Session = self.llm_client.begin(uid, index, map(Answer.from_state_dict, saved.get(index, ())))
-        return session
 
     async def _run_session(self, session: Session, prompt: dict, params: dict, trajectory: dict, trace: bool) -> None:
         current_session.set(session)
@@ -173,9 +167,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         except Cancelled:
             self.report_failed(session, "cancelled")
         except Exception as error:
-            logger.exception("rollout %s of group %s failed", session.index, session.uid)
-            await publish(error)
-            self.report_failed(session, type(error).__name__)
+            await self.report_error(session, error)
         finally:
             self.llm_client.end(session)
 
@@ -184,16 +176,13 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     ) -> None:
         """As verl's, without the 5 ms that Hydra takes to make an agent loop."""
         if trajectory["validate"]:
-            sampling_params = self._seeded_for_validation(sampling_params, kwargs)
+            seed = visit_seed(self.config, content_key(kwargs["raw_prompt"]), kwargs.get("index"), VALIDATION)
+            sampling_params = seeded(sampling_params, self.rollout_config, seed, kwargs["session_id"])
         name = {"priority": request_number(kwargs)} if self.rollout_config.full_determinism else {}
         about = {name: trajectory[name] for name in ("step", "sample_index", "rollout_n", "validate")}
         with rollout_trace_attr(name="agent_loop", trace=trace, **about):
             output = await self._agent_loop(agent_name).run(sampling_params, **{**kwargs, **name})
             await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
-
-    def _seeded_for_validation(self, sampling_params: dict, row: dict[str, Any]) -> dict[str, Any]:
-        seed = visit_seed(self.config, content_key(row["raw_prompt"]), row.get("index"), VALIDATION)
-        return seeded(sampling_params, self.rollout_config, seed, row["session_id"])
 
     def _agent_loop(self, name: str) -> Any:
         """Return a new agent loop: one may keep the state of its conversation."""
@@ -239,6 +228,12 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         """Report a rollout whose rows are in the queue."""
         succeeded()
         self._report(rollout)
+
+    async def report_error(self, session: Session, error: BaseException) -> None:
+        """Log the error, publish it to the trainer, and report the failure."""
+        logger.error("rollout %s of group %s failed", session.index, session.uid, exc_info=error)
+        await publish(error)
+        self.report_failed(session, type(error).__name__)
 
     def report_failed(self, session: Session, reason: str) -> None:
         """Report a failure, with the tokens that the session has generated."""
