@@ -21,7 +21,7 @@ MIN_STD = 1e-6  # rewards closer than this do not differ: shaped rewards never g
 
 
 class Word(str, Enum):
-    """A string out of a fixed list. Configs and state files hold the string; a type checker knows the list."""
+    """A string out of a fixed list. Configs and state files hold the string."""
 
     __str__ = str.__str__
     __format__ = str.__format__  # type: ignore[assignment]
@@ -74,7 +74,7 @@ class OnFull(Word):
 
     FINISH = "finish"  # they finish, are judged and, if kept, carried
     REQUEUE = "requeue"  # they are cancelled, and their prompts go to the head of the queue
-    PARTIAL = "partial"  # their rollouts stop with what they have written and go on after the update
+    PARTIAL = "partial"  # their rollouts pause and go on after the update
 
 
 class StopRule(Word):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-NAMES = ("squares", "tokens", "guarded_tokens", "guarded_rows")  # what is summed over micro-batches and processes
+NAMES = ("squares", "tokens", "guarded_tokens", "guarded_rows")  # of the sums over micro-batches and processes
 
 
 def pushed_tokens(log_ratio: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ KWARGS = "goldilocks.allocator_kwargs"
 
 
 class Allocator(Policy):
-    """Says how many rollouts a group should have, given what is known so far."""
+    """Decides how many rollouts a group should have, given the rollouts and beliefs so far."""
 
     @abstractmethod
     def first(self, rows: np.ndarray, beliefs: Beliefs) -> Sequence[int]:
@@ -180,7 +180,7 @@ class Knapsack(Allocator):
 
     def _spend(self, rivals: np.ndarray) -> np.ndarray:
         p, tokens = rivals[:, :1], rivals[:, 1:]
-        have = np.arange(self.min_n, self.max_n)  # the value of one more, when there are so many
+        have = np.arange(self.min_n, self.max_n)  # rollouts that a prompt has; ``value`` is that of one more
         value = (p**have * (1 - p) + (1 - p) ** have * p) * p * (1 - p) ** 2 / tokens
         budget = (self.mean_n - self.min_n) * len(rivals)
         best = np.argsort(-value, axis=None, kind="stable")[:budget]

@@ -299,7 +299,7 @@ class Collector:
 
     @property
     def in_flight(self) -> int:
-        """How many rollouts the engine was asked for and has not returned; it has lost those to ask for again."""
+        """How many rollouts are at the engine; those that it lost and was not asked for again do not count."""
         return self._open.in_flight - self._open.lost
 
     @property

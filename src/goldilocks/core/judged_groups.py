@@ -1,4 +1,4 @@
-"""Judged groups: those kept and waiting, those in the batch in hand, and dropped ones that may have to fill a batch up.
+"""Judged groups: kept groups that wait, the batch in hand, and dropped groups that may have to fill a batch up.
 
 Every move of a group moves its tokens in the accounts, and releases its prompt once no group waits on the prompt.
 """
@@ -30,7 +30,7 @@ class JudgedGroups:
         self._trim = trim
         self._spare = spare
         self._kept: dict[str, Group] = {}
-        self._in_hand: dict[str, tuple[Group, Origin]] = {}  # with the account of what it trains
+        self._in_hand: dict[str, tuple[Group, Origin]] = {}  # with the account of its trained rollouts
         self._dropped: dict[str, tuple[Group, Origin]] = {}
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ from goldilocks.core.statistics import KeepRate, StepStatistics
 from goldilocks.errors import require
 from goldilocks.types import OnExhausted, OnFull
 
-SLACK = 2.0  # standard deviations: a refill then nearly always suffices, and what it yields beyond is carried
+SLACK = 2.0  # standard deviations: a refill then nearly always suffices, and its surplus is carried
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ class OpenGroups:
         self.in_flight -= 1
 
     def close(self, group: OpenGroup) -> None:
-        """Remove a group. What it has in flight is cancelled."""
+        """Remove a group and cancel its rollouts in flight."""
         del self._groups[group.uid]
         self._waiting.pop(group.uid, None)
         self._again.pop(group.uid, None)

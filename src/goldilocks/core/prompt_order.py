@@ -59,7 +59,7 @@ class PromptOrder:
             self._held[index] -= 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the cursor and, without repeats, what was handed out. Holders of prompts claim them on loading."""
+        """Return the cursor and, without repeats, the prompts handed out. Holders of prompts claim them on loading."""
         spent = np.empty(0, dtype=np.int64) if self._repeat else np.flatnonzero(self._held)
         return {"epoch": self.epoch, "position": self._position, "spent": spent}
 

@@ -156,7 +156,7 @@ class PPOBatchFilter:
         return rows.where(kept)
 
     def _select(self, rows: Rows, salt: int, metrics: Metrics) -> Rows:
-        """Stage 3: drop groups too small, cut those too large, and choose among what is left.
+        """Stage 3: drop groups that are too small, cut those that are too large, and choose among the rest.
 
         Groups are cut before they are chosen, so that a group which loses its variance to the cut leaves its place to
         another. Neither step looks at other groups' samples, so the order changes no cut.

@@ -25,7 +25,7 @@ Uids = Sequence[object] | np.ndarray | Tensor
 class Rows:
     """Rows sorted by group."""
 
-    index: Tensor  # where the row stands in the batch
+    index: Tensor  # of the row in the batch
     group: Tensor  # its group's number, by first occurrence
     reward: Tensor  # float64
     length: Tensor

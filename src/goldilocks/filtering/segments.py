@@ -57,7 +57,7 @@ class Segments:
 
     @cached_property
     def position(self) -> Tensor:
-        """Where each row stands in its run, from 0."""
+        """The place of each row in its run, from 0."""
         return torch.arange(self.of_row.numel(), device=self.of_row.device).sub_(self.spread(self.starts))
 
     def spread(self, values: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class Draws:
 
 
 def _rank_among_equals(keys: Tensor) -> Tensor:
-    """Return for each key how many equal ones stand before it."""
+    """Return for each key how many equal ones come before it."""
     ordered, order = torch.sort(keys, stable=True)
     rank = torch.empty_like(keys)
     rank[order] = Segments.from_sorted(ordered).position

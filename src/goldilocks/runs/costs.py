@@ -25,7 +25,7 @@ EPOCHS, N = "actor_rollout_ref.actor.ppo_epochs", "actor_rollout_ref.rollout.n"
 BACKEND = "trainer.backend"
 
 BATCHES = 3  # an average over fewer is mostly luck
-TIMES = 4.0  # an update that costs more than so many of GRPO's is worth a word
+TIMES = 4.0  # the hint is given if an update costs more than this many of GRPO's
 
 
 @dataclass(frozen=True)

@@ -13,58 +13,45 @@ from platformdirs import user_cache_path
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
-FULL = 64 << 20  # bytes free below which a failure is put down to the disk
+FULL = 64 << 20  # free bytes below which a failure is blamed on the disk
+
+
+class _File:
+    """A file of a run, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDir, owner: type[RunDir]) -> Path:
+        return run.path / self._name
 
 
 @dataclass(frozen=True)
 class RunDir:
-    """``runs/<name>/``."""
+    """``runs/<name>/`` and its files."""
 
     path: Path
+
+    config = _File("config.yaml")  # the composed config that verl was given
+    metrics = _File("metrics.jsonl")  # one JSON object per line: ``{"step": …, "data": {…}}``
+    checkpoints = _File("checkpoints")  # verl's checkpoints, one folder each
+    log = _File("log")  # everything that every process of the run printed
+    reason = _File("reason")  # why the run failed, in one line, written by the driver; absent after a good end
+    secret = _File(".ray_token")  # the token by which the Ray processes of this run authenticate each other
 
     @classmethod
     def create(cls, root: Path, name: str) -> RunDir:
         """Make the directory. If it exists, the run resumes from its checkpoints, and old logs and metrics are kept."""
         if not _NAME.fullmatch(name):
-            raise ValueError(f"--name={name!r}: letters, digits, '.', '_' and '-' only")
+            raise ValueError(f"--name={name!r} is not accepted: letters, digits, '.', '_' and '-'")
         run = cls((root / name).resolve())
         run.path.mkdir(parents=True, exist_ok=True)
         if not os.access(run.path, os.W_OK):
-            raise ValueError(f"{run.path} cannot be written to; choose another with --runs DIR")
+            raise ValueError(f"--runs={str(root)!r} is not accepted: a directory that can be written to")
         for file in (run.log, run.metrics, run.reason):
             set_aside(file)
         run._write_secret()
         return run
-
-    @property
-    def config(self) -> Path:
-        """The composed config that verl was given."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object per line: ``{"step": …, "data": {…}}``."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """verl's checkpoints, one folder each."""
-        return self.path / "checkpoints"
-
-    @property
-    def log(self) -> Path:
-        """Everything that every process of the run printed."""
-        return self.path / "log"
-
-    @property
-    def reason(self) -> Path:
-        """Why the run failed, in one line; written by the driver, absent after a good end."""
-        return self.path / "reason"
-
-    @property
-    def secret(self) -> Path:
-        """The token by which the Ray processes of this run authenticate each other."""
-        return self.path / ".ray_token"
 
     def full_disk(self) -> str | None:
         """Return a message if the disk is nearly full, else None; torch does not report a full disk itself."""

@@ -92,7 +92,7 @@ class Tail:
         self._offset = 0
 
     def new(self) -> Iterator[Object]:
-        """Yield what is new. A line without its end is left for the next call, and one that is broken is skipped."""
+        """Yield the new objects. A line without its end is left for the next call, and a broken line is skipped."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
