@@ -12,8 +12,9 @@ slot for every rollout. A refill asks for what is missing over the keep rate; or
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,13 +25,14 @@ from goldilocks.core import Collector, ListSource, limits
 from goldilocks.core.allocators import Fixed
 from goldilocks.core.filters import Variance
 from goldilocks.core.selectors import Uniform
+from goldilocks.drive.driver import Driver
+from goldilocks.drive.filter_gate import FilterGate
 from goldilocks.drive.gate import Judgement
-from goldilocks.drive.refill import Refills
-from goldilocks.filtering import PPOFilterConfig
-from goldilocks.runs.records import row_key
+from goldilocks.drive.rounds import Rounds, places
+from goldilocks.drive.rows import NoRows
+from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
 from goldilocks.simulate import EngineConfig, PassRates, SimulatedEngine, batches
-from goldilocks.types import Group, Rollout
-from goldilocks.verl.update.gates import BatchFilterGate
+from goldilocks.types import Group, Request, Rollout
 
 UPDATES, GROUPS, N, TOKENS, FACTOR = 20, 64, 8, 5, 2.0
 LONGEST, MEAN, PROMPTS, ROLLOUTS = 1_000, 200.0, 20_000, 200_000
@@ -44,9 +46,9 @@ def oversampled(informative: int, carries: bool) -> float:
     chosen = settings()
     own = chosen.collector(ListSource(list(range(10_000))))
     assert chosen.gate_config is not None
-    trained = sum(
-        len(group.trained) for _ in range(UPDATES) for group in update(own, chosen.gate_config, informative, carries)
-    )
+    gate = Judged(chosen.gate_config, half=not carries)
+    driver = Driver(own, Rounds(partial(answers, informative=informative)), NoRows(), gate)
+    trained = sum(len(group.trained) for _ in range(UPDATES) for group in driver.batch())
     return own.metrics()["accounts/generated_rollouts"] / trained
 
 
@@ -63,30 +65,30 @@ def settings() -> Settings:
     )
 
 
-def update(own: Collector, config: PPOFilterConfig, informative: int, carries: bool) -> tuple[Group, ...]:
-    """A batch, filled up after each judgement of the filter, as the V1 trainer makes one."""
+class Judged(FilterGate):
+    """The batch filter; with ``half``, each judgement keeps half of the groups it is shown."""
 
-    def fill() -> None:
-        while not own.ready:
-            for request in own.requests():
-                mixed = int(request.uid[1:]) % 5 < informative
-                for index in range(request.first, request.first + request.n):
-                    own.observe(Rollout(request.uid, index, float(mixed and index % 2), TOKENS))
+    def __init__(self, config: PPOFilterConfig, half: bool) -> None:
+        super().__init__(config, seed=1)
+        self._config, self._half = config, half
 
-    def judge(groups: Sequence[Group]) -> Judgement:
-        half = None if carries else math.ceil(len(groups) / FACTOR)
-        rows = [(group.uid, rollout) for group in groups for rollout in group.trained]
-        keys = [row_key(uid, rollout.index, 0) for uid, rollout in rows]
-        rewards, mask = torch.tensor([rollout.reward for _, rollout in rows]), torch.ones(len(rows), TOKENS).long()
-        gate = BatchFilterGate(replace(config, target_num_groups=half), seed=1)
-        return gate.select(keys, {"rewards": rewards, "response_mask": mask})
+    def judge(self, groups: Sequence[Group]) -> Judgement:
+        """Judge the rows that would be trained."""
+        if self._half:
+            self.filter = PPOBatchFilter(
+                replace(self._config, target_num_groups=math.ceil(len(groups) / FACTOR)), {"seed": 1}
+            )
+        rollouts = [rollout for group in groups for rollout in group.trained]
+        rewards = torch.tensor([rollout.reward for rollout in rollouts])
+        data = {"rewards": rewards, "response_mask": torch.ones(len(rollouts), TOKENS).long()}
+        return self.judge_rows([(rollout.uid, rollout.index) for rollout in rollouts], data)
 
-    refills = Refills(own, BatchFilterGate.reason, flat=BatchFilterGate.refuses_flat)
-    fill()
-    refills.judge(own.take(), judge)
-    for groups in refills.replacements(fill):
-        refills.judge(groups, judge)
-    return own.in_hand
+
+def answers(requests: Sequence[Request], informative: int) -> Iterator[Rollout]:
+    """Of every five prompts, ``informative`` have right and wrong answers."""
+    for request, index, _ in places(requests):
+        mixed = int(request.uid[1:]) % 5 < informative
+        yield Rollout(request.uid, index, float(mixed and index % 2), TOKENS)
 
 
 # -- the time of a step ------------------------------------------------------------------------------------------------

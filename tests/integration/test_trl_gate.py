@@ -13,7 +13,7 @@ pytest.importorskip("trl")
 import trl_world as world
 
 from goldilocks.core import Exhausted
-from goldilocks.drive.refill import MAX_REFILLS
+from goldilocks.drive.driver import MAX_REFILLS
 from goldilocks.runs.trl_checkpoints import last_whole
 
 
@@ -50,12 +50,12 @@ def test_a_group_is_judged_once_however_often_it_is_trained(tmp_path: Path) -> N
         "engine_slots": 16,
     }
     trainer = world.trainer(tmp_path, sections=sections, max_steps=3)
-    gate = trainer.collection.decisions._gate
+    gate = trainer.collection.driver.gate
     judge, shown = gate.judge, []
 
-    def judged(groups: Any, store: Any) -> Any:
+    def judged(groups: Any) -> Any:
         shown.extend(group.uid for group in groups)
-        return judge(groups, store)
+        return judge(groups)
 
     gate.judge = judged
     trainer.train()

@@ -74,7 +74,7 @@ def engine_error(trainer: Any) -> float:
     """Return how far the log-probs of the engine's next answers are from the model's own."""
     generated, found = world.measured_round(trainer)
     trainer.model.train()
-    trainer.collection._generate(trainer.collection.decisions.next(), generated, trainer._rewards())
+    trainer.collection.collect(generated, trainer._log_probs, trainer._rewards())
     return max(found)
 
 

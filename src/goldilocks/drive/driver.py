@@ -104,7 +104,8 @@ class Driver:
 
     def _judge(self, gate: Gate, groups: Sequence[Group]) -> None:
         """Reject what the gate refuses of groups that were just taken."""
-        gate.prepare(groups)
+        if groups:
+            gate.prepare(groups)
         backfilled = self.collector.backfilled
         fresh = [group for group in groups if not group.replays and group.uid not in backfilled]
         if fresh:
@@ -185,8 +186,9 @@ class Driver:
     def metrics(self) -> dict[str, float]:
         """Return the collector's metrics, those of all judgements of the batch together, and the budget's."""
         judged = {} if self.gate is None else self.gate.combined(self._judgements)
+        plain = {name: float(value) for name, value in judged.items()}  # a mean knows its count, and loggers refuse it
         spent = {"budget/spent": self.meter.share} if self.meter.budget.costs else {}
-        return {**self.collector.metrics(), **judged, **spent}
+        return {**self.collector.metrics(), **plain, **spent}
 
     # -- a checkpoint --------------------------------------------------------------------------------------------------
 

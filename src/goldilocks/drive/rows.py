@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -46,19 +46,26 @@ class MemoryRows(RowStore[Row]):
     def __len__(self) -> int:
         return sum(map(len, self.groups.values()))
 
+    def __getitem__(self, place: Place) -> Row:
+        return self.groups[place[0]][place[1]]
+
     def put(self, place: Place, row: Row) -> None:
         self.groups.setdefault(place[0], {})[place[1]] = row
 
     def get(self, places: Sequence[Place]) -> list[Row]:
-        return [self.groups[uid][index] for uid, index in places]
+        return [self[place] for place in places]
 
     def retain(self, alive: Collection[str]) -> None:
         self.groups = {uid: rows for uid, rows in self.groups.items() if uid in alive}
 
+    def items(self) -> Iterator[tuple[Place, Row]]:
+        """Yield every row with its place."""
+        return (((uid, index), row) for uid, rows in self.groups.items() for index, row in rows.items())
+
     def of_groups(self, rollouts: Iterable[Rollout]) -> dict[Place, Row]:
         """Return every row of the groups that these rollouts are of: a baseline needs the untrained ones too."""
-        uids = dict.fromkeys(rollout.uid for rollout in rollouts)
-        return {(uid, index): row for uid in uids for index, row in self.groups[uid].items()}
+        uids = {rollout.uid for rollout in rollouts}
+        return {place: row for place, row in self.items() if place[0] in uids}
 
 
 class NoRows(RowStore[Any]):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from goldilocks.core import Accounts
 from goldilocks.runs.budget import Budget, Meter
 from goldilocks.trl.processes import Processes
 
@@ -15,9 +13,10 @@ from goldilocks.trl.processes import Processes
 class BudgetCallback(TrainerCallback):
     """Measures every update on the first process, and tells the others."""
 
-    def __init__(self, budget: Budget, accounts: Accounts | None, processes: Processes) -> None:
+    def __init__(self, budget: Budget, meter: Meter | None, processes: Processes) -> None:
+        """``meter`` is the driver's, which is there on the first process only."""
         self._budget = budget
-        self._meter = None if accounts is None else Meter(budget, accounts)
+        self._meter = meter
         self._processes = processes
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -41,10 +40,3 @@ class BudgetCallback(TrainerCallback):
 
     def metrics(self) -> dict[str, float]:
         return {"budget/spent": self._meter.share} if self._meter is not None and self._budget.costs else {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {} if self._meter is None else self._meter.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self._meter is not None:
-            self._meter.load_state_dict(state)

@@ -6,20 +6,22 @@ tensor for tensor. Otherwise rows of several rounds, and of earlier steps, are p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from goldilocks.drive.driver import Driver
 from goldilocks.drive.rounds import places
+from goldilocks.drive.rows import Place
 from goldilocks.trl.advantages import advantages
-from goldilocks.trl.decisions import Batch, Decisions, Round
+from goldilocks.trl.decisions import Batch, Round
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts
-from goldilocks.trl.rows import LOG_PROBS, SAMPLED, Place, Row, RowStore, join_rows
-from goldilocks.types import Request
+from goldilocks.trl.rows import LOG_PROBS, SAMPLED, CompletionRows, Row, join_rows
+from goldilocks.types import Event, Failure, Request, Rollout
 
 SCALE = "goldilocks_loss_scale"  # a column of the batch: how much the rows that fill it up would thin the loss out
 
@@ -58,24 +60,27 @@ LogProbs = Callable[[list[Row]], list[Tensor]]
 
 
 class Collection:
-    """The collector at work in TRL. ``decisions`` is there on the first process only."""
+    """The driver at work in TRL. ``driver`` is there on the first process only, which leads; the others follow."""
+
+    driver: Driver | None = None
 
     def __init__(
         self,
         prompts: DatasetPrompts,
-        decisions: Decisions | None,
-        rows: RowStore,
+        rows: CompletionRows,
         processes: Processes,
         sizes: Sizes,
         *,
         keeps: bool,
+        seed: int,
     ) -> None:
-        self.decisions = decisions
         self.rows = rows
         self._prompts = prompts
         self._processes = processes
         self._sizes = sizes
         self._keeps = keeps
+        self._seed = seed
+        self._together = False  # whether all processes are generating
         self.batch: Batch | None = None
         self.trained: dict[Place, float] = {}  # the advantage of each rollout of the batch
         self.generated: list[Place | None] = []  # for this batch, in TRL's order; None: so that processes have as many
@@ -87,26 +92,48 @@ class Collection:
 
     def collect(self, generate: Generate, log_probs: LogProbs, rewards: Rewards) -> dict[str, Any]:
         """Return what TRL trains on next, this process's part of it."""
-        rounds: list[tuple[Round, Generated]] = []
+        self._generate, self._rewards = generate, rewards
+        self._rounds: list[tuple[Round, Generated]] = []
         self.generated = []
-        while not isinstance(decision := self._processes.decided(self._decide), Batch):
-            rounds.append((decision, self._generate(decision, generate, rewards)))
-        self.batch = decision
-        output = self._output(decision, rounds, rewards)
-        self.rows.retain(decision.alive)
-        for place in decision.waiting:
+        self.batch = self._follow() if self.driver is None else self._lead(self.driver)
+        output = self._output(self.batch, self._rounds, rewards)
+        self.rows.retain(self.batch.alive)
+        for place in self.batch.waiting:
             self.rows.put(place, self.rows[place].alone())
-        self._remember_log_probs(decision, log_probs)
+        self._remember_log_probs(self.batch, log_probs)
         return output
 
-    def _decide(self) -> Round | Batch:
-        assert self.decisions is not None
-        return self.decisions.next()
+    def _lead(self, driver: Driver) -> Batch:
+        """Fill a batch. The other processes are sent every round, then the batch, or what is raised on the way."""
+        try:
+            driver.batch()
+            batch = Batch.of(driver)
+        except Exception as error:
+            if not self._together:  # else each process raises its own
+                self._processes.send(error)
+            raise
+        self._processes.send(batch)
+        return batch
+
+    def _follow(self) -> Batch:
+        while isinstance(decision := self._processes.receive(), Round):
+            self._generate_round(decision)
+        assert isinstance(decision, Batch)
+        return decision
 
     # -- a round -------------------------------------------------------------------------------------------------------
 
-    def _generate(self, decided: Round, generate: Generate, rewards: Rewards) -> Generated:
-        """Have TRL generate a round, spread over the processes, and tell the collector of it."""
+    def events(self, requests: Sequence[Request]) -> Iterator[Event]:
+        """Have all processes generate a round; yield what became of each rollout. The driver calls this."""
+        decided = Round.of(tuple(requests), self._seed)
+        self._processes.send(decided)
+        weights, names = self._rewards.weights.tolist(), self._rewards.names
+        for (request, number, _), row in zip(places(requests), self._generate_round(decided), strict=True):
+            yield _event(request.uid, number, row, weights, names)
+
+    def _generate_round(self, decided: Round) -> list[Row]:
+        """Generate this process's share of a round; return the rows of all processes."""
+        self._together = True
         requests = decided.requests
         indices = [request.prompt.index for request, _, _ in places(requests)]
         even = self._processes.even(indices)
@@ -114,13 +141,13 @@ class Collection:
         self.generated += [None] * (len(even) - len(indices))
         inputs = self._prompts.rows(self._processes.share(even))
         size = self._sizes.n if self._whole(requests) else 1
-        generated = generate(inputs, size, lambda: self._processes.share(self._processes.even(decided.seeds)))
+        generated = self._generate(inputs, size, lambda: self._processes.share(self._processes.even(decided.seeds)))
         rows = self._processes.gathered(generated.rows)[: len(indices)]
         for (request, number, _), row in zip(places(requests), rows, strict=True):
             self.rows.put((request.uid, number), row)
-        if self.decisions is not None:
-            self.decisions.observe(requests, rows, rewards.weights.tolist(), rewards.names)
-        return generated
+        self._rounds.append((decided, generated))
+        self._together = False
+        return rows
 
     def _whole(self, requests: Sequence[Request]) -> bool:
         """Whether every group is complete in this round, so that TRL's own view of groups holds."""
@@ -195,3 +222,13 @@ class Collection:
         found = self._processes.gathered(log_probs(self._processes.share(even)))
         for place, values in zip(rest, found, strict=False):
             self.rows.put(place, lacking[place].with_log_probs(values))
+
+
+def _event(uid: str, number: int, row: Row, weights: Sequence[float], names: Sequence[str]) -> Rollout | Failure:
+    """Return what became of a rollout; ``weights`` and ``names`` are those of the reward functions."""
+    tokens = row.tokens
+    if not tokens:
+        return Failure(uid, number, "empty_response")
+    # A function that returned None does not apply to this prompt: it has no value here, and NaN is not equal to it.
+    metrics = {name: value for name, value in zip(names, row.rewards, strict=True) if value == value}
+    return Rollout(uid, number, row.reward(weights), tokens, metrics, truncated=row.truncated)

@@ -8,18 +8,22 @@ import torch
 
 from goldilocks.drive.filter_gate import FilterGate
 from goldilocks.drive.gate import Judgement
-from goldilocks.trl.rows import LOG_PROBS, SAMPLED, RowStore, join_rows
+from goldilocks.filtering import PPOFilterConfig
+from goldilocks.trl.rows import LOG_PROBS, SAMPLED, CompletionRows, join_rows
 from goldilocks.types import Group
 
 
-class BatchFilterGate(FilterGate):
+class CompletionGate(FilterGate):
     """``batch_filter.*`` on the rows that TRL returned."""
 
-    def judge(self, groups: Sequence[Group], store: RowStore) -> Judgement:
-        """Judge the rollouts of these groups that would be trained."""
+    def __init__(self, config: PPOFilterConfig, seed: int, rows: CompletionRows) -> None:
+        super().__init__(config, seed)
+        self._rows = rows
+
+    def judge(self, groups: Sequence[Group]) -> Judgement:
         rollouts = [rollout for group in groups for rollout in group.trained]
         places = [(rollout.uid, rollout.index) for rollout in rollouts]
-        joined = join_rows([store[place] for place in places], pad_token=0, multiple=None)
+        joined = join_rows(self._rows.get(places), pad_token=0, multiple=None)
         data = {
             "rewards": torch.tensor([rollout.reward for rollout in rollouts]),
             "response_mask": joined["completion_mask"],

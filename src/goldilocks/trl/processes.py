@@ -25,7 +25,25 @@ class Processes:
         """Return on every process what ``decide`` returns on the first; raise on every process what it raises there."""
         if self.count == 1:
             return decide()
-        box: list[Any] = [_attempt(decide) if self.first else None]
+        if not self.first:
+            value: T = self.receive()
+            return value
+        try:
+            decided = decide()
+        except Exception as error:
+            self.send(error)
+            raise
+        self.send(decided)
+        return decided
+
+    def send(self, value: Any) -> None:
+        """Send a value, or an error, from the first process to the others, which ``receive`` it."""
+        if self.count > 1:
+            broadcast_object_list([(None, value) if isinstance(value, Exception) else (value, None)])
+
+    def receive(self) -> Any:
+        """Return what the first process sends; raise an error that it sends."""
+        box: list[Any] = [None]
         broadcast_object_list(box)
         value, error = box[0]
         if error is not None:
@@ -44,10 +62,3 @@ class Processes:
         """Return this process's part of items that are even: ``gathered`` puts the parts together again."""
         size = len(items) // self.count
         return list(items[self.rank * size : (self.rank + 1) * size])
-
-
-def _attempt(decide: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    try:
-        return decide(), None
-    except Exception as error:  # it is raised again, on every process
-        return None, error

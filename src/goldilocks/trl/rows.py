@@ -6,18 +6,23 @@ Every process holds the rows of all processes, so that each can cut its own part
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from goldilocks.drive.rows import MemoryRows, Place
+from goldilocks.runs.checkpoints import load_state, save_state
+from goldilocks.types import Rollout
+
 PROMPT = ("prompt_ids", "prompt_mask")  # padded on the left; everything else on the right
 LOG_PROBS = "old_per_token_logps"
 SAMPLED = "sampling_per_token_logps"  # of the engine that generated
 OWN = ("advantages", "num_items_in_batch")  # computed for each batch
-Place = tuple[str, int]  # a group and a rollout's number in it
+FILE = "rows.npz"
 
 
 @dataclass(frozen=True)
@@ -66,35 +71,29 @@ class Row:
         return self.with_log_probs(torch.full(self.tensors["completion_ids"].shape, math.nan))
 
 
-class RowStore:
-    """Rows by group and by their number in it."""
+class CompletionRows(MemoryRows[Row]):
+    """The rows of all processes, on every process."""
 
-    def __init__(self) -> None:
-        self._groups: dict[str, dict[int, Row]] = {}
+    def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_state({"rows": self.packed(self.of_groups(rollouts))}, folder / FILE)
 
-    def __getitem__(self, place: Place) -> Row:
-        return self._groups[place[0]][place[1]]
+    def load(self, folder: Path) -> tuple[()]:
+        return self.unpack(load_state(folder / FILE)["rows"])
 
-    def put(self, place: Place, row: Row) -> None:
-        """Keep a row."""
-        self._groups.setdefault(place[0], {})[place[1]] = row
+    def packed(self, rows: Mapping[Place, Row]) -> list[dict[str, Any]]:
+        """Return these rows as JSON values and numpy arrays."""
+        return [_packed(place, row) for place, row in rows.items()]
 
-    def retain(self, uids: Collection[str]) -> None:
-        """Let go of every other group."""
-        self._groups = {uid: rows for uid, rows in self._groups.items() if uid in uids}
-
-    def state_dict(self, uids: Collection[str]) -> list[dict[str, Any]]:
-        """Return the rows of these groups as JSON values and numpy arrays."""
-        groups = {uid: rows for uid, rows in self._groups.items() if uid in uids}
-        return [_packed((uid, index), row) for uid, rows in groups.items() for index, row in rows.items()]
-
-    def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        self._groups = {}
+    def unpack(self, state: Sequence[Mapping[str, Any]]) -> tuple[()]:
+        """Take back what ``packed`` returned; nothing that was unfinished can go on."""
+        self.groups = {}
         for packed in state:
             tensors = {name: torch.from_numpy(array) for name, array in packed["tensors"].items()}
             texts = packed["prompt"], packed["completion"]
             row = Row(tensors, tuple(packed["rewards"].tolist()), *texts, truncated=packed["truncated"])
             self.put((packed["uid"], packed["index"]), row)
+        return ()
 
 
 def _packed(place: Place, row: Row) -> dict[str, Any]:

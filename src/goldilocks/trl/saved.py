@@ -1,7 +1,8 @@
 """The collector in TRL's checkpoint: its state and the rows that wait, and a batch that is only partly trained.
 
-``goldilocks.npz`` is the first process's. ``goldilocks_batch_RANK.safetensors`` holds each process's part of a batch
-that serves several updates, where a checkpoint falls between two of them. Loading either executes no code.
+``goldilocks.npz`` and the folder of rows are the first process's. ``goldilocks_batch_RANK.safetensors`` holds each
+process's part of a batch that serves several updates, where a checkpoint falls between two of them. Loading executes no
+code.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from goldilocks.runs.checkpoints import FILE, load_state, save_state
-from goldilocks.trl.budget import BudgetCallback
+from goldilocks.drive import checkpoint
+from goldilocks.runs.checkpoints import FILE, load_state
 from goldilocks.trl.collection import Collection
 from goldilocks.trl.processes import Processes
 
@@ -25,35 +26,40 @@ Buffered = list[dict[str, Tensor]]
 class Saved:
     """Writes and reads what TRL's checkpoint lacks."""
 
-    def __init__(self, collection: Collection, budget: BudgetCallback, processes: Processes) -> None:
+    def __init__(self, collection: Collection, processes: Processes) -> None:
         self._collection = collection
-        self._budget = budget
         self._processes = processes
 
     def write(self, folder: Path, step: int, buffered: Sequence[dict[str, Any]] | None) -> None:
         """Write everything; each process writes the batch it is training."""
         folder.mkdir(parents=True, exist_ok=True)
         save_file(_flat(buffered or ()), folder / self._batch_file)
-        decisions = self._collection.decisions
-        if decisions is not None:
-            rows = self._collection.rows.state_dict({uid for uid, _ in decisions.waiting()})
-            state = {**decisions.state_dict(), "rows": rows, "step": step, "meter": self._budget.state_dict()}
-            save_state(state, folder / FILE)
+        if self._collection.driver is not None:
+            self._collection.driver.save(folder, step=step)
 
     def read(self, folder: Path, device: torch.device) -> tuple[int, Buffered | None]:
         """Take up where ``write`` was called; returns TRL's step and the batch it was training.
 
         A checkpoint without our state, as ``GRPOTrainer`` writes them, starts a collector anew.
         """
-        state = self._processes.decided(lambda: load_state(folder / FILE) if (folder / FILE).exists() else None)
-        if state is None:
+        if not self._processes.decided(lambda: checkpoint.exists(folder)):
             return 0, None
-        self._collection.rows.load_state_dict(state["rows"])
-        if self._collection.decisions is not None:
-            self._collection.decisions.load_state_dict(state)
-        self._budget.load_state_dict(state["meter"])
+        step, rows = self._processes.decided(lambda: self._take_up(folder))
+        if not self._processes.first:
+            self._collection.rows.unpack(rows)
         file = folder / self._batch_file
-        return state["step"], _nested(load_file(file, device=str(device))) if file.exists() else None
+        return step, _nested(load_file(file, device=str(device))) if file.exists() else None
+
+    def _take_up(self, folder: Path) -> tuple[int, list[dict[str, Any]]]:
+        """Load the driver; return TRL's step, and the rows as they travel to the other processes."""
+        driver, rows = self._collection.driver, self._collection.rows
+        assert driver is not None
+        state = load_state(folder / FILE)
+        kept = state["rows"]  # an earlier version had them in the state itself
+        unfinished = rows.load(folder / kept) if isinstance(kept, str) else rows.unpack(kept)
+        driver.load_state_dict(state, unfinished)
+        alone = self._processes.count == 1
+        return state["step"], [] if alone else rows.packed(dict(rows.items()))
 
     @property
     def _batch_file(self) -> str:

@@ -19,6 +19,9 @@ from trl import GRPOTrainer
 
 from goldilocks.config.settings import Settings
 from goldilocks.core import Exhausted
+from goldilocks.drive.driver import Driver
+from goldilocks.drive.rehearsal import rehearse
+from goldilocks.drive.rounds import Rounds
 from goldilocks.engine.reach import check_length
 from goldilocks.errors import require
 from goldilocks.hashing import hashed
@@ -28,16 +31,15 @@ from goldilocks.runs.validation import by_column, check_values, column_and_value
 from goldilocks.trl import signal_rows
 from goldilocks.trl.budget import BudgetCallback
 from goldilocks.trl.collection import SCALE, Collection, Generated, Rewards, Seeds, Sizes
-from goldilocks.trl.decisions import Decisions
 from goldilocks.trl.engine_rollouts import EngineRollouts
-from goldilocks.trl.gate import BatchFilterGate
+from goldilocks.trl.gate import CompletionGate
 from goldilocks.trl.guard import GuardCallback
 from goldilocks.trl.guard import check as check_guard
 from goldilocks.trl.host import HOST, Unread, Unsent, moved, on_host
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts, SamplerOrder
 from goldilocks.trl.record import RunRecord, accuracy_name
-from goldilocks.trl.rows import LOG_PROBS, Row, RowStore, join_rows, split_rows
+from goldilocks.trl.rows import LOG_PROBS, CompletionRows, Row, join_rows, split_rows
 from goldilocks.trl.saved import Saved
 from goldilocks.trl.sections import Section, Sections
 from goldilocks.trl.supported import RETURNED, check_engine, check_trl
@@ -121,15 +123,15 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         self._validate_by = settings.policies.validate_by
         processes = Processes(self.accelerator)
         dataset = self._remove_unused_columns(self.train_dataset, "training")
-        rows, prompts = RowStore(), DatasetPrompts(dataset)
-        decisions = self._decisions(settings, prompts, rows) if processes.first else None
+        rows, prompts = CompletionRows(), DatasetPrompts(dataset)
         parts, n = self.args.steps_per_generation, self.num_generations
         sizes = Sizes(n, parts, self.processing_class.pad_token_id, getattr(self, "pad_to_multiple_of", None))
         keeps = settings.surplus().max_carry_steps > 0 or settings.replay().groups > 0
-        self.collection = Collection(prompts, decisions, rows, processes, sizes, keeps=keeps)
-        accounts = None if decisions is None else decisions.collector.accounts
-        self._budget = BudgetCallback(settings.budget(), accounts, processes)
-        self._saved = Saved(self.collection, self._budget, processes)
+        self.collection = Collection(prompts, rows, processes, sizes, keeps=keeps, seed=self.args.seed)
+        driver = self._driver(settings, prompts, rows, self.collection) if processes.first else None
+        self.collection.driver = driver
+        self._budget = BudgetCallback(settings.budget(), None if driver is None else driver.meter, processes)
+        self._saved = Saved(self.collection, processes)
         self.add_callback(self._budget)
         if settings.guard().enable:
             check_guard(self, settings.guard())
@@ -139,14 +141,17 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
             self._record = RunRecord(run_dir, sections.config(self.args), self._update_metrics)
             self.add_callback(self._record)
 
-    def _decisions(self, settings: Settings, prompts: DatasetPrompts, rows: RowStore) -> Decisions:
+    def _driver(
+        self, settings: Settings, prompts: DatasetPrompts, rows: CompletionRows, collection: Collection
+    ) -> Driver:
+        rehearse(settings, prompts)
         order = SamplerOrder(
             prompts, groups=settings.train_batch_size, shuffle=self.shuffle_dataset, seed=self.args.seed
         )
         config = settings.gate_config
-        gate = None if config is None else BatchFilterGate(config, settings.seed)
-        collector = settings.collector(prompts, order)
-        return Decisions(collector, rows, gate, room=self.args.generation_batch_size, seed=self.args.seed)
+        gate = None if config is None else CompletionGate(config, settings.seed, rows)
+        backend = Rounds(collection.events, room=self.args.generation_batch_size)
+        return Driver(settings.collector(prompts, order), backend, rows, gate, budget=settings.budget())
 
     # -- a batch -------------------------------------------------------------------------------------------------------
 
@@ -246,8 +251,8 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
 
     def _tell_prior(self, shown: dict[str, float]) -> None:
         """Tell the first process's prior what this validation has shown so far; only an oracle listens."""
-        if self.collection is not None and self.collection.decisions is not None:
-            self.collection.decisions.collector.beliefs.prior.tell(shown)
+        if self.collection is not None and self.collection.driver is not None:
+            self.collection.driver.collector.beliefs.prior.tell(shown)
 
     @contextmanager
     def _groups_of(self, size: int, seeds: Seeds) -> Iterator[None]:
@@ -394,10 +399,10 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         metrics["frac_reward_zero_std"].append(sum(flat) / max(1, len(flat)))
         self._log_advantages(collection)
         own = {**collection.batch.metrics, "train/padding_rollouts": collection.padding_rollouts}
-        for name, value in (own | self._budget.metrics()).items():
+        for name, value in own.items():
             kept = [] if name.startswith(TOTALS) else metrics[name]
             metrics[name] = [*kept, float(value)]
-        if collection.decisions is not None:
+        if collection.driver is not None:
             self._record.batch(self.state.global_step + 1, collection)
 
     def _update_metrics(self) -> dict[str, float]:
@@ -435,8 +440,8 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
     def _save_unfinished(self) -> Path:
         """Save what was generated for a batch that cannot be filled: a run that goes on begins with it."""
         assert self.collection is not None
-        if self.collection.decisions is not None:
-            self.collection.decisions.put_back()
+        if self.collection.driver is not None:
+            self.collection.driver.put_back()
         self._save_checkpoint(self.model, None)
         return self._checkpoint_folder(None)
 

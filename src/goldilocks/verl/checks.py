@@ -104,13 +104,5 @@ def check_v0(config: DictConfig, settings: Settings) -> None:
     on_full = settings.surplus().on_full
     accepted = "finish or requeue on verl's V0 trainer; trainer.use_v1=True has partial"
     require(on_full is not OnFull.PARTIAL, "algorithm.filter_groups.on_full", on_full, accepted)
-    costs = settings.budget().costs
-    require(not costs, "goldilocks.budget", costs, "none on verl's V0 trainer; trainer.use_v1=True has it")
-    replayed = settings.replay().groups
-    require(
-        not replayed, "goldilocks.replay.groups", replayed, "0 on verl's V0 trainer; trainer.use_v1=True has replay"
-    )
     guarded = settings.guard().enable
     require(not guarded, "goldilocks.guard.enable", guarded, "False on verl's V0 trainer; trainer.use_v1=True has it")
-    filtered = settings.batch_filter_config is not None
-    require(not filtered, "batch_filter.enable", filtered, "False on verl's V0 trainer; trainer.use_v1=True has it")

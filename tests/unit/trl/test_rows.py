@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goldilocks.runs.checkpoints import load_state, save_state
-from goldilocks.trl.rows import Row, RowStore, join_rows, split_rows
+from goldilocks.trl.rows import CompletionRows, Row, join_rows, split_rows
+from goldilocks.types import Rollout
 
 PAD = 9
 lengths = st.tuples(st.integers(1, 6), st.integers(1, 5))
@@ -74,11 +74,11 @@ def test_a_silent_row_trains_nothing_and_a_tools_tokens_are_not_the_models() -> 
 
 
 def test_a_store_comes_back_from_disk_as_it_was(tmp_path: Path) -> None:
-    store, again = RowStore(), RowStore()
+    store, again = CompletionRows(), CompletionRows()
     for place, row in enumerate(rows([(2, 3), (1, 1)])):
         store.put(("g0", place), row)
-    save_state({"rows": store.state_dict({"g0"})}, tmp_path / "state.npz")
-    again.load_state_dict(load_state(tmp_path / "state.npz")["rows"])
+    store.save([Rollout("g0", 0, 1.0, 3)], tmp_path)
+    again.load(tmp_path)
     for place in (("g0", 0), ("g0", 1)):
         assert again[place].rewards == store[place].rewards
         assert again[place].completion == "four"

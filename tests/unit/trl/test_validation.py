@@ -75,8 +75,8 @@ def test_an_oracle_is_told_what_the_validation_shows(tmp_path: Path) -> None:
     trainer = world.trainer(tmp_path, sections=sections, eval_dataset=world.dataset(10), per_device_eval_batch_size=32)
     found = evaluated(trainer)
     assert trainer.collection is not None
-    assert trainer.collection.decisions is not None
-    told = trainer.collection.decisions.collector.beliefs.prior.state_dict()["told"]
+    assert trainer.collection.driver is not None
+    told = trainer.collection.driver.collector.beliefs.prior.state_dict()["told"]
     shown = {name.removeprefix("eval_"): value for name, value in found.items() if "val/right" in name}
     assert told
     assert {name: shown[name] for name in told} == pytest.approx(told)

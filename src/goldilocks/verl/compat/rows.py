@@ -6,7 +6,7 @@ that a dropped group's memory is free at once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,13 @@ import torch
 from torch import Tensor
 from verl import DataProto
 
+from goldilocks.drive.rows import MemoryRows, Place
 from goldilocks.filtering import pad_batch
-from goldilocks.types import Rollout
+from goldilocks.types import Group, Rollout
 from goldilocks.verl.store.stored_rows import load_rows, save_rows
+
+TRAINED = "__trained__"  # of each row, whether it is trained: baselines come from all
+STALE = "__stale__"  # of each row, whether an older policy wrote it
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,44 +37,45 @@ class Row:
         return Row({**self.tensors, **other.tensors}, {**self.values, **other.values})
 
 
-class RowStore:
-    """Rows by group and by their number in it."""
+class ProtoRows(MemoryRows[Row]):
+    """Rows that become verl's ``DataProto``."""
 
-    def __init__(self) -> None:
-        self._groups: dict[str, dict[int, Row]] = {}
+    def of_batch(self, groups: Sequence[Group], policy: int) -> DataProto:
+        """Return every row of the groups. Rows that are not trained are marked and count for the baseline only.
 
-    def __len__(self) -> int:
-        return sum(map(len, self._groups.values()))
+        ``policy`` is the version that is being trained, in updates.
+        """
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        trained = {(rollout.uid, rollout.index) for group in groups for rollout in group.trained}
+        places = [(rollout.uid, rollout.index) for rollout in rollouts]
+        batch = self.batch(places)
+        batch.non_tensor_batch[TRAINED] = np.array([place in trained for place in places])
+        versions = [_version(rollout, group) for group in groups for rollout in group.rollouts]
+        batch.non_tensor_batch[STALE] = np.array(versions) < policy
+        return batch
 
-    def put(self, uid: str, index: int, row: Row) -> None:
-        """Keep a row."""
-        self._groups.setdefault(uid, {})[index] = row
-
-    def retain(self, uids: Collection[str]) -> None:
-        """Delete the rows of every other group."""
-        self._groups = {uid: rows for uid, rows in self._groups.items() if uid in uids}
-
-    def batch(self, places: Iterable[tuple[str, int]]) -> DataProto:
-        """The rows of these (group, number) pairs, in this order, with their group's name as ``uid``."""
-        pairs = list(places)
-        rows = [self._groups[uid][index] for uid, index in pairs]
+    def batch(self, places: Sequence[Place]) -> DataProto:
+        """The rows of these rollouts, in this order, with their group's name as ``uid``."""
+        rows = self.get(places)
         tensors = {name: torch.stack([row.tensors[name] for row in rows]) for name in rows[0].tensors}
         names = dict.fromkeys(name for row in rows for name in row.values)
         values = {name: _column([row.values.get(name) for row in rows]) for name in names}
-        values["uid"] = _objects([uid for uid, _ in pairs])
+        values["uid"] = _objects([uid for uid, _ in places])
         return DataProto.from_dict(tensors=tensors, non_tensors=values)
 
     def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
-        """Write the rows of these rollouts."""
-        places = [(rollout.uid, rollout.index) for rollout in rollouts]
-        rows = [self._groups[uid][index] for uid, index in places]
-        save_rows([[*place, row.tensors, row.values] for place, row in zip(places, rows, strict=True)], folder)
+        rows = self.of_groups(rollouts)
+        save_rows([[*place, row.tensors, row.values] for place, row in rows.items()], folder)
 
     def load(self, folder: Path) -> tuple[()]:
         """Take back what ``save`` wrote; nothing that was unfinished can go on."""
         for uid, index, tensors, values in load_rows(folder):
-            self.put(uid, index, Row(tensors, values))
+            self.put((uid, index), Row(tensors, values))
         return ()
+
+
+def _version(rollout: Rollout, group: Group) -> int:
+    return group.version if rollout.version is None else rollout.version
 
 
 def rows_of(batch: DataProto) -> Iterator[Row]:

@@ -10,11 +10,13 @@ verl's V0 task runner, whose trainer is ours.
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -26,23 +28,28 @@ from verl.utils.dataset.rl_dataset import collate_fn as verl_collate_fn
 
 from goldilocks.algorithms.behaviour import behaviour_log_probs
 from goldilocks.config.settings import Settings
+from goldilocks.drive.driver import Driver
+from goldilocks.drive.gate import Gate
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.errors import require
 from goldilocks.platforms import patches_env
+from goldilocks.types import Group
 from goldilocks.verl.checks import check_v0
-from goldilocks.verl.compat.manager import STALE, TRAINED, CollectingManager, Pending, is_placeholder, placeholder
+from goldilocks.verl.compat.backend import GenerationBatches
+from goldilocks.verl.compat.gates import BatchFilter, FinalReward
+from goldilocks.verl.compat.manager import CollectingManager, Pending, is_placeholder, placeholder
 from goldilocks.verl.compat.python_config import TrainerConfig
 from goldilocks.verl.compat.rewards import RewardFunction, mark_validation, route
-from goldilocks.verl.compat.rows import RowStore, pad_to
+from goldilocks.verl.compat.rows import STALE, TRAINED, ProtoRows, pad_to
+from goldilocks.verl.driven import Driven
 from goldilocks.verl.epochs import UpdatesPerEpoch, schedule_note
 from goldilocks.verl.patches.table import V0_TRAINER
 from goldilocks.verl.source import DatasetSource, hidden_states, loader_order
-from goldilocks.verl.store.collector_checkpoint import CollectorCheckpoint, SavesCollector
-from goldilocks.verl.update.gates import KLPenalty, groups_without_signal
+from goldilocks.verl.update.gates import KLPenalty
 from goldilocks.verl.update.validation import ValidatesByColumn
 
 
-class RayPPOTrainerWithSampling(SavesCollector, ValidatesByColumn, RayPPOTrainer):
+class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
     """verl's ``RayPPOTrainer``: the same arguments, and ``reward_fn`` and ``val_reward_fn`` as functions.
 
     ``config`` is verl's, or a ``TrainerConfig``. ``fit`` starts Ray and the workers if that has not been done.
@@ -71,7 +78,7 @@ class RayPPOTrainerWithSampling(SavesCollector, ValidatesByColumn, RayPPOTrainer
         if self.settings.trains_older_groups:
             config.actor_rollout_ref.rollout.calculate_log_probs = True
         self._routed = route(config, reward_fn, val_reward_fn)
-        self.rows = RowStore()
+        self.rows = ProtoRows()
         super().__init__(config, tokenizer, role_worker_mapping, resource_pool_manager, *args, **kwargs)
 
     def _create_dataloader(self, train_dataset: Any, val_dataset: Any, collate_fn: Any, train_sampler: Any) -> None:
@@ -91,19 +98,22 @@ class RayPPOTrainerWithSampling(SavesCollector, ValidatesByColumn, RayPPOTrainer
         self.train_dataloader = _Placeholders(self)
 
     def init_workers(self) -> None:
-        """Start verl's workers, and wrap their rollout manager in the collector's loop."""
+        """Start verl's workers, and put the driver before their rollout manager."""
         super().init_workers()
-        self.async_rollout_manager = CollectingManager(
-            self.async_rollout_manager,
-            self.collector,
-            self.rows,
-            prompts=self._prompts,
-            generation_batch=super()._get_gen_batch,
-            review=self._without_final_signal if self.settings.judges_final_reward else None,
-        )
-        self.collector_checkpoint = CollectorCheckpoint(
-            self.config.trainer, self.collector, self.rows, manager=self.async_rollout_manager
-        )
+        manager, collector = self.async_rollout_manager, self.collector
+        backend = GenerationBatches(manager, collector, self.rows, self._prompts, super()._get_gen_batch)
+        budget = self.settings.budget()
+        self._drive(Driver(collector, backend, self.rows, self._gate(), budget=budget, epochs=self.epochs))
+        self.async_rollout_manager = CollectingManager(manager, self.driver, backend, self.rows)
+
+    def _gate(self) -> Gate | None:
+        settings = self.settings
+        if settings.gate_config is not None:
+            return BatchFilter(settings.gate_config, settings.seed, self._rows_of, self._with_log_probs)
+        if settings.judges_final_reward:
+            min_std = settings.filter_groups.min_std
+            return FinalReward(self._kl_penalty, min_std, self._rows_of, self._with_log_probs)
+        return None
 
     def fit(self) -> None:
         """verl's training loop."""
@@ -112,12 +122,14 @@ class RayPPOTrainerWithSampling(SavesCollector, ValidatesByColumn, RayPPOTrainer
         if not hasattr(self, "async_rollout_manager"):
             self.init_workers()
         trainer, rollout = self.config.trainer, self.config.actor_rollout_ref.rollout
-        kept = trainer.balance_batch, trainer.total_epochs, rollout.n
+        kept = trainer.balance_batch, trainer.total_epochs, rollout.n, trainer.test_freq, trainer.save_freq
         try:
             with self._keeping_what_was_generated():
                 super().fit()
+        except _Over:
+            self._shutdown_dump_executor()
         finally:
-            trainer.balance_batch, trainer.total_epochs, rollout.n = kept
+            trainer.balance_batch, trainer.total_epochs, rollout.n, trainer.test_freq, trainer.save_freq = kept
 
     def _begin_training(self) -> None:
         """Change what ``fit`` reads from here on; its loggers already have the user's config."""
@@ -143,24 +155,28 @@ class RayPPOTrainerWithSampling(SavesCollector, ValidatesByColumn, RayPPOTrainer
             mark_validation(generation)
         return generation
 
-    def _without_final_signal(self, batch: DataProto) -> list[str]:
-        """The groups whose reward after the KL penalty does not vary: it needs log-probs before the verdict."""
+    def _rows_of(self, groups: Sequence[Group]) -> DataProto:
+        return self.rows.of_batch(groups, self.collector.step)
+
+    def _kl_penalty(self) -> KLPenalty:
+        return KLPenalty(self.config.algorithm.kl_penalty, self.kl_ctrl_in_reward.value)
+
+    def _with_log_probs(self, batch: DataProto, reference: bool) -> dict[str, torch.Tensor]:
+        """Return the rows' tensors with log-probs, which a gate needs before the batch is full: replicas sleep."""
         self.checkpoint_manager.sleep_replicas()
         batch.meta_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         batch.meta_info["global_token_num"] = batch.batch["attention_mask"].sum(-1).tolist()
-        old, _ = self._compute_old_log_prob(batch)
-        reference = self._compute_ref_log_prob(batch)
-        penalty = KLPenalty(self.config.algorithm.kl_penalty, self.kl_ctrl_in_reward.value)
-        penalties = penalty.of({**batch.batch, **old.batch, **reference.batch})
+        found = {**batch.batch, **self._compute_old_log_prob(batch)[0].batch}
+        if reference:
+            found |= self._compute_ref_log_prob(batch).batch
         self.checkpoint_manager.update_weights(self.global_steps - 1)  # the same ones: it is how replicas are woken
-        scores, lowest = batch.batch["rm_scores"].sum(-1), self.settings.filter_groups.min_std
-        return groups_without_signal(batch.non_tensor_batch["uid"], scores, penalties, lowest)
+        return found
 
     # -- groups of different sizes -------------------------------------------------------------------------------------
 
     def _balance_batch(self, batch: DataProto, metrics: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Called by ``fit`` once a step, with its metrics; balances if the user asked for it."""
-        metrics.update(self.collector.metrics())
+        metrics.update(self.driver.metrics())
         self._metrics = metrics
         if not self._balances:
             return
@@ -192,10 +208,15 @@ class RayPPOTrainerWithSampling(SavesCollector, ValidatesByColumn, RayPPOTrainer
         correction = self.config.algorithm.get("rollout_correction", None)
         batch.batch["old_log_probs"], metrics = behaviour_log_probs(batch.batch, stale, correction)
         self._metrics.update(metrics)
-        return self._update(super()._update_actor, self.config.actor_rollout_ref.actor, batch)
+        output = self._update(super()._update_actor, self.config.actor_rollout_ref.actor, batch)
+        self._end_if_over(self._metrics)
+        return output
 
     def _update_critic(self, batch: DataProto) -> DataProto:
-        return self._update(super()._update_critic, self.config.critic, batch)
+        output = self._update(super()._update_critic, self.config.critic, batch)
+        if self.config.trainer.critic_warmup > self.global_steps:  # the actor is not updated
+            self._end_if_over(self._metrics)
+        return output
 
     def _update(self, update: Callable[[DataProto], DataProto], section: DictConfig, batch: DataProto) -> DataProto:
         """As many mini-batches as the user's sizes make of a training batch, which are counted in prompts."""
@@ -216,11 +237,32 @@ class RayPPOTrainerWithSampling(SavesCollector, ValidatesByColumn, RayPPOTrainer
             finally:
                 section.update(before)
 
+    def _validate(self, *args: Any, **kwargs: Any) -> Any:
+        self.driver.meter.end_update()  # a budget of minutes is without validation
+        return super()._validate(*args, **kwargs)
+
+    def _log_rollout_data(
+        self, batch: DataProto, reward_extra_infos_dict: dict, timing_raw: dict, rollout_data_dir: str
+    ) -> None:
+        """A rollout is dumped with the batch that trains it first."""
+        again = {group.uid for group in self.collector.in_hand if group.replays}
+        fresh = np.array([uid not in again for uid in batch.non_tensor_batch["uid"]])
+        if not fresh.all():
+            batch = batch.select_idxs(fresh)
+            reward_extra_infos_dict = {
+                name: list(itertools.compress(values, fresh)) for name, values in reward_extra_infos_dict.items()
+            }
+        super()._log_rollout_data(batch, reward_extra_infos_dict, timing_raw, rollout_data_dir)
+
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         self._begin_training()
+
+
+class _Over(Exception):
+    """The run is over. ``fit`` knows its last update before it makes it, and has no other way out after it."""
 
 
 class _Placeholders:
@@ -243,11 +285,15 @@ class _Placeholders:
         epoch, self._epoch = self._epoch, self._epoch + 1
         before = collector.prompts_issued - collector.target_groups
         while epochs.current <= epoch:
+            if trainer.driver.over:
+                raise _Over
             issued = collector.prompts_issued
             if epochs.prompts - issued < 2 * (issued - before):
                 trainer.total_training_steps = trainer.global_steps
             before = issued
+            trainer.driver.meter.begin_update()
             yield placeholder()
+            trainer.driver.meter.end_update()
 
     def state_dict(self) -> dict[str, Any]:
         """verl saves this; the collector's own state is saved beside it."""

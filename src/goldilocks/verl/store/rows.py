@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 from verl.workers.utils.padding import response_to_nested
 
 from goldilocks.algorithms import Untrained, weigh_prompts_equally
+from goldilocks.drive.rows import Place, RowStore
 from goldilocks.runs.records import split_row_key
 from goldilocks.types import Group, Rollout
 from goldilocks.verl.store.stored_rows import load_rows, save_rows
@@ -30,25 +31,31 @@ VISIT_SEED = "__visit_seed__"  # what the noise of all of them comes from
 ANSWERS = "__answers__"  # by index, what rollouts that were saved unfinished have been answered
 
 
-class QueueRows:
-    """The rows that are in the queue, by group. The payload of a rollout is the keys and tags of its rows.
+Payload = list[list[Any]]  # [key, tag] of each row of a rollout
+
+
+class QueueRows(RowStore[Payload]):
+    """The rows that are in the queue, by group. A row here is the payload of a rollout: the keys and tags of its rows.
 
     Rollouts that are not in the queue yet are ``unfinished``.
     """
 
     def __init__(self, unfinished: Unfinished) -> None:
         self.unfinished = unfinished
-        self._keys: dict[str, list[str]] = {}
+        self._payloads: dict[str, dict[int, Payload]] = {}
 
-    def note(self, uid: str, keys: Iterable[str]) -> None:
-        """These rows of the group are in the queue."""
-        self._keys.setdefault(uid, []).extend(keys)
+    def put(self, place: Place, row: Payload) -> None:
+        """Note that the rows of this rollout are in the queue: the worker has put them there."""
+        self._payloads.setdefault(place[0], {})[place[1]] = row
 
-    def retain(self, uids: Collection[str]) -> None:
+    def get(self, places: Sequence[Place]) -> list[Payload]:
+        return [self._payloads[uid][index] for uid, index in places]
+
+    def retain(self, alive: Collection[str]) -> None:
         """Free the rows of every other group; verl itself frees those of the batch it trained."""
-        gone = [uid for uid in self._keys if uid not in uids]
-        clear(key for uid in gone for key in self._keys.pop(uid))
-        self.unfinished.retain(uids)
+        gone = [uid for uid in self._payloads if uid not in alive]
+        clear(key for uid in gone for payload in self._payloads.pop(uid).values() for key, _ in payload)
+        self.unfinished.retain(alive)
 
     def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
         """Copy the rows of these rollouts out of the queue."""
@@ -58,7 +65,7 @@ class QueueRows:
         save_rows([[key, tag, row] for (key, tag), row in zip(pairs, fields, strict=True)], folder)
         self.unfinished.save(folder / UNFINISHED)
 
-    def load(self, folder: Path) -> Collection[tuple[str, int]]:
+    def load(self, folder: Path) -> Collection[Place]:
         """Put what ``save`` wrote back into the queue, under the same keys; return the rollouts that can go on."""
         if rows := load_rows(folder):
             self._put(rows)
@@ -67,8 +74,9 @@ class QueueRows:
     def _put(self, rows: list[Any]) -> None:
         keys, tags, fields = map(list, zip(*rows, strict=True))
         tq.kv_batch_put(keys=keys, tags=tags, fields=list_of_dict_to_tensordict(fields), partition_id=PARTITION)
-        for key in keys:
-            self.note(split_row_key(key)[0], [key])
+        for key, tag in zip(keys, tags, strict=True):
+            uid, index = split_row_key(key)
+            self._payloads.setdefault(uid, {}).setdefault(index, []).append([key, tag])
 
 
 def batch_of(groups: Iterable[Group]) -> KVBatchMeta:

@@ -8,6 +8,8 @@ what they are writing, loads the weights, and lets it go on. So every rollout is
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from omegaconf import DictConfig, open_dict
@@ -15,10 +17,11 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import logger as verl_logger
+from verl.utils.debug import marked_timer
 
 from goldilocks.errors import require
 from goldilocks.types import OnFull
-from goldilocks.verl.update.sampler import NeverPausing
+from goldilocks.verl.dispatch.backend import NeverPausing
 from goldilocks.verl.update.trainer import CollectorTrainer
 
 ENGINE = "goldilocks.verl.serve.ray_weights"  # registers the checkpoint engine ``ray``
@@ -27,8 +30,6 @@ ENGINE = "goldilocks.verl.serve.ray_weights"  # registers the checkpoint engine 
 @register_trainer("goldilocks_async")
 class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
     """``CollectorTrainer`` on devices of its own, beside rollout servers on theirs."""
-
-    replay_buffer: NeverPausing
 
     def __init__(self, config: DictConfig) -> None:
         prepare(config)
@@ -41,8 +42,8 @@ class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
         super()._setup()
         verl_logger.setLevel(level)
 
-    def _build_replay_buffer(self) -> NeverPausing:
-        return NeverPausing(self.config)
+    def _build_backend(self) -> NeverPausing:
+        return NeverPausing(self.config, self.train_dataset, self._refilling)
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
@@ -56,12 +57,17 @@ class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
         with self._tensors_only(batch):
             return PPOTrainer._compute_old_log_prob(self, batch, metrics)
 
-    def _more_rollouts(self) -> None:
+    @contextmanager
+    def _refilling(self) -> Iterator[None]:
         """Wait for more groups; the servers never stopped."""
-        self.replay_buffer.fill(self.global_steps)
+        with marked_timer("gen", self.timing_raw):
+            yield
 
     def _save_checkpoint(self) -> None:
-        self.replay_buffer.observe_all()
+        """Save the moment up to which everything has been observed."""
+        backend = self.replay_buffer.backend
+        assert isinstance(backend, NeverPausing)
+        self.driver.observe(backend.so_far())
         super()._save_checkpoint()
 
 

@@ -11,7 +11,6 @@ told, judges the rest of each group again, and hands out others in the place of 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +23,12 @@ from transfer_queue import KVBatchMeta
 
 from goldilocks.config.settings import Settings
 from goldilocks.drive.filter_gate import FilterGate
-from goldilocks.drive.gate import Judgement, by_group
+from goldilocks.drive.gate import Gate, Judgement, by_group
+from goldilocks.filtering import PPOFilterConfig
 from goldilocks.runs.records import split_row_key
-from goldilocks.types import mean_and_std
+from goldilocks.types import Group, mean_and_std
 from goldilocks.verl.store.behaviour import stale_tokens
+from goldilocks.verl.store.rows import batch_of
 
 REASON = "no_variance_after_kl"  # of the rejection, in the accounts
 MARGIN = 1e-6  # more than rounding
@@ -66,29 +67,27 @@ def _is_flat(rows: Sequence[tuple[float, float]], min_std: float | None) -> bool
     return spread <= (of_penalties + MARGIN if min_std is None else min_std)
 
 
-class Gate(ABC):
-    """Judges rows whose log-probs are in the queue."""
-
-    reason: str
-    refuses_flat: bool  # whether what it refuses has no gradient, and may fill up a batch that cannot be had otherwise
-
-    @abstractmethod
-    def judge(self, batch: KVBatchMeta, policy: int) -> Judgement:
-        """Judge the rows; ``policy`` is the version that is being trained, in updates."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where ``state_dict`` was written."""
-        assert not state, f"{self.reason} has no state"
+Prepare = Callable[[Sequence[Group]], None]  # puts log-probs of the rows of these groups into the queue
 
 
-class BatchFilterGate(FilterGate, Gate):
+class BatchFilterGate(FilterGate):
     """``batch_filter.*`` on rows of the queue."""
 
-    def judge(self, batch: KVBatchMeta, policy: int) -> Judgement:
-        return self.select(batch.keys, self._tensors(batch, policy))
+    def __init__(self, config: PPOFilterConfig, seed: int, policy: Callable[[], int], prepare: Prepare) -> None:
+        """``policy`` returns the version that is being trained, in updates."""
+        super().__init__(config, seed)
+        self._policy = policy
+        self._prepare = prepare
+
+    def prepare(self, groups: Sequence[Group]) -> None:
+        self._prepare(groups)
+
+    def judge(self, groups: Sequence[Group]) -> Judgement:
+        return self.judge_batch(batch_of(groups))
+
+    def judge_batch(self, batch: KVBatchMeta) -> Judgement:
+        """Judge rows of the queue."""
+        return self.select(batch.keys, self._tensors(batch, self._policy()))
 
     def select(self, keys: Sequence[str], data: Mapping[str, torch.Tensor]) -> Judgement:
         """Judge rows whose tensors are at hand."""
@@ -117,12 +116,20 @@ class FinalRewardGate(Gate):
     reason = REASON
     refuses_flat = True
 
-    def __init__(self, penalty: Callable[[], KLPenalty], min_std: float | None) -> None:
+    def __init__(self, penalty: Callable[[], KLPenalty], min_std: float | None, prepare: Prepare) -> None:
         """``penalty`` returns that of the moment: verl may change the coefficient after each update."""
         self._penalty = penalty
         self._min_std = min_std
+        self._prepare = prepare
 
-    def judge(self, batch: KVBatchMeta, policy: int) -> Judgement:
+    def prepare(self, groups: Sequence[Group]) -> None:
+        self._prepare(groups)
+
+    def judge(self, groups: Sequence[Group]) -> Judgement:
+        return self.judge_batch(batch_of(groups))
+
+    def judge_batch(self, batch: KVBatchMeta) -> Judgement:
+        """Judge rows of the queue."""
         rows = _get(batch, ["rm_scores", "response_mask", "old_log_probs", "ref_log_prob"]).to_padded_tensor()
         places = [split_row_key(key) for key in batch.keys]
         uids = [uid for uid, _ in places]
@@ -131,12 +138,14 @@ class FinalRewardGate(Gate):
         return Judgement(by_group(place for place in places if place[0] in flat), {}, {})
 
 
-def build_gate(settings: Settings, penalty: Callable[[], KLPenalty]) -> Gate | None:
+def build_gate(
+    settings: Settings, penalty: Callable[[], KLPenalty], policy: Callable[[], int], prepare: Prepare
+) -> Gate | None:
     """The gate these settings ask for, if any."""
     if settings.gate_config is not None:
-        return BatchFilterGate(settings.gate_config, settings.seed)
+        return BatchFilterGate(settings.gate_config, settings.seed, policy, prepare)
     if settings.judges_final_reward:
-        return FinalRewardGate(penalty, settings.filter_groups.min_std)
+        return FinalRewardGate(penalty, settings.filter_groups.min_std, prepare)
     return None
 
 

@@ -7,7 +7,7 @@ training loop is verl's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,17 +19,17 @@ from verl.utils.debug import marked_timer
 
 from goldilocks.algorithms import untrained_rollouts
 from goldilocks.config.settings import Settings
-from goldilocks.drive.refill import Refills
+from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
-from goldilocks.runs.budget import Meter
 from goldilocks.types import Group
 from goldilocks.verl.checks import MANAGER, check_v1
+from goldilocks.verl.dispatch.backend import AgentLoops
+from goldilocks.verl.driven import Driven
 from goldilocks.verl.epochs import UpdatesPerEpoch, schedule_note
 from goldilocks.verl.estimators import estimator_for
 from goldilocks.verl.patches.table import GROUP_NUMBERS
 from goldilocks.verl.source import DatasetSource, hidden_states, loader_order
 from goldilocks.verl.store.behaviour import store_log_probs, use_behaviour_log_probs
-from goldilocks.verl.store.collector_checkpoint import CollectorCheckpoint, SavesCollector
 from goldilocks.verl.store.replayed_rows import ReplayedRows, without
 from goldilocks.verl.store.rows import (
     batch_of,
@@ -42,22 +42,21 @@ from goldilocks.verl.store.rows import (
     zero_log_probs,
 )
 from goldilocks.verl.update.driver_queue import advantages
-from goldilocks.verl.update.gates import Gate, KLPenalty, build_gate
+from goldilocks.verl.update.gates import KLPenalty, build_gate
 from goldilocks.verl.update.guard import GuardedLoss, guard_metrics
 from goldilocks.verl.update.one_pass import OnePass
-from goldilocks.verl.update.sampler import CollectorSampler
+from goldilocks.verl.update.sampler import DriverSampler
 from goldilocks.verl.update.validation import ValidatesByColumn
 
 PROMPT_MEAN = "prompt-mean"
 MULTI_MODAL = ("multi_modal_inputs",)
 
 
-class CollectorTrainer(SavesCollector, ValidatesByColumn, ReplayedRows):
+class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
     """Mixed into one of verl's trainers: a ``Collector`` decides which prompts are rolled out, how often, and which
     groups are trained."""
 
-    replay_buffer: CollectorSampler
-    gate: Gate | None
+    replay_buffer: DriverSampler
 
     def __init__(self, config: DictConfig) -> None:
         self.settings = Settings.from_config(config)
@@ -79,8 +78,8 @@ class CollectorTrainer(SavesCollector, ValidatesByColumn, ReplayedRows):
     def trainer_mode(self, name: str) -> None:
         pass
 
-    def _build_replay_buffer(self) -> CollectorSampler:
-        return CollectorSampler(self.config)
+    def _build_replay_buffer(self) -> DriverSampler:
+        return DriverSampler(self.config)
 
     def _init_dataloader(self) -> None:
         gen_batch_size = self.config.data.get("gen_batch_size", None)
@@ -93,29 +92,30 @@ class CollectorTrainer(SavesCollector, ValidatesByColumn, ReplayedRows):
         self.collector = self.settings.collector(
             source, order, hidden_states=lambda: hidden_states(self.config, source)
         )
-        self.replay_buffer.collector = self.collector
-        self.meter = Meter(self.settings.budget(), self.collector.accounts)
-        self.steps_per_epoch = self.epochs = UpdatesPerEpoch(self.config.trainer, self.collector)
+        self.steps_per_epoch = UpdatesPerEpoch(self.config.trainer, self.collector)
         if note := schedule_note(self.config, self.settings, self.total_training_steps):
             print(note)
-        self.gate = build_gate(self.settings, self._kl_penalty)
-        parts = {"meter": self.meter} | ({} if self.gate is None else {"gate": self.gate})
-        self.collector_checkpoint = CollectorCheckpoint(
-            self.config.trainer, self.collector, self.replay_buffer.rows, **parts
-        )
+        backend = self.replay_buffer.backend = self._build_backend()
+        gate = build_gate(self.settings, self._kl_penalty, lambda: self._policy, self._prepare)
+        budget, epochs = self.settings.budget(), self.steps_per_epoch
+        self._drive(Driver(self.collector, backend, backend.rows, gate, budget=budget, epochs=epochs))
+        self.replay_buffer.driver = self.driver
         mini_batches = self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
-        self.one_pass = OnePass.of(self.config, mini_batches=mini_batches, gate=self.gate is not None)
+        self.one_pass = OnePass.of(self.config, mini_batches=mini_batches, gate=gate is not None)
+
+    def _build_backend(self) -> AgentLoops:
+        return AgentLoops(self.config, self.train_dataset, self._refilling)
 
     def _kl_penalty(self) -> KLPenalty:
         return KLPenalty(self.config.algorithm.kl_penalty, self.kl_ctrl_in_reward.value)
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's loop; the sampler is given the workers it asks, and the workers the loss that the guard is in."""
-        self.replay_buffer.manager = agent_loop_manager
+        """verl's loop; the backend is given the workers it asks, and the workers the loss that the guard is in."""
+        self.replay_buffer.backend.manager = agent_loop_manager
         if self.settings.guard().enable:
             loss = GuardedLoss(self.config.actor_rollout_ref.actor, self.settings.guard())
             self.actor_rollout_wg.set_loss_fn(loss)
-        self._end_if_over({})  # a run that is started again may have nothing left to do
+        self._end_with_this_update({})  # a run that is started again may have nothing left to do
         super().fit(agent_loop_manager)
 
     # -- a step --------------------------------------------------------------------------------------------------------
@@ -127,42 +127,27 @@ class CollectorTrainer(SavesCollector, ValidatesByColumn, ReplayedRows):
     def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
         with self._keeping_what_was_generated():
             batch = super()._step_once(metrics, timing_raw, sample_batch_size)
-        metrics.update(self.collector.metrics())
+        metrics.update(self.driver.metrics())
         return batch
 
     # -- an end ------------------------------------------------------------------------------------------------------
 
     def on_step_begin(self) -> None:
         super().on_step_begin()
-        self.meter.begin_update()
+        self.driver.meter.begin_update()
 
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
         batch = super().step(metrics, timing_raw)
-        self._end_if_over(metrics)
+        self._end_with_this_update(metrics)
         return batch
 
     def on_step_end(self) -> None:
         super().on_step_end()
-        self.meter.end_update()
+        self.driver.meter.end_update()
 
-    def _end_if_over(self, metrics: dict) -> None:
-        """End the run with this update if its budget is spent or its epochs are over.
-
-        verl asks before an update whether it is the last one. That is known only after it, so what verl does at the
-        end, validate and save, is asked for by the frequencies it looks at next.
-        """
-        trainer = self.config.trainer
-        last = self.epochs.over
-        if self.meter.budget.costs:
-            metrics["budget/spent"] = share = self.meter.share
-            last |= share >= 1
-            if self.meter.budget.validations is not None:
-                due = self.meter.validation_due()
-                trainer.test_freq = self.global_steps if due or last else 0
-        if last:
+    def _end_with_this_update(self, metrics: dict) -> None:
+        if self._end_if_over(metrics):
             self.total_training_steps = self.global_steps
-            for key in ("test_freq", "save_freq"):
-                trainer[key] = self.global_steps if trainer[key] > 0 else trainer[key]
 
     # -- rejection inside the refill loop ------------------------------------------------------------------------------
 
@@ -175,51 +160,44 @@ class CollectorTrainer(SavesCollector, ValidatesByColumn, ReplayedRows):
                 leave_log_probs_open(without(batch, set(older.keys)).keys)
             return batch
         batch = self._log_probs(batch, metrics)
-        return self._refill(batch, metrics) if self.gate is not None else batch
+        return self._settled(batch, metrics) if self.driver.gate is not None else batch
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Once for each row: a gate on the final reward needed them before."""
         return batch if self.settings.judges_final_reward else self._ref_log_probs(batch, metrics)
 
-    def _refill(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """Reject what the gate refuses, replace it, judge the replacements: until the batch is full of what passed."""
-        assert self.gate is not None
-        padding = set(padding_keys(batch))
-        refills = Refills(self.collector, self.gate.reason, flat=self.gate.refuses_flat)
-        self._judge(refills, batch, self.collector.in_hand, metrics)
-        for groups in refills.replacements(self._generate_replacements):
-            batch = self._balanced(groups, {})
-            padding |= set(padding_keys(batch))
-            self._log_probs(batch, {})
-            self._judge(refills, batch, groups, metrics)
-        metrics.update(refills.metrics)
-        final = self._balanced(self.collector.in_hand, metrics)
-        zero_log_probs(padding_keys(final), ref=self.settings.judges_final_reward)
-        clear(padding)
-        return final
-
-    def _judge(self, refills: Refills, batch: KVBatchMeta, groups: Iterable[Group], metrics: dict) -> None:
-        """Reject what the gate refuses of these groups, whose rows are in the batch."""
-        gate = self.gate
-        assert gate is not None
+    def _settled(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Return the batch that is full of what passes the gate; ``batch`` is the one that was taken."""
         if self.settings.judges_final_reward:
             self._ref_log_probs(batch, metrics)
-        refills.judge(groups, lambda fresh: gate.judge(batch_of(fresh), self._policy))
+        self._prepared, self._padding = set(batch.keys), set(padding_keys(batch))
+        final = self._balanced(self.driver.settle(), metrics)
+        zero_log_probs(padding_keys(final), ref=self.settings.judges_final_reward)
+        clear(self._padding)
+        return final
+
+    def _prepare(self, groups: Sequence[Group]) -> None:
+        """Compute the log-probs of groups that take the place of rejected ones; the first ones have theirs."""
+        if self._prepared.issuperset(batch_of(groups).keys):
+            return
+        batch = self._balanced(groups, {})
+        self._padding |= set(padding_keys(batch))
+        self._log_probs(batch, {})
+        if self.settings.judges_final_reward:
+            self._ref_log_probs(batch, {})
 
     @property
     def _policy(self) -> int:
         """The version of the policy that is being trained, in updates."""
         return int(self.global_steps) - 1
 
-    def _generate_replacements(self) -> None:
-        """More groups by the same policy; its replicas were asleep."""
+    @contextmanager
+    def _refilling(self) -> Iterator[None]:
+        """More groups by the same policy; its replicas are asleep."""
         with marked_timer("gen", self.timing_raw):
-            self._more_rollouts()
-
-    def _more_rollouts(self) -> None:
-        self.checkpoint_manager.update_weights(self.global_steps - 1)
-        self.replay_buffer.fill(self.global_steps)
-        self.on_sample_end()
+            self.checkpoint_manager.update_weights(self.global_steps - 1)
+            yield
+            self.on_sample_end()
 
     def _balanced(self, groups: Iterable[Group], metrics: dict) -> KVBatchMeta:
         batch = self._balance_batch(batch_of(groups), metrics)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torchdata.stateful_dataloader.sampler import RandomSampler
-from unit.verl.compat.v0_world import PROMPT, RESPONSE, World
+from unit.verl.compat.v0_world import PROMPT, RESPONSE, Prompts, World
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 from verl.trainer.ppo.reward import get_custom_reward_fn
@@ -26,9 +26,9 @@ from goldilocks import (
     TrainerConfig,
 )
 from goldilocks.types import Rollout
-from goldilocks.verl.compat.manager import merge_timings
+from goldilocks.verl.compat.backend import merge_timings
 from goldilocks.verl.compat.rewards import mark_validation, route
-from goldilocks.verl.compat.rows import Row, RowStore
+from goldilocks.verl.compat.rows import ProtoRows, Row
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +183,96 @@ def test_ppo_with_a_critic_and_the_final_reward_judged_before_training(tmp_path,
         assert [0 < sum(rewards) < 4 for rewards in groups_of(batch).values()] == [True] * 4
     assert world.steps[-1]["critic/mini_batches"] == 4
     assert world.steps[-1]["accounts/rejected/no_variance_after_kl_rollouts"] > 0
+
+
+def test_a_budget_ends_the_run_with_the_update_that_reaches_it_and_the_next_start_has_nothing_to_do(
+    tmp_path, monkeypatch
+):
+    keys = {"steps": 10, "trainer": {"save_freq": 100}, "more": {"goldilocks.budget.rollouts": 40}}
+    world = World(monkeypatch)
+    trainer = world.trainer(config(tmp_path, **keys), [50] * 40)
+    before = trainer.config.copy()
+    trainer.fit()
+    assert [step["budget/spent"] for step in world.steps] == [0.4, 0.8, 1.2]
+    assert (tmp_path / "checkpoints" / "global_step_3" / "actor").is_dir()  # the last update is saved
+    assert trainer.config == before
+    again = World(monkeypatch)
+    again.trainer(config(tmp_path, **keys), [50] * 40).fit()
+    assert again.steps == []
+
+
+def test_validations_are_spread_over_the_budget(tmp_path, monkeypatch):
+    budget = {"goldilocks.budget.rollouts": 96, "goldilocks.budget.validations": 2}
+    world = World(monkeypatch)
+    given = config(tmp_path, steps=10, more=budget)
+    trainer = world.trainer(given, [50] * 40, val_dataset=Prompts([50]))
+    monkeypatch.setattr(type(trainer), "_validate", lambda self: {"val": 1.0})
+    trainer.config.trainer.val_before_train = False
+    trainer.fit()
+    assert [step["step"] for step in world.steps if "val" in step] == [3, 6]
+
+
+def test_a_budget_of_minutes_is_of_the_updates_and_goes_on_after_a_restart(tmp_path, monkeypatch):
+    keys = {"trainer": {"save_freq": 1}, "more": {"goldilocks.budget.minutes": 1e6}}
+    first, second = World(monkeypatch), World(monkeypatch)
+    trainer = first.trainer(config(tmp_path, steps=1, **keys), [50] * 40)
+    trainer.fit()
+    spent = trainer.driver.meter.seconds
+    assert spent > 0
+    again = second.trainer(config(tmp_path, steps=2, **keys), [50] * 40)
+    again.fit()
+    assert again.driver.meter.seconds > spent * 0.5  # what the checkpoint had is most of it
+
+
+def test_groups_are_trained_again_against_the_policy_that_wrote_them_and_survive_a_restart(tmp_path, monkeypatch):
+    more = {"goldilocks.replay.groups": 2, "goldilocks.replay.max_age": 2}
+    keys = {"more": more, "trainer": {"save_freq": 1}}
+    first = World(monkeypatch)
+    first.trainer(config(tmp_path, n=16, steps=1, **keys), [50] * 40).fit()
+    written = first.actor.trained[0]
+    second = World(monkeypatch)
+    second.actor.trained.append(None)  # the policy has had one update
+    second.trainer(config(tmp_path, n=16, steps=2, **keys), [50] * 40).fit()
+    batch = second.actor.trained[1]
+    again = set(groups_of(written)) & set(groups_of(batch))
+    assert len(again) == 2
+    assert len(groups_of(batch)) == 6
+    for uid in again:
+        assert sorted(groups_of(batch)[uid]) == sorted(groups_of(written)[uid])
+    old = {uid: row[0].item() for uid, row in zip(batch["uid"], batch["old_log_probs"], strict=True)}
+    assert {old[uid] for uid in again} == {-1.0}
+    assert {log_prob for uid, log_prob in old.items() if uid not in again} == {-1.125}
+    assert second.steps[0]["replay/groups"] == 2
+
+
+def test_the_batch_filter_rejects_inside_the_refill_loop(tmp_path, monkeypatch):
+    world = World(monkeypatch, ranks=2)
+    given = config(tmp_path, n=8, steps=3, more={"batch_filter.enable": True})
+    world.trainer(given, [0, 50, 100, 40] * 10).fit()
+    for batch in world.actor.trained:
+        assert [0 < sum(rewards) < 8 for rewards in groups_of(batch).values()] == [True] * 4
+    rejected = [step["train/groups_rejected"] for step in world.steps]
+    assert sum(rejected) > 0
+    assert [step["batch/total_groups_generated"] for step in world.steps] == [4 + count for count in rejected]
+
+
+def test_the_two_gates_hold_rows_against_the_policy_that_is_trained(tmp_path, monkeypatch):
+    """Every second answer claims to be far likelier than the policy says: none of those is trained."""
+    world = World(monkeypatch)
+    generate = world.engine.generate_sequences
+
+    def drifted(prompts: DataProto) -> DataProto:
+        answers = generate(prompts)
+        answers.batch["rollout_log_probs"][::2] += 0.5
+        return answers
+
+    world.engine.generate_sequences = drifted
+    gates = {"enable": True, "enable_two_gate_filter": True, "sample_oversampling_factor": 2.0}
+    given = config(tmp_path, n=8, steps=2, more={f"batch_filter.{key}": value for key, value in gates.items()})
+    world.trainer(given, [50] * 40).fit()
+    for batch, step in zip(world.actor.trained, world.steps, strict=True):
+        assert {len(rewards) for rewards in groups_of(batch).values()} == {8}
+        assert step["filter/gate1_rejection_rate"] == 0.5
 
 
 @pytest.mark.parametrize(("on_exhausted", "groups"), [("shrink", 2), ("backfill", 4)])
@@ -348,7 +438,7 @@ def test_a_metric_that_the_reward_does_not_return_names_those_there_are(tmp_path
     ("changes", "text"),
     [
         ({"algorithm": AlgoConfig(adv_estimator="remax")}, "algorithm.adv_estimator='remax' is not accepted"),
-        ({"more": {"batch_filter.target_group_size": 4}}, "batch_filter.enable=True is not accepted"),
+        ({"more": {"goldilocks.guard.enable": True}}, "goldilocks.guard.enable=True is not accepted"),
         ({"algorithm": filtered(max_inflight_gen_batches=2)}, "max_inflight_gen_batches=2 is not accepted: 1"),
         ({"n": 1, "algorithm": filtered()}, "actor_rollout_ref.rollout.n=1 is not accepted"),
         ({"reward": {"reward_model": {"enable": True}}}, "reward.reward_model.enable_resource_pool=False is not"),
@@ -360,12 +450,12 @@ def test_what_cannot_work_is_said_before_anything_is_started(tmp_path, monkeypat
 
 
 def test_rows_that_wait_survive_on_disk_field_by_field(tmp_path):
-    store = RowStore()
+    store = ProtoRows()
     row = Row({"ids": torch.arange(3)}, {"acc": np.float64(0.5), "raw_prompt": [{"role": "user"}], "turns": None})
-    store.put("g1", 0, row)
-    store.put("g2", 3, row)
+    store.put(("g1", 0), row)
+    store.put(("g2", 3), row)
     store.save([Rollout("g2", 3, reward=0.5, tokens=3)], tmp_path / "rows")
-    loaded = RowStore()
+    loaded = ProtoRows()
     loaded.load(tmp_path / "rows")
     assert len(loaded) == 1
     batch = loaded.batch([("g2", 3), ("g2", 3)])
@@ -376,8 +466,8 @@ def test_rows_that_wait_survive_on_disk_field_by_field(tmp_path):
 
 
 def test_a_field_that_cannot_be_saved_is_named(tmp_path):
-    store = RowStore()
-    store.put("g1", 0, Row({}, {"image": object()}))
+    store = ProtoRows()
+    store.put(("g1", 0), Row({}, {"image": object()}))
     with pytest.raises(ValueError, match=r"neither a tensor nor a JSON value, .*: object"):
         store.save([Rollout("g1", 0, reward=0.5, tokens=3)], tmp_path / "rows")
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from builders import fill, settings, source
+from builders import settings, source
 from verl_world import Queue
 
+from goldilocks.config.settings import Settings
 from goldilocks.core import Collector
+from goldilocks.drive.driver import Driver
 from goldilocks.drive.gate import Judgement
-from goldilocks.drive.refill import Refills
+from goldilocks.drive.rounds import Rounds, places
+from goldilocks.drive.rows import NoRows
+from goldilocks.filtering import PPOFilterConfig
 from goldilocks.types import Group, Request, Rollout
 from goldilocks.verl.store.rows import batch_of, untrained_of
 from goldilocks.verl.update.gates import BatchFilterGate, FinalRewardGate, KLPenalty, build_gate
@@ -23,51 +27,63 @@ def no_penalty() -> KLPenalty:
     return KLPenalty("kl", 0.0)
 
 
+def prepare(groups: Sequence[Group]) -> None:
+    """Do nothing: the rows have their log-probs."""
+
+
+def built(chosen: Settings, policy: int) -> BatchFilterGate:
+    gate = build_gate(chosen, no_penalty, lambda: policy, prepare)
+    assert isinstance(gate, BatchFilterGate)
+    return gate
+
+
+class Shown(BatchFilterGate):
+    """The batch filter on rows without a queue; ``judged`` are the groups it was shown."""
+
+    def __init__(self, config: PPOFilterConfig) -> None:
+        super().__init__(config, 1, lambda: 0, prepare)
+        self.judged: set[str] = set()
+
+    def judge(self, groups: Sequence[Group]) -> Judgement:
+        self.judged |= {group.uid for group in groups}
+        rollouts = [rollout for group in groups for rollout in group.trained]
+        data = {
+            "rewards": torch.tensor([rollout.reward for rollout in rollouts]),
+            "response_mask": torch.ones(len(rollouts), TOKENS, dtype=torch.long),
+        }
+        return self.select([f"{rollout.uid}_{rollout.index}_0" for rollout in rollouts], data)
+
+
 class Run:
-    """Updates of a collector with a batch filter behind it, as the V1 trainer makes them, without a model.
+    """Updates with a batch filter, as the V1 trainer makes them, without a model.
 
     Of every five prompts, ``informative`` have right and wrong answers in turn; the others only wrong ones.
     """
 
     def __init__(self, informative: int, *overrides: str) -> None:
         chosen = settings(*overrides, batch=16)
-        gate = build_gate(chosen, no_penalty)
-        assert isinstance(gate, BatchFilterGate)
-        self.gate, self.informative = gate, informative
+        assert chosen.gate_config is not None
+        self.informative = informative
         self.collector: Collector = chosen.collector(source(1000))
-        self.judged: set[str] = set()  # in this update
+        self.gate = Shown(chosen.gate_config)
+        self.driver = Driver(self.collector, Rounds(self._answers), NoRows(), self.gate)
         self.lost = 0  # groups with signal that were rejected
 
     def update(self) -> tuple[Group, ...]:
-        self._fill()
-        refills = Refills(self.collector, self.gate.reason, flat=self.gate.refuses_flat)
-        refills.judge(self.collector.take(), self._judgement)
-        for groups in refills.replacements(self._fill):
-            refills.judge(groups, self._judgement)
-        gone = self.judged - {group.uid for group in self.collector.in_hand}
+        groups = self.driver.batch()
+        gone = self.gate.judged - {group.uid for group in groups}
         self.lost += sum(int(uid[1:]) % 5 < self.informative for uid in gone)
-        self.judged.clear()
-        return self.collector.in_hand
+        self.gate.judged.clear()
+        return groups
 
     @property
     def generated(self) -> float:
         return self.collector.metrics()["accounts/generated_rollouts"]
 
-    def _fill(self) -> None:
-        fill(self.collector, self._answer)
-
-    def _answer(self, request: Request, index: int) -> Rollout:
-        mixed = int(request.uid[1:]) % 5 < self.informative
-        return Rollout(request.uid, index, float(mixed and index % 2), TOKENS)
-
-    def _judgement(self, groups: Sequence[Group]) -> Judgement:
-        rows = [(group.uid, rollout) for group in groups for rollout in group.trained]
-        data = {
-            "rewards": torch.tensor([rollout.reward for _, rollout in rows]),
-            "response_mask": torch.ones(len(rows), TOKENS, dtype=torch.long),
-        }
-        self.judged |= {group.uid for group in groups}
-        return self.gate.select([f"{uid}_{rollout.index}_0" for uid, rollout in rows], data)
+    def _answers(self, requests: Sequence[Request]) -> Iterator[Rollout]:
+        for request, index, _ in places(requests):
+            mixed = int(request.uid[1:]) % 5 < self.informative
+            yield Rollout(request.uid, index, float(mixed and index % 2), TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +131,7 @@ def test_a_group_whose_trained_rows_all_fail_a_gate_is_lost_and_none_of_its_othe
         "data.train_batch_size=1",
         "adaptive_rollout={enable: true, min_rollouts: 4, max_n: 4, max_train_n: 2}",
     )
-    gate, subject = build_gate(chosen, no_penalty), chosen.collector(source(9))
-    assert gate is not None
+    gate, subject = built(chosen, policy=0), chosen.collector(source(9))
     (request,) = subject.requests()
     for index in range(4):
         key = f"{request.uid}_{index}_0"
@@ -125,7 +140,7 @@ def test_a_group_whose_trained_rows_all_fail_a_gate_is_lost_and_none_of_its_othe
     batch = batch_of(subject.take())
     for key in batch.keys:
         queue.rows[key]["old_log_probs"] = torch.full((TOKENS,), -1.0)  # far from what the engine says
-    refused, _, _ = gate.judge(batch, policy=0)
+    refused, _, _ = gate.judge_batch(batch)
     assert refused == {"g0": [0, 1]}
     assert subject.reject(refused, gate.reason) == ("g0",)
     assert batch_of(subject.in_hand).keys == []
@@ -145,11 +160,9 @@ def test_a_row_that_fails_a_gate_leaves_the_baseline_and_a_stale_one_is_not_held
     rows_of_a_group(queue, 3, 3, 3, 3, 2, 2, now=-1.0, written=-1.0)
     for key in ("g1_0_0", "g1_4_0"):  # both differ from what the current policy gives; the second is older than it
         queue.rows[key]["rollout_log_probs"] = queue.rows[key]["rollout_log_probs"] - 1.0
-    gate = build_gate(
-        settings("batch_filter.enable_two_gate_filter=true", "batch_filter.target_group_size=4"), no_penalty
-    )
-    assert gate is not None
-    refused, cut, metrics = gate.judge(queue.batch(), policy=3)
+    chosen = settings("batch_filter.enable_two_gate_filter=true", "batch_filter.target_group_size=4")
+    gate = built(chosen, policy=3)
+    refused, cut, metrics = gate.judge_batch(queue.batch())
     assert metrics["filter/gate1_rejection_rate"] == pytest.approx(1 / 6)
     assert refused == {"g1": [0]}
     assert len(cut["g1"]) == 1  # six rows: one failed, four are trained
@@ -169,5 +182,5 @@ def test_the_final_reward_drops_equal_rewards_whatever_the_penalties(
     queue.rows |= flat
     queue.tags |= {key: {"min_global_steps": 3, "global_steps": 4} for key in flat}
     penalty = KLPenalty("kl", beta)
-    assert FinalRewardGate(lambda: penalty, None).judge(queue.batch(), policy=3).refused == {"g2": [0, 1, 2]}
-    assert FinalRewardGate(lambda: penalty, 1e-6).judge(queue.batch(), policy=3).refused == {}  # taken at its word
+    assert FinalRewardGate(lambda: penalty, None, prepare).judge_batch(queue.batch()).refused == {"g2": [0, 1, 2]}
+    assert FinalRewardGate(lambda: penalty, 1e-6, prepare).judge_batch(queue.batch()).refused == {}  # taken at its word

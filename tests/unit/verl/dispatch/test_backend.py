@@ -1,7 +1,8 @@
-"""The collector's loop on verl, over agent loops that answer when told to."""
+"""verl's agent loops as a backend, over workers that answer when told to."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from goldilocks.core import Collector, Surplus
 from goldilocks.core.allocators import Fixed
 from goldilocks.core.filters import Everything
 from goldilocks.core.selectors import Uniform
+from goldilocks.drive.driver import Driver
 from goldilocks.types import Failure, Rollout
+from goldilocks.verl.dispatch.backend import AgentLoops, NeverPausing
 from goldilocks.verl.source import DatasetSource
 from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED
-from goldilocks.verl.update.sampler import CollectorSampler, NeverPausing
 
 CONFIG = OmegaConf.create(
     {
@@ -53,6 +55,8 @@ class Manager:
         del self._to_end[:1]
 
     def events(self, within: float | None = None) -> list[Rollout | Failure]:
+        if within is None and not self.ended:  # the real one waits
+            self.go_on()
         told, self.ended = self.ended, []
         self.go_on()
         return told
@@ -67,36 +71,56 @@ class Manager:
     def cancel(self, uids: list[str]) -> None:
         pass
 
+    def resume(self) -> None:
+        pass
 
-def sampler(of: type[CollectorSampler], prompts: int, **bounds: Any) -> Any:
+    def drain(self) -> None:
+        pass
+
+
+def driver(of: type[AgentLoops], prompts: int, **bounds: Any) -> tuple[Driver, Any]:
     data = [{"raw_prompt": [{"role": "user", "content": f"prompt {index}"}]} for index in range(prompts)]
-    subject = of(CONFIG)
-    subject.collector = Collector(DatasetSource(data), Uniform(), Fixed(2), Everything(), **bounds)
-    subject.manager = Manager()
-    return subject
+    backend = of(CONFIG, data, nullcontext)
+    backend.manager = Manager()  # type: ignore[assignment]
+    collector = Collector(DatasetSource(data), Uniform(), Fixed(2), Everything(), **bounds)
+    return Driver(collector, backend, backend.rows), backend
+
+
+def submitted(subject: Driver, backend: Any) -> list[dict[str, Any]]:
+    backend.submit(subject.collector.requests())
+    return backend.manager.started
 
 
 def test_no_two_rollouts_of_a_batch_that_spans_two_epochs_draw_the_same_noise() -> None:
-    subject = sampler(CollectorSampler, prompts=3, target_groups=8)
-    subject._submit(subject.collector.requests(), 1)
-    assert len(subject.manager.started) == 8
-    assert len({prompt[VISIT_SEED] for prompt in subject.manager.started}) == 8
+    started = submitted(*driver(AgentLoops, prompts=3, target_groups=8))
+    assert len(started) == 8
+    assert len({prompt[VISIT_SEED] for prompt in started}) == 8
 
 
 def test_a_checkpoint_of_servers_that_never_stop_is_of_one_moment_and_has_every_rollout_once(tmp_path: Path) -> None:
     """Rollouts go on ending while it is written. To the checkpoint they are unfinished, with what they had."""
-    subject = sampler(NeverPausing, prompts=9, target_groups=8, surplus=Surplus(4, "partial"))
-    subject._submit(subject.collector.requests(), 1)
-    subject.manager.go_on()
-    subject.manager.go_on()
-    subject.observe_all()
+    bounds = {"prompts": 9, "target_groups": 8, "surplus": Surplus(4, "partial")}
+    subject, backend = driver(NeverPausing, **bounds)
+    submitted(subject, backend)
+    backend.manager.go_on()
+    backend.manager.go_on()
+    subject.observe(backend.so_far())
     assert subject.collector.accounts.generated_rollouts == 2
     assert subject.collector.in_flight == 14
-    subject.manager.go_on()
-    subject.rows.unfinished.save(tmp_path)
-    reborn = sampler(NeverPausing, prompts=9, target_groups=8, surplus=Surplus(4, "partial"))
-    reborn.collector.load_state_dict(subject.collector.state_dict())
-    reborn.collector.reissue(known=reborn.rows.unfinished.load(tmp_path))
-    reborn._submit(reborn.collector.requests(), 1)
-    again = [prompt for prompt in reborn.manager.started if prompt["uid"] != "g8"]  # which takes the place of g0
-    assert sum(prompt[ROLLOUTS] for prompt in again) == sum(len(prompt[ANSWERS]) for prompt in again) == 14
+    backend.manager.go_on()
+    subject.save(tmp_path)
+    reborn, again = driver(NeverPausing, **bounds)
+    reborn.load(tmp_path)
+    started = [prompt for prompt in submitted(reborn, again) if prompt["uid"] != "g8"]  # which takes the place of g0
+    assert sum(prompt[ROLLOUTS] for prompt in started) == sum(len(prompt[ANSWERS]) for prompt in started) == 14
+
+
+def test_servers_that_take_turns_with_the_trainer_are_waited_for_and_those_that_never_stop_are_not() -> None:
+    taking_turns, _ = driver(AgentLoops, prompts=9, target_groups=2, gen_batch_size=5)
+    never_stopping, _ = driver(
+        NeverPausing, prompts=9, target_groups=2, gen_batch_size=5, surplus=Surplus(4, "partial")
+    )
+    never_stopping.collector.ahead = 3
+    assert len(taking_turns.batch()) == len(never_stopping.batch()) == 2
+    assert taking_turns.collector.in_flight == 0
+    assert never_stopping.collector.in_flight > 0

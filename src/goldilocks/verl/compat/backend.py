@@ -1,0 +1,167 @@
+"""verl's V0 generation as a backend: a round of requests is one generation batch, and its answers are rollouts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from verl import DataProto
+
+from goldilocks.core import Collector
+from goldilocks.core.open_groups import issue_order
+from goldilocks.drive.rounds import Rounds, places
+from goldilocks.types import Event, Failure, Request, Rollout
+from goldilocks.verl.compat.rows import ProtoRows, Row, rows_of
+
+Timing = dict[str, float]
+SLOWEST = "agent_loop/slowest/"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One rollout as verl returned it."""
+
+    row: Row
+    reward: float
+    tokens: int
+    metrics: Mapping[str, float]
+    truncated: bool
+
+    def event(self, uid: str, index: int, version: int) -> Rollout | Failure:
+        """Return the event for the collector."""
+        if not self.tokens:
+            return Failure(uid, index, "empty_response")
+        return Rollout(uid, index, self.reward, self.tokens, self.metrics, self.truncated, version)
+
+
+class GenerationBatches(Rounds):
+    """Generates with verl's rollout manager."""
+
+    def __init__(
+        self,
+        manager: Any,
+        collector: Collector,
+        rows: ProtoRows,
+        prompts: Callable[[Sequence[int]], DataProto],
+        generation_batch: Callable[[DataProto], DataProto],
+    ) -> None:
+        """``prompts`` are rows of the data set; ``generation_batch`` is verl's ``_get_gen_batch``."""
+        super().__init__(self._round)
+        self._manager = manager
+        self._collector = collector
+        self._rows = rows
+        self._prompts = prompts
+        self._generation_batch = generation_batch
+        self._meta: dict[str, Any] = {}
+        self._calls: list[tuple[int, Timing]] = []
+        self._reward_keys: dict[str, None] = {}
+
+    def begin_batch(self, meta: dict[str, Any]) -> None:
+        """Begin to generate for a batch; ``meta`` is what ``fit`` says of it."""
+        self._meta, self._calls = meta, []
+
+    def about(self, rows: DataProto) -> dict[str, Any]:
+        """Return what verl says of a generated batch: how long it took, and which columns the reward function has."""
+        keys = [key for key in self._reward_keys if key in rows.non_tensor_batch]
+        return {"timing": merge_timings(self._calls), "reward_extra_keys": keys}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reward_keys": list(self._reward_keys)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._reward_keys = dict.fromkeys(state["reward_keys"])
+
+    def _round(self, requests: Sequence[Request]) -> Iterator[Event]:
+        """Generate everything requested; yield what became of each rollout, in the order of the requests."""
+        self._rows.retain(self._collector.alive)  # the rows of dropped groups are large
+        prompts = self._prompts([request.prompt.index for request in requests])
+        prompts.non_tensor_batch["uid"] = _objects(request.uid for request in requests)
+        generation = self._generation_batch(prompts)
+        repeats = np.repeat(np.arange(len(requests)), [request.n for request in requests])
+        generation = generation.select_idxs(repeats)
+        generation.meta_info.update(self._meta)
+        generation.non_tensor_batch["priority"] = _priorities(requests)
+        answers = (answer for output in self._outputs(generation) for answer in self._answers(output))
+        prompt_rows = list(rows_of(prompts))
+        for (request, number, place), answer in zip(places(requests), answers, strict=True):
+            self._rows.put((request.uid, number), prompt_rows[place].with_fields_of(answer.row))
+            yield answer.event(request.uid, number, self._collector.step)
+
+    def _outputs(self, batch: DataProto) -> list[DataProto]:
+        """Generate with all agent-loop workers, each with the same number of rows; the remainder is a second call.
+
+        verl only splits a batch evenly, and padding it would generate rollouts that were not requested.
+        """
+        workers = len(getattr(self._manager, "agent_loop_workers", (None,)))
+        rest = len(batch) % workers
+        parts = [(self._manager, batch.slice(0, len(batch) - rest))] if len(batch) > rest else []
+        if rest:
+            few = copy.copy(self._manager)
+            few.agent_loop_workers = self._manager.agent_loop_workers[:rest]
+            parts.append((few, batch.slice(len(batch) - rest, None)))
+        with ThreadPoolExecutor(len(parts)) as pool:
+            outputs = list(pool.map(lambda part: part[0].generate_sequences(part[1]), parts))
+        self._calls += [(len(output), output.meta_info.pop("timing", {})) for output in outputs]
+        return outputs
+
+    def _answers(self, output: DataProto) -> Iterator[Answer]:
+        """Yield each row that verl generated."""
+        if "rm_scores" not in output.batch:
+            raise ValueError("verl returned rollouts without rewards, and groups are judged by their rewards")
+        keys = output.meta_info.get("reward_extra_keys", [])
+        self._reward_keys.update(dict.fromkeys(keys))
+        longest = output.batch["responses"].shape[1]
+        rewards = output.batch["rm_scores"].sum(-1).tolist()
+        tokens = output.batch["response_mask"].sum(-1).tolist()
+        lengths = output.batch["attention_mask"][:, -longest:].sum(-1).tolist()
+        for place, row in enumerate(rows_of(output)):
+            metrics = {key: float(row.values[key]) for key in keys if _is_number(row.values[key])}
+            yield Answer(row, rewards[place], int(tokens[place]), metrics, truncated=lengths[place] >= longest)
+
+
+def _priorities(requests: Sequence[Request]) -> np.ndarray:
+    """First issued, first served. With `full_determinism` verl names a request, and so its noise, by this number."""
+    numbers = [(issue_order(request.uid) << 16) + number for request, number, _ in places(requests)]
+    return np.array(numbers, dtype=np.int64)
+
+
+def merge_timings(calls: Sequence[tuple[int, Timing]]) -> Timing:
+    """Return the timings of one step's generation calls as those of one call, under verl's names.
+
+    Each call is its number of rollouts and what verl measured of it.
+    """
+    if not calls:
+        return {}
+    slowest = max((timing for _, timing in calls), key=_of_slowest)
+    merged = dict(slowest)
+    for name in slowest:
+        values = [(rollouts, timing[name]) for rollouts, timing in calls if name in timing]
+        if name.startswith(SLOWEST):
+            continue
+        if name.endswith("/min"):
+            merged[name] = min(value for _, value in values)
+        elif name.endswith("/mean"):
+            merged[name] = sum(n * value for n, value in values) / sum(n for n, _ in values)
+        else:
+            merged[name] = max(value for _, value in values)
+    return merged
+
+
+def _of_slowest(timing: Timing) -> float:
+    parts = ("generate_sequences", "tool_calls", "compute_score")
+    return sum(timing.get(SLOWEST + part, 0.0) for part in parts)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating))
+
+
+def _objects(values: Iterator[str]) -> np.ndarray:
+    listed = list(values)
+    column = np.empty(len(listed), dtype=object)
+    column[:] = listed
+    return column

@@ -1,0 +1,116 @@
+"""verl's agent loops as a backend: requests go to the workers, and what happens to each rollout comes back at once.
+
+Tensors stay in the TransferQueue; the payload of a rollout is its keys and tags there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from goldilocks.drive.backend import Backend
+from goldilocks.types import Failure, Paused, Request, Rollout
+from goldilocks.verl.dispatch.failures import published_error
+from goldilocks.verl.dispatch.sampling_seed import visit_seed
+from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, QueueRows
+from goldilocks.verl.store.unfinished import Saved, Unfinished
+
+if TYPE_CHECKING:
+    from goldilocks.verl.dispatch.manager import StreamingManager
+
+Refilling = Callable[[], AbstractContextManager[None]]
+
+
+class AgentLoops(Backend):
+    """The workers of a ``StreamingManager``, which ``fit`` brings."""
+
+    manager: StreamingManager
+    global_steps = 0  # verl's number of the step that asks
+
+    def __init__(self, config: Any, dataset: Any, refilling: Refilling) -> None:
+        """``refilling`` wakes the rollout servers that sleep while the trainer has the batch."""
+        self._config = config
+        self._dataset = dataset
+        self._refilling = refilling
+        self._succeeded_at = 0.0
+        self.rows = QueueRows(Unfinished(self.unfinished))
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        if requests:
+            self.manager.start([self._prompt(request) for request in requests])
+
+    def events(self, within: float | None = None) -> list[Rollout | Failure]:
+        return self._noted(self.manager.events(within))
+
+    def cancel(self, uids: Sequence[str]) -> None:
+        self.manager.cancel(list(uids))
+
+    def pause(self) -> Iterable[Paused]:
+        return self.manager.pause()
+
+    def resume(self) -> None:
+        self.manager.resume()
+
+    def drain(self) -> None:
+        self.manager.drain()
+
+    def refilling(self) -> AbstractContextManager[None]:
+        return self._refilling()
+
+    def explain(self, failure: Failure) -> str:
+        return f"the first said: {published_error(self._succeeded_at)}"
+
+    def unfinished(self) -> list[Saved]:
+        """Return what every unfinished rollout has been answered."""
+        return self.manager.answers()
+
+    def _noted(self, events: list[Rollout | Failure]) -> list[Rollout | Failure]:
+        """Note which rows are in the queue now."""
+        for event in events:
+            if isinstance(event, Rollout):
+                self._succeeded_at = time.time()
+                self.rows.put((event.uid, event.index), event.payload)
+        return events
+
+    def _prompt(self, request: Request) -> dict[str, Any]:
+        """The row of the dataset, with what the agent loops need to know of the request."""
+        return {
+            **self._dataset[request.prompt.index],
+            "uid": request.uid,
+            ROLLOUTS: request.n,
+            FIRST: request.first,
+            VISIT_SEED: self._visit_seed(request),
+            ANSWERS: self.rows.unfinished.give(request),
+            "global_steps": self.global_steps,
+        }
+
+    def _visit_seed(self, request: Request) -> int:
+        """Seed by the number of the visit to the prompt: the same whatever is generated beside it."""
+        return visit_seed(self._config, request.prompt.key, request.prompt.index, request.visit)
+
+
+class NeverPausing(AgentLoops):
+    """For servers with devices of their own, which generate while the trainer trains.
+
+    verl stops what is being written when it has new weights, and lets it go on.
+    """
+
+    _answers: list[Saved] | None = None
+
+    def pause(self) -> Iterable[Paused]:
+        return ()
+
+    def drain(self) -> None:
+        """Do nothing: nothing stops."""
+
+    def so_far(self) -> list[Rollout | Failure]:
+        """Return everything that has happened up to one moment, of which the answers are saved too."""
+        events, self._answers = self.manager.so_far()
+        return self._noted(events)
+
+    def unfinished(self) -> list[Saved]:
+        """Of the moment of ``so_far``: a rollout that has ended since then is unfinished to the collector."""
+        answers, self._answers = self._answers, None
+        return super().unfinished() if answers is None else answers

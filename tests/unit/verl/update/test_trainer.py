@@ -1,0 +1,103 @@
+"""The V1 trainer around its gate: rows have log-probs before they are judged, and servers are woken for a refill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from builders import settings, source
+from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
+from verl_world import Queue
+
+from goldilocks.drive.driver import Driver
+from goldilocks.drive.rounds import Rounds, places
+from goldilocks.types import Request, Rollout
+from goldilocks.verl.store.rows import QueueRows, batch_of
+from goldilocks.verl.store.unfinished import Unfinished
+from goldilocks.verl.update.gates import build_gate
+from goldilocks.verl.update.trainer import CollectorTrainer
+
+TOKENS, PADDING = 3, "pad_0_0"
+
+
+class Verl:
+    """What verl's trainer does with a batch, as far as a gate is concerned; ``calls`` is what was done."""
+
+    calls: list[str]
+    queue: Queue
+
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Pad to an even number of rows."""
+        if len(batch.keys) % 2:
+            self.queue.add(PADDING, 0, TOKENS)
+            batch.keys, batch.tags = [*batch.keys, PADDING], [*batch.tags, {"is_padding": True}]
+        return batch
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        self.calls.append(f"log-probs of {len(batch.keys)} rows")
+        for key in batch.keys:
+            self.queue.rows[key]["old_log_probs"] = torch.full((TOKENS,), -1.0)
+        return batch
+
+    def on_sample_end(self) -> None:
+        self.calls.append("sleep")
+
+    def update_weights(self, version: int) -> None:
+        self.calls.append(f"wake with policy {version}")
+
+
+class Trainer(CollectorTrainer, Verl):  # type: ignore[misc]
+    def __init__(self, queue: Queue, *overrides: str) -> None:
+        self.queue, self.calls = queue, []
+        self.settings = settings("batch_filter.enable=true", *overrides, batch=2)
+        self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"temperature": 1.0}}, "trainer": {}})
+        self.one_pass, self.checkpoint_manager = OnePass(), self
+        self.timing_raw, self.global_steps = {}, 1
+        self.collector = self.settings.collector(source(40))
+        self.rows = QueueRows(Unfinished(list))
+        gate = build_gate(self.settings, lambda: None, lambda: 0, self._prepare)  # type: ignore[arg-type, return-value]
+        backend = Answers(self._answers)
+        backend.refilling = self._refilling  # type: ignore[method-assign]
+        self._drive(Driver(self.collector, backend, self.rows, gate))
+
+    def _answers(self, requests: Sequence[Request]) -> Iterator[Rollout]:
+        """Every second group has right and wrong answers; the batch filter refuses the others, which have none."""
+        for request, index, _ in places(requests):
+            key = f"{request.uid}_{index}_0"
+            self.queue.add(key, 0, TOKENS)
+            self.rows.put((request.uid, index), [[key, self.queue.tags[key]]])
+            mixed = float(int(request.uid[1:]) % 2 and index % 2)
+            self.queue.rows[key]["rm_scores"] *= mixed
+            yield Rollout(request.uid, index, mixed, TOKENS, payload=[[key, self.queue.tags[key]]])
+
+    def _tensors_only(self, batch: KVBatchMeta) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class OnePass:
+    own_log_probs = False
+
+
+class Answers(Rounds):
+    """Rounds, whose servers the trainer wakes."""
+
+
+def test_replacements_have_log_probs_before_they_are_judged_and_the_batch_is_full_of_what_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer = Trainer(Queue(monkeypatch))
+    taken = batch_of(trainer.driver.take())
+    assert [key.split("_")[0] for key in taken.keys[::4]] == ["g0", "g1"]
+    final = trainer._compute_old_log_prob(trainer._balance_batch(taken, {}), {})
+    assert sorted({key.split("_")[0] for key in final.keys}) == ["g1", "g3"]
+    woken = ["wake with policy 0", "sleep"]
+    refilled, surplus = [*woken, "log-probs of 4 rows"], ["log-probs of 4 rows"]  # two groups came, one after the other
+    assert trainer.calls == ["log-probs of 8 rows", *refilled, *surplus]
+    assert all("old_log_probs" in trainer.queue.rows[key] for key in final.keys)
+    assert "gen" in trainer.timing_raw
+    assert trainer.driver.metrics()["batch/total_groups_generated"] == 4
+    assert {key.split("_")[0] for key in trainer.queue.rows} <= trainer.collector.alive, "what was refused is freed"
