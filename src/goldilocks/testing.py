@@ -1,29 +1,41 @@
-"""Checks for a policy of your own: does it keep the promises the collector relies on?
+"""Checks for a policy or a trainer of your own: does it keep the promises that the collector and the driver rely on?
+
+    from goldilocks.testing import check_allocator
 
     def test_my_allocator():
         check_allocator(lambda: MyAllocator(n=4))
 
-Each takes a function that makes a fresh policy, drives a real ``Collector`` over prompts of every difficulty, faults
-mixed in, and raises ``AssertionError`` with what went wrong. They check: what is answered is in range; the same seed
-gives the same decisions; a run that is cut, saved and loaded goes on the same; the state is JSON values and arrays.
+``check_selector``, ``check_allocator`` and ``check_filter`` are for policies (docs/adding-a-policy.md). Each takes a
+function that makes a fresh policy, drives a real ``Collector`` over prompts of every difficulty, faults mixed in, and
+raises ``AssertionError`` with what went wrong. They check: what is answered is in range; the same seed gives the same
+decisions; a run that is cut, saved and loaded goes on the same; the state is JSON values and arrays.
+
+``check_backend``, ``check_rows`` and ``check_gate`` are for the parts of a trainer (docs/adding-a-trainer.md).
 """
 
 from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from goldilocks.core import Collector, Limits, ListSource
+from goldilocks.core import Collector, Limits, ListSource, Source
 from goldilocks.core.allocators import Allocator, Fixed
 from goldilocks.core.filters import Everything, Filter
 from goldilocks.core.selectors import Selector, Uniform
+from goldilocks.drive.backend import CANCELLED, Backend
+from goldilocks.drive.driver import Driver
+from goldilocks.drive.gate import Gate
+from goldilocks.drive.rounds import places
+from goldilocks.drive.rows import NoRows, Place, RowStore
 from goldilocks.runs.checkpoints import load_state, save_state
-from goldilocks.types import Failure, Group, OnExhausted, Prompt, Rollout, Verdict
+from goldilocks.types import Event, Failure, Group, OnExhausted, Paused, Prompt, Request, Rollout, Verdict
 
 PROMPTS = 60
 TARGET = 8
@@ -111,8 +123,142 @@ def _outcome(uid: str, index: int, prompt: int) -> Rollout | Failure:
 
 
 def _reborn(make: Callable[[], Collector], collector: Collector) -> Collector:
-    with tempfile.TemporaryDirectory() as folder:
-        save_state(collector.state_dict(), Path(folder) / "state.npz")
-        fresh = make()
-        fresh.load_state_dict(load_state(Path(folder) / "state.npz"))
+    fresh = make()
+    fresh.load_state_dict(_on_disk(collector.state_dict()))
     return fresh
+
+
+# -- the parts of a trainer --------------------------------------------------------------------------------------------
+
+
+def check_backend(make: Callable[[], Backend], source: Source | None = None, batches: int = 3) -> None:
+    """A backend of yours tells of every rollout once, and of none that it was not asked for.
+
+    It generates a few batches of eight groups. ``source`` are the prompts it can answer; by default they are texts.
+    """
+    watched = _Watched(make())
+    prompts = source or ListSource([f"prompt {index}" for index in range(PROMPTS)])
+    limits = Limits(max_num_gen_batches=20, on_exhausted=OnExhausted.BACKFILL)
+    collector = Collector(prompts, Uniform(), Fixed(4), Everything(), target_groups=TARGET, limits=limits)
+    driver = Driver(collector, watched, NoRows())
+    for _ in range(batches):
+        assert len(driver.batch()) == TARGET, "the batch is not full"
+        collector.accounts.check()
+        untold = watched.asked - watched.told
+        missing = sorted(place for place in untold if place[0] not in watched.cancelled)
+        assert not missing, f"nothing was told of {missing[:5]}: each rollout ends as a Rollout or as a Failure"
+    state = watched.inner.state_dict()
+    fresh = make()
+    if state:
+        fresh.load_state_dict(_on_disk(state))
+    assert fresh.state_dict() == state, "state_dict and load_state_dict do not fit together"
+
+
+def check_rows(make: Callable[[], RowStore[Any]], rows: Sequence[Any], same: Callable[[Any, Any], bool]) -> None:
+    """A row store of yours returns the rows it was given, frees the others, and survives on disk.
+
+    ``rows`` are examples of what it stores, at least two; ``same`` says whether two of them are the same row.
+    """
+    store, count = make(), len(rows)
+    assert count >= 2, f"rows={count} examples: two or more are needed"
+    kept, freed = [("g0", index) for index in range(count)], [("g1", index) for index in range(count)]
+    for place, row in zip([*kept, *freed], [*rows, *rows], strict=True):
+        store.put(place, row)
+    backwards = store.get(kept[::-1])
+    assert all(map(same, backwards, rows[::-1])), "get returns other rows than were put, or in another order"
+    store.retain({"g0"})
+    _assert_freed(store, freed[0])
+    rollouts = [
+        Rollout(uid, index, reward=1.0, tokens=1, payload=row) for (uid, index), row in zip(kept, rows, strict=True)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        store.save(rollouts, Path(folder) / "rows")
+        loaded = make()
+        unfinished = loaded.load(Path(folder) / "rows")
+        assert not set(unfinished) & set(kept), "load returns finished rollouts as unfinished ones"
+        assert all(map(same, loaded.get(kept), rows)), "other rows are loaded than were saved"
+
+
+def _assert_freed(store: RowStore[Any], place: Place) -> None:
+    try:
+        store.get([place])
+    except LookupError:
+        return
+    raise AssertionError(f"{place} is still there after retain: rows that no batch needs are to be freed")
+
+
+def check_gate(make: Callable[[], Gate], groups: Sequence[Group]) -> None:
+    """A gate of yours judges only what it is shown, and goes on from its state as if it had not stopped."""
+    gate, half = make(), len(groups) // 2
+    assert isinstance(gate.reason, str), f"reason={gate.reason!r}: a word that names the gate in the accounts"
+    _check_judgement(gate, groups[:half])
+    again = make()
+    if state := gate.state_dict():
+        again.load_state_dict(_on_disk(state))
+    later, reborn = _check_judgement(gate, groups[half:]), _check_judgement(again, groups[half:])
+    assert later[:2] == reborn[:2], "saved and loaded, it judges otherwise: state_dict misses something"
+    combined = gate.combined([later.metrics, reborn.metrics])
+    assert all(isinstance(value, (int, float)) for value in combined.values()), "metrics must be numbers"
+
+
+def _check_judgement(gate: Gate, groups: Sequence[Group]) -> Any:
+    gate.prepare(groups)
+    judgement = gate.judge(groups)
+    trained = {(rollout.uid, rollout.index) for group in groups for rollout in group.rollouts}
+    refused, cut = ({(uid, index) for uid, some in of.items() for index in some} for of in judgement[:2])
+    assert refused | cut <= trained, f"it names rollouts that it was not shown: {sorted((refused | cut) - trained)[:5]}"
+    assert not refused & cut, f"it refuses and cuts the same rollouts: {sorted(refused & cut)[:5]}"
+    return judgement
+
+
+class _Watched(Backend):
+    """A backend that checks what it passes on."""
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        self.asked: Counter[Place] = Counter()
+        self.told: Counter[Place] = Counter()
+        self.cancelled: set[str] = set()
+
+    @property
+    def room(self) -> int | None:
+        return self.inner.room
+
+    def allocator(self, wanted: Allocator) -> Allocator:
+        return self.inner.allocator(wanted)
+
+    def refilling(self) -> AbstractContextManager[None]:
+        return self.inner.refilling()
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self.asked.update((request.uid, index) for request, index, _ in places(requests))
+        self.inner.submit(requests)
+
+    def events(self, within: float | None = None) -> Iterator[Event]:
+        for event in self.inner.events(within):
+            place = event.uid, event.index
+            self.told[place] += 1
+            assert place in self.asked, f"{event} was not asked for"
+            assert self.told[place] <= self.asked[place], f"{place} is told of twice"
+            cancelled = isinstance(event, Failure) and event.reason == CANCELLED
+            assert not cancelled or event.uid in self.cancelled, f"{event} says it was cancelled, which it was not"
+            yield event
+
+    def cancel(self, uids: Sequence[str]) -> None:
+        self.cancelled.update(uids)
+        self.inner.cancel(uids)
+
+    def pause(self) -> Iterable[Paused]:
+        return self.inner.pause()
+
+    def resume(self) -> None:
+        self.inner.resume()
+
+    def drain(self) -> None:
+        self.inner.drain()
+
+
+def _on_disk(state: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        save_state(state, Path(folder) / "state.npz")
+        return load_state(Path(folder) / "state.npz")
