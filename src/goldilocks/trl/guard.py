@@ -59,4 +59,5 @@ class GuardCallback(TrainerCallback):
 
     def _summed(self, sums: Tensor) -> Tensor:
         device = self._accelerator.device  # a loss may be computed on the host; processes meet on their devices
-        return self._accelerator.reduce(sums.to(device), reduction="sum")
+        summed: Tensor = self._accelerator.reduce(sums.to(device), reduction="sum")
+        return summed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,7 +76,7 @@ class SamplerOrder:
     """
 
     def __init__(self, dataset: Any, *, groups: int, shuffle: bool, seed: int) -> None:
-        self._make = lambda: RepeatSampler(
+        self._make: Callable[[], Any] = lambda: RepeatSampler(
             dataset, mini_repeat_count=1, batch_size=groups, repeat_count=1, shuffle=shuffle, seed=seed
         )
         self._sampler = self._make()

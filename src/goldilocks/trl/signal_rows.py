@@ -55,7 +55,7 @@ def _signal_first(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = len(parts[0]["advantages"])
     by_row = [name for name, value in parts[0].items() if _per_row(value, rows)]
     order = torch.cat([part["advantages"] for part in parts]).eq(0).to(torch.uint8).argsort(stable=True)
-    columns = {name: torch.cat([part[name] for part in parts])[order].split(rows) for name in by_row}
+    columns = {name: torch.cat([part[name] for part in parts])[order].chunk(len(parts)) for name in by_row}
     return [{**part, **{name: columns[name][place] for name in by_row}} for place, part in enumerate(parts)]
 
 

@@ -60,7 +60,7 @@ class Scored:
     rewards: Tensor
 
 
-class GoldilocksGRPOTrainer(GRPOTrainer):
+class GoldilocksGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """``GRPOTrainer`` and, if asked for, dynamic sampling, adaptive rollouts, selectors and the batch filter.
 
     ``filter_groups``, ``adaptive_rollout``, ``goldilocks`` and ``batch_filter`` are sections with the keys and defaults
@@ -170,7 +170,8 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         with on_host(self) if self._on_host else nullcontext():
-            return super()._generate_and_score_completions(inputs)
+            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        return output
 
     def _generate_round(self, inputs: list[dict[str, Any]], group_size: int, seeds: Seeds) -> Generated:
         """TRL's own generation and scoring of these rows, which are groups of this size to it."""
@@ -195,11 +196,13 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
         """TRL's; the rows of a new batch that have a signal come first in each update."""
         before = self._buffered_inputs
         rows = generation_batch.rows if isinstance(generation_batch, Unsent) else generation_batch
-        inputs = super()._prepare_inputs(rows)
+        inputs: dict[str, Any] = super()._prepare_inputs(rows)
         if not self._only_signal or self._buffered_inputs is before:
             return inputs
-        self._buffered_inputs = signal_rows.first(self._buffered_inputs, self.args.gradient_accumulation_steps)
-        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+        parts = signal_rows.first(self._buffered_inputs, self.args.gradient_accumulation_steps)
+        self._buffered_inputs = parts
+        part: dict[str, Any] = parts[self._step % self.args.steps_per_generation]
+        return part
 
     def get_train_dataloader(self) -> Any:
         """TRL's, of empty rows where the collector reads its own."""
@@ -222,7 +225,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):
             self.data_collator = collate
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self._scored = Scored(prompts, completions, completion_ids_list, rewards)
         if self.collection is not None and not self.model.training:
             self._count_answers(inputs, rewards)
