@@ -127,14 +127,14 @@ class Engine:
         for request in self._waiting:
             if request.request_id == request_id:
                 self._waiting.remove(request)
-                self._aborted.append(_unstarted(request))
+                self._aborted.append(Generation.unstarted(request_id))
                 return
 
     def abort_all(self) -> None:
         """Abort every request."""
         live = [slot for slot, request in enumerate(self._live) if request is not None]
         self._aborted += [self._end(slot, int(self._position[slot]), "aborted") for slot in live]
-        self._aborted += map(_unstarted, self._waiting)
+        self._aborted += [Generation.unstarted(request.request_id) for request in self._waiting]
         self._waiting.clear()
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> None:
@@ -296,10 +296,6 @@ class Engine:
             self._top_log_probs[slot, answer].tolist(),
             reason,
         )
-
-
-def _unstarted(request: _Request) -> Generation:
-    return Generation(request.request_id, [], [], [], "aborted")
 
 
 def _decoder(model: PreTrainedModel, slots: int, max_length: int, pad_id: int, device: torch.device) -> Decoder:

@@ -63,3 +63,8 @@ class Generation:
     log_probs: list[float]
     top_log_probs: list[float]
     stop_reason: StopReason
+
+    @classmethod
+    def unstarted(cls, request_id: str) -> Generation:
+        """Return the generation of a request that was aborted before its first token."""
+        return cls(request_id, [], [], [], "aborted")

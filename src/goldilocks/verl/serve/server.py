@@ -63,7 +63,7 @@ class RolloutServer:
             slots=self._config.max_num_seqs,
             max_length=self._max_length,
             eos_ids=_eos_ids(model),
-            pad_id=_pad_id(model),
+            pad_id=model.tokenizer.pad_token_id or 0,  # any valid id: padding is never attended to
             device=self._device,
         )
         self._loop = EngineLoop(engine)
@@ -94,7 +94,7 @@ class RolloutServer:
         prompt = [int(token) for token in prompt_ids]
         params = self._sampling_params(sampling_params, request_id, len(prompt))
         if not await self._admitted():
-            return self._output(_aborted(request_id), logprobs=False)
+            return self._output(Generation.unstarted(request_id), logprobs=False)
         generation = await self._loop.generate(request_id, prompt, params)
         return self._output(generation, logprobs=bool(sampling_params.get("logprobs")))
 
@@ -126,7 +126,7 @@ class RolloutServer:
         if refused:
             yield self._answers(refused)
         if asks and not await self._admitted():
-            yield self._answers([(ask.request_id, _aborted(ask.request_id)) for ask in asks])
+            yield self._answers([(ask.request_id, Generation.unstarted(ask.request_id)) for ask in asks])
         else:
             async for outcomes in self._loop.generate_all(asks):
                 yield self._answers(outcomes)
@@ -250,10 +250,6 @@ class RolloutServer:
         )
 
 
-def _aborted(request_id: str) -> Generation:
-    return Generation(request_id, [], [], [], "aborted")
-
-
 def _model(config: RolloutConfig, model: HFModelConfig, device: torch.device) -> Any:
     """Return the model in the rollout's precision; with ``load_format=dummy`` the first update brings its weights."""
     auto: Any = AutoModelForCausalLM
@@ -270,11 +266,6 @@ def _eos_ids(model: HFModelConfig) -> set[int]:
     named = getattr(model.generation_config, "eos_token_id", None)
     ids: Iterable[int | None] = named if isinstance(named, list) else [named]
     return {token for token in [model.tokenizer.eos_token_id, *ids] if token is not None}
-
-
-def _pad_id(model: HFModelConfig) -> int:
-    """Return a valid id; padding is never attended to."""
-    return model.tokenizer.pad_token_id if model.tokenizer.pad_token_id is not None else 0
 
 
 def _seed(base: int, request_id: str) -> int:
