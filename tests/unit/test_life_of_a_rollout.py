@@ -1,0 +1,56 @@
+"""docs/life-of-a-rollout.md names files that are there, and each reaches the next as the page says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import PurePosixPath
+
+import pytest
+import shape
+
+PAGE = (shape.ROOT / "docs/life-of-a-rollout.md").read_text()
+MODULES = {str(module.path): module for module in shape.working_tree()}
+IMPORTS = shape.imports(MODULES.values(), inside_functions=True)
+LINES = re.findall(r"^\| (\w+) \| `(\S+)` \| `(\S+)` \| (imports|names|calls) ?(?:`(\w+)`)? \|$", PAGE, re.MULTILINE)
+STATIONS = re.findall(r"^\*\*\d\. (\w+)\.\*\*", PAGE, re.MULTILINE)
+
+
+def module_of(path: str) -> shape.Module:
+    file = str(PurePosixPath("goldilocks") / path)
+    assert file in MODULES, f"{path} is not there"
+    return MODULES[file]
+
+
+def methods(module: shape.Module) -> set[str]:
+    return {node.name for node in ast.walk(module.tree) if isinstance(node, shape.Function)}
+
+
+def called(module: shape.Module) -> set[str]:
+    """The attributes that are called, also by name or through Ray's ``remote``."""
+    attributes = {node.attr for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)}
+    return attributes | texts(module)
+
+
+def texts(module: shape.Module) -> set[str]:
+    constants = (node.value for node in ast.walk(module.tree) if isinstance(node, ast.Constant))
+    return {value for value in constants if isinstance(value, str)}
+
+
+@pytest.mark.parametrize(("station", "first", "second", "by", "method"), LINES)
+def test_a_file_reaches_the_next_as_the_page_says(station: str, first: str, second: str, by: str, method: str) -> None:
+    before, after = module_of(first), module_of(second)
+    assert station.capitalize() in STATIONS
+    if by == "imports":
+        assert after.name in IMPORTS[before.name]
+    elif by == "names":
+        assert any(text.startswith(after.name + ".") for text in texts(before))
+    else:
+        assert method in methods(after) & called(before)
+
+
+def test_every_station_has_files_and_every_file_of_the_diagram_a_line() -> None:
+    assert [name.lower() for name in STATIONS] == list(dict.fromkeys(line[0] for line in LINES))
+    assert len(LINES) == len(re.findall(r"^\| \w+ \| `", PAGE, re.MULTILINE))
+    drawn = set(re.findall(r"<br>(\S+\.py)", PAGE))
+    assert drawn <= {file for line in LINES for file in line[1:3]}
