@@ -15,6 +15,8 @@ from typing import Any
 
 from goldilocks.types import Account, AccountName, Event, Paused, Rollout
 
+RolloutName = tuple[str, int]  # its group and its index
+
 
 class Accounts:
     """Rollouts and tokens by class. ``generated_*`` are counted apart from the classes, so that the sum is a check."""
@@ -83,9 +85,6 @@ class Accounts:
         self.generated_tokens = state["generated_tokens"]
         self.rollouts = dict(state["rollouts"])
         self.tokens = dict(state["tokens"])
-
-
-RolloutName = tuple[str, int]  # its group and its index
 
 
 class PausedRollouts:

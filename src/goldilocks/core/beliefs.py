@@ -19,8 +19,6 @@ from goldilocks.errors import require
 from goldilocks.types import POSITIVE_THRESHOLD, Group, Prompt
 
 FIELDS = ("positives", "negatives", "visits", "streak", "tokens", "last_step", "drawn_step")
-
-
 MEMORY = 512  # groups after which a score has mostly decayed
 EDGE = 0.01  # forecasts are scored as if in [EDGE, 1 − EDGE]
 

@@ -14,6 +14,10 @@ from typing import Any
 
 from goldilocks.types import Event, Group, Rollout, Verdict, is_informative, signal
 
+TALLIES = ("judged", "kept")
+PRIOR_WEIGHT = 4.0  # groups that the user's expectation of the keep rate counts as
+FORGETTING = 0.9  # of the keep rate, per step: the policy moves, and the rate with it
+
 
 class StartedLengths:
     """Estimates how long the rollouts of a step would be if none were aborted.
@@ -81,9 +85,6 @@ class Tally:
     @property
     def mean_reward(self) -> float:
         return self.reward / self.rollouts if self.rollouts else 0.0
-
-
-TALLIES = ("judged", "kept")
 
 
 @dataclass
@@ -197,14 +198,6 @@ class StepStatistics:
         return statistics
 
 
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0
-
-
-PRIOR_WEIGHT = 4.0  # groups that the user's expectation counts as
-FORGETTING = 0.9  # per step: the policy moves, and the rate with it
-
-
 class KeepRate:
     """An estimate, in (0, 1], of the share of groups that survive the filter. A refill is sized by it.
 
@@ -248,3 +241,7 @@ class KeepRate:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._kept, self._judged = float(state["kept"]), float(state["judged"])
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -16,6 +16,8 @@ from goldilocks.errors import refuse_unknown, require
 STRATEGIES = ("uniform", "efficiency", "efficiency_stochastic", "max_variance")
 GATE1_MODES = ("mean", "abs")
 INVALID_ROWS = ("error", "drop")
+_ROUNDING = 1e-9  # 10 × 1.1 is 11, not the 11.000000000000002 that would round up to 12
+Check = tuple[Callable[[Any], bool], str]  # whether a value is accepted, and what would be
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,6 @@ class PPOFilterConfig:
         if self.target_num_groups is not None:
             return self.target_num_groups
         return math.floor(groups / self.prompt_oversampling_factor + _ROUNDING)
-
-
-_ROUNDING = 1e-9  # 10 × 1.1 is 11, not the 11.000000000000002 that would round up to 12
-
-
-Check = tuple[Callable[[Any], bool], str]  # whether a value is accepted, and what would be
 
 
 def _is_number(value: object) -> bool:

@@ -86,7 +86,7 @@ def _trained_tokens(history: History, rollouts: Series) -> Series:
 
 
 def updates_per_line(config: Mapping[str, Any]) -> int:
-    """TRL logs every update. verl logs every batch, and makes an update of each mini-batch in each epoch over it."""
+    """Return the updates of a line of the metrics: 1 on TRL, all updates of a batch on verl."""
     return 1 if value_at(config, BACKEND) == "trl" else _updates_per_batch(config)
 
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+Object = dict[str, Any]
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -52,9 +54,6 @@ def make_folder(path: Path, make: Callable[[Path], None]) -> None:
                 raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-
-
-Object = dict[str, Any]
 
 
 def read_objects(path: Path) -> Iterator[Object]:
