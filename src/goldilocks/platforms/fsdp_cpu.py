@@ -16,7 +16,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 from goldilocks.platforms import threads_per_rank
 
 
-class OnHost:
+class HostEngine:
     """Takes its share of the cores, and builds the FSDP2 module without offloading."""
 
     engine_config: Any
@@ -35,10 +35,10 @@ class OnHost:
 
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
-class LanguageModelOnHost(OnHost, FSDPEngineWithLMHead):
+class LanguageModelOnHost(HostEngine, FSDPEngineWithLMHead):
     """Actor and reference policy."""
 
 
 @EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")
-class ValueModelOnHost(OnHost, FSDPEngineWithValueHead):
+class ValueModelOnHost(HostEngine, FSDPEngineWithValueHead):
     """Critic."""

@@ -14,8 +14,7 @@ from goldilocks.drive.backend import Backend
 from goldilocks.types import Failure, Paused, Request, Rollout
 from goldilocks.verl.dispatch.failures import published_error
 from goldilocks.verl.dispatch.sampling_seed import visit_seed
-from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, QueueRows
-from goldilocks.verl.store.unfinished import Saved, Unfinished
+from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, QueueRows, SavedAnswers, Unfinished
 
 if TYPE_CHECKING:
     from goldilocks.verl.dispatch.manager import StreamingManager
@@ -62,7 +61,7 @@ class AgentLoops(Backend):
     def explain(self, failure: Failure) -> str:
         return f"the first said: {published_error(self._succeeded_at)}"
 
-    def unfinished(self) -> list[Saved]:
+    def unfinished(self) -> list[SavedAnswers]:
         """Return what every unfinished rollout has been answered."""
         return self.manager.answers()
 
@@ -97,7 +96,7 @@ class NeverPausing(AgentLoops):
     verl stops what is being written when it has new weights, and lets it go on.
     """
 
-    _answers: list[Saved] | None = None
+    _answers: list[SavedAnswers] | None = None
 
     def pause(self) -> Iterable[Paused]:
         return ()
@@ -110,7 +109,7 @@ class NeverPausing(AgentLoops):
         events, self._answers = self.manager.so_far()
         return self._noted(events)
 
-    def unfinished(self) -> list[Saved]:
+    def unfinished(self) -> list[SavedAnswers]:
         """Of the moment of ``so_far``: a rollout that has ended since then is unfinished to the collector."""
         answers, self._answers = self._answers, None
         return super().unfinished() if answers is None else answers

@@ -19,7 +19,7 @@ from goldilocks.verl.dispatch.aborts import IDLE_TO_SLEEP
 from goldilocks.verl.dispatch.worker import Drained, Snapshot, StreamingWorker
 from goldilocks.verl.patches.patch import Kind
 from goldilocks.verl.patches.switch import ask_for
-from goldilocks.verl.store.unfinished import Saved
+from goldilocks.verl.store.rows import SavedAnswers
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class StreamingManager(AgentLoopManagerTQ):
         more, _ = ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
         return [event for reference in {*ready, *more} for event in self._reply(reference)]
 
-    def so_far(self) -> tuple[list[Rollout | Failure], list[Saved]]:
+    def so_far(self) -> tuple[list[Rollout | Failure], list[SavedAnswers]]:
         """Return the events since the last call and the answers of unfinished rollouts, both of one moment.
 
         Every worker is asked once, so this returns however many events go on coming.
@@ -89,7 +89,7 @@ class StreamingManager(AgentLoopManagerTQ):
         """Continue all paused rollouts."""
         self._ask("resume")
 
-    def answers(self) -> list[Saved]:
+    def answers(self) -> list[SavedAnswers]:
         """Return the answers so far of every unfinished rollout."""
         return [saved for answers in self._ask("answers") for saved in answers]
 

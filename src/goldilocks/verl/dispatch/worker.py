@@ -29,8 +29,7 @@ from goldilocks.verl.dispatch.single_turn import AGENT, BatchedSingleTurn, Singl
 from goldilocks.verl.patches.patch import Kind
 from goldilocks.verl.patches.switch import ask_for
 from goldilocks.verl.patches.table import GATHERED_PUTS
-from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED
-from goldilocks.verl.store.unfinished import Saved
+from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, SavedAnswers
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +50,7 @@ class Snapshot(NamedTuple):
 
     replies: int  # calls of ``events`` that returned, since the run began
     events: list[Rollout | Failure]  # since the last of those replies
-    answers: list[Saved]
+    answers: list[SavedAnswers]
 
 
 class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[name-defined]
@@ -102,7 +101,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         """Continue every session."""
         self.llm_client.resume()
 
-    async def answers(self) -> list[Saved]:
+    async def answers(self) -> list[SavedAnswers]:
         """Return the answers so far of every unfinished session."""
         sessions = self.llm_client.unfinished
         return [[one.uid, one.index, [answer.state_dict() for answer in one.answers]] for one in sessions]

@@ -1,8 +1,11 @@
-"""Rows of the TransferQueue: which a batch has, what is done to them where they are, and how they are saved."""
+"""Rows in the TransferQueue: which a batch has, what is computed on them there, and how they are saved.
+
+Saved with them are the answers of unfinished rollouts, which continue from there when the collector asks again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +20,52 @@ from verl.workers.utils.padding import response_to_nested
 from goldilocks.algorithms import Untrained, weigh_prompts_equally
 from goldilocks.drive.rows import Place, RowStore
 from goldilocks.runs.records import split_row_key
-from goldilocks.types import Group, Rollout
+from goldilocks.types import Group, Request, Rollout
 from goldilocks.verl.store.stored_rows import load_rows, save_rows
-from goldilocks.verl.store.unfinished import Unfinished
 
 UNFINISHED = "unfinished"  # the folder of rollouts that were in flight
 PARTITION = "train"  # where rollouts are stored in the TransferQueue
 
-# What a prompt's row carries from the sampler to the agent loops.
+# The fields that a prompt's row carries from the backend to the agent loops.
 ROLLOUTS = "__rollout_n__"  # how many sessions to run: verl's own name
 FIRST = "__rollout_first__"  # the number of the first of them
-VISIT_SEED = "__visit_seed__"  # what the noise of all of them comes from
-ANSWERS = "__answers__"  # by index, what rollouts that were saved unfinished have been answered
-
+VISIT_SEED = "__visit_seed__"  # the seed of the noise of all of them
+ANSWERS = "__answers__"  # by index, the answers of rollouts that were saved unfinished
 
 Payload = list[list[Any]]  # [key, tag] of each row of a rollout
+SavedAnswers = list[Any]  # [uid, index, answers] of an unfinished rollout
+
+
+class Unfinished:
+    """The answers of rollouts in flight; ``answers`` asks the workers for them."""
+
+    def __init__(self, answers: Callable[[], list[SavedAnswers]]) -> None:
+        self._answers = answers
+        self._loaded: dict[tuple[str, int], Any] = {}
+
+    def save(self, folder: Path) -> None:
+        """Write the answers of every unfinished rollout, also of those that were loaded and have not begun again."""
+        waiting = [[uid, index, answers] for (uid, index), answers in self._loaded.items()]
+        save_rows([*self._answers(), *waiting], folder)
+
+    def load(self, folder: Path) -> Collection[tuple[str, int]]:
+        """Load what ``save`` wrote; return the rollouts that can continue."""
+        if folder.exists():  # a checkpoint of an earlier version has none
+            self._loaded = {(uid, index): answers for uid, index, answers in load_rows(folder)}
+        return self._loaded.keys()
+
+    def retain(self, alive: Collection[str]) -> None:
+        """Forget the answers of every group but these."""
+        self._loaded = {name: answers for name, answers in self._loaded.items() if name[0] in alive}
+
+    def give(self, request: Request) -> dict[int, Any]:
+        """Return the answers of the rollouts of a request, by index, each once."""
+        names = ((request.uid, index) for index in range(request.first, request.first + request.n))
+        return {name[1]: self._loaded.pop(name) for name in names if name in self._loaded}
 
 
 class QueueRows(RowStore[Payload]):
-    """The rows that are in the queue, by group. A row here is the payload of a rollout: the keys and tags of its rows.
-
-    Rollouts that are not in the queue yet are ``unfinished``.
-    """
+    """The rows in the queue, by group. A row here is the payload of a rollout: the keys and tags of its rows."""
 
     def __init__(self, unfinished: Unfinished) -> None:
         self.unfinished = unfinished
@@ -87,12 +114,11 @@ def batch_of(groups: Iterable[Group]) -> KVBatchMeta:
 
 def untrained_of(groups: Iterable[Group]) -> dict[str, list[Untrained]]:
     """The rollouts of each group that are not trained and count in its baseline."""
-    return {group.uid: _beyond(group) for group in groups}
-
-
-def _beyond(group: Group) -> list[Untrained]:
-    trained = {rollout.index for rollout in group.trained}
-    return [Untrained(one.reward, one.tokens) for one in group.rollouts if one.index not in trained]
+    found = {}
+    for group in groups:
+        trained = {rollout.index for rollout in group.trained}
+        found[group.uid] = [Untrained(one.reward, one.tokens) for one in group.rollouts if one.index not in trained]
+    return found
 
 
 def padding_keys(batch: KVBatchMeta) -> list[str]:
@@ -100,15 +126,12 @@ def padding_keys(batch: KVBatchMeta) -> list[str]:
     return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag.get("is_padding", False)]
 
 
-# What a worker said of whole sequences; the part that is trained on has been put under another name, or in the metrics.
+# A worker's output for whole sequences; the part that is trained on has another name, or is in the metrics.
 USED_UP = ("log_probs", "entropy")
 
 
 def tensor_fields(batch: KVBatchMeta, also: Iterable[str] = ()) -> list[str]:
-    """The fields that all rows have and that are tensors, and those named.
-
-    Rows that were generated in the same step have had the same done to them, so one of each step is asked for.
-    """
+    """The fields of all rows that are tensors, and those named; rows of one step have the same fields."""
     firsts = {tag.get("global_steps"): (key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True)}
     keys, tags = zip(*firsts.values(), strict=True)
     one_each = KVBatchMeta(partition_id=batch.partition_id, keys=list(keys), tags=list(tags))
@@ -117,28 +140,20 @@ def tensor_fields(batch: KVBatchMeta, also: Iterable[str] = ()) -> list[str]:
     return [name for name in tensors if name not in USED_UP]
 
 
-def zero_log_probs(keys: list[str], *, ref: bool) -> None:
-    """Rows added after log-probs were computed have a mask of zero: any value will do, but there must be one."""
-    if not keys:
-        return
-    mask = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["response_mask"])["response_mask"]
-    zeros = torch.zeros_like(mask, dtype=torch.float32)
-    names = ["old_log_probs", "entropy", *(["ref_log_prob"] if ref else [])]
-    fields = TensorDict(dict.fromkeys(names, zeros), batch_size=len(keys))
-    tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields)
+def fill_log_probs(keys: list[str], value: float, *others: str) -> None:
+    """Write ``value`` over all log-probs of these rows, and over their fields ``others``.
 
-
-def leave_log_probs_open(keys: list[str]) -> None:
-    """NaN says that the update's own pass gives the log-probs of these rows."""
-    if not keys:
-        return
-    mask = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["response_mask"])["response_mask"]
-    fields = TensorDict({"old_log_probs": torch.full_like(mask, torch.nan, dtype=torch.float32)}, batch_size=len(keys))
-    tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields)
+    NaN means that the update's own pass gives them. Rows of padding have a mask of zero and need any value.
+    """
+    if keys:
+        mask = tq.kv_batch_get(keys=keys, partition_id=PARTITION, select_fields=["response_mask"])["response_mask"]
+        values = torch.full_like(mask, value, dtype=torch.float32)
+        fields = TensorDict(dict.fromkeys(["old_log_probs", *others], values), batch_size=len(keys))
+        tq.kv_batch_put(keys=keys, partition_id=PARTITION, fields=fields)
 
 
 def weigh_advantages(batch: KVBatchMeta, loss_agg_mode: str) -> None:
-    """Each prompt weighs the same, however many rollouts it has."""
+    """Scale the advantages so that each prompt weighs the same, however many rollouts it has."""
     fields = ["advantages", "response_mask", "uid"]
     stored = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=fields)
     uids = stored.pop("uid").tolist()

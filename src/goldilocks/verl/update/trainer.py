@@ -34,12 +34,11 @@ from goldilocks.verl.store.replayed_rows import ReplayedRows, without
 from goldilocks.verl.store.rows import (
     batch_of,
     clear,
-    leave_log_probs_open,
+    fill_log_probs,
     padding_keys,
     tensor_fields,
     untrained_of,
     weigh_advantages,
-    zero_log_probs,
 )
 from goldilocks.verl.update.driver_queue import advantages
 from goldilocks.verl.update.gates import KLPenalty, build_gate
@@ -157,7 +156,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
             older = self.one_pass.older_rows(batch, self._policy, self._ranks)
             if older is not None:
                 self._log_probs(older, {})
-                leave_log_probs_open(without(batch, set(older.keys)).keys)
+                fill_log_probs(without(batch, set(older.keys)).keys, math.nan)
             return batch
         batch = self._log_probs(batch, metrics)
         return self._settled(batch, metrics) if self.driver.gate is not None else batch
@@ -172,7 +171,8 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
             self._ref_log_probs(batch, metrics)
         self._prepared, self._padding = set(batch.keys), set(padding_keys(batch))
         final = self._balanced(self.driver.settle(), metrics)
-        zero_log_probs(padding_keys(final), ref=self.settings.judges_final_reward)
+        reference = ["ref_log_prob"] if self.settings.judges_final_reward else []
+        fill_log_probs(padding_keys(final), 0.0, "entropy", *reference)
         clear(self._padding)
         return final
 

@@ -16,8 +16,8 @@ from goldilocks.types import Prompt, Request
 from goldilocks.verl.dispatch.client import Session
 from goldilocks.verl.dispatch.sampling_seed import continued
 from goldilocks.verl.dispatch.session import Answer, name_of
+from goldilocks.verl.store.rows import Unfinished
 from goldilocks.verl.store.stored_rows import load_rows, save_rows
-from goldilocks.verl.store.unfinished import Unfinished
 
 
 def part(tokens: list[int], version: int, stop_reason: str = "aborted") -> TokenOutput:

@@ -10,8 +10,7 @@ from PIL import Image
 from verl_world import Queue
 
 from goldilocks.types import Rollout
-from goldilocks.verl.store.rows import QueueRows
-from goldilocks.verl.store.unfinished import Unfinished
+from goldilocks.verl.store.rows import QueueRows, Unfinished
 
 PICTURE = Image.linear_gradient("L").resize((4, 4))
 
