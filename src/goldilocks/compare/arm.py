@@ -38,6 +38,7 @@ GROUPS = "groups_per_update"
 BATCH, GENERATED = "data.train_batch_size", "data.gen_batch_size"
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
 LIMIT = "algorithm.filter_groups.max_num_gen_batches"
+SIZES = (GROUPS, BATCH, MINI_BATCH)  # whole numbers of groups; none is below 1
 FILTERS = ("algorithm.filter_groups.enable", "goldilocks.filter", "batch_filter.enable")
 OVERSAMPLING = "batch_filter.prompt_oversampling_factor"  # another way to say gen_batch_size
 
@@ -179,7 +180,10 @@ class Edge:
 
 
 def edges(grid: Grid, recipe: str, chosen: Values) -> list[Edge]:
-    """Return the chosen values at an end of their list. Values that are not numbers have no order, and no end."""
+    """Return the chosen values at an end of their list.
+
+    Values that are not numbers have no order, and no end. Nothing lies below a size of one group.
+    """
     found = []
     for key, values in grid.items():
         numbers = [_number(value) for value in values]
@@ -187,9 +191,13 @@ def edges(grid: Grid, recipe: str, chosen: Values) -> list[Edge]:
         if len(values) < 2 or len(known) < len(values):
             continue
         ends = {min(known): "lowest", max(known): "highest"}
-        side = ends.get(float(chosen[key]))
+        side = None if _is_least(key, chosen[key]) else ends.get(float(chosen[key]))
         found += [Edge(recipe, key, chosen[key], side)] if side else []
     return found
+
+
+def _is_least(key: str, value: str) -> bool:
+    return key in SIZES and float(value) == 1
 
 
 def _number(text: str) -> float | None:

@@ -70,6 +70,12 @@ def test_a_best_value_at_an_end_of_its_list_is_an_edge_and_one_within_is_not():
     assert edges(grid, "dapo", {**chosen, "a.lr": "2e-4", GROUPS: "2"}) == [Edge("dapo", GROUPS, "2", "lowest")]
 
 
+@pytest.mark.parametrize("key", [GROUPS, BATCH, MINI_BATCH])
+def test_one_group_is_the_least_there_can_be_and_no_edge(key):
+    assert edges({key: ("1", "2", "4")}, "dapo", {key: "1"}) == []
+    assert edges({key: ("1", "2", "4")}, "dapo", {key: "4"}) == [Edge("dapo", key, "4", "highest")]
+
+
 @pytest.mark.parametrize(
     ("groups", "answers", "slots_there"), [("16", 1, 256), ("2", 1, 64), ("2", 2, 128), ("2", 8, 256)]
 )
