@@ -18,7 +18,7 @@ CLASSES = [account.value for account in Account]
 
 
 def checkpointed(run: Path) -> int:
-    """The last step whose checkpoint counts: verl has a file that says so, on TRL a checkpoint must be whole."""
+    """Return the last step whose checkpoint counts: verl has a file that says so, on TRL a checkpoint must be whole."""
     file = run / "checkpoints" / "latest_checkpointed_iteration.txt"
     if file.exists():
         return int(file.read_text() or 0)
@@ -27,31 +27,31 @@ def checkpointed(run: Path) -> int:
 
 
 def of_trl(run: Path, step: int) -> Path:
-    """TRL's checkpoint of a step; a step of these runs is one update."""
+    """Return TRL's checkpoint of a step; a step of these runs is one update."""
     return run / "checkpoints" / f"checkpoint-{step}"
 
 
 def is_saving(run: Path) -> bool:
-    """Whether the newest checkpoint of a TRL run is being written."""
+    """Return whether the newest checkpoint of a TRL run is being written."""
     steps = [updates(folder) for folder in checkpoints(run / "checkpoints")]
     return bool(steps) and torn(of_trl(run, max(steps))) is not None
 
 
 def logged(run: Path) -> list[tuple[int, dict[str, float]]]:
-    """(step, metrics) of every update of every life, in the order they were written."""
+    """Return the step and the metrics of every update of every life, in the order they were written."""
     files = sorted(run.glob("metrics*.jsonl"), key=lambda file: file.stat().st_mtime_ns)
     lines = [json.loads(line) for file in files for line in file.read_text().splitlines() if line.endswith("}")]
     return [(line["step"], line["data"]) for line in lines if "accounts/generated_rollouts" in line["data"]]
 
 
 def last_logged(run: Path, otherwise: int) -> int:
-    """The last step that was logged."""
+    """Return the last step that was logged."""
     steps = logged(run)
     return steps[-1][0] if steps else otherwise
 
 
 def dumped(run: Path, step: int) -> list[str]:
-    """The group of every row that a step trained, as the life that came last has dumped it; none without a dump."""
+    """Return the group of every row that a step trained, as the last life has dumped it; empty without a dump."""
     try:
         rows = read_records(run / "rollouts" / f"{step}.jsonl")
     except (OSError, ValueError):
@@ -80,7 +80,7 @@ class Step:
 
 
 def read_steps(run: Path, total: int, killed_after: Collection[int]) -> dict[int, Step]:
-    """Every step, by its number."""
+    """Return every step by its number."""
     steps: dict[int, Step] = {}
     for number in range(1, total + 1):
         steps[number] = Step(run, number, steps.get(number - 1), number in killed_after)
@@ -91,7 +91,7 @@ def read_steps(run: Path, total: int, killed_after: Collection[int]) -> dict[int
 
 
 def history_faults(run: Path, total: int, killed_after: Collection[int] = ()) -> dict[str, list[str]]:
-    """Every fault over all lives together, by check; ``killed_after`` has the steps from which a life went on."""
+    """Return every fault over all lives together, by check; a life went on from each of the steps ``killed_after``."""
     steps = read_steps(run, total, killed_after)
     trained_in: dict[str, int] = {}
     twice = [
@@ -114,7 +114,7 @@ def history_faults(run: Path, total: int, killed_after: Collection[int] = ()) ->
 
 
 def account_faults(metrics: dict[int, dict[str, float]], steps: dict[int, Step]) -> list[str]:
-    """At every step the classes sum to what was generated, and as much was trained as all steps so far have dumped."""
+    """Return the steps whose classes do not sum to the total, or whose trained rows are not those dumped so far."""
     faults, so_far = [], 0
     for number, step in steps.items():
         so_far += step.rows

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import random
 import re
 import subprocess
@@ -27,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -35,7 +34,7 @@ from typing import TypeVar
 import psutil
 from fault_checks import checkpointed, history_faults, is_saving, last_logged
 
-from goldilocks.launch.prefork import RUN
+from goldilocks.launch.supervisor import processes_of
 from goldilocks.runs.files import read_objects, write_text
 
 # What is killed, by a part of its command line; Ray names a worker by its actor.
@@ -114,10 +113,10 @@ def _arguments() -> argparse.Namespace:
 
 
 def campaign(out: Path, args: argparse.Namespace) -> int:
-    """Kill as often as was asked for, let the run come to its end, check it. 1 if a check fails."""
+    """Kill as often as asked for, let the run come to its end, and check it; return 1 if a check fails."""
     run, deadline = out / "faults", time.monotonic() + 60 * args.minutes
     out.mkdir(parents=True, exist_ok=True)
-    lives = told(out)
+    lives = lives_of(out)
     print(f"{'life':>4}  {'killed':<12} {'after':>7} {'of':<8}  {'steps':<9} {'time':>6}  reason", flush=True)
     while len(lives) < args.kills and time.monotonic() < deadline:
         draw = plan if args.trainer == "verl" else plan_on_trl
@@ -134,20 +133,20 @@ def campaign(out: Path, args: argparse.Namespace) -> int:
 
 
 def plan(seed: int, number: int, within: float) -> Plan:
-    """The same for each life of a seed, however often a campaign is interrupted."""
+    """Draw a plan, the same for each life of a seed however often a campaign is interrupted."""
     draw = random.Random(f"{seed}, life {number}")
     return Plan(draw.choice(list(VICTIMS)), draw.random() < 0.5, draw.uniform(0, within))
 
 
 def plan_on_trl(seed: int, number: int, within: float) -> Plan:
-    """A third of the lives ends at a random moment of its start, of training, and while it saves."""
+    """Draw a plan; a third of the lives ends while it starts, a third in training, a third while it saves."""
     draw = random.Random(f"{seed}, life {number}, on TRL")
     when = draw.choice(["start", "training", "saving"])
     return Plan("trainer", when != "start", draw.uniform(0, within), saving=when == "saving")
 
 
 def command(run: Path, trainer: str, steps: int = 1_000_000) -> list[str]:
-    """The command of every life; only the last one knows where to end."""
+    """Return the command of every life; only the last one has a number of steps."""
     words = ["dapo", f"trainer={trainer}", *SETTINGS, f"trainer.total_training_steps={steps}"]
     return [sys.executable, "-m", "goldilocks.cli", "train", *words, "--name", run.name, "--runs", str(run.parent)]
 
@@ -156,7 +155,7 @@ def command(run: Path, trainer: str, steps: int = 1_000_000) -> list[str]:
 
 
 def live(run: Path, plan: Plan, trainer: str) -> Life:
-    """Start, kill, wait for the end."""
+    """Start the run, kill its process, and wait for the end."""
     started, first = time.monotonic(), checkpointed(run)
     process = subprocess.Popen(command(run, trainer), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if plan.training:
@@ -174,7 +173,7 @@ def live(run: Path, plan: Plan, trainer: str) -> Life:
 
 
 def wait_for(there: Callable[[], Found | None], process: subprocess.Popen[str], what: str, every: float = 0.1) -> Found:
-    """Wait until it is there, and return it; look ``every`` so many seconds."""
+    """Return what ``there`` finds as soon as it finds something; it is called ``every`` so many seconds."""
     while not (found := there()):
         if process.poll() is not None:
             raise SystemExit(f"the run ended before there was {what}: {process.communicate()[1]}")
@@ -183,7 +182,7 @@ def wait_for(there: Callable[[], Found | None], process: subprocess.Popen[str], 
 
 
 def killed(target: psutil.Process) -> bool:
-    """Kill it; False if it had ended before."""
+    """Kill a process; return False if it had ended before."""
     with contextlib.suppress(psutil.NoSuchProcess):
         target.kill()
         return True
@@ -191,12 +190,12 @@ def killed(target: psutil.Process) -> bool:
 
 
 def victim(run: Path, name: str) -> psutil.Process | None:
-    """The process of that name, if it is there."""
+    """Return the process of that name, if it is there."""
     return next((found for found in processes(run) if is_one(found, (VICTIMS | ON_TRL)[name])), None)
 
 
 def end(run: Path, process: subprocess.Popen[str]) -> tuple[str, int]:
-    """The reason that a life has named, and how many of its processes are left; they are ended."""
+    """Return the reason that a life has named and how many of its processes were left, which are ended here."""
     try:
         _, error = process.communicate(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
@@ -210,13 +209,13 @@ def end(run: Path, process: subprocess.Popen[str]) -> tuple[str, int]:
 
 
 def named(error: str) -> str:
-    """The line that names the reason, whatever libraries have printed before it; else the first one."""
+    """Return the line that names the reason, whatever libraries have printed before it; else the first one."""
     lines = error.strip().splitlines() or [""]
     return next((line for line in lines if FAILED in line), lines[0])
 
 
 def is_one(process: psutil.Process, part: str) -> bool:
-    """Whether this is the process of that name; what it has forked, and not started, has its command line too."""
+    """Return whether this is the process of that name, and not one that it has forked, which looks the same."""
     with contextlib.suppress(psutil.Error):
         parent = process.parent()
         return part in " ".join(process.cmdline()) and (parent is None or part not in " ".join(parent.cmdline()))
@@ -224,24 +223,15 @@ def is_one(process: psutil.Process, part: str) -> bool:
 
 
 def processes(run: Path) -> list[psutil.Process]:
-    """Everything alive of the run."""
-    return list(_processes(str(run.resolve())))
-
-
-def _processes(mark: str) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.environ().get(RUN) == mark and process.cmdline():
-                yield process
-        except psutil.Error:
-            continue
+    """Return everything alive of the run."""
+    return list(processes_of(run.resolve()))
 
 
 # -- the tables --------------------------------------------------------------------------------------------------------
 
 
-def told(out: Path) -> list[Life]:
-    """The lives that a campaign has had."""
+def lives_of(out: Path) -> list[Life]:
+    """Return the lives that a campaign has had."""
     file = out / "lives.jsonl"
     return [Life(**life) for life in read_objects(file)] if file.exists() else []
 
@@ -257,15 +247,15 @@ def show(number: int, life: Life) -> None:
 
 
 def brief(reason: str) -> str:
-    """A reason for a line of the table: how it begins, and the actor that Ray says has died."""
+    """Return the beginning of a reason, and the actor that Ray says has died."""
     told = reason.partition(FAILED)[2] or reason
     dead = re.search(r"class_name: \w+", told)
     return f"{told[:60]} … {dead[0]}" if dead and len(told) > 60 else told[:100]
 
 
 def summary(folders: list[Path]) -> int:
-    """Print the kills of some campaigns by process, and their faults; 1 if there is one."""
-    lives = [life for out in folders for life in told(out)]
+    """Print the kills of some campaigns by process, and their faults; return 1 if there is one."""
+    lives = [life for out in folders for life in lives_of(out)]
     print(f"\n{'killed':<12} {'lives':>6} {'in training':>12} {'steps made':>11} {'mean time':>10}")
     for name in [*dict.fromkeys(life.victim for life in lives), "all"]:
         of = [life for life in lives if name in (life.victim, "all")]
@@ -287,7 +277,7 @@ def summary(folders: list[Path]) -> int:
 
 
 def faults(run: Path, lives: list[Life], done: subprocess.CompletedProcess[str], total: int) -> dict[str, list[str]]:
-    """Everything that does not hold, by check."""
+    """Return every fault, by check."""
     killed_after = {life.first for life in lives} | {total - 2}  # what the next life went on from
     return {
         "lives without a reason": [f"{life.victim}: {life.reason!r}" for life in lives if FAILED not in life.reason],

@@ -1,8 +1,8 @@
-"""The ``goldilocks`` command: a table of subcommands, each living beside the code it runs.
+"""The ``goldilocks`` command: a table of subcommands, each in a module beside the code that it runs.
 
 A subcommand is a module with ``add_arguments(parser)`` and ``run(args) -> int``; it is imported only when it is asked
-for, so that ``goldilocks simulate`` starts without torch, verl or Ray. A ``ValueError`` or ``OSError`` is the user's to
-mend: it is printed as one line, and the exit status is 2.
+for, so that ``goldilocks simulate`` starts without torch, verl or Ray. A ``ValueError`` or ``OSError`` is for the user:
+it is printed as one line, and the exit status is 2.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
 EXTRAS = {"train": "verl", "compare": "verl", "pass-rates": "verl", "report": "report", "filter": "filter"}
 OTHERS = "verl"  # data, model and doctor do some of their work without it
 
+ABOUT = """\
+Spend rollouts where they teach: which prompts to roll out, how many rollouts each gets, and which rows are trained."""
 EPILOG = """\
 examples:
   goldilocks simulate --policy grpo --policy dapo --policy contrast --rollouts 20000
@@ -44,7 +46,7 @@ examples:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """What the command line says. Options may stand before, between and behind a subcommand's other words."""
+    """Parse the command line. Options may stand before, between and behind a subcommand's other words."""
     chosen = next((word for word in words if not word.startswith("-")), None)
     parser, commands = _parsers(chosen)
     if chosen not in commands or chosen != words[0]:
@@ -53,18 +55,14 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _parsers(chosen: str | None) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """All of it, and each subcommand: only the chosen one's module is imported, the others are listed by a line."""
-    parser = argparse.ArgumentParser(
-        prog="goldilocks",
-        description="Spend rollouts where they teach: which prompts to roll out, how many rollouts each gets, "
-        "and which rows are trained.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    """Return the parser and those of the subcommands; only the chosen one's module is imported."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="goldilocks", description=ABOUT, epilog=EPILOG, formatter_class=layout)
     parser.add_argument("--version", action="version", version=f"goldilocks {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, summary) in COMMANDS.items():
-        sub = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        about = summary[0].upper() + summary[1:] + "."
+        sub = commands.add_parser(name, help=summary, description=about, formatter_class=layout)
         if name == chosen:
             importlib.import_module(module).add_arguments(sub)
     return parser, commands.choices

@@ -23,7 +23,7 @@ MODE = "trainer.v1.trainer_mode"
 
 
 def overrides(words: Sequence[str], *defaults: str, cpu: bool) -> list[str]:
-    """The command line that verl is given: the defaults that the user has not set, then the user's own words."""
+    """Return verl's command line: the defaults that the user has not set, then the user's own words."""
     given = {_key(word) for word in words}
     added = [word for word in (f"{MODE}=goldilocks", *defaults) if _key(word) not in given]
     device = ["+device=cpu"] if cpu and "device" not in given else []
@@ -31,7 +31,7 @@ def overrides(words: Sequence[str], *defaults: str, cpu: bool) -> list[str]:
 
 
 def on_cpu(words: Sequence[str]) -> bool:
-    """Whether to train on the CPU: as the user says, else wherever there is no GPU."""
+    """Return whether to train on the CPU: as the user says, else wherever there is no GPU."""
     chosen = next((word.partition("=")[2] for word in words if _key(word) in ("device", "trainer.device")), None)
     if chosen is not None:
         return chosen == "cpu"
@@ -70,7 +70,7 @@ def train(config: Any) -> None:
     from goldilocks.verl.checks import check_run
 
     auto_set_device(config)
-    # for a Ray that others started, whose processes do not inherit it
+    # The processes of a Ray that others started do not inherit this environment.
     handed_on = f"ray_kwargs.ray_init.runtime_env.env_vars.{PATCHES_VARIABLE}"
     OmegaConf.update(config, handed_on, patches_env()[PATCHES_VARIABLE], force_add=True)
     check_run(config)
@@ -91,7 +91,7 @@ def _key(word: str) -> str:
 
 
 def _added_or_changed(word: str) -> str:
-    """``+section.key=…`` of ours, whether or not the key is there already."""
+    """Return ``++section.key=…`` for ``+section.key=…`` of ours: the key may be there already."""
     return re.sub(rf"^\+(?=({'|'.join(OURS)})\b)", "++", word)
 
 

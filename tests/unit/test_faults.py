@@ -166,8 +166,8 @@ def test_one_fault_or_a_campaign_that_did_not_end_is_enough_to_fail(
 
 def test_a_campaign_that_is_interrupted_goes_on_with_the_lives_of_its_seed(faults: ModuleType, tmp_path: Path) -> None:
     lives = [life(faults, "driver"), life(faults, "server")]
-    assert faults.told(tmp_path) == []
-    assert faults.told(campaign(faults, tmp_path / "a", lives, None)) == lives
+    assert faults.lives_of(tmp_path) == []
+    assert faults.lives_of(campaign(faults, tmp_path / "a", lives, None)) == lives
     assert faults.plan(1, 2, 20.0) == faults.plan(1, 2, 20.0)
     assert len({faults.plan(1, number, 20.0) for number in range(20)}) == 20
     assert {faults.plan(seed, 0, 20.0).victim for seed in range(50)} == set(faults.VICTIMS)

@@ -35,7 +35,6 @@ OWN = ("goldilocks.budget", "goldilocks.study", "trainer.val_before_train", "tra
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"""\
 recipes: {", ".join(names("recipe"))}, or a YAML file
 

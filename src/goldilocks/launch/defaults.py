@@ -1,7 +1,7 @@
-"""Models and data that a config names, made or fetched the first time and then kept in the user's cache.
+"""Models and data that a config names: made or fetched the first time, then kept in the user's cache.
 
-A YAML file of a task finds them by an environment variable such as ``GOLDILOCKS_SUMS``, which may name another place.
-Invariant: what is in the cache is whole. Each part is made beside its place and moved there when it is done.
+A YAML file of a task finds them by a variable such as ``GOLDILOCKS_SUMS``, with which a user may choose another folder.
+Invariant: a folder in the cache is whole. It is made beside its place and moved there when it is done.
 """
 
 from __future__ import annotations
@@ -20,33 +20,29 @@ from goldilocks.runs.files import make_folder
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-VERSION = "2"  # raised when what is made here changes, so that nobody trains on what an older version made
+VERSION = "2"  # of the models and data made here; raised when they change, so that older ones are not used
 VARIABLE = "GOLDILOCKS_ARITHMETIC"
-SIZES = {
-    "arithmetic": (2048, 256),
-    "sums": (4096, 256),
-    "ladder": (20480, 400),
-}  # problems for training and for validation
+SIZES = {"arithmetic": (2048, 256), "sums": (4096, 256), "ladder": (20480, 400)}  # problems to train and validate on
 GYM = "reasoning_gym"
 GENERATORS: dict[str, dict[str, Any]] = {"leg_counting": {}}
 SMOLLM2 = "smollm2"  # what actor_rollout_ref.model.path takes for SmolLM2-135M-Instruct
 
 
 def folder(task: str = "arithmetic") -> Path:
-    """Where a task's data and model are."""
+    """Return the folder of a task's data and model."""
     chosen = os.environ.get(f"GOLDILOCKS_{task.upper()}")
     return Path(chosen).expanduser() if chosen else cache_folder() / f"{task}-{VERSION}"
 
 
 def locate(config: DictConfig) -> None:
-    """Tell the config where its data will be; nothing is made. To be called before ``config`` is resolved."""
+    """Set the variables that say where data will be, before ``config`` is resolved; nothing is made."""
     from omegaconf import OmegaConf
 
     for task in SIZES:
         os.environ[f"GOLDILOCKS_{task.upper()}"] = str(folder(task))
     if GYM in config:
-        told = json.dumps(OmegaConf.to_container(config[GYM]), sort_keys=True)
-        name = f"{GYM}-{VERSION}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+        settings = json.dumps(OmegaConf.to_container(config[GYM]), sort_keys=True)
+        name = f"{GYM}-{VERSION}-{hashlib.sha256(settings.encode()).hexdigest()[:12]}"
         os.environ["GOLDILOCKS_REASONING_GYM"] = str(cache_folder() / name)
 
 
@@ -60,8 +56,8 @@ def provide(config: DictConfig) -> None:
             make_folder(folder(task) / "data", partial(_make_data, name=task, train=train, val=val))
     if GYM in config and _names(config, folder(GYM) / "data"):
         make_folder(folder(GYM) / "data", lambda out: _make_gym(out, config[GYM]))
-    for place, make in _MODELS.items():
-        path = folder(place[0]) / place[1]
+    for (task, name), make in _MODELS.items():
+        path = folder(task) / name
         if config.actor_rollout_ref.model.path == str(path):
             make_folder(path, make)
     if config.actor_rollout_ref.model.path == SMOLLM2 and not Path(SMOLLM2).is_dir():

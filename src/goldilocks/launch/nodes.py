@@ -40,7 +40,7 @@ class Finding:
 def compare(reports: Sequence[Mapping[str, Any]], files: Mapping[str, str]) -> Iterator[Finding]:
     """Compare every node's packages with what most nodes have. ``files`` all nodes should see, each with its folder."""
     versions = [report["versions"] for report in reports if "versions" in report]
-    usual = max(versions, key=versions.count, default={})  # of a draw, those of the node that was asked first
+    usual: Mapping[str, str] = max(versions, key=versions.count, default={})  # of a draw, those of the first node
     for report in reports:
         faults = [str(report["error"])] if "error" in report else [*_faults(report, usual, files)]
         what = f"node {report['address']}"

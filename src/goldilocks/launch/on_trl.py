@@ -1,6 +1,6 @@
-"""A recipe on TRL (``goldilocks train RECIPE trainer=trl``): verl's config said in TRL's words, on one machine.
+"""A recipe on TRL (``goldilocks train RECIPE trainer=trl``): verl's config translated to TRL's, on one machine.
 
-What TRL has no word for is an error that names the key. The folder is that of any other run.
+A key that TRL has no counterpart for is an error that names it. The folder is that of any other run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECTIONS = ("adaptive_rollout", "goldilocks", "batch_filter")
 
 
 def chosen(config: DictConfig) -> bool:
-    """Whether the recipe runs on TRL."""
+    """Return whether the recipe runs on TRL."""
     return config.trainer.get(TRAINER) == "trl"
 
 
@@ -80,7 +80,7 @@ def judged_by(config: DictConfig) -> str:
 
 
 def slots(config: DictConfig) -> int | None:
-    """How many rollouts Goldilocks' engine decodes at a time, where it is the one that generates.
+    """Return how many rollouts our engine decodes at a time; None where TRL generates.
 
     A small batch needs few slots, but a validation is decoded in the same ones. Idle slots cost memory alone.
     """
@@ -173,7 +173,7 @@ def _schedule(config: DictConfig, updates: int) -> dict[str, Any]:
 
 
 def _entropy_bonus(config: DictConfig) -> dict[str, float]:
-    """Return the entropy bonus in the words of this TRL; the oldest that are supported have none."""
+    """Return TRL's argument for the entropy bonus, which the oldest supported TRL does not have."""
     from trl import GRPOConfig
 
     weight = float(config.actor_rollout_ref.actor.entropy_coeff)

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,6 @@ PROMPTS, N, BLOCK = 512, 8, 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = """\
 examples:
   goldilocks pass-rates task=ladder_tiny --out ladder.jsonl
@@ -150,7 +150,7 @@ def _model_path(config: DictConfig) -> str:
 
 @dataclass(frozen=True)
 class Model:
-    """The engine with what a request to it needs."""
+    """The engine, and what a request to it needs."""
 
     engine: Engine
     tokenizer: Any
@@ -190,8 +190,7 @@ class Model:
             "top_p": float(rollout.top_p),
             "top_k": rollout.top_k,
         }
-        return cls(engine, tokenizer, lambda prompt: prompt_tokens(tokenizer, prompt), config.data.max_prompt_length,
-            sampling)  # fmt: skip
+        return cls(engine, tokenizer, partial(prompt_tokens, tokenizer), config.data.max_prompt_length, sampling)
 
     def submit(self, one: Asked, n: int, seed: int) -> bool:
         """Ask for ``n`` answers; a prompt longer than ``data.max_prompt_length`` is left out."""
@@ -217,12 +216,8 @@ def _fill(
     """Generate, grade and write under a progress bar, a prompt as soon as its last answer is there."""
     by_uid = {one.uid: one for one in missing}
     started, rollouts, tokens = time.monotonic(), 0, 0
-    columns = (
-        "[progress.description]{task.description}",
-        BarColumn(),
-        "{task.completed}/{task.total} prompts",
-        TimeRemainingColumn(),
-    )
+    counts = "{task.completed}/{task.total} prompts"
+    columns = ("[progress.description]{task.description}", BarColumn(), counts, TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         line = bar.add_task("answering", total=len(missing))
         for uid, answers in _answers(model, missing, args):

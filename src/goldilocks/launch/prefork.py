@@ -47,7 +47,7 @@ _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG, _PR_SET_NAME = 1, 2, 15
 
 
 def become_worker(argv: list[str]) -> None:
-    """Have the server run ``argv`` and end as it ends; without a server, run it here."""
+    """Have the server run ``argv``, and end with its status; without a server, run it here."""
     try:
         server = socket.socket(socket.AF_UNIX)
         server.connect(os.environ[SOCKET])
@@ -89,14 +89,14 @@ class Interrupts:
 
 
 def py_executable() -> str:
-    """This file as the Python of Ray's workers; isolated and without site-packages, it starts in 20 ms."""
+    """Return this file as the Python of Ray's workers; isolated and without site-packages, it starts in 20 ms."""
     import shlex
 
     return shlex.join([sys.executable, "-I", "-S", os.path.abspath(__file__)])
 
 
 def runtime_env_hook(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
-    """For ``RAY_RUNTIME_ENV_HOOK``: workers are forked, unless the user chose a Python for them."""
+    """Have workers forked, unless the user chose a Python for them (``RAY_RUNTIME_ENV_HOOK``)."""
     given = runtime_env or {}
     return {**given, "py_executable": given.get("py_executable") or py_executable()}  # verl says None
 
@@ -128,7 +128,7 @@ def serve_in_background(folder: str | None = None) -> bool:
 
 
 def _temporary_folder() -> str:
-    """Short, since a socket's path has 107 characters at most."""
+    """Make a folder with a short path, since a socket's has 107 characters at most."""
     import atexit
     import shutil
     import tempfile
@@ -172,7 +172,7 @@ class Server:
         self._ready.register(stream, selectors.EVENT_READ, lambda: os._exit(0))
 
     def run(self) -> None:
-        """Until the driver ends; never returns."""
+        """Serve until the driver ends; never returns."""
         while True:
             for key, _ in self._ready.select():
                 key.data()
@@ -233,7 +233,7 @@ def _received(client: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
 
 
 def _work(order: dict[str, Any], files: list[int]) -> None:
-    """Be the process that the client would have been."""
+    """Become the process that the client would have been."""
     import atexit
     import ctypes
     import runpy

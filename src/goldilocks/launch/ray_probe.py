@@ -40,7 +40,7 @@ def look(packages: tuple[str, ...], files: dict[str, str]) -> dict[str, Any]:
 
 
 def _additions() -> list[str]:
-    """What the plug-in adds when verl is imported; empty if it was not loaded."""
+    """Return what the plug-in adds when verl is imported; empty if it was not loaded."""
     try:
         import verl  # noqa: F401  (loads the plug-ins)
     except ImportError:
@@ -50,7 +50,7 @@ def _additions() -> list[str]:
 
 
 def on_every_node(files: dict[str, str]) -> list[dict[str, Any]]:
-    """What a worker on each live node finds, or its ``error``; the node of this process is first.
+    """Return what a worker on each live node finds, or its ``error``; the node of this process is first.
 
     Ray needs seconds to notice that a node is gone. One that it has noticed by the time of the answers is left out.
     """

@@ -102,6 +102,7 @@ def _store(file: Path, name: str, above: tuple[Path, ...]) -> None:
         raise ValueError(f"recipe={str(file)!r} is not YAML: {' '.join(str(error).split())}") from None
     accepted = f"a file of keys; this one has no keys. It is written like those in {CONFIG / 'recipe'}"
     require(isinstance(node, DictConfig), "recipe", str(file), accepted)
+    assert isinstance(node, DictConfig)
     if node.get("defaults"):
         entries: Any = OmegaConf.to_container(node.defaults)
         node.defaults = [_default(entry, file, name, above) for entry in entries]

@@ -71,19 +71,21 @@ class Supervisor:
                 self._process.wait(GRACE_S)
         deadline = time.monotonic() + GRACE_S
         # A process that was just starting shows up late, so look again until none is left.
-        while (left := list(self._processes())) and time.monotonic() < deadline:
+        while (left := list(processes_of(self.run.path))) and time.monotonic() < deadline:
             for process in left:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs(left, timeout=1)
 
-    def _processes(self) -> Iterator[psutil.Process]:
-        run, forked = str(self.run.path), prefork.process_name(str(self.run.path))
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                own = process.name() == forked or process.environ().get(prefork.RUN) == run
-                if own and process.pid != os.getpid():
-                    yield process
+
+def processes_of(run: Path) -> Iterator[psutil.Process]:
+    """Yield the processes of a run that are alive, all but this one."""
+    forked = prefork.process_name(str(run))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            own = process.name() == forked or process.environ().get(prefork.RUN) == str(run)
+            if own and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
 
 
 class SignOfLife:

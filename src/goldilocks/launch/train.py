@@ -43,7 +43,6 @@ STALL_S = 1800.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"""\
 recipes: {", ".join(names("recipe"))} (default {DEFAULT_RECIPE})
 tasks:   {", ".join(names("task"))} (default {DEFAULT_TASK}; choose with task=NAME)

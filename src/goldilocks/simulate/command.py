@@ -27,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     setup, engine = Setup(), EngineConfig()
     policies = "\n".join(f"  {name:<18} {about(name)}" for name in names())
     bands = ", ".join(f"{one.prompts} {one.name}" for one in DIFFICULTIES)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"""\
 policies, which are the recipes of goldilocks train:
 {policies}

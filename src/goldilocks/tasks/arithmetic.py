@@ -58,4 +58,4 @@ class Arithmetic(LevelTask):
 
     data_source = "goldilocks/arithmetic"
     levels = LEVELS
-    key = split_key
+    key = staticmethod(split_key)

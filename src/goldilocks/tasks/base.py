@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -69,7 +69,7 @@ class LevelTask:
 
     data_source: str
     levels: Mapping[Any, float]
-    key: Callable[[str], str]
+    key: staticmethod[[str], str]
 
     def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
         """Return ``size`` different problems, or fewer if there are no more."""
@@ -88,7 +88,7 @@ class LevelTask:
     def _draw_new(self, level: Level, split: Split, seen: Mapping[str, Problem], rng: random.Random) -> Problem | None:
         for _ in range(_TRIES):
             problem = level.draw(rng)
-            if problem.question not in seen and split_of(type(self).key(problem.question)) == split:
+            if problem.question not in seen and split_of(self.key(problem.question)) == split:
                 return problem
         return None
 

@@ -75,4 +75,4 @@ class Ladder(LevelTask):
 
     data_source = "goldilocks/ladder"
     levels = LEVELS
-    key = split_key
+    key = staticmethod(split_key)

@@ -72,7 +72,7 @@ class Sums(LevelTask):
 
     data_source = "goldilocks/sums"
     levels = LEVELS
-    key = split_key
+    key = staticmethod(split_key)
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
         """Right when the last number of the answer is the truth, however it was reached."""
