@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -140,6 +141,12 @@ time.sleep(600)
 """
 
 
+def alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def test_a_supervisor_ends_everything_that_a_forked_run_has_forked(script: Path, tmp_path: Path) -> None:
     script.write_text(FORKING)
     run = {prefork.RUN: str(tmp_path)}
@@ -147,5 +154,5 @@ def test_a_supervisor_ends_everything_that_a_forked_run_has_forked(script: Path,
     assert process.stdout is not None
     workers = [psutil.Process(int(process.stdout.readline())) for _ in range(2)]
     Supervisor(RunDir(tmp_path), {}).end()
-    assert [worker for worker in workers if worker.is_running()] == []
+    assert [worker for worker in workers if alive(worker)] == []
     process.communicate(timeout=60)
