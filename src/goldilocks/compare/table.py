@@ -107,7 +107,7 @@ class Table:
         return {column: values for column, values in found.items() if values}
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the table as JSON values."""
         return asdict(self)
 
 
@@ -189,7 +189,7 @@ def _against(own: Sequence[Result], baseline: Sequence[Result], cost: EqualCost)
 def _differences(
     own: Sequence[Result], baseline: Sequence[Result], cost: EqualCost, share: float = 1.0, of_baseline: float = 1.0
 ) -> tuple[float, ...]:
-    """Accuracy at a share of the cost less the baseline's at a share of it, in the order of the seeds."""
+    """Return accuracies at a share of the cost less the baseline's at a share of it, in the order of the seeds."""
     part, its = (EqualCost(cost.kind, part * cost.amount) for part in (share, of_baseline))
     return tuple(one.accuracy_at(part) - other.accuracy_at(its) for one, other in zip(own, baseline, strict=True))
 

@@ -43,7 +43,7 @@ def main(folder: str) -> int:
     except KeyboardInterrupt:
         return 130
     except BaseException as error:
-        with contextlib.suppress(OSError):  # a full disk has no room for it either; RunDir.failure knows that
+        with contextlib.suppress(OSError):  # the disk may be full, which RunDir.failure finds
             run.reason.write_text(explain(error, run))
         raise
     return 0
@@ -77,7 +77,7 @@ def explain(error: BaseException, run: RunDir) -> str:
     """Return the reason in one line. torch does not report a full disk, so the disk is checked too."""
     from goldilocks.verl.dispatch.failures import reason
 
-    # These are written for the user: they need no type and no place.
+    # These messages are for the user: they get no type and no place.
     line = " ".join((str(error) if type(error) in (ValueError, NodeLost) else reason(error)).split())
     full = run.full_disk()
     return f"{full}: {line}" if full else line

@@ -31,7 +31,7 @@ PRELOADED = (
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen2.modeling_qwen2",
 )
-# ``torch.cuda.is_available()`` asks NVML then, and leaves CUDA alone.
+# With it ``torch.cuda.is_available()`` asks NVML and does not touch CUDA.
 NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
@@ -62,7 +62,7 @@ class ForkServer:
 
     @property
     def reason(self) -> str:
-        """Why there is no server: the last line that it printed."""
+        """Return why there is no server: the last line that it printed."""
         log = self._folder / "log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         return lines[-1] if lines else "it was not started"
@@ -91,7 +91,7 @@ class ForkServer:
 def main(address: str) -> int:
     """Import, listen at ``address``, say so by one byte, and fork until the standard input is closed."""
     said = os.dup(1)
-    os.dup2(2, 1)  # what an import prints is not the byte that is waited for
+    os.dup2(2, 1)  # imports may print; the standard output carries one byte
     preload(PRELOADED)
     if spoiled():
         print("CUDA was touched by an import: no run can be forked", file=sys.stderr)

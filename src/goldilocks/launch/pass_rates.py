@@ -256,7 +256,7 @@ def _grader(config: DictConfig) -> Callable[[Row, str], float]:
 
     def grade(row: Row, answer: str) -> float:
         columns = {name: [value] for name, value in row.items() if name != PROMPT}
-        return reward([answer], **columns)[0] or 0.0  # one that takes too long to grade is not right
+        return reward([answer], **columns)[0] or 0.0  # None: it took too long to grade
 
     return grade
 

@@ -23,7 +23,7 @@ from typing import Any
 
 SOCKET = "GOLDILOCKS_PREFORK"  # the variable that tells a client where the server listens
 HOOK = "RAY_RUNTIME_ENV_HOOK"  # Ray's: a function that is shown the runtime environment of ``ray.init``
-# What verl imports of others: 9 of 11 CPU seconds. Not Ray and verl, which read their environment as they are imported.
+# What verl imports: 9 of 11 CPU seconds. Without Ray and verl, which read their environment as they are imported.
 PRELOADED = (
     "torch._dynamo",
     "torch.distributed.checkpoint",
@@ -120,7 +120,7 @@ def serve_in_background(folder: str | None = None) -> bool:
         end_with_parent()
         try:
             Server(listener).run()
-        finally:  # the driver's code is not the server's to go on with
+        finally:  # the server must not return into the driver's code
             os._exit(1)
     listener.close()
     os.environ |= {SOCKET: address, HOOK: f"{__name__}.runtime_env_hook"}
@@ -136,7 +136,7 @@ def _temporary_folder() -> str:
     folder, owner = tempfile.mkdtemp(prefix="gl", dir="/tmp"), os.getpid()
 
     def remove() -> None:
-        if os.getpid() == owner:  # and not in a process that was forked
+        if os.getpid() == owner:  # a forked process runs this too
             shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(remove)
@@ -194,7 +194,7 @@ class Server:
                 os.setsid()  # a group of its own: Ray ends the process group of a worker that died
                 end_with_parent()
                 _work(order, files)
-            finally:  # the server's code is not the worker's to go on with
+            finally:  # the worker must not return into the server's code
                 os._exit(1)
         with contextlib.suppress(OSError):  # the client may have ended by now
             client.send(_LENGTH.pack(pid))
@@ -216,7 +216,7 @@ class Server:
                 client.send(_LENGTH.pack(os.waitstatus_to_exitcode(status)))
 
         def client_ended() -> None:
-            if pid in self._alive:  # and not ended in the same moment: its number may be another's by now
+            if pid in self._alive:  # else it ended in the same moment, and its number may be reused
                 os.kill(pid, signal.SIGKILL)
 
         self._ready.register(ended, selectors.EVENT_READ, worker_ended)
@@ -253,7 +253,7 @@ def _work(order: dict[str, Any], files: list[int]) -> None:
         sys.path[0] = os.path.dirname(sys.argv[0])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    sys.modules["numpy"].random.seed()  # every worker would draw what its siblings draw
+    sys.modules["numpy"].random.seed()  # else all workers draw the same numbers
     status = 0
     try:
         if module:

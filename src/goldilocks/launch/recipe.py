@@ -42,7 +42,7 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """The recipe's name; of a file, the file's."""
+        """Return the recipe's name; of a file, the file's."""
         return name_of(self.recipe)
 
 

@@ -50,12 +50,12 @@ class Supervisor:
 
     @property
     def _python(self) -> list[str]:
-        """The command that stands for Python: one that forks from a server where the environment names it."""
+        """Return the command for Python: one that forks from a server if the environment names a server."""
         return shlex.split(prefork.py_executable()) if prefork.SOCKET in self._env else [sys.executable]
 
     @property
     def status(self) -> int | None:
-        """The driver's exit status, None while it runs."""
+        """Return the driver's exit status, None while it runs."""
         return None if self._process is None else self._process.poll()
 
     @property

@@ -208,10 +208,10 @@ def _environment(choice: Choice, config: DictConfig, run_dir: RunDir) -> dict[st
         # verl's faster serialisation of rows, 0.3 ms instead of 1.4 for a reward; all processes must use the same.
         "VERL_DATAPROTO_SERIALIZATION_METHOD": "numpy",
     }
-    if config.trainer.nnodes == 1:  # one machine talks to itself, with or without a network
+    if config.trainer.nnodes == 1:  # works without a network
         env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     if choice.device == "cpu" and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        # The user hides the GPUs. Ray takes the ranks on the CPU for devices, and wants as many here: none that exists.
+        # The user hides the GPUs. Ray counts the ranks on the CPU as devices and wants as many names here: none exists.
         env["CUDA_VISIBLE_DEVICES"] = ",".join(["-1"] * config.trainer.n_gpus_per_node)
     if is_private(config):
         env["RAY_AUTH_TOKEN_PATH"] = str(run_dir.secret)

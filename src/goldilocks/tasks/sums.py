@@ -28,12 +28,12 @@ class SumLevel:
 
     @property
     def difficulty(self) -> float:
-        """Digits to be worked through; a product works through each digit of one number for each of the other."""
+        """Return the number of digit operations; a product has one for each pair of digits."""
         each = self.digits**2 + 1 if self.operations == "*" else self.digits
         return float((self.terms - 1) * each)
 
     def draw(self, rng: random.Random) -> Problem:
-        """One problem, of either split."""
+        """Draw one problem, of either split."""
         low, high = (10 ** (self.digits - 1) if self.digits > 1 else 1), 10**self.digits - 1
         numbers = [rng.randint(low, high) for _ in range(self.terms)]
         operations = [rng.choice(self.operations) for _ in numbers[1:]]
@@ -62,7 +62,7 @@ LEVELS: Mapping[SumLevel, float] = {
 
 
 def split_key(question: str) -> str:
-    """The name under which a question is held out: its operations and its numbers, each in order."""
+    """Return the key that decides the split: the operations and the numbers of a question, each in order."""
     words = question.removeprefix(QUESTION.split("{}")[0]).split(". ")[0].split()
     return " ".join(sorted(words[1::2]) + sorted(words[::2]))
 
@@ -75,12 +75,12 @@ class Sums(LevelTask):
     key = staticmethod(split_key)
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
-        """Right when the last number of the answer is the truth, however it was reached."""
+        """Grade an answer: right if its last number is the truth, however it was reached."""
         number = last_number(answer)
         return graded(number is not None and number == float(truth))
 
 
 def last_number(text: str) -> float | None:
-    """The last number in a text; commas between digits and a typographic minus are understood."""
+    """Return the last number in a text; commas between digits and a typographic minus are understood."""
     found = _NUMBER.findall(text.replace("−", "-"))
     return float(found[-1].replace(",", "")) if found else None

@@ -108,7 +108,7 @@ def warm_start(
 
 
 def _of_a_tiny_model(model: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
-    """Muon for the hidden matrices, AdamW for the rest."""
+    """Return Muon for the hidden matrices and AdamW for the rest, each with its learning rate."""
     hidden = [
         p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name and "lm_head" not in name
     ]

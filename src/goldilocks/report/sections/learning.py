@@ -47,7 +47,7 @@ def reward(history: History) -> Series:
 
 
 def learning(runs: Sequence[Run]) -> Section:
-    """Validation accuracy and reward against every cost."""
+    """Plot validation accuracy and reward against every cost."""
     plots: list[Plot] = []
     metrics = validation_metrics(runs)
     notes = [] if metrics else ["validation accuracy: not logged (trainer.test_freq)"]
