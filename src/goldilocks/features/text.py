@@ -1,8 +1,7 @@
 """Features without a model: hashed n-grams and lengths of a prompt's text, and columns of the data.
 
 In an n-gram, a number is replaced by its number of digits: ``17 + 250`` and ``23 + 118`` are equally hard, and share
-their n-grams. The hash is the same in every process, so features need not be saved with a checkpoint. Texts and columns
-are read from a table of prompts: verl's data frame or TRL's data set.
+their n-grams. The hash is the same in every process, so features need not be saved with a checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -24,25 +22,6 @@ LONGEST_GRAM = 3
 MOST_WORDS = 32  # of a column
 LENGTHS = 4  # columns before the buckets
 _TOKEN = re.compile(r"\d+|[^\W\d_]+|[^\w\s]|_")
-
-
-def conversation_text(messages: Any) -> str:
-    """Return the contents of a conversation's messages, a line each."""
-    if isinstance(messages, str):
-        return messages
-    return "\n".join(str(message.get("content")) for message in messages)
-
-
-def column(table: Any, name: str, key: str) -> list[Any]:
-    """Return a column of the table, or of its ``extra_info``; ``key`` is the setting that names it."""
-    columns = list(getattr(table, "column_names", ()))
-    if name in columns:
-        return list(table[name])
-    infos = table["extra_info"] if "extra_info" in columns else []
-    if any(name in (info or {}) for info in infos):
-        return [(info or {}).get(name) for info in infos]
-    known = ", ".join(sorted({*columns, *(one for info in infos for one in info or {})}))
-    raise ValueError(f"{key}={name!r} is not accepted: a column of the data: {known}")
 
 
 def text_features(texts: Sequence[str]) -> np.ndarray:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from goldilocks.errors import require
-from goldilocks.features.text import conversation_text
+from goldilocks.features.table import conversation_text
 from goldilocks.hashing import content_key, hashed
 from goldilocks.launch import defaults
 from goldilocks.launch.machine import find_device

@@ -10,15 +10,13 @@ import numpy as np
 from trl.trainer.utils import RepeatSampler
 
 from goldilocks.errors import require
-from goldilocks.features.text import column, conversation_text
-from goldilocks.hashing import content_key
-from goldilocks.types import Prompt
+from goldilocks.features.table import TablePrompts
 
 IMAGES = ("image", "images")
 
 
-class DatasetPrompts:
-    """Prompts by their index in the data set. The key is a hash of the prompt, so that it is the same as in verl."""
+class DatasetPrompts(TablePrompts):
+    """The prompts of TRL's data set."""
 
     def __init__(self, dataset: Any) -> None:
         random_access = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
@@ -27,27 +25,10 @@ class DatasetPrompts:
         require("prompt" in columns, "train_dataset", columns, "a data set with the column 'prompt'")
         images = [column for column in columns if column in IMAGES]
         require(not images, "train_dataset", images, "no images, unless every section is left out")
-        self._dataset = dataset
-        self._keys = np.fromiter(map(content_key, self._prompts()), dtype=np.uint64, count=len(dataset))
+        self._dataset = self.table = dataset
+        super().__init__(len(dataset))
 
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def __getitem__(self, index: int, /) -> Prompt:
-        return Prompt(key=int(self._keys[index]), index=index)
-
-    def keys(self) -> np.ndarray:
-        return self._keys
-
-    def texts(self) -> list[str]:
-        """What the messages of each prompt say, for features of them."""
-        return list(map(conversation_text, self._prompts()))
-
-    def column(self, name: str, key: str) -> list[Any]:
-        """A column of the data set, or of its ``extra_info``; ``key`` is the setting that names it."""
-        return column(self._dataset, name, key)
-
-    def _prompts(self) -> Iterable[Any]:
+    def messages(self) -> Iterable[Any]:
         named = hasattr(self._dataset, "column_names")
         return self._dataset["prompt"] if named else (row["prompt"] for row in self._dataset)
 

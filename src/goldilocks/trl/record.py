@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from goldilocks.features.text import conversation_text
+from goldilocks.features.table import conversation_text
 from goldilocks.runs.directory import RunDir, set_aside
 from goldilocks.runs.history import validated_source
 from goldilocks.runs.progress import FRESH_SCORE, SCORE, SECONDS

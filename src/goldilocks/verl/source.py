@@ -7,7 +7,7 @@ kept in the cache. A Ray task computes them before verl places its workers, with
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,48 +17,26 @@ import torch
 from omegaconf import DictConfig
 from torch.utils.data import SequentialSampler
 
-from goldilocks.features.text import column, conversation_text
-from goldilocks.hashing import content_key
+from goldilocks.features.table import TablePrompts
 from goldilocks.runs.directory import cache_folder
 from goldilocks.runs.files import replacing
-from goldilocks.types import Prompt
 
 
-class DatasetSource:
-    """Prompts by their index in verl's data set. The key is a hash of the chat messages."""
+class DatasetSource(TablePrompts):
+    """The prompts of verl's data set."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self._keys = np.fromiter(map(content_key, _messages(dataset)), dtype=np.uint64, count=len(dataset))
+        self.table = getattr(dataset, "dataframe", None)
+        super().__init__(len(dataset))
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int, /) -> Prompt:
-        return Prompt(key=int(self._keys[index]), index=index)
-
-    def keys(self) -> np.ndarray:
-        return self._keys
-
-    def messages(self) -> list[Any]:
-        """The chat messages of each prompt."""
-        return list(_messages(self.dataset))
-
-    def texts(self) -> list[str]:
-        """The text of each prompt's messages, for features."""
-        return [conversation_text(messages) for messages in self.messages()]
-
-    def column(self, name: str, key: str) -> list[Any]:
-        """A column of the data set, or of its ``extra_info``; ``key`` is the setting that names it."""
-        return column(getattr(self.dataset, "dataframe", None), name, key)
-
-
-def _messages(dataset: Any) -> Any:
-    """Return the messages of the prompts, without building training rows if the data set allows it."""
-    frame, key = getattr(dataset, "dataframe", None), getattr(dataset, "prompt_key", None)
-    if frame is not None and key is not None:
-        return frame[key]
-    return (dataset[index]["raw_prompt"] for index in range(len(dataset)))
+    def messages(self) -> Iterable[Any]:
+        """The chat messages of each prompt, without building training rows if the data set allows it."""
+        key = getattr(self.dataset, "prompt_key", None)
+        if self.table is not None and key is not None:
+            messages: Iterable[Any] = self.table[key]
+            return messages
+        return (self.dataset[index]["raw_prompt"] for index in range(len(self.dataset)))
 
 
 def loader_order(sampler: Any) -> Callable[[int], np.ndarray]:
@@ -101,7 +79,7 @@ def hidden_states(config: DictConfig, source: DatasetSource) -> np.ndarray:
         gpu = config.trainer.device == "cuda"
         task = ray.remote(num_gpus=int(gpu), max_calls=1)(compute)
         device, longest = "cuda" if gpu else "cpu", config.data.max_prompt_length
-        states = ray.get(task.remote(model, source.messages(), device, longest, dtype))
+        states = ray.get(task.remote(model, list(source.messages()), device, longest, dtype))
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as temporary, temporary.open("wb") as opened:
             np.save(opened, states, allow_pickle=False)

@@ -13,7 +13,8 @@ from numpy.testing import assert_allclose
 
 from goldilocks.features import feature_matrix, text_features, with_intercept
 from goldilocks.features.matrix import SAMPLE, reduce
-from goldilocks.features.text import LENGTHS, column, column_features
+from goldilocks.features.table import column
+from goldilocks.features.text import LENGTHS, column_features
 
 SUMS = [f"Calculate {a} {'+-'[a % 2]} {b}." for a in range(20) for b in (3, 40, 500)]
 
