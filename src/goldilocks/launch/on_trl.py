@@ -90,36 +90,59 @@ def slots(config: DictConfig) -> int | None:
 
 
 def arguments(config: DictConfig) -> dict[str, Any]:
-    """Return the arguments of ``GRPOConfig`` that say what verl's config says."""
+    """Return the arguments of ``GRPOConfig`` that mean what verl's config means."""
     check(config)
-    actor, rollout, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.trainer
-    prompts_at_once, n = config.data.train_batch_size, rollout.n
-    mini_batches = prompts_at_once // actor.ppo_mini_batch_size
-    rows = actor.ppo_mini_batch_size * n
-    micro = _micro_batch(rows, actor.ppo_micro_batch_size_per_gpu)
-    accumulated = rows // micro
-    updates = mini_batches * actor.ppo_epochs  # of one batch: what verl calls a step
-    validates = trainer.test_freq > 0
-    validated = VALIDATED_AT_ONCE if slots(config) is None else VALIDATED_IN_A_PASS
+    actor, data = config.actor_rollout_ref.actor, config.data
+    updates = data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs  # of a batch, verl's step
     return {
-        "output_dir": str(trainer.default_local_dir),
-        "num_generations": n,
+        **_rollouts(config),
+        **_batches(config),
+        **_loss(config),
+        **_optimizer(config, updates),
+        **_steps(config, updates),
+        "output_dir": str(config.trainer.default_local_dir),
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "logging_nan_inf_filter": False,  # it would wait for the loss of every micro-batch
+        "dataloader_pin_memory": False,  # rows are text
+        "shuffle_dataset": bool(data.shuffle),
+        "seed": seed_of(data),
+        "use_cpu": config.trainer.device == "cpu",
+        "bf16": config.actor_rollout_ref.rollout.dtype == "bfloat16",
+        "gradient_checkpointing": bool(config.actor_rollout_ref.model.enable_gradient_checkpointing),
+    }
+
+
+def _rollouts(config: DictConfig) -> dict[str, Any]:
+    rollout = config.actor_rollout_ref.rollout
+    return {
+        "num_generations": rollout.n,
         "num_generations_eval": rollout.val_kwargs.n,
-        "per_device_train_batch_size": micro,
-        "gradient_accumulation_steps": accumulated,
-        "steps_per_generation": mini_batches * accumulated,
-        "num_iterations": actor.ppo_epochs,
-        "per_device_eval_batch_size": validated * rollout.val_kwargs.n,
         "max_completion_length": config.data.max_response_length,
         "temperature": rollout.temperature,
         "top_p": float(rollout.top_p),
         "top_k": max(rollout.top_k, 0),
-        "learning_rate": actor.optim.lr,
-        "weight_decay": actor.optim.weight_decay,
-        "adam_beta1": actor.optim.betas[0],
-        "adam_beta2": actor.optim.betas[1],
-        **_schedule(config, updates),
-        "max_grad_norm": actor.optim.clip_grad,
+    }
+
+
+def _batches(config: DictConfig) -> dict[str, Any]:
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    rows = actor.ppo_mini_batch_size * rollout.n
+    micro = _micro_batch(rows, actor.ppo_micro_batch_size_per_gpu)
+    validated = VALIDATED_AT_ONCE if slots(config) is None else VALIDATED_IN_A_PASS
+    return {
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": rows // micro,
+        "steps_per_generation": config.data.train_batch_size // actor.ppo_mini_batch_size * (rows // micro),
+        "num_iterations": actor.ppo_epochs,
+        "per_device_eval_batch_size": validated * rollout.val_kwargs.n,
+    }
+
+
+def _loss(config: DictConfig) -> dict[str, Any]:
+    actor = config.actor_rollout_ref.actor
+    return {
         "epsilon": actor.clip_ratio_low,
         "epsilon_high": actor.clip_ratio_high,
         "delta": actor.clip_ratio_c if actor.policy_loss.loss_mode == "vanilla" else None,
@@ -129,6 +152,26 @@ def arguments(config: DictConfig) -> dict[str, Any]:
         "beta": actor.kl_loss_coef if actor.use_kl_loss else 0.0,
         "scale_rewards": "group" if config.algorithm.norm_adv_by_std_in_grpo else "none",
         "reward_weights": [1.0, 0.0],  # the second is there to be judged by, not to be trained on
+    }
+
+
+def _optimizer(config: DictConfig, updates: int) -> dict[str, Any]:
+    optim = config.actor_rollout_ref.actor.optim
+    return {
+        "learning_rate": optim.lr,
+        "weight_decay": optim.weight_decay,
+        "adam_beta1": optim.betas[0],
+        "adam_beta2": optim.betas[1],
+        "max_grad_norm": optim.clip_grad,
+        **_schedule(config, updates),
+    }
+
+
+def _steps(config: DictConfig, updates: int) -> dict[str, Any]:
+    """Return when to end, validate and save. verl counts steps, TRL updates, ``updates`` for each step."""
+    trainer = config.trainer
+    validates = trainer.test_freq > 0
+    return {
         "max_steps": trainer.total_training_steps * updates if trainer.total_training_steps else -1,
         "num_train_epochs": trainer.total_epochs,
         "eval_strategy": "steps" if validates else "no",
@@ -137,16 +180,6 @@ def arguments(config: DictConfig) -> dict[str, Any]:
         "save_strategy": "steps" if trainer.save_freq > 0 else "no",
         "save_steps": max(trainer.save_freq, 1) * updates,
         "save_total_limit": trainer.max_actor_ckpt_to_keep,
-        "logging_steps": 1,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "logging_nan_inf_filter": False,  # it would wait for the loss of every micro-batch
-        "dataloader_pin_memory": False,  # rows are text
-        "shuffle_dataset": bool(config.data.shuffle),
-        "seed": seed_of(config.data),
-        "use_cpu": trainer.device == "cpu",
-        "bf16": rollout.dtype == "bfloat16",
-        "gradient_checkpointing": bool(config.actor_rollout_ref.model.enable_gradient_checkpointing),
     }
 
 
@@ -163,7 +196,7 @@ def check(config: DictConfig) -> None:
 
 
 def _schedule(config: DictConfig, updates: int) -> dict[str, Any]:
-    """Return verl's schedule of the learning rate. verl counts steps, TRL updates, ``updates`` for each step."""
+    """Return verl's schedule of the learning rate, in updates."""
     optim, steps = config.actor_rollout_ref.actor.optim, config.trainer.total_training_steps
     warm = optim.lr_warmup_steps if optim.lr_warmup_steps > 0 else int(optim.lr_warmup_steps_ratio * (steps or 0))
     if optim.lr_scheduler_type == "cosine":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -27,7 +25,7 @@ from goldilocks.config.recipes import names
 from goldilocks.launch import defaults, on_trl
 from goldilocks.launch.display import Board, LiveLine
 from goldilocks.launch.machine import PRIVATE, find_device, is_private, join, rollout_engine
-from goldilocks.launch.preflight import budget_of, check_budget, check_paths, uses_collector
+from goldilocks.launch.preflight import budget_of, check_budget, check_paths, files_of, uses_collector
 from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, compose_config, quoted
 from goldilocks.launch.supervisor import SignOfLife, Supervisor
 from goldilocks.platforms import platform_env
@@ -114,7 +112,8 @@ class Ended:
 @contextlib.contextmanager
 def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIMEOUT_S) -> Iterator[Launch]:
     """Compose and check the config and make the run directory. Errors are raised before any process starts."""
-    with _ray_folder() as ray_folder:
+    # Ray's sockets need a short path: a socket's has 107 characters at most.
+    with tempfile.TemporaryDirectory(prefix="gl", dir="/tmp", ignore_cleanup_errors=True) as ray_folder:
         config = composed(choice, runs / name, ray_folder)
         check_keys(config)
         defaults.provide(config)
@@ -219,16 +218,6 @@ def _environment(choice: Choice, config: DictConfig, run_dir: RunDir) -> dict[st
     return env
 
 
-@contextlib.contextmanager
-def _ray_folder() -> Iterator[str]:
-    """Make a folder with a short path for Ray's sockets: a socket's path has 107 characters at most."""
-    folder = tempfile.mkdtemp(prefix="gl", dir="/tmp")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _yaml(config: DictConfig) -> str:
     try:
         return OmegaConf.to_yaml(config, resolve=True)
@@ -250,9 +239,8 @@ def _total_steps(config: DictConfig) -> int:
         return int(config.trainer.total_training_steps)
     import pyarrow.parquet as pq
 
-    files: Any = config.data.train_files
-    paths = [files] if isinstance(files, str) else list(files)
-    rows = sum(pq.read_metadata(Path(path).expanduser()).num_rows for path in paths if path.endswith(".parquet"))
+    files = [Path(file).expanduser() for file in files_of(config.data.train_files) if file.endswith(".parquet")]
+    rows = sum(pq.read_metadata(file).num_rows for file in files)
     return rows // config.data.train_batch_size * config.trainer.total_epochs
 
 
