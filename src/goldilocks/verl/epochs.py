@@ -1,7 +1,7 @@
 """Epochs are passes over the data, counted in prompts issued; updates are another clock.
 
 How many updates the epochs make is known only when they are over: each dropped group costs a prompt and trains nothing.
-verl counts as if none were, which is the most there can be.
+verl counts the updates as if no group were dropped: an upper bound.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 from goldilocks.config.settings import Settings
 from goldilocks.core import Collector
+from goldilocks.dotted_keys import value_at
 from goldilocks.drive.epochs import Epochs
 
 
@@ -26,11 +27,11 @@ class UpdatesPerEpoch(Epochs):
 
 
 def schedule_note(config: Any, settings: Settings, updates: int) -> str | None:
-    """Return what to know of a learning rate that changes over ``updates``, if epochs end the run and groups drop."""
+    """Return a note on a learning rate that is scheduled over ``updates``, if epochs end the run and groups drop."""
     if config.trainer.total_training_steps is not None or not settings.drops_groups:
         return None
     for section in ("actor_rollout_ref.actor.optim", "critic.optim"):
-        optim = _section(config, section)
+        optim = value_at(config, section) or {}
         kind = optim.get("lr_scheduler_type", optim.get("lr_decay_style", "constant"))
         if kind != "constant" or optim.get("lr_warmup_steps_ratio", 0):
             return (
@@ -39,9 +40,3 @@ def schedule_note(config: Any, settings: Settings, updates: int) -> str | None:
                 "set trainer.total_training_steps to the number of updates that you expect"
             )
     return None
-
-
-def _section(config: Any, path: str) -> Any:
-    for name in path.split("."):
-        config = config.get(name) or {}
-    return config
