@@ -9,8 +9,9 @@ of the cost: a recipe may learn sooner and end level. Yields are of what was tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -20,6 +21,7 @@ from goldilocks.compare.study import Study
 from goldilocks.compare.targets import Interval, Target, targets
 
 TWO_THIRDS = 2 / 3
+TOTALS = ("updates", "rollouts", "tokens", "minutes", "wall_minutes")  # of an arm
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 
 
@@ -123,8 +125,8 @@ def make_table(study: Study, results: Results) -> Table:
         start_levels=_over_arms([one.levels for one in starts]),
         baselines=study.baselines,
         rows=tuple(_row(own, baselines, study.cost) for own in arms.values()),
-        trials=_trials(study, results.tuned),
-        edges=tuple(edge for recipe in study.recipes for edge in _edges(study, recipe, chosen[recipe])),
+        trials=tuple(_trials(study, results.tuned, chosen)),
+        edges=tuple(edge for recipe in study.recipes for edge in edges(study.grid, recipe, chosen[recipe])),
         tuning=Spent.of(results.tuned),
         reported=Spent.of(results.reported),
     )
@@ -158,17 +160,13 @@ def _row(own: Sequence[Result], baselines: Sequence[Sequence[Result]], cost: Equ
         accuracy=over_seeds(lambda one: one.accuracy_at(cost)),
         levels=_over_arms([one.levels_at(cost) for one in own]),
         against=tuple(_against(own, baseline, cost) for baseline in baselines),
-        updates=over_seeds(lambda one: one.updates),
         rollouts_per_update=over_seeds(lambda one: one.rollouts / max(one.updates, 1)),
         informative_groups_per_update=over_seeds(lambda one: one.informative_groups * one.epochs / max(one.updates, 1)),
         informative_groups_per_1k_rollouts=over_seeds(lambda one: 1e3 * one.informative_groups / one.rollouts),
         signal_per_1k_rollouts=over_seeds(lambda one: 1e3 * one.signal / one.rollouts),
         informative_groups_per_1m_tokens=over_seeds(lambda one: 1e6 * one.informative_groups / one.tokens),
         signal_per_1m_tokens=over_seeds(lambda one: 1e6 * one.signal / one.tokens),
-        rollouts=over_seeds(lambda one: one.rollouts),
-        tokens=over_seeds(lambda one: one.tokens),
-        minutes=over_seeds(lambda one: one.minutes),
-        wall_minutes=over_seeds(lambda one: one.wall_minutes),
+        **{name: over_seeds(attrgetter(name)) for name in TOTALS},
     )
 
 
@@ -194,14 +192,7 @@ def _differences(
     return tuple(one.accuracy_at(part) - other.accuracy_at(its) for one, other in zip(own, baseline, strict=True))
 
 
-def _trials(study: Study, tuned: Sequence[Result]) -> tuple[Trial, ...]:
-    chosen = study.choose(tuned)
-    return tuple(
-        Trial(recipe, settings, accuracy, settings == chosen[recipe])
-        for recipe in study.recipes
-        for settings, accuracy in study.trials(recipe, tuned)
-    )
-
-
-def _edges(study: Study, recipe: str, chosen: Values) -> list[Edge]:
-    return edges(study.grid, recipe, chosen) if study.number_of_tries else []
+def _trials(study: Study, tuned: Sequence[Result], chosen: Mapping[str, Values]) -> Iterator[Trial]:
+    for recipe in study.recipes:
+        for settings, accuracy in study.trials(recipe, tuned):
+            yield Trial(recipe, settings, accuracy, settings == chosen[recipe])
