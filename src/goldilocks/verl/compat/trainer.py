@@ -92,7 +92,6 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
         self.collector = self.settings.collector(
             source, order, hidden_states=lambda: hidden_states(self.config, source)
         )
-        self.epochs = UpdatesPerEpoch(self.config.trainer, self.collector)
         if note := schedule_note(self.config, self.settings, self.total_training_steps):
             print(note)
         self.train_dataloader = _Placeholders(self)
@@ -102,8 +101,8 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
         super().init_workers()
         manager, collector = self.async_rollout_manager, self.collector
         backend = GenerationBatches(manager, collector, self.rows, self._prompts, super()._get_gen_batch)
-        budget = self.settings.budget()
-        self._drive(Driver(collector, backend, self.rows, self._gate(), budget=budget, epochs=self.epochs))
+        budget, epochs = self.settings.budget(), UpdatesPerEpoch(self.config.trainer, collector)
+        self._drive(Driver(collector, backend, self.rows, self._gate(), budget=budget, epochs=epochs))
         self.async_rollout_manager = CollectingManager(manager, self.driver, backend, self.rows)
 
     def _gate(self) -> Gate | None:
@@ -268,8 +267,7 @@ class _Over(Exception):
 class _Placeholders:
     """What ``fit`` iterates over: a placeholder a step, for as long as an epoch of prompts lasts.
 
-    An epoch is a pass over the data in prompts issued. Without ``total_training_steps``, the step that begins when
-    fewer prompts are left than two steps need is the last.
+    An epoch is a pass over the data in prompts issued. The driver says when the run is over.
     """
 
     def __init__(self, trainer: RayPPOTrainerWithSampling) -> None:
@@ -281,19 +279,14 @@ class _Placeholders:
         return sys.maxsize
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        trainer, collector, epochs = self._trainer, self._trainer.collector, self._trainer.epochs
+        driver = self._trainer.driver
         epoch, self._epoch = self._epoch, self._epoch + 1
-        before = collector.prompts_issued - collector.target_groups
-        while epochs.current <= epoch:
-            if trainer.driver.over:
+        while driver.epochs.current <= epoch:
+            if driver.over:
                 raise _Over
-            issued = collector.prompts_issued
-            if epochs.prompts - issued < 2 * (issued - before):
-                trainer.total_training_steps = trainer.global_steps
-            before = issued
-            trainer.driver.meter.begin_update()
+            driver.meter.begin_update()
             yield placeholder()
-            trainer.driver.meter.end_update()
+            driver.meter.end_update()
 
     def state_dict(self) -> dict[str, Any]:
         """verl saves this; the collector's own state is saved beside it."""

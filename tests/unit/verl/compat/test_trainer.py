@@ -413,8 +413,8 @@ def test_epochs_end_with_the_prompts_issued_and_updates_are_another_clock(tmp_pa
     world.trainer(given, [50, 0] * 5).fit()
     issued = [step["data/prompts_issued"] for step in world.steps]
     assert len(world.steps) < 20  # which is what all prompts of four epochs would make
-    assert issued[-2] < 40
-    assert issued[-1] >= 40 - (issued[-1] - issued[-2])
+    assert issued[-2] <= 38  # two prompts make a batch
+    assert issued[-1] > 38
     assert [step["training/epoch"] for step in world.steps] == [before // 10 for before in [0, *issued[:-1]]]
     assert (tmp_path / "checkpoints" / f"global_step_{len(world.steps)}").is_dir()  # the last step knew that it was
 
