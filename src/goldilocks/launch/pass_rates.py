@@ -74,19 +74,22 @@ def run(args: argparse.Namespace) -> int:
     defaults.provide(config)
     check_paths(config)
     console = Console(stderr=True)
-    asked = list(_asked(config, args))
+    data, model_path = dataset(config, "train"), str(Path(config.actor_rollout_ref.model.path).expanduser())
+    asked = list(_asked(data, model_path, args))
     kept = whole_groups(args.out, args.n)
     if args.out.exists():
-        _require_same_pass(config, args.out)
+        _require_same_pass(data, model_path, args.out)
     missing = [one for one in asked if one.uid not in kept]
     if missing:
-        model = Model.load(config, choice.device, rollouts=len(missing) * args.n)
+        model = Model.load(model_path, config, choice.device, rollouts=len(missing) * args.n)
         with growing(args.out, kept) as append:
             _fill(model, missing, args, append, _grader(config), console)
     groups = whole_groups(args.out, args.n)
     print("\n".join(summary(list(groups.values()), list(config.goldilocks.validate_by))))
     if args.hidden_states:
-        print(f"hidden states: {_hidden_states(config, choice.device, args.out, groups)}")
+        prompts = {_uid(prompt): prompt for prompt in data[PROMPT]}
+        states = _hidden_states(model_path, [prompts[uid] for uid in groups], config, choice.device)
+        print(f"hidden states: {_save(states, args.out.with_suffix('.npy'))}")
     return 0
 
 
@@ -108,15 +111,14 @@ class Asked:
             "gts": self.row["reward_model"]["ground_truth"],
             "score": score,
             "step": self.step,
-            "model": self.model,
+            "answered_by": self.model,
             "uid": row_key(self.uid, index, 0),
             "tokens": tokens,
         }
 
 
-def _asked(config: DictConfig, args: argparse.Namespace) -> Iterator[Asked]:
+def _asked(data: Any, model: str, args: argparse.Namespace) -> Iterator[Asked]:
     """Yield prompts of the training files in an order of their own, each content once."""
-    data, model = dataset(config, "train"), _model_path(config)
     places = list(range(len(data)))
     random.Random(args.seed).shuffle(places)
     seen: set[str] = set()
@@ -130,22 +132,18 @@ def _asked(config: DictConfig, args: argparse.Namespace) -> Iterator[Asked]:
             yield Asked(uid, row, 1 + (len(seen) - 1) // BLOCK, model)
 
 
-def _require_same_pass(config: DictConfig, out: Path) -> None:
+def _require_same_pass(data: Any, model: str, out: Path) -> None:
     """Refuse a file with answers of another model, or to prompts of other data. Older files do not name a model."""
-    rows, model = list(Lines(out)), _model_path(config)
-    others = {str(row.get("model", model)) for row in rows} - {model}
+    rows = list(Lines(out))
+    others = {str(row.get("answered_by", model)) for row in rows} - {model}
     require(not others, "--out", str(out), f"another file: it has answers of {', '.join(others)}, not of {model}")
-    foreign = {split_row_key(str(row["uid"]))[0] for row in rows} - set(map(_uid, dataset(config, "train")[PROMPT]))
+    foreign = {split_row_key(str(row["uid"]))[0] for row in rows} - set(map(_uid, data[PROMPT]))
     accepted = f"another file: it has {len(foreign)} prompts that are not in data.train_files"
     require(not foreign, "--out", str(out), accepted)
 
 
 def _uid(prompt: object) -> str:
     return f"{content_key(prompt):016x}"
-
-
-def _model_path(config: DictConfig) -> str:
-    return str(Path(config.actor_rollout_ref.model.path).expanduser())
 
 
 @dataclass(frozen=True)
@@ -159,15 +157,15 @@ class Model:
     sampling: Mapping[str, Any]
 
     @classmethod
-    def load(cls, config: DictConfig, device: str, rollouts: int) -> Model:
-        """Load the config's model in the precision it is rolled out with."""
+    def load(cls, path: str, config: DictConfig, device: str, rollouts: int) -> Model:
+        """Load a model in the precision it is rolled out with."""
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from verl.utils.torch_dtypes import PrecisionType
 
         from goldilocks.engine import Engine
         from goldilocks.verl.source import prompt_tokens
 
-        path, rollout = _model_path(config), config.actor_rollout_ref.rollout
+        rollout = config.actor_rollout_ref.rollout
         auto: Any = AutoModelForCausalLM
         precision: Any = PrecisionType
         tokenizer: Any = AutoTokenizer.from_pretrained(path)
@@ -279,18 +277,18 @@ def _figures(groups: Sequence[Sequence[Row]]) -> str:
     return f"pass rate {sum(passes) / max(answers, 1):.3f}, informative groups {informative / max(len(groups), 1):.1%}"
 
 
-def _hidden_states(config: DictConfig, device: str, out: Path, groups: Mapping[str, Sequence[Row]]) -> Path:
-    """Write the hidden states of the file's prompts, in its order."""
+def _hidden_states(model: str, prompts: Sequence[Any], config: DictConfig, device: str) -> Any:
+    from goldilocks.verl.source import compute
+
+    return compute(model, prompts, device, config.data.max_prompt_length, config.actor_rollout_ref.rollout.dtype)
+
+
+def _save(states: Any, path: Path) -> Path:
+    """Write the array, whole or not at all."""
     import numpy as np
 
     from goldilocks.runs.files import replacing
-    from goldilocks.verl.source import compute
 
-    data = dataset(config, "train")
-    rows = {_uid(prompt): prompt for prompt in data[PROMPT]}
-    longest, dtype = config.data.max_prompt_length, config.actor_rollout_ref.rollout.dtype
-    states = compute(_model_path(config), [rows[uid] for uid in groups], device, longest, dtype)
-    path = out.with_suffix(".npy")
     with replacing(path) as unfinished, unfinished.open("wb") as file:
         np.save(file, states, allow_pickle=False)
     return path

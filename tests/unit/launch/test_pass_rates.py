@@ -94,7 +94,7 @@ def test_answers_that_are_not_there_are_not_counted(words, tmp_path, capsys):
 def test_the_model_has_the_precision_that_it_is_rolled_out_with(words, precision):
     word = f"actor_rollout_ref.rollout.dtype={str(precision).removeprefix('torch.')}"
     config = compose_config(choose([*words, word], "cpu"))
-    assert Model.load(config, "cpu", rollouts=1).engine._model.dtype == precision
+    assert Model.load(config.actor_rollout_ref.model.path, config, "cpu", rollouts=1).engine._model.dtype == precision
 
 
 def test_values_of_a_column_come_in_their_order():
