@@ -20,7 +20,7 @@ pytest.importorskip("vllm")
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from goldilocks.verl.dispatch.session import Answer, name_of
+from goldilocks.verl.dispatch.session import ResumableAnswer, name_of
 from goldilocks.verl.store.stored_rows import load_rows
 
 from .conftest import BENCHMARKS, Train, log_probs, steps
@@ -69,18 +69,20 @@ def test_paused_rollouts_go_on_and_each_token_keeps_its_log_prob_and_its_version
     check_log_probs([after for _, after in went_on], tmp_path / "model", run / "checkpoints/global_step_1")
 
 
-def unfinished(checkpoint: Path) -> dict[Rollout, Answer]:
+def unfinished(checkpoint: Path) -> dict[Rollout, ResumableAnswer]:
     """What each unfinished rollout has been answered."""
     (folder,) = checkpoint.rglob("unfinished")
     rows = ((uid, index, answers) for uid, index, answers in load_rows(folder) if answers)
-    return {(uid, index): Answer.from_state_dict(answers[0]) for uid, index, answers in rows}
+    return {(uid, index): ResumableAnswer.from_state_dict(answers[0]) for uid, index, answers in rows}
 
 
-def both(before: dict[Rollout, Answer], after: dict[Rollout, Answer]) -> Iterator[tuple[Answer, Answer]]:
+def both(
+    before: dict[Rollout, ResumableAnswer], after: dict[Rollout, ResumableAnswer]
+) -> Iterator[tuple[ResumableAnswer, ResumableAnswer]]:
     return ((answer, after[rollout]) for rollout, answer in before.items() if rollout in after)
 
 
-def check_log_probs(answers: list[Answer], first: Path, trained: Path) -> None:
+def check_log_probs(answers: list[ResumableAnswer], first: Path, trained: Path) -> None:
     """Each token has the log-prob that the policy of its version gives it, and no other policy does."""
     policies = [load(first), load(trained / "actor" / "huggingface")]
     prompts = {name_of(ids): ids for ids in prompt_ids(first)}
@@ -90,7 +92,7 @@ def check_log_probs(answers: list[Answer], first: Path, trained: Path) -> None:
     assert other.min() > own.max()
 
 
-def of_own_and_other(answer: Answer, prompt: list[int], policies: list[Any]) -> Iterator[float]:
+def of_own_and_other(answer: ResumableAnswer, prompt: list[int], policies: list[Any]) -> Iterator[float]:
     """The largest difference to the log-probs of the policy that wrote each token, and to those of the other one."""
     by = torch.stack([log_probs(policy, prompt, answer.token_ids) for policy in policies])
     version = torch.tensor([version for version, count in answer.versions for _ in range(count)])

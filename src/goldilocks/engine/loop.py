@@ -28,8 +28,8 @@ class EngineFailed(RuntimeError):
     """The engine raised while it was generating; its state is unknown and it is not used again."""
 
 
-class Outcomes:
-    """Outcomes on their way from the engine's thread to a coroutine, which is woken once for all new ones."""
+class OutcomeQueue:
+    """OutcomeQueue on their way from the engine's thread to a coroutine, which is woken once for all new ones."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -62,7 +62,7 @@ class EngineLoop:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
-        self._waiting: dict[str, Outcomes] = {}
+        self._waiting: dict[str, OutcomeQueue] = {}
         self._failure: EngineFailed | None = None
         self._sending = threading.Lock()  # nothing is sent after the command that ends the thread
         self._closed = False
@@ -80,7 +80,7 @@ class EngineLoop:
 
     async def generate_all(self, asks: list[Ask]) -> AsyncGenerator[list[Outcome], None]:
         """Submit the requests between two steps; yield the outcomes as they come, until all have."""
-        outcomes, left = Outcomes(), {ask.request_id for ask in asks}
+        outcomes, left = OutcomeQueue(), {ask.request_id for ask in asks}
         self._send(lambda: self._submit(asks, outcomes))
         try:
             while left:
@@ -92,7 +92,7 @@ class EngineLoop:
             for request_id in left:
                 self.call(partial(Engine.abort, request_id=request_id))
 
-    def _submit(self, asks: list[Ask], outcomes: Outcomes) -> None:
+    def _submit(self, asks: list[Ask], outcomes: OutcomeQueue) -> None:
         refused: list[Outcome] = []
         for ask in asks if outcomes.awaited else ():
             try:
@@ -172,7 +172,7 @@ class EngineLoop:
 
     def _deliver(self, ended: Iterable[Outcome]) -> None:
         """Hand over outcomes, once to each that waits."""
-        parts: dict[Outcomes, list[Outcome]] = {}
+        parts: dict[OutcomeQueue, list[Outcome]] = {}
         for outcome in ended:
             parts.setdefault(self._waiting.pop(outcome[0]), []).append(outcome)
         for outcomes, part in parts.items():

@@ -22,7 +22,16 @@ from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY
 from goldilocks.engine.request import Generation
 from goldilocks.verl.dispatch.aborts import ENDED, Aborts
 from goldilocks.verl.dispatch.sampling_seed import continued
-from goldilocks.verl.dispatch.session import Answer, Cancelled, Deliver, NotNow, Reply, Session, Turn, current_session
+from goldilocks.verl.dispatch.session import (
+    Cancelled,
+    Deliver,
+    NotNow,
+    Reply,
+    ResumableAnswer,
+    Session,
+    TurnRequest,
+    current_session,
+)
 from goldilocks.verl.patches.vllm import TOP
 
 ASK_AGAIN_S = 1.0  # an abort may overtake its request: it is repeated
@@ -56,7 +65,7 @@ class StreamingClient(LLMServerClient):
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
-    def begin(self, uid: str, index: int, answers: Iterable[Answer] = ()) -> Session:
+    def begin(self, uid: str, index: int, answers: Iterable[ResumableAnswer] = ()) -> Session:
         """Open a session; ``answers`` were saved when its rollout was paused."""
         session = Session(uid, index, answers=list(answers))
         session.tokens = sum(count for _, count in session.versions)
@@ -133,7 +142,7 @@ class StreamingClient(LLMServerClient):
                 await self._add_to(answer, session, request_id, prompt_ids=ids, sampling_params=params, **kwargs)
         return answer.output()
 
-    async def _add_to(self, answer: Answer, session: Session, request_id: str, **request: Any) -> None:
+    async def _add_to(self, answer: ResumableAnswer, session: Session, request_id: str, **request: Any) -> None:
         """Ask for an answer, or the rest of it. The session is at a server until the reply."""
         request["sampling_params"] |= self._extra
         self._sent(session)
@@ -171,14 +180,14 @@ class StreamingClient(LLMServerClient):
             session.request_id = name
         return name
 
-    async def ask(self, turns: list[Turn], deliver: Deliver) -> None:
+    async def ask(self, turns: list[TurnRequest], deliver: Deliver) -> None:
         """Send each server its turns in one message; call ``deliver`` with replies as they come.
 
         Returns when every turn has a reply. These sessions do not pause.
         """
         for turn in turns:
             self._sent(turn.session)
-        parts: dict[str, tuple[Any, list[Turn]]] = {}
+        parts: dict[str, tuple[Any, list[TurnRequest]]] = {}
         for turn, chosen in zip(turns, await self._servers_for(turns), strict=True):
             if isinstance(chosen, BaseException):
                 self._reply([Reply(turn, chosen)], deliver)
@@ -186,7 +195,7 @@ class StreamingClient(LLMServerClient):
                 parts.setdefault(chosen[0], (chosen[1], []))[1].append(turn)
         await asyncio.gather(*(self._ask_server(name, *part, deliver) for name, part in parts.items()))
 
-    async def _servers_for(self, turns: list[Turn]) -> list[Server | BaseException]:
+    async def _servers_for(self, turns: list[TurnRequest]) -> list[Server | BaseException]:
         try:
             only = await self._find_only(uuid4().hex)
         except Exception as error:
@@ -195,13 +204,13 @@ class StreamingClient(LLMServerClient):
             return [only] * len(turns)
         return await asyncio.gather(*map(self._book, turns), return_exceptions=True)
 
-    async def _book(self, turn: Turn) -> Server:
+    async def _book(self, turn: TurnRequest) -> Server:
         """The server that the load balancer assigns to the turn; ``_reply`` releases it."""
         server: Server = await super()._acquire_server(turn.name, prompt_ids=turn.prompt_ids)
         self._booked[turn.name] = server[0]
         return server
 
-    async def _ask_server(self, name: str, server: Any, turns: list[Turn], deliver: Deliver) -> None:
+    async def _ask_server(self, name: str, server: Any, turns: list[TurnRequest], deliver: Deliver) -> None:
         unneeded = [turn for turn in turns if self.is_cancelled(turn.session)]
         self._reply([Reply(turn, Cancelled(turn.session.uid)) for turn in unneeded], deliver)
         waiting = {turn.name: turn for turn in turns if not self.is_cancelled(turn.session)}

@@ -28,7 +28,7 @@ Versions = list[list[Any]]  # [version, how many tokens it wrote], in the order 
 
 
 @dataclass
-class Answer:
+class ResumableAnswer:
     """The answer to one request: the parts that servers have returned, in order."""
 
     prompt: str  # the name of what was asked
@@ -85,7 +85,7 @@ class Answer:
         return {"prompt": self.prompt, "done": self.done, "parts": [_packed(part) for part in self.parts]}
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Answer:
+    def from_state_dict(cls, state: Mapping[str, Any]) -> ResumableAnswer:
         return cls(state["prompt"], [_unpacked(part) for part in state["parts"]], state["done"])
 
 
@@ -130,7 +130,7 @@ class Session:
     server: Any = None  # that works on it now
     request_id: str = ""  # by which that server knows it
     aborted: bool = False  # whether that server was asked to end it
-    answers: list[Answer] = field(default_factory=list)  # to its requests, in order
+    answers: list[ResumableAnswer] = field(default_factory=list)  # to its requests, in order
     asked: int = 0  # requests that its agent loop has made
 
     @property
@@ -138,13 +138,13 @@ class Session:
         """Which policy wrote how many of its tokens, in order."""
         return [span for answer in self.answers for span in answer.versions]
 
-    def next_answer(self, prompt_ids: Sequence[int]) -> Answer:
+    def next_answer(self, prompt_ids: Sequence[int]) -> ResumableAnswer:
         """The answer to the agent loop's next request: the saved one if the request is the same, or a new one."""
         name, place = name_of(prompt_ids), self.asked
         self.asked += 1
         if place < len(self.answers) and self.answers[place].prompt == name:
             return self.answers[place]
-        self.answers[place:] = [Answer(name)]  # saved answers to other requests are dropped
+        self.answers[place:] = [ResumableAnswer(name)]  # saved answers to other requests are dropped
         return self.answers[place]
 
 
@@ -160,7 +160,7 @@ class NotNow(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
+class TurnRequest:
     """The request of a single-turn session."""
 
     session: Session
@@ -173,7 +173,7 @@ class Turn:
 class Reply:
     """The outcome of a turn: a generation, or the reason why there is none."""
 
-    turn: Turn
+    turn: TurnRequest
     outcome: Generation | BaseException
     global_steps: int | None = None  # the policy update that wrote it
 

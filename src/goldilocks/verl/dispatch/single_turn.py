@@ -27,7 +27,7 @@ from goldilocks.hashing import digest
 from goldilocks.types import OnFull, Rollout
 from goldilocks.verl.dispatch.client import StreamingClient
 from goldilocks.verl.dispatch.sampling_seed import seeded
-from goldilocks.verl.dispatch.session import Cancelled, Reply, Session, Turn, Versions, rollout_of
+from goldilocks.verl.dispatch.session import Cancelled, Reply, Session, TurnRequest, Versions, rollout_of
 from goldilocks.verl.patches.rewards import grade, manager_of
 from goldilocks.verl.patches.switch import in_force
 from goldilocks.verl.patches.table import REWARDS_HERE
@@ -218,7 +218,7 @@ class BatchedSingleTurn:
         except Exception as error:  # a session without a report would be waited for without end
             await self._lose(list(self._open), error)
 
-    async def _turns(self, prompt: Fields, sampling_params: dict[str, Any]) -> list[Turn]:
+    async def _turns(self, prompt: Fields, sampling_params: dict[str, Any]) -> list[TurnRequest]:
         sessions, seed = self._begin(prompt)
         try:
             ids = self._loop.prompt_ids(prompt["raw_prompt"])
@@ -226,7 +226,7 @@ class BatchedSingleTurn:
             await self._lose(sessions, error)
             return []
         rollout = self._worker.rollout_config
-        return [Turn(one, ids, seeded(sampling_params, rollout, seed, one.index)) for one in sessions]
+        return [TurnRequest(one, ids, seeded(sampling_params, rollout, seed, one.index)) for one in sessions]
 
     def _begin(self, prompt: Fields) -> tuple[list[Session], int]:
         about = {name: int(prompt[name]) for name in (ROLLOUTS, FIRST, VISIT_SEED)}

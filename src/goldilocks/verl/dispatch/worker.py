@@ -24,7 +24,7 @@ from goldilocks.types import Failure, Paused, Rollout
 from goldilocks.verl.dispatch.client import StreamingClient
 from goldilocks.verl.dispatch.failures import publish, succeeded
 from goldilocks.verl.dispatch.sampling_seed import VALIDATION, request_number, seeded, visit_seed
-from goldilocks.verl.dispatch.session import Answer, Cancelled, Session, current_session, rollout_of
+from goldilocks.verl.dispatch.session import Cancelled, ResumableAnswer, Session, current_session, rollout_of
 from goldilocks.verl.dispatch.single_turn import AGENT, BatchedSingleTurn, SingleTurn
 from goldilocks.verl.patches.patch import Kind
 from goldilocks.verl.patches.switch import ask_for
@@ -153,8 +153,9 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             return
         count, first, seed = (int(prompt.pop(field)) for field in (ROLLOUTS, FIRST, VISIT_SEED))
         answers = prompt.pop(ANSWERS, None) or {}
-        begin = functools.partial(self.llm_client.begin, prompt["uid"])
-        sessions = [begin(i, map(Answer.from_state_dict, answers.get(i, ()))) for i in range(first, first + count)]
+        begin, loaded = self.llm_client.begin, ResumableAnswer.from_state_dict
+        indices = range(first, first + count)
+        sessions = [begin(prompt["uid"], index, map(loaded, answers.get(index, ()))) for index in indices]
         params = [seeded(sampling_params, self.rollout_config, seed, session.index) for session in sessions]
         runs = zip(sessions, params, strict=True)
         await asyncio.gather(*(self._run_session(session, prompt, own, trajectory, trace) for session, own in runs))

@@ -15,7 +15,7 @@ from verl.workers.rollout.replica import TokenOutput
 from goldilocks.types import Prompt, Request
 from goldilocks.verl.dispatch.client import Session
 from goldilocks.verl.dispatch.sampling_seed import continued
-from goldilocks.verl.dispatch.session import Answer, name_of
+from goldilocks.verl.dispatch.session import ResumableAnswer, name_of
 from goldilocks.verl.store.rows import Unfinished
 from goldilocks.verl.store.stored_rows import load_rows, save_rows
 
@@ -29,8 +29,8 @@ def part(tokens: list[int], version: int, stop_reason: str = "aborted") -> Token
 parts = st.lists(st.lists(st.integers(0, 99), max_size=4), min_size=2, max_size=5)
 
 
-def written(tokens: list[list[int]]) -> Answer:
-    return Answer("p", [part(one, version) for version, one in enumerate(tokens)])
+def written(tokens: list[list[int]]) -> ResumableAnswer:
+    return ResumableAnswer("p", [part(one, version) for version, one in enumerate(tokens)])
 
 
 @given(parts)
@@ -50,7 +50,7 @@ def test_every_token_keeps_its_log_prob_and_its_version(tokens: list[list[int]])
 
 def test_an_answer_in_one_part_is_what_the_server_returned() -> None:
     only = part([1, 2], 3, "completed")
-    assert Answer("p", [only]).output() is only
+    assert ResumableAnswer("p", [only]).output() is only
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
@@ -58,14 +58,14 @@ def test_values_that_a_part_with_tokens_lacks_are_not_those_of_the_other_part(la
     both = [part([1, 2], 0), part([3], 1)]
     both[lacking].log_probs = None
     del both[lacking].extra_fields["top_log_probs"]
-    output = Answer("p", both).output()
+    output = ResumableAnswer("p", both).output()
     assert output.log_probs is None
     assert "top_log_probs" not in output.extra_fields
 
 
 def test_a_part_without_tokens_lacks_nothing() -> None:
     nothing = TokenOutput(token_ids=[], log_probs=None, stop_reason="aborted", extra_fields={"global_steps": 0})
-    output = Answer("p", [nothing, part([3], 1)]).output()
+    output = ResumableAnswer("p", [nothing, part([3], 1)]).output()
     assert output.log_probs == [-1.5]
     assert output.extra_fields["top_log_probs"] == [-0.75]
 
@@ -73,7 +73,7 @@ def test_a_part_without_tokens_lacks_nothing() -> None:
 def test_experts_of_later_parts_are_those_of_their_own_tokens() -> None:
     first, second = part([1, 2], 0), part([3], 1)
     first.routed_experts, second.routed_experts = np.zeros((5, 1)), np.ones((6, 1))  # of prompt and answer
-    assert Answer("p", [first, second]).output().routed_experts[:, 0].tolist() == [0] * 5 + [1]
+    assert ResumableAnswer("p", [first, second]).output().routed_experts[:, 0].tolist() == [0] * 5 + [1]
 
 
 def test_what_was_saved_comes_back_and_is_given_once(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_what_was_saved_comes_back_and_is_given_once(tmp_path: Path) -> None:
     loaded.save(again)  # a run that is cut before it goes on still has it
     assert load_rows(again)[0][:2] == ["g7", 2]
     given_back = loaded.give(Request("g7", Prompt(0, 0), n=3, first=1))
-    assert Answer.from_state_dict(given_back[2][0]) == answer
+    assert ResumableAnswer.from_state_dict(given_back[2][0]) == answer
     assert not loaded.give(Request("g7", Prompt(0, 0), n=3, first=1))
 
 
@@ -94,7 +94,10 @@ def test_a_checkpoint_without_unfinished_rollouts_has_none(tmp_path: Path) -> No
 
 
 def test_a_saved_conversation_is_gone_on_with_only_while_the_same_is_asked() -> None:
-    saved = [Answer(name_of([1, 2]), [part([3], 0)], done=True), Answer(name_of([1, 2, 3, 4]), [part([5], 1)])]
+    saved = [
+        ResumableAnswer(name_of([1, 2]), [part([3], 0)], done=True),
+        ResumableAnswer(name_of([1, 2, 3, 4]), [part([5], 1)]),
+    ]
     same, other = (Session("g0", 0, answers=list(saved)) for _ in range(2))
     assert same.next_answer([1, 2]) is saved[0]
     assert same.next_answer([1, 2, 3, 4]) is saved[1]
@@ -105,7 +108,7 @@ def test_a_saved_conversation_is_gone_on_with_only_while_the_same_is_asked() -> 
 
 def test_parts_that_one_policy_wrote_count_as_one() -> None:
     """A batch that a gate rejects is refilled under the same policy: its rollouts pause, go on, and pause again."""
-    answer = Answer("asked", [part([1, 2], 0), part([3], 0), part([], 1), part([4], 1), part([5, 6], 1)])
+    answer = ResumableAnswer("asked", [part([1, 2], 0), part([3], 0), part([], 1), part([4], 1), part([5, 6], 1)])
     assert answer.versions == [[0, 3], [1, 3]]
 
 
