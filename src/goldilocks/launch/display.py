@@ -34,7 +34,8 @@ class Board:
             self._lines.pop(name, None)
             if text is not None:
                 self._lines[name] = text
-            self._status.update("\n".join(self._lines[name] for name in sorted(self._lines)))
+            shown = "\n".join(self._lines[name] for name in sorted(self._lines))
+            self._status.update(shown or " ")  # rich takes an empty text for none, and keeps the last one
 
 
 class LiveLine:

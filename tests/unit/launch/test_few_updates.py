@@ -58,3 +58,12 @@ def test_it_is_said_once(terminal: bool, capsys: pytest.CaptureFixture[str]) -> 
             line.show(False, progress_of(steps, 900), 1.0)
     assert asked == [3, 4]
     assert out.getvalue().count("goldilocks: an update costs [much], and that is a line longer than the terminal") == 1
+
+
+def test_a_line_that_is_removed_is_not_shown_any_more() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=40)
+    board = Board(console)
+    board.draw("run", "step 3")
+    board.draw("run", None)
+    console.print(board._status.renderable)
+    assert "step 3" not in console.file.getvalue()
