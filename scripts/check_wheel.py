@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Installs the wheel of ``dist/`` in a fresh virtual environment for each extra, and runs one command that needs it.
+
+    python3 scripts/check_wheel.py [bare|filter|report|trl|verl …]       without a name: all of them
+
+``make dist`` builds the wheel first. The versions are those of requirements.lock. Needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCK = ROOT / "requirements.lock"
+BARE = "bare"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A command of the installed package, and what it must print."""
+
+    words: tuple[str, ...]
+    prints: str
+    prepare: Callable[[Path], object] = lambda folder: None
+
+
+def write_rollouts(folder: Path) -> None:
+    """Write four groups of four answers; half of each group is right."""
+    rows = [{"uid": f"p{row // 4}", "score": float(row % 2), "length": 10 + row} for row in range(16)]
+    (folder / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_run(folder: Path) -> None:
+    """Write the metrics of three steps, as a run does."""
+    lines = [{"step": step, "data": {"critic/score/mean": 0.1 * step}} for step in (1, 2, 3)]
+    (folder / "run").mkdir()
+    (folder / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+CHECKS = {
+    BARE: Check(("goldilocks", "simulate", "--rollouts", "500", "--target-groups", "8"), "thompson_contrast"),
+    "filter": Check(
+        ("goldilocks", "filter", "rollouts.jsonl", "--target-group-size", "4", "--out", "kept.jsonl"),
+        "16 of 16 rows written to kept.jsonl",
+        write_rollouts,
+    ),
+    "report": Check(("goldilocks", "report", "run"), "report.html", write_run),
+    "trl": Check(("python", "-c", "from goldilocks.trl import GoldilocksGRPOTrainer as T; print(T)"), "GRPOTrainer"),
+    "verl": Check(("goldilocks", "doctor"), "plug-in"),
+}
+
+
+def install(wheel: Path, extra: str, folder: Path) -> Path:
+    """Make an environment with the wheel and this extra; return its folder of programs."""
+    venv.create(folder / "venv", with_pip=True)
+    bin_ = folder / "venv" / "bin"
+    wanted = str(wheel) if extra == BARE else f"{wheel}[{extra}]"
+    pip = [bin_ / "python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    for words in (["install", "--upgrade", "pip"], ["install", "--constraint", LOCK, wanted], ["check"]):
+        subprocess.run([*pip, *words], check=True)
+    return bin_
+
+
+def check(wheel: Path, extra: str) -> bool:
+    """Install the wheel with this extra and run its command; print what went wrong, if something did."""
+    what, begun = CHECKS[extra], time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="wheel-") as name:
+        folder = Path(name)
+        bin_ = install(wheel, extra, folder)
+        what.prepare(folder)
+        command = [bin_ / what.words[0], *what.words[1:]]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    good = done.returncode == 0 and what.prints in done.stdout
+    print(f"{'ok   ' if good else 'FAILS'} {extra}: {' '.join(what.words)} ({time.monotonic() - begun:.0f} s)", flush=True)
+    if not good:
+        print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
+    return good
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Check each extra that is asked for; return 1 if one fails."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("extras", nargs="*", metavar="EXTRA", choices=[*CHECKS, []], help=", ".join(CHECKS))
+    asked = parser.parse_args(words).extras or list(CHECKS)
+    (wheel,) = (ROOT / "dist").glob("*.whl")
+    return int(not all([check(wheel, extra) for extra in asked]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
