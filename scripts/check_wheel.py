@@ -80,7 +80,8 @@ def check(wheel: Path, extra: str) -> bool:
         command = [bin_ / what.words[0], *what.words[1:]]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     good = done.returncode == 0 and what.prints in done.stdout
-    print(f"{'ok   ' if good else 'FAILS'} {extra}: {' '.join(what.words)} ({time.monotonic() - begun:.0f} s)", flush=True)
+    took = time.monotonic() - begun
+    print(f"{'ok   ' if good else 'FAILS'} {extra}: {' '.join(what.words)} ({took:.0f} s)", flush=True)
     if not good:
         print(done.stdout, done.stderr, sep="\n", file=sys.stderr)
     return good
@@ -92,7 +93,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("extras", nargs="*", metavar="EXTRA", choices=[*CHECKS, []], help=", ".join(CHECKS))
     asked = parser.parse_args(words).extras or list(CHECKS)
     (wheel,) = (ROOT / "dist").glob("*.whl")
-    return int(not all([check(wheel, extra) for extra in asked]))
+    results = [check(wheel, extra) for extra in asked]
+    return int(not all(results))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,12 @@ it is printed as one line, and the exit status is 2.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import platform
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
 from goldilocks import __version__
 from goldilocks.errors import missing_extra
@@ -30,7 +33,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "data": ("goldilocks.tasks.command", "make a data set as verl parquet files"),
     "model": ("goldilocks.tasks.model_command", "get SmolLM2, or make a tiny model, to train"),
     "doctor": ("goldilocks.launch.doctor", "is everything installed, and does it work on this machine?"),
+    "completion": ("goldilocks.completion", "print a script that completes these commands in bash, zsh or fish"),
 }
+RUNS_ON = ("numpy", "torch", "transformers", "verl", "ray", "trl", "vllm", "sglang")  # by their distributions
 
 EXTRAS = {"train": "verl", "compare": "verl", "pass-rates": "verl", "report": "report", "filter": "filter"}
 OTHERS = "verl"  # data, model and doctor do some of their work without it
@@ -48,17 +53,17 @@ examples:
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Parse the command line. Options may stand before, between and behind a subcommand's other words."""
     chosen = next((word for word in words if not word.startswith("-")), None)
-    parser, commands = _parsers(chosen)
+    parser, commands = parsers(chosen)
     if chosen not in commands or chosen != words[0]:
         return parser.parse_args(words)
     return commands[chosen].parse_intermixed_args(words[1:], argparse.Namespace(command=chosen))
 
 
-def _parsers(chosen: str | None) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+def parsers(chosen: str | None) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """Return the parser and those of the subcommands; only the chosen one's module is imported."""
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="goldilocks", description=ABOUT, epilog=EPILOG, formatter_class=layout)
-    parser.add_argument("--version", action="version", version=f"goldilocks {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the versions of this and of what it runs on")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (module, summary) in COMMANDS.items():
         about = summary[0].upper() + summary[1:] + "."
@@ -66,6 +71,17 @@ def _parsers(chosen: str | None) -> tuple[argparse.ArgumentParser, dict[str, arg
         if name == chosen:
             importlib.import_module(module).add_arguments(sub)
     return parser, commands.choices
+
+
+class _Version(argparse.Action):
+    """Print the versions, one on a line. They are looked up only if they are asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"goldilocks {__version__}\npython {platform.python_version()} {platform.machine()}")
+        for name in RUNS_ON:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                print(name, metadata.version(name))
+        parser.exit()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -40,6 +40,7 @@ BELOW: dict[str, set[str]] = {
     "main_ppo": SETTINGS | {"launch", "platforms", "verl"},
     "main_ppo_adaptive": {"main_ppo"},
     "cli": {"errors"},
+    "completion": SETTINGS | {"cli"},
 }
 ALONE = {"core": {"numpy"}, "types": set(), "errors": set()}  # all that these import from others
 WHOLE = {"cli", "report"}  # import the package itself, for its version
