@@ -64,8 +64,8 @@ def install(wheel: Path, extra: str, folder: Path) -> Path:
     venv.create(folder / "venv", with_pip=True)
     bin_ = folder / "venv" / "bin"
     wanted = str(wheel) if extra == BARE else f"{wheel}[{extra}]"
-    pip = [bin_ / "python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    for words in (["install", "--upgrade", "pip"], ["install", "--constraint", LOCK, wanted], ["check"]):
+    pip = [str(bin_ / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    for words in (["install", "--upgrade", "pip"], ["install", "--constraint", str(LOCK), wanted], ["check"]):
         subprocess.run([*pip, *words], check=True)
     return bin_
 
@@ -77,7 +77,7 @@ def check(wheel: Path, extra: str) -> bool:
         folder = Path(name)
         bin_ = install(wheel, extra, folder)
         what.prepare(folder)
-        command = [bin_ / what.words[0], *what.words[1:]]
+        command = [str(bin_ / what.words[0]), *what.words[1:]]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     good = done.returncode == 0 and what.prints in done.stdout
     took = time.monotonic() - begun
