@@ -13,7 +13,7 @@ LOCK   ?= --constraint requirements.lock --build-constraint requirements.lock
 # compiled is kept, whatever the environment says: else every worker compiles our modules, and pytest its rewritten ones.
 PYTEST  = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: train test test-all test-vllm test-verl unit lint format docs docs-check bench faults dist lock hooks venv clean
+.PHONY: train test test-all test-vllm test-verl unit lint format docs docs-check bench faults dist notes lock hooks venv clean
 .DELETE_ON_ERROR:
 
 train: $(READY)  ## train the default recipe on this machine
@@ -63,6 +63,9 @@ dist: $(TOOLS)/.ready  ## build sdist and wheel, install the wheel bare and with
 	$(TOOLS)/bin/python -m build
 	$(TOOLS)/bin/python -m twine check --strict dist/*
 	$(PYTHON) scripts/check_wheel.py $(ARGS)
+
+notes:  ## print what CHANGELOG.md says of a version: make notes TAG=v0.1.0
+	$(PYTHON) scripts/release_notes.py $(TAG)
 
 lock: $(TOOLS)/.ready  ## write requirements.lock anew: what it has stays unless a requirement changed (ARGS=--upgrade: the newest)
 	$(TOOLS)/bin/uv pip compile pyproject.toml --all-extras --group tools --constraint constraints.txt --output-file requirements.lock \

@@ -36,7 +36,6 @@ ZSH = "autoload -Uz bashcompinit && bashcompinit\n"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the shell."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("shell", choices=SCRIPTS, help="the shell that is to complete")
 

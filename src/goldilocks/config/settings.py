@@ -15,6 +15,7 @@ from typing import Any, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 
+from goldilocks.config.renamed import read_renamed
 from goldilocks.core import (
     Beliefs,
     Collector,
@@ -412,6 +413,7 @@ def _section(cls: type[S], name: str, config: Mapping[str, Any]) -> S:
     hints = _type_hints(cls)  # type: ignore[arg-type]  # mypy: a generic type is not hashable
     given = value_at(config, name) or {}
     require_type(name, given, Mapping[str, Any])
+    given = read_renamed(name, given)
     empty = {key for key, value in given.items() if value is None and get_origin(hints.get(key)) is Mapping}
     chosen = {key: value for key, value in given.items() if key not in empty | {"_target_"}}
     refuse_unknown(name, chosen, sorted(hints))

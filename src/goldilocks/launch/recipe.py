@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from goldilocks.config.recipes import CONFIG, DEFAULT, FILE, find, name_of, named_in, names, refuse_circle
+from goldilocks.config.renamed import rename_override
 from goldilocks.errors import closest, require, require_known
 
 DEFAULT_TASK = "arithmetic"
@@ -60,7 +61,7 @@ def choose(words: Sequence[str], device: str) -> Choice:
             require_known(key, value, TRAINERS)
             overrides += [] if value == "verl" else [f"+trainer.{TRAINER}={value}"]
         elif word not in recipes:
-            overrides.append(word)
+            overrides.append(rename_override(word))
     recipe = recipes[0] if recipes else DEFAULT
     find(recipe)
     for group in GROUPS:
