@@ -34,7 +34,7 @@ MAX_FAILURES = 64  # in a row: it is not bad luck any more
 
 
 class Stalled(Exception):
-    """Nothing is being generated, and the batch is not full."""
+    """Nothing is being generated, and the batch is not full or rollouts have not come back."""
 
 
 class Driver:
@@ -138,7 +138,8 @@ class Driver:
         if self.collector.surplus.pauses:
             self.observe(self.backend.pause())
         while self.collector.in_flight and not self.collector.surplus.pauses:
-            self._wait()
+            if not self._wait():
+                raise Stalled(f"{self.collector.in_flight} rollouts are in flight, and nothing is being generated")
         with self.watch.timed("drain"):
             self.backend.drain()
         self._wait(within=0.0)  # what the cancelled ones have cost

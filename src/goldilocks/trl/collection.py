@@ -97,6 +97,7 @@ class Collection:
         self.generated = []
         self.batch = self._follow() if self.driver is None else self._lead(self.driver)
         output = self._output(self.batch, self._rounds, rewards)
+        self._rounds = []  # their tensors would take up memory in the update
         self.rows.retain(self.batch.alive)
         for place in self.batch.waiting:
             self.rows.put(place, self.rows[place].alone())

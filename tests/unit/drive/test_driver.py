@@ -135,6 +135,21 @@ def test_a_backend_that_says_nothing_does_not_hang_the_run() -> None:
         Driver(plain_collector(), Rounds(lambda requests: ()), NoRows()).batch()
 
 
+def test_a_backend_that_loses_a_rollout_beside_a_full_batch_does_not_hang_the_run() -> None:
+    class Loses(Rounds):
+        asked = 0
+
+        def events(self, within: float | None = None) -> Iterator[Event]:
+            self.asked += 1
+            assert self.asked < 10, "the driver asks for ever"
+            return (event for event in super().events(within) if event.uid != "g2")
+
+    of = plain_collector(gen_batch_size=3)
+    of.ahead = 1  # a group beyond the batch
+    with pytest.raises(Stalled, match="2 rollouts are in flight"):
+        Driver(of, Loses(answers), NoRows()).batch()
+
+
 def test_where_rollouts_pause_they_are_paused_after_the_batch_and_resumed_before_the_next() -> None:
     calls: list[str] = []
 

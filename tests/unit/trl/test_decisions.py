@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trl_world as world
@@ -24,3 +27,19 @@ def test_a_policy_of_the_users_own_is_rehearsed_before_training(
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match=r"selector='trl_policy:Broken': in a rehearsal it raised TypeError"):
         world.trainer(tmp_path, sections={"goldilocks": {"selector": "trl_policy:Broken"}})
+
+
+def test_what_a_round_generated_is_let_go_before_the_batch_is_trained(tmp_path: Path) -> None:
+    trainer = world.trainer(tmp_path, sections={"filter_groups": {"enable": True}})
+    rounds: list[weakref.ref[Any]] = []
+
+    def generated(*args: Any) -> Any:
+        made = trainer._generate_round(*args)
+        rounds.append(weakref.ref(made))
+        return made
+
+    trainer.model.train()
+    trainer.collection.collect(generated, trainer._log_probs, trainer._rewards())
+    gc.collect()
+    assert rounds
+    assert [one() for one in rounds] == [None] * len(rounds)

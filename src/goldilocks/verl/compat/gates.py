@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -10,6 +11,7 @@ from verl import DataProto
 
 from goldilocks.drive.filter_gate import FilterGate
 from goldilocks.drive.gate import Gate, Judgement, by_group
+from goldilocks.drive.rows import Place
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.types import Group
 from goldilocks.verl.compat.rows import STALE, TRAINED
@@ -29,13 +31,18 @@ class BatchFilter(FilterGate):
         self._with_log_probs = with_log_probs
 
     def judge(self, groups: Sequence[Group]) -> Judgement:
-        batch = self._of_batch(groups)
-        batch = batch.select_idxs(batch.non_tensor_batch[TRAINED])
+        batch, trained = self._trained(groups)
         data = {"rewards": batch.batch["rm_scores"].sum(-1), "response_mask": batch.batch["response_mask"]}
         if self.filter.config.enable_two_gate_filter and "rollout_log_probs" in batch.batch:
             data |= self._log_probs(batch)
-        places = [(rollout.uid, rollout.index) for group in groups for rollout in group.trained]
-        return self.judge_rows(places, data)
+        return self.judge_rows(trained, data)
+
+    def _trained(self, groups: Sequence[Group]) -> tuple[DataProto, list[Place]]:
+        """Return the rows that would be trained and the rollout of each: an allocator may train them in any order."""
+        batch = self._of_batch(groups)
+        chosen = batch.non_tensor_batch[TRAINED]
+        places = [(rollout.uid, rollout.index) for group in groups for rollout in group.rollouts]
+        return batch.select_idxs(chosen), list(itertools.compress(places, chosen))
 
     def _log_probs(self, batch: DataProto) -> dict[str, Tensor]:
         """A stale row is trained against the engine's log-probs: trainer and engine cannot differ in it."""

@@ -56,6 +56,7 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
     """
 
     checkpoint_manager: Any
+    over: bool  # whether the last update was the run's last, decided where ``fit`` can still be asked to save it
 
     def __init__(
         self,
@@ -126,9 +127,15 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
             with self._keeping_what_was_generated():
                 super().fit()
         except _Over:
-            self._shutdown_dump_executor()
+            self._finish()
         finally:
             trainer.balance_batch, trainer.total_epochs, rollout.n, trainer.test_freq, trainer.save_freq = kept
+
+    def _finish(self) -> None:
+        """Do what ``fit`` does after an update that it knew to be the last."""
+        if hasattr(self.actor_rollout_wg, "async_calls_finalize_fn_exec"):
+            self.actor_rollout_wg.async_calls_finalize_fn_exec(blocking=True)  # Megatron may still be saving
+        self._shutdown_dump_executor()
 
     def _begin_training(self) -> None:
         """Change what ``fit`` reads from here on; its loggers already have the user's config."""
@@ -138,6 +145,7 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
         trainer.total_epochs = sys.maxsize  # epochs end with the prompts issued
         self.config.actor_rollout_ref.rollout.n = 1  # each rollout is a row of its own
         self.train_dataloader = _Placeholders(self)
+        self.over = self.driver.over  # a run that is started again may have nothing left to do
 
     # -- a batch -------------------------------------------------------------------------------------------------------
 
@@ -208,13 +216,13 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
         batch.batch["old_log_probs"], metrics = behaviour_log_probs(batch.batch, stale, correction)
         self._metrics.update(metrics)
         output = self._update(super()._update_actor, self.config.actor_rollout_ref.actor, batch)
-        self._end_if_over(self._metrics)
+        self.over = self._end_if_over(self._metrics)
         return output
 
     def _update_critic(self, batch: DataProto) -> DataProto:
         output = self._update(super()._update_critic, self.config.critic, batch)
         if self.config.trainer.critic_warmup > self.global_steps:  # the actor is not updated
-            self._end_if_over(self._metrics)
+            self.over = self._end_if_over(self._metrics)
         return output
 
     def _update(self, update: Callable[[DataProto], DataProto], section: DictConfig, batch: DataProto) -> DataProto:
@@ -282,7 +290,7 @@ class _Placeholders:
         driver = self._trainer.driver
         epoch, self._epoch = self._epoch, self._epoch + 1
         while driver.epochs.current <= epoch:
-            if driver.over:
+            if self._trainer.over:
                 raise _Over
             driver.meter.begin_update()
             yield placeholder()

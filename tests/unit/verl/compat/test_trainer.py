@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -222,6 +223,26 @@ def test_a_budget_of_minutes_is_of_the_updates_and_goes_on_after_a_restart(tmp_p
     again = second.trainer(config(tmp_path, steps=2, **keys), [50] * 40)
     again.fit()
     assert again.driver.meter.seconds > spent * 0.5  # what the checkpoint had is most of it
+
+
+def test_a_budget_of_minutes_that_runs_out_after_an_update_ends_the_run_with_one_that_is_saved(tmp_path, monkeypatch):
+    """A checkpoint and the log take time too, when it is too late to ask verl for the last checkpoint."""
+    clock = [0.0]
+    monkeypatch.setattr("goldilocks.runs.budget.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    world = World(monkeypatch)
+    monkeypatch.setattr(world, "_log", lambda data, step: (world.steps.append(data), clock.append(clock.pop() + 60)))
+    keys = {"steps": 10, "trainer": {"save_freq": 100}, "more": {"goldilocks.budget.minutes": 2}}
+    world.trainer(config(tmp_path, **keys), [50] * 40).fit()
+    assert len(world.steps) == 3
+    assert (tmp_path / "checkpoints" / "global_step_3" / "actor").is_dir()
+
+
+def test_a_checkpoint_that_workers_write_on_their_own_is_waited_for_at_the_end_of_a_budget(tmp_path, monkeypatch):
+    world, waited = World(monkeypatch), []
+    world.actor.async_calls_finalize_fn_exec = lambda blocking: waited.append(blocking)  # Megatron's workers have it
+    keys = {"steps": 10, "trainer": {"save_freq": 100}, "more": {"goldilocks.budget.rollouts": 32}}
+    world.trainer(config(tmp_path, **keys), [50] * 40).fit()
+    assert waited == [False, False, True]
 
 
 def test_groups_are_trained_again_against_the_policy_that_wrote_them_and_survive_a_restart(tmp_path, monkeypatch):
