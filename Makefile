@@ -13,7 +13,7 @@ LOCK   ?= --constraint requirements.lock --build-constraint requirements.lock
 # compiled is kept, whatever the environment says: else every worker compiles our modules, and pytest its rewritten ones.
 PYTEST  = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
-.PHONY: train test test-all test-vllm test-verl unit lint format docs docs-check bench faults dist notes lock hooks venv clean
+.PHONY: train test test-all test-vllm test-verl unit lint format docs docs-check docs-site bench faults dist notes lock hooks venv clean
 .DELETE_ON_ERROR:
 
 train: $(READY)  ## train the default recipe on this machine
@@ -51,6 +51,9 @@ docs: $(READY)  ## write docs/reference.md from the code
 
 docs-check: $(READY)  ## links, the index of guides, the reference, the versions: what the pages say of this repository
 	$(BIN)/python -m pytest tests/unit/test_doc_links.py tests/unit/test_reference.py tests/unit/test_project_files.py $(ARGS)
+
+docs-site: $(READY)  ## build the documentation as a site into build/site; a dead link, or a page outside the navigation, is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: $(READY)  ## print every benchmark's table
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from browser import AVAILABLE, WHY_NOT, script, start, wait
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -24,15 +23,8 @@ from goldilocks.report import write_report
 from goldilocks.report.live import LiveReport, LiveServer
 from goldilocks.report.page import Opening
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="no chromium and chromedriver here (scripts/install_chromium.sh installs them)"
-)
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason=WHY_NOT)
 
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage"
-)
 DESK, PHONE = (1280, 900), (390, 844)
 
 # a plot is drawn when some mark of it covers some of the screen
@@ -73,12 +65,7 @@ def opening() -> Opening:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for flag in (*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver = start(tmp_path_factory.mktemp("profile"))
     yield driver
     driver.quit()
 
@@ -93,18 +80,6 @@ def show(browser: webdriver.Chrome, address: str, size: tuple[int, int] = DESK, 
     browser.get_log("browser")  # what an earlier page said is not this one's
     browser.get(address)
     wait(lambda: script(browser, "return document.documentElement.dataset.drawn"))
-
-
-def wait(condition: Callable[[], Any], within: float = 30) -> Any:
-    deadline = time.monotonic() + within
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-    return value
-
-
-def script(browser: webdriver.Chrome, code: str) -> Any:
-    return browser.execute_script(code)  # type: ignore[no-untyped-call]
 
 
 def rows(browser: webdriver.Chrome) -> list[str]:

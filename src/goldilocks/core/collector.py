@@ -11,15 +11,13 @@
 
 A step ends with ``take``, and the next ``requests`` begins the next one. Only calls change anything:
 
-============  =====================================  ==============================================================
-call          while a batch is being collected       while a batch is in hand
-============  =====================================  ==============================================================
-``requests``  asks for what is missing               begins the next step, then asks for what is missing
-``take``      hands the batch out, if ``ready``      ``ValueError``: it was taken already
-``reject``    drops kept groups                      drops groups of the batch; missing groups are collected again
-``trim``      leaves rollouts of taken groups out    leaves rollouts of the batch untrained
-``put_back``  puts back groups taken before          the batch waits again, and the step goes on
-============  =====================================  ==============================================================
+| call         | while a batch is being collected      | while a batch is in hand                                    |
+|--------------|---------------------------------------|-------------------------------------------------------------|
+| ``requests`` | asks for what is missing              | begins the next step, then asks for what is missing         |
+| ``take``     | hands the batch out, if ``ready``     | ``ValueError``: it was taken already                        |
+| ``reject``   | drops kept groups                     | drops groups of the batch; missing ones are collected again |
+| ``trim``     | leaves rollouts of taken groups out   | leaves rollouts of the batch untrained                      |
+| ``put_back`` | puts back groups taken before         | the batch waits again, and the step goes on                 |
 
 Decisions are made when a rollout arrives, never by scanning all prompts or all groups. Invariants:
 
