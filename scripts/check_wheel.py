@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Installs the wheel of ``dist/`` in a fresh virtual environment for each extra, and runs one command that needs it.
 
-    python3 scripts/check_wheel.py [bare|docs|filter|report|trl|verl …]       without a name: all of them
+    python3 scripts/check_wheel.py [bare|filter|report|trl|verl …]       without a name: all of them
 
 ``make dist`` builds the wheel first. The versions are those of requirements.lock. Needs the standard library alone.
 """
@@ -53,7 +53,6 @@ CHECKS = {
         "16 of 16 rows written to kept.jsonl",
         write_rollouts,
     ),
-    "docs": Check(("python", "-m", "mkdocs", "--version"), "mkdocs, version"),
     "report": Check(("goldilocks", "report", "run"), "report.html", write_run),
     "trl": Check(("python", "-c", "from goldilocks.trl import GoldilocksGRPOTrainer as T; print(T)"), "GRPOTrainer"),
     "verl": Check(("goldilocks", "doctor"), "plug-in"),
