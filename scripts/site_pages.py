@@ -26,7 +26,7 @@ API = {
         "The collector",
         "It decides which prompts are rolled out, how often, and which groups are trained. "
         "See [how it works](../how-it-works.md).",
-        ["goldilocks.core.collector", "goldilocks.core.limits", "goldilocks.core.accounts", "goldilocks.core.beliefs"],
+        [f"goldilocks.core.{name}" for name in ("collector", "source", "limits", "replay", "accounts", "beliefs")],
     ),
     "policies": (
         "Policies",
@@ -56,8 +56,12 @@ API = {
         "See [what it promises](../rollout-server.md).",
         ["goldilocks.engine.engine", "goldilocks.engine.request"],
     ),
-    "verl": ("verl's V0 trainer", "See [the guide](../drop-in-class.md).", ["goldilocks.verl.compat.trainer"]),
-    "trl": ("TRL", "See [the guide](../trl.md).", ["goldilocks.trl.trainer"]),
+    "verl": (
+        "verl's V0 trainer",
+        "See [the guide](../drop-in-class.md).",
+        ["goldilocks.verl.compat.trainer.RayPPOTrainerWithSampling"],
+    ),
+    "trl": ("TRL", "See [the guide](../trl.md).", ["goldilocks.trl.trainer.GoldilocksGRPOTrainer"]),
     "report": ("Reports", "See [the guide](../report.md).", ["goldilocks.report.write"]),
     "testing": ("Contract checks", "For policies and parts of trainers of your own.", ["goldilocks.testing"]),
 }
