@@ -6,7 +6,7 @@ Tensors stay in the TransferQueue; the payload of a rollout is its keys and tags
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ class AgentLoops(Backend):
         if requests:
             self.manager.start([self._prompt(request) for request in requests])
 
-    def events(self, within: float | None = None) -> list[Rollout | Failure]:
+    def events(self, within: float | None = None) -> Iterator[Rollout | Failure]:
         return self._noted(self.manager.events(within))
 
     def cancel(self, uids: Sequence[str]) -> None:
@@ -65,13 +65,13 @@ class AgentLoops(Backend):
         """Return what every unfinished rollout has been answered."""
         return self.manager.answers()
 
-    def _noted(self, events: list[Rollout | Failure]) -> list[Rollout | Failure]:
-        """Note which rows are in the queue now."""
+    def _noted(self, events: list[Rollout | Failure]) -> Iterator[Rollout | Failure]:
+        """Note for each event, as the driver takes it in, which rows are in the queue and when the last one came."""
         for event in events:
             if isinstance(event, Rollout):
                 self._succeeded_at = time.time()
                 self.rows.put((event.uid, event.index), event.payload)
-        return events
+            yield event
 
     def _prompt(self, request: Request) -> dict[str, Any]:
         """The row of the dataset, with what the agent loops need to know of the request."""
@@ -104,7 +104,7 @@ class NeverPausing(AgentLoops):
     def drain(self) -> None:
         """Do nothing: nothing stops."""
 
-    def so_far(self) -> list[Rollout | Failure]:
+    def so_far(self) -> Iterator[Rollout | Failure]:
         """Return everything that has happened up to one moment, of which the answers are saved too."""
         events, self._answers = self.manager.so_far()
         return self._noted(events)

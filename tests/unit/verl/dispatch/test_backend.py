@@ -6,13 +6,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 from omegaconf import OmegaConf
 
 from goldilocks.core import Collector, Surplus
 from goldilocks.core.allocators import Fixed
 from goldilocks.core.filters import Everything
 from goldilocks.core.selectors import Uniform
-from goldilocks.drive.driver import Driver
+from goldilocks.drive.driver import MAX_FAILURES, Driver
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch.backend import AgentLoops, NeverPausing
 from goldilocks.verl.source import DatasetSource
@@ -124,3 +125,19 @@ def test_servers_that_take_turns_with_the_trainer_are_waited_for_and_those_that_
     assert len(taking_turns.batch()) == len(never_stopping.batch()) == 2
     assert taking_turns.collector.in_flight == 0
     assert never_stopping.collector.in_flight > 0
+
+
+def test_the_error_that_is_named_is_of_the_failures_in_a_row_whatever_comes_after_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rollout that arrives together with the failures, and after them, is not the last success before them."""
+    asked: list[float] = []
+    monkeypatch.setattr("goldilocks.verl.dispatch.backend.published_error", asked.append)
+    subject, backend = driver(AgentLoops, prompts=99, target_groups=40)
+    submitted(subject, backend)
+    places = [(prompt["uid"], index) for prompt in backend.manager.started for index in range(prompt[ROLLOUTS])]
+    failures = [Failure(*place, "lost") for place in places[:MAX_FAILURES]]
+    backend.manager.ended = [*failures, Rollout(*places[MAX_FAILURES], 1.0, 1, payload=[])]
+    with pytest.raises(RuntimeError, match="failed in a row"):
+        subject.observe(backend.events())
+    assert asked == [0.0]  # no rollout has succeeded before

@@ -1,0 +1,97 @@
+"""A batch of several processes, each a thread here: the first decides, and all of them end together."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from builders import plain_collector
+
+from goldilocks.core import Exhausted, Limits
+from goldilocks.drive.driver import MAX_FAILURES, Driver
+from goldilocks.drive.rounds import Rounds
+from goldilocks.trl.collection import Collection, Generated, Rewards, Sizes
+from goldilocks.trl.processes import Processes
+from goldilocks.trl.rows import CompletionRows, Row
+
+SECONDS = 60  # a process that waits this long waits for ever
+REWARDS = Rewards(["right"], torch.ones(1), "group", "sum_then_normalize")
+
+
+class Wire:
+    """Two processes' ends of accelerate's collectives."""
+
+    def __init__(self) -> None:
+        self.rank = threading.local()
+        self._sent: Queue[bytes] = Queue()
+        self._parts: dict[int, list[Any]] = {}
+        self._all = threading.Barrier(2, timeout=SECONDS)
+
+    def broadcast(self, box: list[Any]) -> None:
+        if self.rank.value == 0:
+            self._sent.put(pickle.dumps(box[0]))
+        else:
+            box[0] = pickle.loads(self._sent.get(timeout=SECONDS))
+
+    def gather(self, items: list[Any]) -> list[Any]:
+        self._parts[self.rank.value] = items
+        self._all.wait()
+        found = [*self._parts[0], *self._parts[1]]
+        self._all.wait()
+        return found
+
+
+def collected(wire: Wire, rank: int, tokens: int, limits: Limits) -> Any:
+    """Return this process's batch, or what ended it; every answer has so many tokens."""
+    wire.rank.value = rank
+    processes = Processes(SimpleNamespace(num_processes=2, process_index=rank))
+    rows, prompts = CompletionRows(), SimpleNamespace(rows=lambda indices: [{"index": one} for one in indices])
+    sizes = Sizes(n=2, parts=1, pad_token=0, multiple=None)
+    subject = Collection(prompts, rows, processes, sizes, keeps=False, seed=1)  # type: ignore[arg-type]
+    if rank == 0:
+        subject.driver = Driver(plain_collector(limits=limits), Rounds(subject.events), rows)
+
+    def generate(inputs: list[dict[str, Any]], *_: Any) -> Generated:
+        ids = torch.ones(tokens, dtype=torch.long)
+        tensors = dict.fromkeys(("prompt_ids", "prompt_mask", "completion_ids", "completion_mask"), ids)
+        return Generated({}, [Row(tensors, (float(place % 2),), "", "") for place in range(len(inputs))])
+
+    try:
+        subject.collect(generate, lambda rows: [], REWARDS)
+    except Exception as error:
+        return error
+    return subject.batch
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
+    made = Wire()
+    monkeypatch.setattr("goldilocks.trl.processes.broadcast_object_list", made.broadcast)
+    monkeypatch.setattr("goldilocks.trl.processes.gather_object", made.gather)
+    return made
+
+
+def both(wire: Wire, tokens: int, limits: Limits) -> list[Any]:
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda rank: collected(wire, rank, tokens, limits), range(2)))
+
+
+def test_all_processes_have_the_batch_that_the_first_decided(wire: Wire) -> None:
+    first, second = both(wire, 3, Limits())
+    assert [group.uid for group in first.groups] == [group.uid for group in second.groups] == ["g0", "g1"]
+
+
+def test_what_ends_the_first_process_ends_the_others(wire: Wire) -> None:
+    for limits, kind, text in (
+        (Limits(max_num_gen_batches=1), Exhausted, "Generated too many batches"),
+        (Limits(), RuntimeError, f"{MAX_FAILURES} rollouts failed in a row; the last one: empty_response"),
+    ):
+        first, second = both(wire, 0, limits)
+        assert type(first) is type(second) is kind
+        assert text in str(first) == str(second)
