@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LOCK = ROOT / "requirements.lock"
 BARE = "bare"
+# What PYTHONPATH shows is not installed again: pip would take a checkout's metadata for the package.
+CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def install(wheel: Path, extra: str, folder: Path) -> Path:
     wanted = str(wheel) if extra == BARE else f"{wheel}[{extra}]"
     pip = [str(bin_ / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
     for words in (["install", "--upgrade", "pip"], ["install", "--constraint", str(LOCK), wanted], ["check"]):
-        subprocess.run([*pip, *words], check=True)
+        subprocess.run([*pip, *words], check=True, env=CLEAN)
     return bin_
 
 
@@ -78,7 +81,7 @@ def check(wheel: Path, extra: str) -> bool:
         bin_ = install(wheel, extra, folder)
         what.prepare(folder)
         command = [str(bin_ / what.words[0]), *what.words[1:]]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=folder, env=CLEAN, capture_output=True, text=True, check=False)
     good = done.returncode == 0 and what.prints in done.stdout
     took = time.monotonic() - begun
     print(f"{'ok   ' if good else 'FAILS'} {extra}: {' '.join(what.words)} ({took:.0f} s)", flush=True)
