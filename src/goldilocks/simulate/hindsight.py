@@ -3,6 +3,9 @@
 A run's groups are gone through in their order. The first visit to each prompt is forecast, as with
 ``goldilocks.prior=strata`` or ``forecast``, from the groups of earlier steps alone, and the forecast is scored. Later
 visits are not scored: a prompt that was tried is known by its own rollouts.
+
+``goldilocks pass-rates --hidden-states`` writes the model's hidden states beside its file. Where they are there, the
+regression on them (``goldilocks.features.kind=hidden``) is scored too.
 """
 
 from __future__ import annotations
@@ -27,7 +30,12 @@ from goldilocks.types import POSITIVE_THRESHOLD, Group, Rollout
 WORTHS = np.geomspace(0.1, 1000, 161)  # rollouts
 RANKS = 4
 ENOUGH = 32  # first visits, after those of the first step
-PRIORS = ("strata", "forecast")
+SETTINGS = {
+    "strata": "goldilocks.prior=strata",
+    "strata_text": "goldilocks.prior=strata without columns",
+    "forecast": "goldilocks.prior=forecast",
+    "hidden": "goldilocks.prior=forecast with goldilocks.features.kind=hidden",
+}
 LITTLE = 0.02  # of the mean's log-loss: a prior that saves less is not recommended
 
 
@@ -37,13 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "or a .jsonl, .csv or .parquet file with input, score and step a rollout")  # fmt: skip
     parser.add_argument("--column", metavar="NAME", action="append", default=[], help="a column of the rollouts for "
         "strata and features, such as level; again for another (default: strata by the text)")  # fmt: skip
+    parser.add_argument("--hidden-states", metavar="FILE", type=Path, help="the model's hidden states, a row for each "
+        "prompt in the order of RUN (default: the .npy beside a file, where there is one)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the lines")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what the run's rollouts say."""
     outcomes = read_outcomes(args.run)
-    found = {prior: look_back(outcomes, prior, args.column) for prior in PRIORS}
+    path = args.hidden_states or _beside(args.run)
+    found = look_back_all(outcomes, args.column, read_hidden_states(path, len(outcomes.prompts)) if path else None)
     if args.json:
         print(json.dumps({prior: one.as_dict() for prior, one in found.items()}, indent=2))
     else:
@@ -95,14 +106,18 @@ def read_outcomes(path: Path) -> Outcomes:
     groups: dict[str, list[Record]] = {}
     for row, uid in zip(rows, group_uids(rows), strict=True):
         groups.setdefault(uid, []).append(row)
-    return _outcomes(sorted(groups.values(), key=lambda group: number(group[0], "step")), path)
+    return _outcomes(list(groups.values()), path)
 
 
-def _outcomes(groups: Sequence[Sequence[Record]], path: Path) -> Outcomes:
-    column = first_column(("input", "prompt"), groups[0][0])
+def _outcomes(in_file: Sequence[Sequence[Record]], path: Path) -> Outcomes:
+    """Return the groups by their steps. The prompts stay in the order of the file, as hidden states have them."""
+    column = first_column(("input", "prompt"), in_file[0][0])
     require(column is not None, "RUN", str(path), "rollouts with a column input or prompt, score and step")
     places: dict[str, int] = {}
-    prompt = [places.setdefault(str(group[0][str(column)]), len(places)) for group in groups]
+    for group in in_file:
+        places.setdefault(str(group[0][str(column)]), len(places))
+    groups = sorted(in_file, key=lambda group: number(group[0], "step"))
+    prompt = [places[str(group[0][str(column)])] for group in groups]
     first = {place: group[0] for place, group in reversed(list(zip(prompt, groups, strict=True)))}
     columns = columns_of([first[place] for place in range(len(places))])
     passes = [sum(number(row, "score") >= POSITIVE_THRESHOLD for row in group) for group in groups]
@@ -112,9 +127,50 @@ def _outcomes(groups: Sequence[Sequence[Record]], path: Path) -> Outcomes:
     return Outcomes(source, np.array(prompt), np.array(steps), np.array(passes, float), np.array(trials, float))
 
 
-def look_back(outcomes: Outcomes, prior: str = "forecast", columns: Sequence[str] = ()) -> Hindsight:
-    """Score the forecasts that a prior would have made; ``columns`` of the rollouts are its strata, or its features."""
-    scored, forecasts, means = _forecasts(outcomes, _prior(prior, outcomes.prompts, columns))
+def _beside(run: Path) -> Path | None:
+    """Return where ``goldilocks pass-rates --hidden-states`` has written the states, if it has."""
+    path = run.with_suffix(".npy")
+    return path if run.is_file() and path.is_file() else None
+
+
+def read_hidden_states(path: Path, prompts: int) -> np.ndarray:
+    """Return the hidden states of so many prompts, a row each."""
+    try:
+        states = np.load(path, allow_pickle=False)
+        shape = tuple(states.shape)
+        finite = bool(np.isfinite(states).all())
+    except (OSError, EOFError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"--hidden-states={str(path)!r} is not accepted: a .npy file of numbers: {error}") from None
+    accepted = f"{prompts:,} rows, one for each prompt of RUN, and not the shape {shape}"
+    require(len(shape) == 2 and shape[0] == prompts, "--hidden-states", str(path), accepted)
+    require(finite, "--hidden-states", str(path), "finite numbers")
+    return np.asarray(states, dtype=np.float64)
+
+
+def look_back_all(
+    outcomes: Outcomes, columns: Sequence[str] = (), hidden_states: np.ndarray | None = None
+) -> dict[str, Hindsight]:
+    """Score every prior: with the columns, strata without them, and the regression on hidden states where given."""
+    found = {"strata": look_back(outcomes, "strata", columns)}
+    if columns:
+        found["strata_text"] = look_back(outcomes, "strata")
+    found["forecast"] = look_back(outcomes, "forecast", columns)
+    if hidden_states is not None:
+        found["hidden"] = look_back(outcomes, "forecast", columns, hidden_states)
+    return found
+
+
+def look_back(
+    outcomes: Outcomes,
+    prior: str = "forecast",
+    columns: Sequence[str] = (),
+    hidden_states: np.ndarray | None = None,
+) -> Hindsight:
+    """Score the forecasts that a prior would have made.
+
+    ``columns`` of the rollouts are its strata, or features beside the text or the hidden states, a row per prompt.
+    """
+    scored, forecasts, means = _forecasts(outcomes, _prior(prior, outcomes.prompts, columns, hidden_states))
     require(len(scored) >= ENOUGH, "RUN", f"{len(scored)} first visits", f"{ENOUGH} or more after the first step")
     passes, trials = outcomes.passes[scored], outcomes.trials[scored]
     several = trials > 1
@@ -140,10 +196,13 @@ def look_back(outcomes: Outcomes, prior: str = "forecast", columns: Sequence[str
     )
 
 
-def _prior(name: str, prompts: ListSource, columns: Sequence[str]) -> Prior:
+def _prior(name: str, prompts: ListSource, columns: Sequence[str], hidden_states: np.ndarray | None) -> Prior:
     if name == "strata":
         return Strata(StrataSettings(list(columns)).of(prompts))
-    return Forecast(Features(columns=list(columns)).of(prompts), prompts.keys())
+    if hidden_states is None:
+        return Forecast(Features(columns=list(columns)).of(prompts), prompts.keys())
+    features = Features("hidden", list(columns)).of(prompts, lambda: hidden_states)
+    return Forecast(features, prompts.keys())
 
 
 def _forecasts(outcomes: Outcomes, prior: Prior) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -244,4 +303,4 @@ def _advice(found: Mapping[str, Hindsight]) -> str:
     best = max(found, key=lambda prior: found[prior].skill)
     if found[best].skill <= LITTLE:
         return "no prior would have known more than the mean: goldilocks.prior=flat is as good"
-    return f"goldilocks.prior={best} would have known most"
+    return f"{SETTINGS[best]} would have known most"

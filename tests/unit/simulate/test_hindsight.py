@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from goldilocks.cli import main
-from goldilocks.runs.records import write_records
+from goldilocks.runs.records import read_records, write_records
 from goldilocks.simulate.hindsight import look_back, read_outcomes
 
 N = 8
@@ -97,3 +97,63 @@ def test_quarters_have_a_share_where_a_step_has_fewer_first_visits_than_quarters
     found = look_back(read_outcomes(dump(tmp_path, steps=70, groups=groups)))
     assert np.isfinite([*found.informative_by_rank, found.signal_of_best, found.ceiling]).all()
     assert found.informative_by_rank[0] > found.informative_by_rank[-1]
+
+
+def dump_with_states(path, *, steps=12, seed=3):
+    """A file whose hidden states tell the difficulty and whose text does not; its last step comes first."""
+    dump(path.parent / "steps", steps=steps, seed=seed, told=False)
+    rows = [row for step in range(steps, 0, -1) for row in read_records(path.parent / "steps" / f"{step}.jsonl")]
+    write_records(path, rows)
+    digits = np.array([row["digits"] for row in rows[::N]], dtype=np.float32)
+    noise = np.random.default_rng(seed).standard_normal((len(digits), 32), dtype=np.float32)
+    states = np.hstack([digits[:, None] + 0.1 * noise[:, :16], noise[:, 16:]])
+    np.save(path.with_suffix(".npy"), states)
+    return states
+
+
+def test_hidden_states_beside_the_file_are_a_row_of_their_own(tmp_path, capsys):
+    file = tmp_path / "rates.jsonl"
+    states = dump_with_states(file)
+    assert main(["forecast", str(file), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["strata", "forecast", "hidden"]
+    assert found["hidden"]["skill"] > 0.25 > 0.02 > found["forecast"]["skill"]
+    assert main(["forecast", str(file)]) == 0
+    assert "goldilocks.features.kind=hidden would have known most" in capsys.readouterr().out
+    shuffled = tmp_path / "shuffled.npy"
+    np.save(shuffled, np.random.default_rng(0).permutation(states))
+    assert main(["forecast", str(file), "--hidden-states", str(shuffled), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["hidden"]["skill"] < 0.02, "states of other prompts say nothing"
+
+
+def test_strata_by_column_and_by_text_stand_side_by_side(tmp_path, capsys):
+    dump(tmp_path, told=False)
+    assert main(["forecast", str(tmp_path), "--column", "digits", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["strata", "strata_text", "forecast"]
+    assert found["strata"]["skill"] > 0.25 > 0.02 > found["strata_text"]["skill"]
+
+
+def test_hidden_states_that_are_not_those_of_the_prompts_are_refused_in_one_line(tmp_path, capsys):
+    file = tmp_path / "rates.jsonl"
+    states = dump_with_states(file)
+    broken = states.copy()
+    broken[7, 3] = np.nan
+    for wrong, accepted in (
+        (states[1:], "288 rows, one for each prompt of RUN, and not the shape (287, 32)"),
+        (states[:, 0], "288 rows, one for each prompt of RUN, and not the shape (288,)"),
+        (broken, "finite numbers"),
+        (np.array([["a"]] * 288), "a .npy file of numbers"),
+        (np.array([[None]] * 288), "a .npy file of numbers"),
+    ):
+        np.save(file.with_suffix(".npy"), wrong, allow_pickle=True)
+        assert main(["forecast", str(file)]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert f"rates.npy' is not accepted: {accepted}" in line
+    for content in (b"", b"no array"):
+        file.with_suffix(".npy").write_bytes(content)
+        assert main(["forecast", str(file)]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert "rates.npy' is not accepted: a .npy file of numbers" in line
+    assert main(["forecast", str(file), "--hidden-states", str(tmp_path / "none.npy")]) == 2
+    assert "none.npy' is not accepted: a .npy file of numbers" in capsys.readouterr().err
