@@ -13,7 +13,7 @@ within them as between them: their ``worth`` is small, and their rates are the m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,10 @@ class Tree:
     def __len__(self) -> int:
         return len(self._parents[-1])
 
+    @property
+    def depths(self) -> int:
+        return len(self._parents)
+
     def means(self) -> np.ndarray:
         rates = np.array([self._all[0] / sum(self._all)])
         for depth in self._depths:
@@ -121,25 +125,35 @@ class Tree:
         Trials of one prompt are as alike as ``concentration`` says, the same for all trees that are compared.
         """
         effective = visited.fresh * visited.trials * (concentration + 1) / (concentration + visited.trials)
-        mean = np.clip(self._without_own(visited), 0.01, 0.99)
-        return float(effective @ (visited.rate * np.log(mean) + (1 - visited.rate) * np.log(1 - mean)))
+        total, above = np.zeros(len(visited.rows)), np.zeros(len(visited.rows))
+        for mean, others in self._without_own(visited):
+            clipped = np.clip(mean, 0.01, 0.99)
+            here = visited.rate * np.log(clipped) + (1 - visited.rate) * np.log(1 - clipped)
+            total, above = total + others * (here - above), here
+        return float(effective @ total)
 
-    def _without_own(self, visited: Visited) -> np.ndarray:
-        """Return the expected rate of each visited prompt's stratum without that prompt."""
+    def _without_own(self, visited: Visited) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the expected rate of each visited prompt's node without that prompt, from all prompts down.
+
+        With it comes the share of the node's trials that are other prompts'. Two prompts of one node forecast each
+        other, which is one thing learnt and not two.
+        """
         node = self.leaf[visited.rows]
         own = visited.fresh * visited.trials * (self.concentration + 1) / (self.concentration + visited.trials)
-        path: list[tuple[np.ndarray, np.ndarray, float]] = []  # from the stratum up: passes, trials, concentration
+        path: list[tuple[np.ndarray, np.ndarray, np.ndarray, float]] = []  # from the stratum up
         for depth in reversed(self._depths):
             trials = np.maximum(depth.trials[node] - own, 0)
-            path.append((np.clip(depth.passes[node] - own * visited.rate, 0, trials), trials, depth.concentration))
+            passes = np.clip(depth.passes[node] - own * visited.rate, 0, trials)
+            path.append((passes, trials, trials / np.maximum(trials + own, FORGOTTEN), depth.concentration))
             own = own * depth.handed_up[node]
             node = depth.parent[node]
         passes, failures = self._all
         mean = np.maximum(passes - own * visited.rate, NOTHING)
         mean = mean / (mean + np.maximum(failures - own * (1 - visited.rate), NOTHING))
-        for passes, trials, concentration in reversed(path):
+        yield mean, np.ones(len(mean))
+        for passes, trials, others, concentration in reversed(path):
             mean = (passes + concentration * mean) / (trials + concentration)
-        return np.asarray(mean)
+            yield mean, others
 
 
 @dataclass(frozen=True)
@@ -235,6 +249,7 @@ class Strata(Prior):
         alike = self.trees[0].concentration
         likelihoods = np.array([tree.log_likelihood(visited, alike) for tree in self.trees])
         likelihoods[0] += BENEFIT_OF_DOUBT + np.log(len(self.trees))  # the best of many trees may be best by chance
+        likelihoods[1:] -= [tree.depths for tree in self.trees[1:]]  # a nat for each concentration fitted, as AIC has it
         weights = np.exp(likelihoods - likelihoods.max())
         self.weights = weights / weights.sum()
 
