@@ -310,6 +310,20 @@ def test_strata_that_say_nothing_are_hardly_worse_than_the_mean(seed):
             assert run.beliefs.metrics()["belief/skill"] > -0.02
 
 
+def test_many_divisions_that_say_nothing_are_hardly_worse_than_the_mean_from_the_start():
+    lowest = []
+    for seed in range(26):
+        rng = np.random.default_rng(seed)
+        fine = [rng.integers(0, 60, SIZE) for _ in range(5)]
+        run = Run(Strata([[one % 4, one % 12, one] for one in fine]), rng.beta(0.2, 0.8, SIZE), seed)
+        for version in range(1, 9):
+            for row in run.beliefs.probe(run.pool.next(32)).tolist():
+                run.visit(row, version)
+            if run.beliefs.score.groups >= 64:
+                lowest.append(run.beliefs.score.skill)
+    assert min(lowest) > -0.02
+
+
 def test_the_mean_learns_nothing_from_groups_that_were_drawn_with_the_one_it_is_scored_on():
     beliefs = Beliefs(KEYS)
     beliefs.probe(np.arange(16))

@@ -123,6 +123,8 @@ class Tree:
         """Return how well the other prompts of the tree forecast each visited prompt, in nats over effective trials.
 
         Trials of one prompt are as alike as ``concentration`` says, the same for all trees that are compared.
+        What a node adds to the node above counts by the share of its trials that are other prompts': two prompts that
+        forecast each other are one thing learnt, not two.
         """
         effective = visited.fresh * visited.trials * (concentration + 1) / (concentration + visited.trials)
         total, above = np.zeros(len(visited.rows)), np.zeros(len(visited.rows))
@@ -133,10 +135,8 @@ class Tree:
         return float(effective @ total)
 
     def _without_own(self, visited: Visited) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the expected rate of each visited prompt's node without that prompt, from all prompts down.
-
-        With it comes the share of the node's trials that are other prompts'. Two prompts of one node forecast each
-        other, which is one thing learnt and not two.
+        """Yield, from all prompts down to the stratum, the expected rate of each visited prompt's node without that
+        prompt, and the share of the node's trials that are other prompts'.
         """
         node = self.leaf[visited.rows]
         own = visited.fresh * visited.trials * (self.concentration + 1) / (self.concentration + visited.trials)
@@ -249,7 +249,7 @@ class Strata(Prior):
         alike = self.trees[0].concentration
         likelihoods = np.array([tree.log_likelihood(visited, alike) for tree in self.trees])
         likelihoods[0] += BENEFIT_OF_DOUBT + np.log(len(self.trees))  # the best of many trees may be best by chance
-        likelihoods[1:] -= [tree.depths for tree in self.trees[1:]]  # a nat for each concentration fitted, as AIC has it
+        likelihoods[1:] -= [tree.depths for tree in self.trees[1:]]  # AIC: a nat for each concentration that was fitted
         weights = np.exp(likelihoods - likelihoods.max())
         self.weights = weights / weights.sum()
 
