@@ -11,10 +11,12 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
-
-from omegaconf import DictConfig, OmegaConf, open_dict
+from typing import TYPE_CHECKING
 
 from goldilocks.platforms import threads_per_rank
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 PRIVATE = "local"  # the address of a Ray that is one run's alone
 THREADS = "OMP_NUM_THREADS"
@@ -54,6 +56,8 @@ def is_private(config: DictConfig) -> bool:
 
 def join(config: DictConfig, env: Mapping[str, str]) -> None:
     """Adapt the config to a running Ray: no sizes, and ``env`` in its ``runtime_env``, where the user's values win."""
+    from omegaconf import OmegaConf, open_dict  # ``goldilocks doctor`` starts without it
+
     with open_dict(config):
         ray_init = config.ray_kwargs.ray_init
         for size in SIZES:
