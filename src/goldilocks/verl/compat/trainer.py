@@ -4,7 +4,7 @@ The training loop is verl's ``fit``, unchanged: generation is where it generates
 collector takes. Every decision is ``goldilocks.core``'s. verl's V1 trainer does the same without waiting for the
 slowest rollout of a round (``trainer.v1.trainer_mode=goldilocks``); this one is for code that is built on V0.
 
-verl's V0 task runner, whose trainer is ours.
+``SamplingTaskRunner`` is verl's V0 task runner with this trainer.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ told, judges the rest of each group again, and hands out others in the place of 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,23 @@ def _is_flat(rows: Sequence[tuple[float, float]], min_std: float | None) -> bool
 Prepare = Callable[[Sequence[Group]], None]  # puts log-probs of the rows of these groups into the queue
 
 
-class BatchFilterGate(FilterGate):
+class QueueGate(Gate):
+    """A gate on rows of the queue, whose log-probs are computed before they are judged."""
+
+    _prepare: Prepare
+
+    def prepare(self, groups: Sequence[Group]) -> None:
+        self._prepare(groups)
+
+    def judge(self, groups: Sequence[Group]) -> Judgement:
+        return self.judge_batch(batch_of(groups))
+
+    @abstractmethod
+    def judge_batch(self, batch: KVBatchMeta) -> Judgement:
+        """Judge rows of the queue."""
+
+
+class BatchFilterGate(QueueGate, FilterGate):
     """``batch_filter.*`` on rows of the queue."""
 
     def __init__(self, config: PPOFilterConfig, seed: int, policy: Callable[[], int], prepare: Prepare) -> None:
@@ -79,14 +96,7 @@ class BatchFilterGate(FilterGate):
         self._policy = policy
         self._prepare = prepare
 
-    def prepare(self, groups: Sequence[Group]) -> None:
-        self._prepare(groups)
-
-    def judge(self, groups: Sequence[Group]) -> Judgement:
-        return self.judge_batch(batch_of(groups))
-
     def judge_batch(self, batch: KVBatchMeta) -> Judgement:
-        """Judge rows of the queue."""
         return self.select(batch.keys, self._tensors(batch, self._policy()))
 
     def select(self, keys: Sequence[str], data: Mapping[str, torch.Tensor]) -> Judgement:
@@ -110,7 +120,7 @@ class BatchFilterGate(FilterGate):
         return data
 
 
-class FinalRewardGate(Gate):
+class FinalRewardGate(QueueGate):
     """``filter_groups.metric=seq_final_reward``: variance of the summed token-level rewards after the KL penalty."""
 
     reason = REASON
@@ -122,14 +132,7 @@ class FinalRewardGate(Gate):
         self._min_std = min_std
         self._prepare = prepare
 
-    def prepare(self, groups: Sequence[Group]) -> None:
-        self._prepare(groups)
-
-    def judge(self, groups: Sequence[Group]) -> Judgement:
-        return self.judge_batch(batch_of(groups))
-
     def judge_batch(self, batch: KVBatchMeta) -> Judgement:
-        """Judge rows of the queue."""
         rows = _get(batch, ["rm_scores", "response_mask", "old_log_probs", "ref_log_prob"]).to_padded_tensor()
         places = [split_row_key(key) for key in batch.keys]
         uids = [uid for uid, _ in places]
