@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 from goldilocks.tasks.tiny_model import build, character_tokenizer
 from goldilocks.trl import GoldilocksGRPOTrainer
 from goldilocks.trl.rows import SAMPLED
 
 QUESTIONS = 24
+ARGUMENTS = ("peft_config", "eval_dataset", "callbacks", "tools", "environment_factory")  # of the trainer itself
 
 
 def dataset(size: int = QUESTIONS) -> Dataset:
@@ -30,7 +31,7 @@ def reward(completions: list[Any], right: list[int], **_: Any) -> list[float]:
     return [float(sum(map(ord, answer)) % 7 < kinds) for answer, kinds in zip(answers, right, strict=True)]
 
 
-def arguments(out: Path, **chosen: Any) -> GRPOConfig:
+def arguments(out: Path, kind: type[Any] = GRPOConfig, **chosen: Any) -> Any:
     """Return a config for the CPU: four groups of four a batch."""
     defaults: dict[str, Any] = {
         "output_dir": str(out),
@@ -48,22 +49,23 @@ def arguments(out: Path, **chosen: Any) -> GRPOConfig:
         "disable_tqdm": True,
         "seed": 3,
     }
-    return GRPOConfig(**{**defaults, **chosen})
+    return kind(**{**defaults, **chosen})
 
 
 def trainer(out: Path, *, ours: Any = True, sections: Any = None, data: Any = None, **chosen: Any) -> GRPOTrainer:
     """Return a trainer of the tiny model; ``sections`` are ours, the rest goes to ``GRPOConfig``."""
-    tokenizer = character_tokenizer()
+    tokenizer = chosen.pop("processing_class", None) or character_tokenizer()
     model: Any = chosen.pop("model", None) or build(tokenizer, seed=0)
     if chosen.get("beta"):  # TRL loads the reference model from where the model came from
         model.save_pretrained(out / "model")
         model = str(out / "model")
     kind = ours if isinstance(ours, type) else GoldilocksGRPOTrainer if ours else GRPOTrainer
-    extra = {name: chosen.pop(name) for name in ("peft_config", "eval_dataset", "callbacks") if name in chosen}
+    config = RLOOConfig if issubclass(kind, RLOOTrainer) else GRPOConfig
+    extra = {name: chosen.pop(name) for name in ARGUMENTS if name in chosen}
     return kind(
         model=model,
         reward_funcs=chosen.pop("reward_funcs", reward),
-        args=arguments(out, **chosen),
+        args=arguments(out, config, **chosen),
         train_dataset=dataset() if data is None else data,
         processing_class=tokenizer,
         **extra,

@@ -40,6 +40,19 @@ def _normalize_then_sum(groups: Sequence[Tensor], weights: Tensor) -> list[Tenso
     return [(one - mean) / (spread + EPSILON) for one in sums]
 
 
+def leave_one_out(groups: Sequence[Tensor], *, normalize: bool) -> list[Tensor]:
+    """Return RLOO's advantage of each rollout, by group: its score minus the mean of the others'.
+
+    ``groups`` has the scores of each group, NaN where no reward function applies: such a rollout has no advantage.
+    """
+    found = [score - (score.nansum() - score) / ((~score.isnan()).sum() - 1) for score in groups]
+    if normalize:
+        everything = torch.cat(found)
+        mean, spread = everything.nanmean(), _std(everything, 0)
+        found = [(one - mean) / (spread + EPSILON) for one in found]
+    return [one.nan_to_num(0.0) for one in found]
+
+
 def _std(values: Tensor, dim: int) -> Tensor:
     """Return the unbiased standard deviation without NaNs; zero where there is one value only."""
     there = ~values.isnan()

@@ -16,7 +16,6 @@ from torch import Tensor
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rounds import places
 from goldilocks.drive.rows import Place
-from goldilocks.trl.advantages import advantages
 from goldilocks.trl.decisions import Batch, Round
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts
@@ -46,12 +45,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Rewards:
-    """How TRL makes one advantage of several reward functions."""
+    """How TRL makes one score and one advantage of several reward functions."""
 
     names: Sequence[str]
-    weights: Tensor
-    scale: str
-    aggregation: str
+    score: Callable[[Row], float]
+    advantages: Callable[[Sequence[Sequence[Row]]], list[Tensor]]  # of each row, by group
 
 
 Seeds = Callable[[], list[int]]  # one for each row of a round, where somebody asks for them
@@ -128,9 +126,8 @@ class Collection:
         """Have all processes generate a round; yield what became of each rollout. The driver calls this."""
         decided = Round.of(tuple(requests), self._seed)
         self._processes.send(decided)
-        weights, names = self._rewards.weights.tolist(), self._rewards.names
         for (request, number, _), row in zip(places(requests), self._generate_round(decided), strict=True):
-            yield _event(request.uid, number, row, weights, names)
+            yield _event(request.uid, number, row, self._rewards)
 
     def _generate_round(self, decided: Round) -> list[Row]:
         """Generate this process's share of a round; return the rows of all processes."""
@@ -179,8 +176,7 @@ class Collection:
     def _advantages(self, batch: Batch, rewards: Rewards) -> dict[Place, float]:
         """Return the advantage of every rollout that is trained; baselines are over all rollouts of a group."""
         groups = [[(rollout.uid, rollout.index) for rollout in group.rollouts] for group in batch.groups]
-        values = [torch.tensor([self.rows[place].rewards for place in group]) for group in groups]
-        found = advantages(values, rewards.weights.cpu(), rewards.scale, rewards.aggregation)
+        found = rewards.advantages([[self.rows[place] for place in group] for group in groups])
         of = {
             place: value
             for group, own in zip(groups, found, strict=True)
@@ -225,11 +221,11 @@ class Collection:
             self.rows.put(place, lacking[place].with_log_probs(values))
 
 
-def _event(uid: str, number: int, row: Row, weights: Sequence[float], names: Sequence[str]) -> Rollout | Failure:
-    """Return what became of a rollout; ``weights`` and ``names`` are those of the reward functions."""
+def _event(uid: str, number: int, row: Row, rewards: Rewards) -> Rollout | Failure:
+    """Return what became of a rollout."""
     tokens = row.tokens
     if not tokens:
         return Failure(uid, number, "empty_response")
     # A function that returned None does not apply to this prompt: it has no value here, and NaN is not equal to it.
-    metrics = {name: value for name, value in zip(names, row.rewards, strict=True) if value == value}
-    return Rollout(uid, number, row.reward(weights), tokens, metrics, truncated=row.truncated)
+    metrics = {name: value for name, value in zip(rewards.names, row.rewards, strict=True) if value == value}
+    return Rollout(uid, number, rewards.score(row), tokens, metrics, truncated=row.truncated)

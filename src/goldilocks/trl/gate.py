@@ -24,9 +24,10 @@ class CompletionGate(FilterGate):
         rollouts = [rollout for group in groups for rollout in group.trained]
         places = [(rollout.uid, rollout.index) for rollout in rollouts]
         joined = join_rows(self._rows.get(places), pad_token=0, multiple=None)
+        mask = joined["completion_mask"]
         data = {
             "rewards": torch.tensor([rollout.reward for rollout in rollouts]),
-            "response_mask": joined["completion_mask"],
+            "response_mask": mask * joined["tool_mask"] if "tool_mask" in joined else mask,
         }
         # Both are there when vLLM generates: the gates compare what it and the trainer say of the same tokens.
         if LOG_PROBS in joined and SAMPLED in joined:

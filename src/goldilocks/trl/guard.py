@@ -19,7 +19,7 @@ LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")  # a toke
 
 def check(trainer: Any, guard: Guard) -> None:
     """Refuse what the guard cannot hold in."""
-    key, kind = "goldilocks.guard.enable", trainer.args.loss_type
+    key, kind = "goldilocks.guard.enable", getattr(trainer.args, "loss_type", "rloo")
     require(kind in LOSSES, key, guard.enable, f"False with loss_type={kind!r}; True with {', '.join(LOSSES)}")
     liger = getattr(trainer, "use_liger_kernel", False)  # a loss of its own, which never shows its log-probs
     for what, there in (("use_liger_kernel", liger), ("DeepSpeed", trainer.is_deepspeed_enabled)):

@@ -21,6 +21,7 @@ from goldilocks.types import Rollout
 PROMPT = ("prompt_ids", "prompt_mask")  # padded on the left; everything else on the right
 LOG_PROBS = "old_per_token_logps"
 SAMPLED = "sampling_per_token_logps"  # of the engine that generated
+LOG_PROB = "old_logps"  # of a whole completion, where the loss has one ratio a completion
 OWN = ("advantages", "num_items_in_batch")  # computed for each batch
 FILE = "rows.npz"
 
@@ -60,8 +61,8 @@ class Row:
 
     def silent(self) -> Row:
         """Return a row of the same shape that trains nothing: it fills a batch up."""
-        mask = torch.zeros_like(self.tensors["completion_mask"])
-        return replace(self, tensors={**self.tensors, "completion_mask": mask})
+        emptied = [name for name in ("completion_mask", LOG_PROB) if name in self.tensors]
+        return replace(self, tensors={**self.tensors, **{name: self.tensors[name] * 0 for name in emptied}})
 
     def with_log_probs(self, log_probs: Tensor) -> Row:
         return replace(self, tensors={**self.tensors, LOG_PROBS: log_probs})
@@ -164,6 +165,8 @@ def join_rows(rows: Sequence[Row], pad_token: int, multiple: int | None) -> dict
 
 
 def _padded(values: Sequence[Tensor], fill: int, left: bool, multiple: int | None) -> Tensor:
+    if values[0].ndim == 0:
+        return torch.stack(list(values))
     width = max(map(len, values))
     if multiple and width > 1:
         width = -(-width // multiple) * multiple

@@ -10,7 +10,7 @@ import logging
 from inspect import signature
 from typing import Any
 
-from trl import GRPOTrainer
+from trl import GRPOTrainer, RLOOTrainer
 
 from goldilocks.hashing import digest
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 VERSIONS = "1.0 to 1.16"
 
-# Digests of each function, one for every source that a supported version has.
+# Digests of each function of ``GRPOTrainer``, one for every source that a supported version has.
 KNOWN: dict[str, frozenset[str]] = {
     "_generate_and_score_completions": frozenset(
         {
@@ -64,32 +64,43 @@ KNOWN: dict[str, frozenset[str]] = {
     ),
 }
 
+# Those of ``RLOOTrainer``: its rewards and its batch are 1.16's, the rest is ``GRPOTrainer``'s own text.
+KNOWN_RLOO: dict[str, frozenset[str]] = {
+    **KNOWN,
+    "_generate_and_score_completions": frozenset({"93ebbf5e70d31778"}),
+    "_calculate_rewards": frozenset({"81ef76d93756be6f"}),
+}
+
 # What ``_get_per_token_logps_and_entropies`` returns: log-probs and entropies, and later a router's loss too.
 RETURNED = 3 if "compute_aux_loss" in signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters else 2
 
 
 def changed(trainer: type[Any]) -> list[str]:
     """Return the functions of TRL's trainer that are not those Goldilocks was written for."""
-    return [name for name, known in KNOWN.items() if digest(getattr(trainer, name)) not in known]
+    known = KNOWN_RLOO if issubclass(trainer, RLOOTrainer) else KNOWN
+    return [name for name, digests in known.items() if digest(getattr(trainer, name)) not in digests]
 
 
 def check_engine(trainer: type[Any]) -> None:
     """The one more function that the engine takes the place of."""
     if not hasattr(trainer, "_generate_single_turn"):
-        raise ImportError("engine_slots: this TRL has no GRPOTrainer._generate_single_turn to put the engine into")
+        name = trainer.__name__
+        raise ImportError(f"engine_slots: this TRL has no {name}._generate_single_turn to put the engine into")
 
 
 def check_trl(trainer: type[Any]) -> None:
     """Warn where TRL has changed under our feet; say plainly what is missing."""
+    kind, versions = ("RLOOTrainer", "1.16") if issubclass(trainer, RLOOTrainer) else ("GRPOTrainer", VERSIONS)
     missing = [name for name in KNOWN if not hasattr(trainer, name)]
     if missing:
-        raise ImportError(f"this TRL has no GRPOTrainer.{', '.join(missing)}; Goldilocks works with TRL {VERSIONS}")
+        raise ImportError(f"this TRL has no {kind}.{', '.join(missing)}; Goldilocks works with TRL {versions}")
     if names := changed(trainer):
         import trl
 
         logger.warning(
-            "TRL %s has another GRPOTrainer.%s than TRL %s: Goldilocks was not tested with it",
+            "TRL %s has another %s.%s than TRL %s: Goldilocks was not tested with it",
             trl.__version__,
+            kind,
             ", ".join(names),
-            VERSIONS,
+            versions,
         )

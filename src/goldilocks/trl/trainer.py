@@ -1,7 +1,8 @@
 """TRL's ``GRPOTrainer`` with the collector in the place of its batches.
 
 What is overridden is all in this file, and only where the user gave a section: the generation of a training batch, the
-rewards (they are read on their way), the loss's scale, and a checkpoint's beginning and end.
+rewards (they are read on their way), the loss's scale, and a checkpoint's beginning and end. ``CollectedTrainer`` is
+what does not depend on the algorithm; ``goldilocks.trl.rloo`` has the other trainer that it is mixed into.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from goldilocks.platforms import cudnn
 from goldilocks.runs import trl_checkpoints
 from goldilocks.runs.validation import by_column, check_values, column_and_value, metric_name, value_of
 from goldilocks.trl import signal_rows
+from goldilocks.trl.advantages import advantages
 from goldilocks.trl.budget import BudgetCallback
 from goldilocks.trl.collection import SCALE, Collection, Generated, Rewards, Seeds, Sizes
 from goldilocks.trl.engine_rollouts import EngineRollouts
@@ -43,6 +45,11 @@ from goldilocks.trl.rows import LOG_PROBS, CompletionRows, Row, join_rows, split
 from goldilocks.trl.saved import Saved
 from goldilocks.trl.sections import Section, Sections
 from goldilocks.trl.supported import RETURNED, check_engine, check_trl
+
+if TYPE_CHECKING:
+    Base = Any  # a trainer of TRL's, which comes behind the mixin
+else:
+    Base = object
 
 TOTALS = ("accounts/", "data/", "budget/")  # running totals: of several steps, the last counts, not the mean
 NUMBERED = 64  # prompts of an evaluation whose rollouts are numbered together: its batches may have any size
@@ -60,8 +67,8 @@ class Scored:
     rewards: Tensor
 
 
-class GoldilocksGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
-    """``GRPOTrainer`` and, if asked for, dynamic sampling, adaptive rollouts, selectors and the batch filter.
+class CollectedTrainer(Base):  # type: ignore[misc]
+    """A mixin for a trainer of TRL's: dynamic sampling, adaptive rollouts, selectors and the batch filter.
 
     ``filter_groups``, ``adaptive_rollout``, ``goldilocks`` and ``batch_filter`` are sections with the keys and defaults
     of docs/reference.md; ``gen_batch_size`` is how many prompts are chosen at a time (default: a batch of them).
@@ -71,6 +78,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     ``run_dir`` is where ``goldilocks report`` finds the run (default: ``output_dir``).
     """
 
+    trl: type[Any]  # TRL's trainer
     train_dataset: Any  # TRL's own, which has no types
     data_collator: Any
     _step: int
@@ -107,14 +115,14 @@ class GoldilocksGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._engine = None if engine_slots is None else self._rollouts(engine_slots)
         routed = getattr(self, "aux_loss_enabled", False)  # a router's loss is over all rows
         alone = self.accelerator.num_processes == 1
-        self._only_signal = only_signal and alone and not routed and signal_rows.allowed(self.args)
+        self._only_signal = only_signal and alone and not routed and self._rows_stand_alone
         self._on_host = self._engine is not None and alone and not getattr(self.args, "use_liger_kernel", False)
         self._eval_loss = eval_loss
         sections = Sections(filter_groups, adaptive_rollout, goldilocks, batch_filter, gen_batch_size)
         if sections.given or only_signal or self._engine is not None:
             cudnn.avoid()  # batches have any length, and rows of padding on their left
         if sections.given:
-            check_trl(GRPOTrainer)
+            check_trl(self.trl)
             self._collect(sections, Path(run_dir or self.args.output_dir))
 
     def _collect(self, sections: Sections, run_dir: Path) -> None:
@@ -126,7 +134,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         rows, prompts = CompletionRows(), DatasetPrompts(dataset)
         parts, n = self.args.steps_per_generation, self.num_generations
         sizes = Sizes(n, parts, self.processing_class.pad_token_id, getattr(self, "pad_to_multiple_of", None))
-        keeps = settings.surplus().max_carry_steps > 0 or settings.replay().groups > 0
+        keeps = self._lacks_log_probs and (settings.surplus().max_carry_steps > 0 or settings.replay().groups > 0)
         self.collection = Collection(prompts, rows, processes, sizes, keeps=keeps, seed=self.args.seed)
         driver = self._driver(settings, prompts, rows, self.collection) if processes.first else None
         self.collection.driver = driver
@@ -266,10 +274,32 @@ class GoldilocksGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         finally:
             self.num_generations, self._seeds = before, None
 
+    # -- what depends on the algorithm ---------------------------------------------------------------------------------
+
     def _rewards(self) -> Rewards:
-        return Rewards(
-            self.reward_func_names, self.reward_weights.cpu(), self.scale_rewards, self.multi_objective_aggregation
-        )
+        """Return how rewards become a score and an advantage."""
+        raise NotImplementedError
+
+    @property
+    def _rows_stand_alone(self) -> bool:
+        """Whether a row without advantage has no part in the loss."""
+        raise NotImplementedError
+
+    @property
+    def _mean_of_rows(self) -> bool:
+        """Whether the policy's term of the loss is divided by the number of rows."""
+        raise NotImplementedError
+
+    @property
+    def _lacks_log_probs(self) -> bool:
+        """Whether rows come without the log-probs of the policy that wrote them."""
+        raise NotImplementedError
+
+    def _returned(self, ids: list[list[int]], log_probs: list[list[float]]) -> Any:
+        """Return what TRL's ``_generate_single_turn`` returns."""
+        raise NotImplementedError
+
+    # -- log-probs -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _log_probs(self, rows: list[Row]) -> list[Tensor]:
@@ -295,7 +325,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 return signal_rows.no_loss(model if begins else None, self._device)
             scale = share if scale is None else scale * share
         inputs = dict(inputs)  # a batch may serve several updates, each with advantages of its own
-        if scale is None or self.loss_type not in MEAN_OF_ROWS:
+        if scale is None or not self._mean_of_rows:
             return self._loss_of(model, inputs, *args, **kwargs)
         with self._kl_times(scale):
             inputs["advantages"] = inputs["advantages"] * scale
@@ -356,7 +386,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     # -- the engine ----------------------------------------------------------------------------------------------------
 
     def _rollouts(self, slots: int) -> EngineRollouts:
-        check_engine(GRPOTrainer)
+        check_engine(self.trl)
         for what, there in (("tools", getattr(self, "tools", None)), ("PEFT", hasattr(self.model, "peft_config"))):
             require(not there, "engine_slots", slots, f"none with {what}")
         tokenizer, device = self.processing_class, self._device
@@ -381,7 +411,7 @@ class GoldilocksGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         seeds = self._plain_seeds(prompt_ids) if self._seeds is None else self._seeds()
         model = self.accelerator.unwrap_model(self.model_wrapped)
         found = self._engine.generate(model, self.state.global_step, prompt_ids, seeds)
-        return [one.token_ids for one in found], [one.log_probs for one in found]
+        return self._returned([one.token_ids for one in found], [one.log_probs for one in found])
 
     def _plain_seeds(self, prompt_ids: Sequence[Sequence[int]]) -> list[int]:
         """Of rollouts that no collector asked for: an evaluation draws the same noise each time, a batch its own."""
@@ -461,3 +491,34 @@ class GoldilocksGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.collection is not None and checkpoint is not None:
             device = HOST if self._on_host else self._device
             self._step, self._buffered_inputs = self._saved.read(Path(checkpoint), device)
+
+
+class GoldilocksGRPOTrainer(CollectedTrainer, GRPOTrainer):  # type: ignore[misc]
+    """``GRPOTrainer`` and, if asked for, what ``CollectedTrainer`` adds."""
+
+    trl = GRPOTrainer
+
+    def _rewards(self) -> Rewards:
+        weights = self.reward_weights.cpu()
+        each, scale, aggregation = weights.tolist(), self.scale_rewards, self.multi_objective_aggregation
+
+        def found(groups: Sequence[Sequence[Row]]) -> list[Tensor]:
+            values = [torch.tensor([row.rewards for row in group]) for group in groups]
+            return advantages(values, weights, scale, aggregation)
+
+        return Rewards(self.reward_func_names, lambda row: row.reward(each), found)
+
+    @property
+    def _rows_stand_alone(self) -> bool:
+        return signal_rows.allowed(self.args)
+
+    @property
+    def _mean_of_rows(self) -> bool:
+        return self.loss_type in MEAN_OF_ROWS
+
+    @property
+    def _lacks_log_probs(self) -> bool:
+        return True
+
+    def _returned(self, ids: list[list[int]], log_probs: list[list[float]]) -> Any:
+        return ids, log_probs

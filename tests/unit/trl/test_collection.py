@@ -21,7 +21,7 @@ from goldilocks.trl.processes import Processes
 from goldilocks.trl.rows import CompletionRows, Row
 
 SECONDS = 60  # a process that waits this long waits for ever
-REWARDS = Rewards(["right"], torch.ones(1), "group", "sum_then_normalize")
+REWARDS = Rewards(["right"], lambda row: row.reward([1.0]), lambda groups: [torch.zeros(len(one)) for one in groups])
 
 
 class Wire:

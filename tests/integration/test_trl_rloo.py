@@ -1,0 +1,84 @@
+"""``GoldilocksRLOOTrainer`` trains: the tiny model on the CPU, TRL's own trainer beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("trl")
+
+import trl_world as world
+from trl import RLOOTrainer
+
+from goldilocks.trl import GoldilocksRLOOTrainer
+from goldilocks.trl.rows import LOG_PROB
+
+KL = {"beta": 0.5, "reward_clip_range": (0.0, 1.0)}
+TWICE = {"beta": 0.0, "num_iterations": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+
+
+def run(out: Path, sections: dict[str, Any] | None = None, resume: str | None = None, **chosen: Any) -> Any:
+    trainer = world.trainer(out, ours=GoldilocksRLOOTrainer, sections=sections, **chosen)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+@pytest.mark.parametrize("chosen", [KL, TWICE], ids=["penalty", "two updates a batch"])
+def test_with_everything_off_it_trains_what_trl_trains(chosen: dict[str, Any], tmp_path: Path) -> None:
+    theirs = world.trainer(tmp_path / "theirs", ours=RLOOTrainer, **chosen)
+    theirs.train()
+    ours = run(tmp_path / "ours", {"goldilocks": {}}, **chosen)
+    assert list(ours._logs["completion"]) == list(theirs._logs["completion"])
+    assert world.losses(ours) == world.losses(theirs)
+    assert torch.equal(world.weights(ours), world.weights(theirs))
+    assert any(world.losses(ours))
+
+
+def test_a_batch_put_together_from_rows_has_trls_advantages(tmp_path: Path) -> None:
+    """The batch that the collector would join, of the very rollouts that TRL made a batch of."""
+    trainer = run(tmp_path, {"goldilocks": {}}, max_steps=1, normalize_advantages=True, **KL)
+    collection = trainer.collection
+    found = collection._advantages(collection.batch, trainer._rewards())
+    assert found == pytest.approx(collection.trained, abs=1e-5)
+    assert len({round(value, 4) for value in found.values()}) > 2  # the penalty tells equal rewards apart
+
+
+def test_carried_and_replayed_groups_are_trained_against_the_policy_that_wrote_them(tmp_path: Path) -> None:
+    """Groups of different sizes fill a batch up with rows that train nothing."""
+    adaptive = {"enable": True, "max_n": 9, "rollouts_per_batch": 3, "stop": "contrast"}
+    sections = {
+        "filter_groups": {"enable": True, "max_carry_steps": 2},
+        "adaptive_rollout": adaptive,
+        "goldilocks": {"selector": "thompson", "replay": {"groups": 1}},
+        "gen_batch_size": 8,
+    }
+    chosen = {"per_device_train_batch_size": 8, "steps_per_generation": 2, "beta": 0.1}
+    trainer = run(tmp_path, sections, max_steps=6, save_strategy="steps", save_steps=4, **chosen)
+    batch = trainer.collection.batch
+    older = [group for group in batch.groups if group.replays]
+    assert older
+    rows = [trainer.collection.rows[rollout.uid, rollout.index] for group in older for rollout in group.trained]
+    now = [(one * row.loss_mask).sum() for one, row in zip(trainer._log_probs(rows), rows, strict=True)]
+    assert any(abs(float(one - row.tensors[LOG_PROB])) > 1e-3 for one, row in zip(now, rows, strict=True))
+    assert all(abs(loss) < 100 for loss in world.losses(trainer))
+    assert max(record.get("train/age_max", 0) for record in trainer.state.log_history) > 0
+    again = run(tmp_path, sections, resume=str(tmp_path / "checkpoint-4"), max_steps=6, **chosen)
+    assert world.losses(again) == pytest.approx(world.losses(trainer), rel=1e-3)
+
+
+def test_the_engine_generates_and_rows_without_signal_are_left_out(tmp_path: Path) -> None:
+    whole, part = (
+        run(tmp_path / str(only), {"goldilocks": {}, "engine_slots": 16, "only_signal": only}, max_steps=2, beta=0.0)
+        for only in (False, True)
+    )
+    assert torch.allclose(world.weights(whole), world.weights(part), atol=1e-5)
+
+
+def test_the_guard_is_refused(tmp_path: Path) -> None:
+    """It masks tokens, and RLOO has one ratio a completion."""
+    sections = {"goldilocks": {"guard": {"enable": True}}}
+    with pytest.raises(ValueError, match=r"guard\.enable=True is not accepted: False with loss_type='rloo'"):
+        world.trainer(tmp_path, ours=GoldilocksRLOOTrainer, sections=sections, beta=0.0)
