@@ -40,22 +40,30 @@ class EngineRollouts:
         self._version: Version | None = None
 
     def generate(
-        self, model: nn.Module, step: int, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
+        self,
+        model: nn.Module,
+        step: int,
+        prompts: Sequence[Sequence[int]],
+        seeds: Sequence[int],
+        limits: Sequence[int],
     ) -> list[Generation]:
-        """Return the generation of each prompt by ``model`` as it is now, after ``step`` updates."""
-        longest: int = self._args.max_completion_length
-        engine = self._ready(model, version(model, step), max(map(len, prompts)) + longest)
-        for number, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True)):
-            engine.submit(str(number), prompt, self._sampling(seed))
+        """Return the generation of each prompt by ``model`` as it is now, after ``step`` updates.
+
+        ``limits`` are the most tokens of each.
+        """
+        longest = max(len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True))
+        engine = self._ready(model, version(model, step), longest)
+        for number, (prompt, seed, limit) in enumerate(zip(prompts, seeds, limits, strict=True)):
+            engine.submit(str(number), prompt, self._sampling(seed, limit))
         found: dict[str, Generation] = {}
         while engine.busy:
             found |= {one.request_id: one for one in engine.step()}
         return [found[str(number)] for number in range(len(prompts))]
 
-    def _sampling(self, seed: int) -> SamplingParams:
+    def _sampling(self, seed: int, limit: int) -> SamplingParams:
         args = self._args
         return SamplingParams(
-            max_tokens=args.max_completion_length,
+            max_tokens=limit,
             temperature=args.temperature,
             top_p=args.top_p,
             top_k=args.top_k or -1,

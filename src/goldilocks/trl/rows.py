@@ -35,13 +35,13 @@ class Row:
     prompt: Any
     completion: Any
     truncated: bool = False
+    tool_tokens: int = 0
 
     @property
     def tokens(self) -> int:
         """How many tokens the model wrote; those of tools are not its own."""
-        if "tool_mask" in self.tensors:
-            return int(self.tensors["tool_mask"].sum())
-        return self.tensors.completion if isinstance(self.tensors, Cut) else len(self.tensors["completion_ids"])
+        both = self.tensors.completion if isinstance(self.tensors, Cut) else len(self.tensors["completion_ids"])
+        return both - self.tool_tokens
 
     @property
     def loss_mask(self) -> Tensor:
@@ -92,7 +92,8 @@ class CompletionRows(MemoryRows[Row]):
         for packed in state:
             tensors = {name: torch.from_numpy(array) for name, array in packed["tensors"].items()}
             texts = packed["prompt"], packed["completion"]
-            row = Row(tensors, tuple(packed["rewards"].tolist()), *texts, truncated=packed["truncated"])
+            by_tools = packed.get("tool_tokens", 0)  # an earlier version did not save it
+            row = Row(tensors, tuple(packed["rewards"].tolist()), *texts, packed["truncated"], by_tools)
             self.put((packed["uid"], packed["index"]), row)
         return ()
 
@@ -106,6 +107,7 @@ def _packed(place: Place, row: Row) -> dict[str, Any]:
         "prompt": row.prompt,
         "completion": row.completion,
         "truncated": row.truncated,
+        "tool_tokens": row.tool_tokens,
     }
 
 

@@ -45,6 +45,7 @@ from goldilocks.trl.rows import LOG_PROBS, CompletionRows, Row, join_rows, split
 from goldilocks.trl.saved import Saved
 from goldilocks.trl.sections import Section, Sections
 from goldilocks.trl.supported import RETURNED, check_engine, check_trl
+from goldilocks.trl.turns import Turns
 
 if TYPE_CHECKING:
     Base = Any  # a trainer of TRL's, which comes behind the mixin
@@ -107,6 +108,8 @@ class CollectedTrainer(Base):  # type: ignore[misc]
         self.collection: Collection | None = None
         self._scored: Scored | None = None
         self._seeds: Seeds | None = None  # of the round that is being generated
+        self._turns: Turns | None = None  # of the conversations that are being generated
+        self._tool_tokens: list[int] | None = None  # how many tools wrote into each answer that was generated last
         self._guard: GuardCallback | None = None
         self._in_loss: dict[str, Any] | None = None  # what the loss being computed is of, until its log-probs are known
         self._validate_by: Sequence[str] = []
@@ -190,12 +193,15 @@ class CollectedTrainer(Base):  # type: ignore[misc]
         first = self.accelerator.process_index * len(inputs)
         rewards = scored.rewards[first : first + len(inputs)].tolist()
         longest = self.args.max_completion_length or math.inf
+        by_tools = self._tool_tokens or [0] * len(inputs)
         return Generated(
             output,
             [
-                Row(tensors, tuple(own), prompt, completion, truncated=len(ids) >= longest)
-                for tensors, own, prompt, completion, ids in zip(
-                    split_rows(output, scored.ids), rewards, scored.prompts, scored.completions, scored.ids, strict=True
+                Row(tensors, tuple(own), prompt, completion, truncated=len(ids) >= longest, tool_tokens=tools)
+                for tensors, own, prompt, completion, ids, tools in zip(
+                    split_rows(output, scored.ids),
+                    *(rewards, scored.prompts, scored.completions, scored.ids, by_tools),
+                    strict=True,
                 )
             ],
         )
@@ -387,8 +393,7 @@ class CollectedTrainer(Base):  # type: ignore[misc]
 
     def _rollouts(self, slots: int) -> EngineRollouts:
         check_engine(self.trl)
-        for what, there in (("tools", getattr(self, "tools", None)), ("PEFT", hasattr(self.model, "peft_config"))):
-            require(not there, "engine_slots", slots, f"none with {what}")
+        require(not hasattr(self.model, "peft_config"), "engine_slots", slots, "none with PEFT")
         tokenizer, device = self.processing_class, self._device
         eos = getattr(self, "eos_token_ids", [tokenizer.eos_token_id])  # TRL 1.0 knows the tokenizer's alone
         made = EngineRollouts(self.args, slots=slots, eos_ids=eos, pad_id=tokenizer.pad_token_id, device=device)
@@ -396,8 +401,8 @@ class CollectedTrainer(Base):  # type: ignore[misc]
         return made
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
-        """TRL's, once for all rollouts of a prompt."""
-        if self._engine is None:
+        """TRL's, once for all rollouts of a prompt. With environments each rollout has tools of its own in its prompt."""
+        if self._engine is None or getattr(self, "environment_factories", None) is not None:
             return super()._tokenize_prompts(prompts)
         names = [repr(prompt) for prompt in prompts]
         distinct = dict(zip(names, prompts, strict=True))
@@ -408,10 +413,19 @@ class CollectedTrainer(Base):  # type: ignore[misc]
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         if self._engine is None:
             return super()._generate_single_turn(prompt_ids, *args, **kwargs)
-        seeds = self._plain_seeds(prompt_ids) if self._seeds is None else self._seeds()
+        if self._turns is None:
+            seeds = self._plain_seeds(prompt_ids) if self._seeds is None else self._seeds()
+            self._turns = Turns(prompt_ids, seeds, self.args.max_completion_length)
+        turn = self._turns.next(prompt_ids)
         model = self.accelerator.unwrap_model(self.model_wrapped)
-        found = self._engine.generate(model, self.state.global_step, prompt_ids, seeds)
+        found = self._engine.generate(model, self.state.global_step, prompt_ids, turn.seeds, turn.limits)
+        self._turns.wrote(prompt_ids, [one.token_ids for one in found])
         return self._returned([one.token_ids for one in found], [one.log_probs for one in found])
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        """TRL's: a turn of every conversation, and further turns of those that call tools."""
+        self._turns = None
+        return super()._generate(prompts)
 
     def _plain_seeds(self, prompt_ids: Sequence[Sequence[int]]) -> list[int]:
         """Of rollouts that no collector asked for: an evaluation draws the same noise each time, a batch its own."""
@@ -497,6 +511,12 @@ class GoldilocksGRPOTrainer(CollectedTrainer, GRPOTrainer):  # type: ignore[misc
     """``GRPOTrainer`` and, if asked for, what ``CollectedTrainer`` adds."""
 
     trl = GRPOTrainer
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        found = super()._generate(prompts)
+        masks = found[2]  # what tools wrote is 0; TRL masks all of a truncated answer later, where it is asked to
+        self._tool_tokens = None if masks is None else [len(mask) - sum(mask) for mask in masks]
+        return found
 
     def _rewards(self) -> Rewards:
         weights = self.reward_weights.cpu()

@@ -19,7 +19,7 @@ def rollouts(out: Path, completion: int) -> EngineRollouts:
 
 def test_a_text_that_the_window_holds_is_generated_though_the_cache_has_room_for_more(tmp_path: Path) -> None:
     model = made(config_of(WINDOWED["mistral"]))
-    found = rollouts(tmp_path, completion=8).generate(model, 0, [[1, 2, 3, 4], [7]], [0, 1])
+    found = rollouts(tmp_path, completion=8).generate(model, 0, [[1, 2, 3, 4], [7]], [0, 1], [8, 8])
     assert all(1 <= len(one.token_ids) <= 8 for one in found)
 
 
@@ -27,7 +27,7 @@ def test_a_longer_one_is_refused_by_the_key(tmp_path: Path) -> None:
     model = made(config_of(WINDOWED["mistral"]))
     message = "max_completion_length with the longest prompt=13 .* the model's sliding_window=12 or less"
     with pytest.raises(ValueError, match=message):
-        rollouts(tmp_path, completion=8).generate(model, 0, [[1, 2, 3, 4, 5], [7]], [0, 1])
+        rollouts(tmp_path, completion=8).generate(model, 0, [[1, 2, 3, 4, 5], [7]], [0, 1], [8, 8])
 
 
 def test_completions_longer_than_the_window_are_refused_before_the_start(tmp_path: Path) -> None:

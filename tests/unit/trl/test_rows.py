@@ -28,7 +28,8 @@ def rows(sizes: list[tuple[int, int]], *, tools: bool = False) -> list[Row]:
         }
         if tools:
             tensors["tool_mask"] = torch.arange(completion) % 2
-        made.append(Row(tensors, (1.0, 0.0), "two", "four"))
+        by_tools = (completion + 1) // 2 if tools else 0
+        made.append(Row(tensors, (1.0, 0.0), "two", "four", tool_tokens=by_tools))
     return made
 
 
