@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
-from goldilocks.filtering.segments import Segments
+from goldilocks.filtering.rows import Segments
 from goldilocks.filtering.selection import Draws
 from goldilocks.filtering.two_gate import TwoGateRejectionFilter
 

@@ -25,10 +25,10 @@ from goldilocks.core import Collector, ListSource, limits
 from goldilocks.core.allocators import Fixed
 from goldilocks.core.filters import Variance
 from goldilocks.core.selectors import Uniform
+from goldilocks.drive.backend import Rounds, places
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.filter_gate import FilterGate
 from goldilocks.drive.gate import Judgement
-from goldilocks.drive.rounds import Rounds, places
 from goldilocks.drive.rows import NoRows
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
 from goldilocks.simulate import EngineConfig, PassRates, SimulatedEngine, batches

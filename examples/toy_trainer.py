@@ -19,10 +19,9 @@ import numpy as np
 
 from goldilocks.config.settings import Settings
 from goldilocks.core import ListSource
-from goldilocks.drive.backend import Backend
+from goldilocks.drive.backend import Backend, Rounds, places
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
-from goldilocks.drive.rounds import Rounds, places
 from goldilocks.drive.rows import MemoryRows
 from goldilocks.hashing import hashed
 from goldilocks.types import Event, Group, Paused, Request, Rollout

@@ -41,7 +41,7 @@ API = {
         [
             "goldilocks.drive.driver",
             "goldilocks.drive.backend",
-            "goldilocks.drive.rounds",
+            "goldilocks.drive.backend",
             "goldilocks.drive.rows",
             "goldilocks.drive.gate",
         ],

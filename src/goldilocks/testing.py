@@ -29,10 +29,9 @@ from goldilocks.core import Collector, Limits, ListSource, Source
 from goldilocks.core.allocators import Allocator, Fixed
 from goldilocks.core.filters import Everything, Filter
 from goldilocks.core.selectors import Selector, Uniform
-from goldilocks.drive.backend import CANCELLED, Backend
+from goldilocks.drive.backend import CANCELLED, Backend, places
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.gate import Gate
-from goldilocks.drive.rounds import places
 from goldilocks.drive.rows import NoRows, Place, RowStore
 from goldilocks.runs.checkpoints import load_state, save_state
 from goldilocks.types import Event, Failure, Group, OnExhausted, Paused, Prompt, Request, Rollout, Verdict

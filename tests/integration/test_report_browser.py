@@ -17,11 +17,11 @@ from unit.compare.arms import result, study
 from unit.report.run_directories import HOSTILE, write_run
 
 from goldilocks.compare.pictures import make_opening
-from goldilocks.compare.results import Results
+from goldilocks.compare.study import Results
 from goldilocks.compare.table import make_table
 from goldilocks.report import write_report
-from goldilocks.report.live import LiveReport, LiveServer
 from goldilocks.report.page import Opening
+from goldilocks.report.write import LiveReport, LiveServer
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason=WHY_NOT)
 

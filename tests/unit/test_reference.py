@@ -25,7 +25,7 @@ from goldilocks.core.filters import Variance
 from goldilocks.core.selectors import Greso
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.runs.validation import accuracy_by
+from goldilocks.runs.history import accuracy_by
 from goldilocks.types import Failure, Request, Rollout
 
 ROOT = Path(__file__).parents[2]

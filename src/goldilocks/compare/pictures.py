@@ -9,11 +9,9 @@ from collections.abc import Sequence
 
 import altair as alt
 
-from goldilocks.compare.results import Results, at
 from goldilocks.compare.show import BEFORE, by_seed, caption, spent, tables, warnings
-from goldilocks.compare.study import Study, StudyFolder
-from goldilocks.compare.table import RecipeRow, Table
-from goldilocks.compare.targets import Interval, Target
+from goldilocks.compare.study import Results, Study, StudyFolder, at
+from goldilocks.compare.table import Interval, RecipeRow, Table, Target
 from goldilocks.config.recipes import name_of
 from goldilocks.report.page import Opening
 from goldilocks.report.sections import Section, Sheet

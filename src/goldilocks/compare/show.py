@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table as RichTable
 
 from goldilocks.compare.arm import Values
-from goldilocks.compare.table import SHARES, Against, RecipeRow, Spent, Table
-from goldilocks.compare.targets import Estimate, Interval, Target
+from goldilocks.compare.table import SHARES, Against, Estimate, Interval, RecipeRow, Spent, Table, Target
 from goldilocks.config.recipes import name_of
 from goldilocks.runs.progress import clock
 

@@ -36,8 +36,8 @@ from goldilocks.dotted_keys import value_at
 from goldilocks.errors import refuse_unknown, require, require_known, require_type
 from goldilocks.features import Features, StrataSettings
 from goldilocks.filtering.config import PPOFilterConfig
-from goldilocks.runs.budget import Budget
-from goldilocks.runs.validation import metric_name
+from goldilocks.runs.costs import Budget
+from goldilocks.runs.history import metric_name
 from goldilocks.types import MIN_STD, POSITIVE_THRESHOLD, OnExhausted, OnFull
 
 logger = logging.getLogger(__name__)

@@ -44,8 +44,7 @@ from goldilocks.core.beliefs import Beliefs
 from goldilocks.core.filters import Filter
 from goldilocks.core.judged_groups import JudgedGroups
 from goldilocks.core.limits import Exhausted, Limits, Surplus
-from goldilocks.core.open_groups import OpenGroup, OpenGroups, group_name, was_issued
-from goldilocks.core.packing import find_prompt
+from goldilocks.core.open_groups import OpenGroup, OpenGroups, find_prompt, group_name, was_issued
 from goldilocks.core.prompt_order import IssuedVisits, PromptOrder
 from goldilocks.core.prompt_queue import PromptQueue
 from goldilocks.core.replay import Replay, ReplayBuffer

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from goldilocks.core.accounts import Accounts
-from goldilocks.core.open_groups import issue_order
-from goldilocks.core.packing import FindPrompt, pack_group, unpack_group
+from goldilocks.core.open_groups import FindPrompt, issue_order, pack_group, unpack_group
 from goldilocks.core.prompt_order import PromptOrder
 from goldilocks.errors import require
 from goldilocks.types import Account, AccountName, Group, Rollout, Verdict

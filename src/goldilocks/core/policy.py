@@ -1,9 +1,17 @@
-"""The base of every policy: selectors, allocators, filters and priors."""
+"""The base of every policy (selectors, allocators, filters and priors), and the base of priors.
+
+A prior is the Beta that a prompt has before any rollout of its own. Beliefs add the prompt's rollouts to it.
+"""
 
 from __future__ import annotations
 
-from abc import ABC
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from goldilocks.types import Prompt
 
 
 class Policy(ABC):  # noqa: B024  # each family adds its own abstract methods
@@ -19,3 +27,53 @@ class Policy(ABC):  # noqa: B024  # each family adds its own abstract methods
     def metrics(self) -> dict[str, float]:
         """Return what to log of this policy, under its own names."""
         return {}
+
+
+class Counts(Protocol):
+    """What a prior may learn from: the columns of ``Beliefs``, a row per prompt, and the last recorded update."""
+
+    keys: np.ndarray
+    positives: np.ndarray
+    negatives: np.ndarray
+    visits: np.ndarray
+    drawn_step: np.ndarray  # of the last fair visit: first, or drawn uniformly
+    now: int
+
+
+class Prior(Policy):
+    """A Beta for each prompt. The sum of its two parameters is how many rollouts of the prompt it counts as."""
+
+    @abstractmethod
+    def mean(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the expected Beta of each prompt: passes and failures."""
+
+    @abstractmethod
+    def overall(self) -> float:
+        """Return the expected pass rate of any prompt."""
+
+    def draw(self, rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return the Beta of each prompt, given one draw of what prompts share."""
+        return self.mean(rows)
+
+    def observe(self, prompt: Prompt, passes: int, trials: int, version: int, *, fair: bool) -> None:
+        """Note a group, also one that is given up before it is judged; ``version`` is the policy that wrote it.
+
+        ``fair``: the prompt was chosen independently of its own rollouts: a first visit, or a uniform draw.
+        """
+
+    def tell(self, rates: Mapping[str, float]) -> None:
+        """Take pass rates that a validation measured, by metric name; only ``Oracle`` uses them."""
+
+    def catch_up(self, counts: Counts) -> None:
+        """Learn from the groups observed since the last call. Called before beliefs are read."""
+
+
+class Flat(Prior):
+    """Beta(1, 1): every pass rate is equally likely."""
+
+    def mean(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        ones = np.ones(len(rows), dtype=np.float32)
+        return ones, ones
+
+    def overall(self) -> float:
+        return 0.5

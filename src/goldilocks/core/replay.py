@@ -2,7 +2,7 @@
 
 A rollout stays in the account where its first training put it; ``ReplayBuffer`` counts further trainings. Which groups
 are due is a function of what was trained, so a run that is cut goes on with the same ones. ``Guard`` has the settings
-of the guard on such updates; ``goldilocks.algorithms.guard`` has the guard itself, which needs tensors.
+of the guard on such updates; ``goldilocks.algorithms.behaviour`` has the guard itself, which needs tensors.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from goldilocks.core.open_groups import issue_order
-from goldilocks.core.packing import FindPrompt, pack_group, unpack_group
+from goldilocks.core.open_groups import FindPrompt, issue_order, pack_group, unpack_group
 from goldilocks.errors import require
 from goldilocks.types import Group, Rollout, is_informative, signal
 

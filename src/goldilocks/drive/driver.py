@@ -11,10 +11,13 @@ Invariants:
   ones that fill the batch up are known to teach nothing;
 - nothing is being generated when ``batch`` returns, unless the backend never pauses;
 - a run that is saved between two steps and loaded again goes on with the same batches.
+
+Epochs are passes over the data, counted in prompts issued; updates are another clock.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +25,10 @@ from typing import Any
 from goldilocks.core import Collector, Exhausted
 from goldilocks.drive import checkpoint
 from goldilocks.drive.backend import CANCELLED, Backend
-from goldilocks.drive.epochs import Epochs
 from goldilocks.drive.gate import Gate, Metrics
 from goldilocks.drive.rows import Place, RowStore
 from goldilocks.drive.stopwatch import Stopwatch
-from goldilocks.runs.budget import Budget, Meter
+from goldilocks.runs.costs import Budget, Meter
 from goldilocks.types import Event, Failure, Group, Rollout
 
 MAX_REFILLS = 32  # of one batch: a gate that rejects this often rejects everything
@@ -216,3 +218,27 @@ class Driver:
     def _parts(self) -> dict[str, Any]:
         gate = {} if self.gate is None else {"gate": self.gate}
         return {"meter": self.meter, "backend": self.backend, **gate}
+
+
+class Epochs:
+    """How far a run is through its data, and whether it ends with them."""
+
+    def __init__(self, collector: Collector, total: int | None = None) -> None:
+        """``total``: the epochs that end the run; None: something else ends it."""
+        self._collector = collector
+        self.size = len(collector.source)
+        self.prompts = math.inf if total is None else total * self.size
+
+    @property
+    def current(self) -> int:
+        """The epoch of the next prompt, from 0."""
+        return self._collector.prompts_issued // self.size
+
+    @property
+    def over(self) -> bool:
+        """Whether the prompts that are left, with the groups that wait, cannot fill another batch."""
+        collector = self._collector
+        step = collector.step if collector.owed else collector.step + 1
+        oldest = step - collector.surplus.max_carry_steps
+        waiting = sum(group.version >= oldest for group in collector.kept)  # others expire before they are trained
+        return self.prompts - collector.prompts_issued < collector.target_groups - waiting

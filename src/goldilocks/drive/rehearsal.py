@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from goldilocks.core import Exhausted, Source
 from goldilocks.core.allocators import Allocator
+from goldilocks.drive.backend import Rounds, places
 from goldilocks.drive.driver import Driver
-from goldilocks.drive.rounds import Rounds, places
 from goldilocks.drive.rows import NoRows
 from goldilocks.types import Request, Rollout
 

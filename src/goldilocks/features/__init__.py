@@ -1,7 +1,6 @@
 """Features and strata of prompts: from the text, from columns of the data, or from a model."""
 
-from goldilocks.features.matrix import Features, Standard, feature_matrix, with_intercept
+from goldilocks.features.matrix import Features, Standard, feature_matrix, text_features, with_intercept
 from goldilocks.features.strata import StrataSettings
-from goldilocks.features.text import text_features
 
 __all__ = ["Features", "Standard", "StrataSettings", "feature_matrix", "text_features", "with_intercept"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from goldilocks.features.text import digits_of, words
+from goldilocks.features.matrix import digits_of, words
 
 SMALLEST = 4  # prompts of a stratum
 DISTINCT = 32  # different numbers of a column that are strata each; more are divided by quantiles

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from goldilocks.errors import require
 from goldilocks.filtering.config import PPOFilterConfig
-from goldilocks.filtering.rows import Rows, Uids, read_rows, valid_rows
-from goldilocks.filtering.segments import Segments
+from goldilocks.filtering.rows import Rows, Segments, Uids, read_rows, valid_rows
 from goldilocks.filtering.selection import Draws, Samples, cut
 from goldilocks.filtering.step_metrics import Mean, combine
 from goldilocks.filtering.two_gate import TwoGateRejectionFilter

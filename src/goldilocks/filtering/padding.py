@@ -20,8 +20,7 @@ from torch import Tensor
 
 from goldilocks.errors import require
 from goldilocks.filtering.batch_filter import take_rows
-from goldilocks.filtering.rows import Uids, require_uids, row_tensor
-from goldilocks.filtering.segments import Segments, first_occurrence_codes
+from goldilocks.filtering.rows import Segments, Uids, first_occurrence_codes, require_uids, row_tensor
 
 PADDING_UID = "__padding__"
 

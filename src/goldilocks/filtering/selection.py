@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from goldilocks.filtering.segments import Segments
+from goldilocks.filtering.rows import Segments
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from goldilocks.runs.directory import cache_folder
-from goldilocks.runs.files import make_folder
+from goldilocks.runs.files import cache_folder, make_folder
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

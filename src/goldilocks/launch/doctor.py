@@ -19,10 +19,9 @@ from typing import Any
 
 from packaging.version import Version
 
-from goldilocks.launch.machine import PRIVATE, find_device, rollout_engines
-from goldilocks.launch.nodes import Finding, compare
+from goldilocks.launch.machine import PRIVATE, Finding, compare_nodes, find_device, rollout_engines
 from goldilocks.platforms import PATCHES_VARIABLE, platform_env
-from goldilocks.runs.directory import cache_folder
+from goldilocks.runs.files import cache_folder
 from goldilocks.verl.patches.patch import Kind
 from goldilocks.verl.patches.switch import selected
 from goldilocks.verl.patches.table import PATCHES
@@ -157,7 +156,7 @@ def cluster(address: str, runs: Path) -> Iterator[Finding]:
         yield reports
         return
     yield Finding("Ray", True, f"{len(reports)} nodes at {address}")
-    yield from compare(reports, {path: folder for path, (_, folder) in files.items()})
+    yield from compare_nodes(reports, {path: folder for path, (_, folder) in files.items()})
 
 
 def _ask_nodes(

@@ -15,11 +15,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.launch import on_trl
-from goldilocks.launch.machine import is_private
-from goldilocks.launch.nodes import NodeLost, naming_lost_nodes
+from goldilocks.launch.machine import NodeLost, is_private, naming_lost_nodes
 from goldilocks.launch.preflight import check_prompts, check_settings
 from goldilocks.launch.prefork import end_with_parent, serve_in_background
-from goldilocks.runs.directory import RunDir
+from goldilocks.runs.files import RunDir
 
 
 def main(folder: str) -> int:

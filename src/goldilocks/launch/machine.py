@@ -1,17 +1,25 @@
-"""This machine: its device, its rollout engines, and the Ray that a run starts or joins.
+"""This machine: its device, its rollout engines, and the Ray that a run starts or joins, with its nodes.
 
 A Ray that the run starts gets its sizes from the config and its environment from the driver. One that is already
 running (``++ray_kwargs.ray_init.address=auto``) has its own sizes and refuses others, and its processes get only the
 variables in ``runtime_env``. torch is imported only if there may be a GPU.
+
+Of the nodes, ``goldilocks doctor`` lists what is found on each, and a run names those that it has lost. The process
+that fails first is often on another node than the one that died, and knows only its socket. Ray takes a while to call a
+node dead (five health checks in a row), so after a broken connection its verdict is awaited. Only nodes that were there
+when the run began count: a Ray that has been up for long has lost others before.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from goldilocks.platforms import threads_per_rank
 
@@ -22,6 +30,11 @@ PRIVATE = "local"  # the address of a Ray that is one run's alone
 THREADS = "OMP_NUM_THREADS"
 SIZES = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
 ENGINES = ("transformers", "vllm", "sglang")
+REMEDY = "install the same packages in the same place on every node, and give --runs a folder that all of them see"
+NOTICE_S = 90.0  # a machine that lost power answers nothing: five checks that each run out of time
+POLL_S = 1.0
+# In what a process says that has lost another one, whether it talks without Ray or quotes Ray's error.
+BROKEN = ("connect", "gloo", "nccl", "socket", "unavailable", "died")
 
 
 def share_of_cores(runs: int) -> dict[str, str]:
@@ -63,3 +76,114 @@ def join(config: DictConfig, env: Mapping[str, str]) -> None:
         for size in SIZES:
             ray_init.pop(size, None)
         ray_init.runtime_env = OmegaConf.merge({"env_vars": dict(env)}, ray_init.get("runtime_env") or {})
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of ``goldilocks doctor``. Only essential findings fail the command."""
+
+    what: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+    essential: bool = True
+
+    def __str__(self) -> str:
+        """``ok    what       detail``, with the remedy on a second line if the check failed."""
+        word = "ok" if self.ok else "FAILS" if self.essential else "note"
+        text = f"{word:<6}{self.what:<16}{self.detail}"
+        return text if self.ok or not self.remedy else f"{text}\n{'':<22}→ {self.remedy}"
+
+
+def compare_nodes(reports: Sequence[Mapping[str, Any]], files: Mapping[str, str]) -> Iterator[Finding]:
+    """Compare every node's packages with what most nodes have. ``files`` all nodes should see, each with its folder."""
+    versions = [report["versions"] for report in reports if "versions" in report]
+    usual: Mapping[str, str] = max(versions, key=versions.count, default={})  # of a draw, those of the first node
+    for report in reports:
+        faults = [str(report["error"])] if "error" in report else [*_faults(report, usual, files)]
+        what = f"node {report['address']}"
+        if faults:
+            yield Finding(what, False, "; ".join(faults), REMEDY)
+        else:
+            folders = f", sees {len(files)} shared folders" if files else ""
+            yield Finding(what, True, f"same packages, plug-in live with {len(report['additions'])} additions{folders}")
+
+
+def _faults(report: Mapping[str, Any], usual: Mapping[str, str], files: Mapping[str, str]) -> Iterator[str]:
+    own = report["versions"]
+    for name in {**usual, **own}:
+        if own.get(name) != usual.get(name):
+            yield f"{name} {own.get(name, 'missing')}, on other nodes {usual.get(name, 'missing')}"
+    if not report["additions"]:
+        yield "verl there did not load the plug-in"
+    for path, folder in files.items():
+        if path not in report["sees"]:
+            yield f"does not see {folder}"
+
+
+class NodeLost(Exception):
+    """Says which node died, for the user, and then what that broke."""
+
+
+@contextmanager
+def naming_lost_nodes(runner: Any) -> Iterator[WatchedRunner]:
+    """``with naming_lost_nodes(runner) as watched``: an error that a node's death has caused names the node."""
+    from goldilocks.verl.dispatch.failures import reason
+
+    watched = WatchedRunner(runner)
+    try:
+        yield watched
+    except Exception as error:
+        if lost := watched.lost(error):
+            raise NodeLost(f"node {' and '.join(lost)} died: {reason(error)}") from error
+        raise
+
+
+class WatchedRunner:
+    """verl's task runner, which verl starts once it is connected to Ray; ``lost`` is asked when the run has failed."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self._nodes: dict[str, str] = {}  # addresses, by id
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Start the task runner, and note the nodes that are there."""
+        self._nodes = {name: address for name, (address, alive) in _nodes().items() if alive}
+        return self._runner.remote(*args, **kwargs)
+
+    def options(self, **options: Any) -> WatchedRunner:
+        """Set Ray's options of the task runner."""
+        self._runner = self._runner.options(**options)
+        return self
+
+    def lost(self, error: BaseException) -> list[str]:
+        """Return the addresses of the nodes that have died; a run on one node has none to lose."""
+        if len(self._nodes) < 2:
+            return []
+        deadline = time.monotonic() + (NOTICE_S if is_broken(error) else 0.0)
+        while not (lost := self._dead()) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        return lost
+
+    def _dead(self) -> list[str]:
+        now = _nodes()
+        return sorted(address for name, address in self._nodes.items() if name not in now or not now[name][1])
+
+
+def is_broken(error: BaseException) -> bool:
+    """Return whether a process that died elsewhere may be the cause: Ray's own errors and broken connections."""
+    from ray.exceptions import RayError
+
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, BaseException):
+        return is_broken(cause)
+    return isinstance(error, RayError) or any(word in str(error).lower() for word in BROKEN)
+
+
+def _nodes() -> dict[str, tuple[str, bool]]:
+    """Return the address of every node that this Ray has ever had, and whether it is alive."""
+    import ray
+
+    if not ray.is_initialized():
+        return {}
+    return {node["NodeID"]: (node["NodeManagerAddress"], node["Alive"]) for node in ray.nodes()}

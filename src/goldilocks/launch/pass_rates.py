@@ -28,9 +28,8 @@ from goldilocks.launch.preflight import check_paths
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.launch.trl_data import PROMPT, SCORE, Grader, dataset
 from goldilocks.runs.files import Lines
-from goldilocks.runs.records import row_key, split_row_key
-from goldilocks.runs.rollouts import Row, growing, whole_groups
-from goldilocks.runs.validation import place_of, value_of
+from goldilocks.runs.history import place_of, value_of
+from goldilocks.runs.records import Row, growing, row_key, split_row_key, whole_groups
 from goldilocks.types import POSITIVE_THRESHOLD
 
 if TYPE_CHECKING:

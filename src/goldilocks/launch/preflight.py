@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 
 from goldilocks.errors import require
-from goldilocks.runs.budget import Budget
+from goldilocks.runs.costs import Budget
 
 FILES = ("train_files", "val_files")
 OURS = ("goldilocks", "goldilocks_async")  # trainer.v1.trainer_mode

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from goldilocks.launch import prefork
-from goldilocks.runs.directory import RunDir
+from goldilocks.runs.files import RunDir
 
 GRACE_S = 10.0  # for the driver to stop Ray by itself
 

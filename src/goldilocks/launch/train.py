@@ -30,8 +30,7 @@ from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, comp
 from goldilocks.launch.supervisor import SignOfLife, Supervisor
 from goldilocks.platforms import platform_env
 from goldilocks.runs.costs import hint
-from goldilocks.runs.directory import RunDir
-from goldilocks.runs.files import Tail
+from goldilocks.runs.files import RunDir, Tail
 from goldilocks.runs.progress import Progress
 from goldilocks.verl.dispatch.guarded_reward import TIMEOUT_S, guarded
 

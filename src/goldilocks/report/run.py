@@ -27,7 +27,7 @@ from goldilocks.runs.checkpoints import SavedBeliefs, checkpoints, read_beliefs
 from goldilocks.runs.costs import Spending, spending
 from goldilocks.runs.files import Lines
 from goldilocks.runs.history import History
-from goldilocks.runs.rollouts import Dump, evenly, read_dumps
+from goldilocks.runs.records import Dump, evenly, read_dumps
 
 METRICS = "metrics.jsonl"
 BELIEFS_OVER_TIME = 20

@@ -14,8 +14,7 @@ from typing import Any
 import vl_convert
 
 from goldilocks import __version__
-from goldilocks.runs.directory import cache_folder
-from goldilocks.runs.files import write_text
+from goldilocks.runs.files import cache_folder, write_text
 
 RUN_COLOURS = (
     "#4f7be0", "#e8890c", "#2a9d6f", "#d1495b", "#8e63ce", "#1ba3b8", "#c45ba0", "#8c6d4f", "#7a8794", "#a3a61c",

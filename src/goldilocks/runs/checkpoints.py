@@ -1,7 +1,8 @@
 """A ``state_dict`` on disk, JSON and its arrays in one ``.npz`` file, and the collectors' beliefs read from such files.
 
-Loading executes no code. A belief is stored under the prompt's key, a hash of the prompt's content. A reader finds the
-text by the same hash, and shows the key where there is no text.
+Loading executes no code. In the JSON, an object with one key, a mark, stands for a value that JSON lacks. A belief is
+stored under the prompt's key, a hash of the prompt's content. A reader finds the text by the same hash, and shows the
+key where there is no text.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import math
 import re
 import zipfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,14 @@ from typing import Any
 import numpy as np
 
 from goldilocks.runs.files import replacing
-from goldilocks.runs.json_arrays import ARRAY, from_json, to_json
 
 FILE = "goldilocks.npz"
 COLUMNS = ("keys", "positives", "negatives", "visits", "streak", "tokens", "last_step")
 _STATE = "state"
 _FOLDER = re.compile(r"((global|interrupted)_step_|checkpoint-)(?P<step>\d+)")  # verl's and TRL's
+ARRAY, PAIRS = "__array__", "__pairs__"
+
+Leaf = Callable[[Any], Any]
 
 
 def save_state(state: dict[str, Any], path: str | Path) -> None:
@@ -99,3 +103,31 @@ def _belief(key: int, passes: float, failures: float, *rest: Any) -> SavedBelief
     *counts, prior_passes, prior_failures = rest
     a, b = prior_passes + passes, prior_failures + failures
     return SavedBelief(key, a / (a + b), math.sqrt(a * b / (a + b + 1)) / (a + b), *counts)
+
+
+def to_json(value: Any, leaf: Leaf, marks: Mapping[str, object]) -> Any:
+    """Return JSON for dicts, lists and plain values; ``leaf`` returns the JSON of any other value.
+
+    JSON has text keys only, and a key of the user's may be one of ``marks``: such a dict becomes a list of pairs.
+    """
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and key != PAIRS and key not in marks for key in value):
+            return {key: to_json(item, leaf, marks) for key, item in value.items()}
+        return {PAIRS: [[to_json(one, leaf, marks) for one in pair] for pair in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item, leaf, marks) for item in value]
+    return value if value is None or isinstance(value, (str, bool, int, float)) else leaf(value)
+
+
+def from_json(value: Any, marks: Mapping[str, Leaf]) -> Any:
+    """Return what ``to_json`` was given; a mark's function returns the value that the mark stands for."""
+    if isinstance(value, list):
+        return [from_json(item, marks) for item in value]
+    if not isinstance(value, dict):
+        return value
+    mark: str = next(iter(value)) if len(value) == 1 else ""
+    if mark == PAIRS:
+        return {from_json(key, marks): from_json(item, marks) for key, item in value[PAIRS]}
+    if mark in marks:
+        return marks[mark](value[mark])
+    return {key: from_json(item, marks) for key, item in value.items()}

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from goldilocks.errors import require
-from goldilocks.runs.directory import cache_folder
-from goldilocks.runs.files import make_folder
+from goldilocks.runs.files import cache_folder, make_folder
 
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_FILES = ("*.json", "*.jinja", "*.txt", "model.safetensors")

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from goldilocks.runs.budget import Budget, Meter
+from goldilocks.runs.costs import Budget, Meter
 from goldilocks.trl.processes import Processes
 
 

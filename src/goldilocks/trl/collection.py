@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from goldilocks.drive.backend import places
 from goldilocks.drive.driver import Driver
-from goldilocks.drive.rounds import places
 from goldilocks.drive.rows import Place
 from goldilocks.trl.decisions import Batch, Round
 from goldilocks.trl.processes import Processes

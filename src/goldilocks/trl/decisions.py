@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from goldilocks.drive.backend import places
 from goldilocks.drive.driver import Driver
-from goldilocks.drive.rounds import places
 from goldilocks.drive.rows import Place
 from goldilocks.hashing import hashed
 from goldilocks.types import Group, Request

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from goldilocks.algorithms.guard import UpdateGuard
+from goldilocks.algorithms.behaviour import UpdateGuard
 from goldilocks.core.replay import Guard
 from goldilocks.errors import require
 from goldilocks.trl.rows import LOG_PROBS

@@ -20,10 +20,9 @@ import yaml
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from goldilocks.features.table import conversation_text
-from goldilocks.runs.directory import RunDir, set_aside
-from goldilocks.runs.history import validated_source
+from goldilocks.runs.files import RunDir, set_aside
+from goldilocks.runs.history import column_and_value, validated_source
 from goldilocks.runs.progress import FRESH_SCORE, SCORE, SECONDS
-from goldilocks.runs.validation import column_and_value
 from goldilocks.trl.collection import Collection
 from goldilocks.trl.decisions import Batch
 from goldilocks.types import Group

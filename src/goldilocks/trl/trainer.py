@@ -20,15 +20,15 @@ from trl import GRPOTrainer
 
 from goldilocks.config.settings import Settings
 from goldilocks.core import Exhausted
+from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
-from goldilocks.drive.rounds import Rounds
 from goldilocks.engine.reach import check_length
 from goldilocks.errors import require
 from goldilocks.hashing import hashed
 from goldilocks.platforms import cudnn
 from goldilocks.runs import trl_checkpoints
-from goldilocks.runs.validation import by_column, check_values, column_and_value, metric_name, value_of
+from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
 from goldilocks.trl import signal_rows
 from goldilocks.trl.advantages import advantages
 from goldilocks.trl.budget import BudgetCallback

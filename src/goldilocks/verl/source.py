@@ -18,8 +18,7 @@ from omegaconf import DictConfig
 from torch.utils.data import SequentialSampler
 
 from goldilocks.features.table import TablePrompts
-from goldilocks.runs.directory import cache_folder
-from goldilocks.runs.files import replacing
+from goldilocks.runs.files import cache_folder, replacing
 
 
 class DatasetSource(TablePrompts):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from goldilocks.algorithms.guard import UpdateGuard, kept_tokens, pushed_tokens
+from goldilocks.algorithms.behaviour import UpdateGuard, kept_tokens, pushed_tokens
 
 ROUNDING = 1e-9
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from goldilocks.compare.arm import Arm, EqualCost
-from goldilocks.compare.results import Result, Validation
-from goldilocks.compare.study import Study
+from goldilocks.compare.study import Result, Study, Validation
 
 BUDGET = EqualCost("rollouts", 1000)
 

@@ -11,8 +11,7 @@ import pytest
 from unit.compare.arms import result, study
 
 from goldilocks.compare.pictures import costs, levels, make_opening, write_pictures
-from goldilocks.compare.results import Results
-from goldilocks.compare.study import StudyFolder
+from goldilocks.compare.study import Results, StudyFolder
 from goldilocks.compare.table import make_table
 from goldilocks.report.write import write_png
 
@@ -80,7 +79,7 @@ sys.meta_path.insert(0, WithoutPictures())
 from unit.compare.arms import result, study
 from goldilocks.compare.command import _show, _write
 from goldilocks.compare.study import StudyFolder
-from goldilocks.compare.results import Results
+from goldilocks.compare.study import Results
 from goldilocks.compare.table import make_table
 
 chosen = study()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goldilocks.compare.results import at, curve
+from goldilocks.compare.study import at, curve
 
 RISING = curve([(0, 0.2), (100, 0.4), (300, 0.8)])
 

@@ -14,10 +14,9 @@ from unit.compare.arms import of_arm, study
 from unit.report.run_directories import write_run
 
 from goldilocks.compare.arm import SEEDS, Arm, EqualCost
-from goldilocks.compare.results import Result, Results, read_result
-from goldilocks.compare.run import ArmFailed, Turn, run_study
+from goldilocks.compare.command import ArmFailed, Turn, run_study
 from goldilocks.compare.show import notes
-from goldilocks.compare.study import TUNING_SEED, Study, StudyFolder
+from goldilocks.compare.study import TUNING_SEED, Result, Results, Study, StudyFolder, read_result
 from goldilocks.compare.table import make_table
 
 GRID = {"lr": ("1", "2")}

@@ -13,8 +13,8 @@ from unit.compare.arms import BUDGET, result, study
 
 from goldilocks.compare.arm import EqualCost
 from goldilocks.compare.pictures import curves
-from goldilocks.compare.results import Result, Results
 from goldilocks.compare.show import caption, in_markdown, notes, tables
+from goldilocks.compare.study import Result, Results
 from goldilocks.compare.table import make_table
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goldilocks.compare.results import at, curve
-from goldilocks.compare.targets import SHARES_OF_GAIN, Estimate, targets
+from goldilocks.compare.study import at, curve
+from goldilocks.compare.table import SHARES_OF_GAIN, Estimate, targets
 
 UNTIL = 400
 LINE = curve([(0, 0.2), (400, 0.6)])

@@ -10,9 +10,8 @@ from typing import Any
 
 from unit.core.driver import FaultyEngine, uniforms
 
-from goldilocks.drive.backend import Backend
+from goldilocks.drive.backend import Backend, Rounds, places
 from goldilocks.drive.gate import Gate, Judgement
-from goldilocks.drive.rounds import Rounds, places
 from goldilocks.drive.rows import MemoryRows, Place
 from goldilocks.filtering.step_metrics import Mean
 from goldilocks.types import Event, Group, Paused, Request, Rollout

@@ -18,11 +18,11 @@ from omegaconf import OmegaConf
 from verl_world import Queue
 
 from goldilocks.core import Collector
+from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.filter_gate import FilterGate
-from goldilocks.drive.rounds import Rounds
 from goldilocks.filtering import PPOFilterConfig
-from goldilocks.runs.budget import Budget
+from goldilocks.runs.costs import Budget
 from goldilocks.trl.collection import Collection
 from goldilocks.trl.gate import CompletionGate
 from goldilocks.trl.processes import Processes

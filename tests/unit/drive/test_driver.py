@@ -11,14 +11,12 @@ from builders import plain_collector
 from goldilocks.core import Collector, Exhausted, Limits, Surplus
 from goldilocks.core.filters import Everything
 from goldilocks.core.replay import Replay
-from goldilocks.drive.backend import CANCELLED
-from goldilocks.drive.driver import MAX_FAILURES, MAX_REFILLS, Driver, Stalled
-from goldilocks.drive.epochs import Epochs
+from goldilocks.drive.backend import CANCELLED, Rounds, places
+from goldilocks.drive.driver import MAX_FAILURES, MAX_REFILLS, Driver, Epochs, Stalled
 from goldilocks.drive.gate import Gate, Judgement
-from goldilocks.drive.rounds import Rounds, places
 from goldilocks.drive.rows import NoRows
 from goldilocks.filtering.step_metrics import Mean
-from goldilocks.runs.budget import Budget
+from goldilocks.runs.costs import Budget
 from goldilocks.types import Event, Failure, Group, OnExhausted, Paused, Request, Rollout, Verdict
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from goldilocks.core import ListSource
-from goldilocks.drive.rounds import Rounds
+from goldilocks.drive.backend import Rounds
 from goldilocks.testing import check_backend, check_rows
 from goldilocks.types import Failure, Request, Rollout
 

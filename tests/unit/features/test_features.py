@@ -12,9 +12,8 @@ from datasets import Dataset
 from numpy.testing import assert_allclose
 
 from goldilocks.features import feature_matrix, text_features, with_intercept
-from goldilocks.features.matrix import SAMPLE, reduce
+from goldilocks.features.matrix import LENGTHS, SAMPLE, column_features, reduce
 from goldilocks.features.table import column
-from goldilocks.features.text import LENGTHS, column_features
 
 SUMS = [f"Calculate {a} {'+-'[a % 2]} {b}." for a in range(20) for b in (3, 40, 500)]
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goldilocks.filtering.segments import Segments, first_occurrence_codes
+from goldilocks.filtering.rows import Segments, first_occurrence_codes
 
 KEYS = st.lists(st.integers(0, 5), max_size=40).map(sorted)
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goldilocks.filtering.segments import Segments
+from goldilocks.filtering.rows import Segments
 from goldilocks.filtering.selection import Draws, Samples, cut
 
 STRATEGIES = ["uniform", "efficiency", "efficiency_stochastic", "max_variance"]

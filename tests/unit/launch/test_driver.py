@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from goldilocks.launch.driver import explain
-from goldilocks.runs.directory import RunDir
+from goldilocks.runs.files import RunDir
 
 
 def test_what_was_written_for_the_user_is_said_as_it_is(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import ray
 from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from goldilocks.launch import nodes
-from goldilocks.launch.nodes import NodeLost, is_broken, naming_lost_nodes
+from goldilocks.launch import machine
+from goldilocks.launch.machine import NodeLost, is_broken, naming_lost_nodes
 
 # What the survivors of a killed node said.
 GLOO = RuntimeError(
@@ -58,7 +58,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     made.alive["10.0.0.3"] = False  # before the run began
     monkeypatch.setattr(ray, "nodes", made.nodes)
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    monkeypatch.setattr(nodes, "POLL_S", 0.0)
+    monkeypatch.setattr(machine, "POLL_S", 0.0)
     return made
 
 
@@ -87,7 +87,7 @@ def test_what_no_node_caused_is_raised_as_it_is_and_at_once(cluster: Cluster) ->
 def test_a_broken_connection_is_raised_as_it_is_if_every_node_lives(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "NOTICE_S", 0.01)
+    monkeypatch.setattr(machine, "NOTICE_S", 0.01)
     with pytest.raises(RuntimeError, match="Connection closed by peer"):
         run(cluster, GLOO)
 

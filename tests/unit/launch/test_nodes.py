@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from goldilocks.launch.nodes import compare
+from goldilocks.launch.machine import compare_nodes
 from goldilocks.launch.ray_probe import look
 
 FILES = {"/shared/runs/.doctor-1": "/shared/runs"}
@@ -17,7 +17,7 @@ def node(address: str, **changes: Any) -> dict[str, Any]:
 
 def details(*nodes: dict[str, Any]) -> dict[str, str]:
     """What is wrong, by node."""
-    return {finding.what: finding.detail for finding in compare(nodes, FILES) if not finding.ok}
+    return {finding.what: finding.detail for finding in compare_nodes(nodes, FILES) if not finding.ok}
 
 
 def test_nodes_that_are_alike_are_well() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from goldilocks.launch import prefork
 from goldilocks.launch.supervisor import Supervisor
-from goldilocks.runs.directory import RunDir
+from goldilocks.runs.files import RunDir
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="forks by pidfd, which is Linux's")
 

@@ -14,8 +14,7 @@ from goldilocks.launch import defaults
 from goldilocks.launch.preflight import check_paths
 from goldilocks.launch.recipe import choose, compose_config, names, quoted
 from goldilocks.launch.train import prepared
-from goldilocks.runs.directory import RunDir
-from goldilocks.runs.files import Tail
+from goldilocks.runs.files import RunDir, Tail
 from goldilocks.runs.history import validation_accuracy
 from goldilocks.runs.progress import Progress, clock
 

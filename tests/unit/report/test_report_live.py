@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from goldilocks.report.live import HOST, LiveReport, LiveServer
+from goldilocks.report.write import HOST, LiveReport, LiveServer
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from unit.report.run_directories import HOSTILE, VALIDATION
 
 from goldilocks.report.run import read_run, read_runs, run_names
 from goldilocks.runs.history import History, at_or_before, increments, running_total
-from goldilocks.runs.rollouts import MOST, evenly, read_dumps
+from goldilocks.runs.records import MOST_STEPS, evenly, read_dumps
 
 
 def log(path: Path, *lines: str) -> Path:
@@ -153,10 +153,10 @@ def test_a_group_keeps_its_best_and_its_worst_answer(dapo: Path) -> None:
 
 
 def test_a_long_run_is_sampled_from_its_first_step_to_its_last() -> None:
-    chosen = evenly(range(1, 1001), MOST)
-    assert len(chosen) == MOST == len(set(chosen))
+    chosen = evenly(range(1, 1001), MOST_STEPS)
+    assert len(chosen) == MOST_STEPS == len(set(chosen))
     assert (chosen[0], chosen[-1]) == (1, 1000)
-    assert evenly([1, 2], MOST) == [1, 2]
+    assert evenly([1, 2], MOST_STEPS) == [1, 2]
 
 
 def test_runs_are_called_by_what_tells_them_apart() -> None:

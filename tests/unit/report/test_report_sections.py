@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from goldilocks.report.page import figures
 from goldilocks.report.run import Run, read_run, read_runs
 from goldilocks.report.sections import SECTIONS
 from goldilocks.report.sections.base import Plot, smoothed, thinned
@@ -19,7 +20,6 @@ from goldilocks.report.sections.pass_rates import BINS, bin_of, pass_rates
 from goldilocks.report.sections.ratios import quantiles, ratios
 from goldilocks.report.sections.rollouts import rollouts
 from goldilocks.report.sections.tokens import accounts, tokens
-from goldilocks.report.summary import figures
 from goldilocks.runs.costs import spending
 from goldilocks.runs.history import History, increments
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goldilocks.core import Accounts
-from goldilocks.runs.budget import Budget, Meter
+from goldilocks.runs.costs import Budget, Meter
 
 
 def spent(rollouts: int = 0, tokens: int = 0) -> Accounts:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from goldilocks.runs.directory import cache_folder
-from goldilocks.runs.files import Lines, Tail, make_folder, read_objects, replacing, write_text
+from goldilocks.runs.files import Lines, Tail, cache_folder, make_folder, read_objects, replacing, write_text
 
 
 def test_a_file_is_replaced_when_it_is_whole(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goldilocks.runs.validation import MOST_VALUES, accuracy_by, by_column, column_and_value, metric_name, value_of
+from goldilocks.runs.history import MOST_VALUES, accuracy_by, by_column, column_and_value, metric_name, value_of
 
 
 def test_the_mean_of_each_value():

@@ -14,8 +14,8 @@ import torch
 from builders import plain_collector
 
 from goldilocks.core import Exhausted, Limits
+from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import MAX_FAILURES, Driver
-from goldilocks.drive.rounds import Rounds
 from goldilocks.trl.collection import Collection, Generated, Rewards, Sizes
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.rows import CompletionRows, Row

@@ -108,7 +108,7 @@ def test_a_column_that_the_validation_data_lack_is_named(tmp_path: Path) -> None
 
 
 def test_a_column_of_too_many_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goldilocks.runs.validation.MOST_VALUES", 3)
+    monkeypatch.setattr("goldilocks.runs.history.MOST_VALUES", 3)
     sections = {"goldilocks": {"validate_by": ["right"]}}
     trainer = world.trainer(tmp_path, sections=sections, eval_dataset=world.dataset(6), per_device_eval_batch_size=8)
     with pytest.raises(ValueError, match=r"goldilocks\.validate_by='right' .*at most 3 values, not 4"):

@@ -12,7 +12,7 @@ from goldilocks import Collector, Surplus
 from goldilocks.config.settings import Settings
 from goldilocks.core.filters import Variance
 from goldilocks.verl.compat.python_config import TrainerConfig
-from goldilocks.verl.epochs import UpdatesPerEpoch, schedule_note
+from goldilocks.verl.driven import UpdatesPerEpoch, schedule_note
 
 
 def trainer(epochs: int, steps: int | None = None) -> DictConfig:

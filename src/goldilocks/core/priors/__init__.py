@@ -1,6 +1,6 @@
 """Where beliefs begin: the prior of each prompt."""
 
-from goldilocks.core.priors.base import Counts, Flat, Prior
+from goldilocks.core.policy import Counts, Flat, Prior
 from goldilocks.core.priors.forecast import Forecast
 from goldilocks.core.priors.strata import Oracle, Strata
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from goldilocks.core.priors.base import Counts, Prior
+from goldilocks.core.policy import Counts, Prior
 from goldilocks.errors import require
 
 CONCENTRATIONS = (0.05, 1024.0)  # rollouts that a node counts as for one below it, at least and at most

@@ -27,8 +27,7 @@ from goldilocks.report.sections.base import (
     with_trend,
 )
 from goldilocks.runs.costs import COSTS, Cost
-from goldilocks.runs.history import History, Series, validated_source
-from goldilocks.runs.validation import column_and_value, metric_name, place_of
+from goldilocks.runs.history import History, Series, column_and_value, metric_name, place_of, validated_source
 
 SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 MOST_LABELS = 5  # runs that are named at the end of their line; more would cover the lines

@@ -35,14 +35,12 @@ from goldilocks.errors import require
 from goldilocks.platforms import patches_env
 from goldilocks.types import Group
 from goldilocks.verl.checks import check_v0
-from goldilocks.verl.compat.backend import GenerationBatches
+from goldilocks.verl.compat.backend import CollectingManager, GenerationBatches, Pending, is_placeholder, placeholder
 from goldilocks.verl.compat.gates import BatchFilter, FinalReward
-from goldilocks.verl.compat.manager import CollectingManager, Pending, is_placeholder, placeholder
 from goldilocks.verl.compat.python_config import TrainerConfig
 from goldilocks.verl.compat.rewards import RewardFunction, mark_validation, route
 from goldilocks.verl.compat.rows import STALE, TRAINED, ProtoRows, pad_to
-from goldilocks.verl.driven import Driven
-from goldilocks.verl.epochs import UpdatesPerEpoch, schedule_note
+from goldilocks.verl.driven import Driven, UpdatesPerEpoch, schedule_note
 from goldilocks.verl.patches.table import V0_TRAINER
 from goldilocks.verl.source import DatasetSource, hidden_states, loader_order
 from goldilocks.verl.update.gates import KLPenalty

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from goldilocks.runs.json_arrays import ARRAY, from_json, to_json
+from goldilocks.runs.checkpoints import ARRAY, from_json, to_json
 
 FILE_OF_TENSORS, FILE_OF_VALUES = "tensors.safetensors", "values.json"
 TENSOR, BYTES, PNG, PIXELS = "__tensor__", "__bytes__", "__png__", "__pixels__"

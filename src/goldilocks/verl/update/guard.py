@@ -20,7 +20,7 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers import engine_workers
 from verl.workers.utils import losses, padding
 
-from goldilocks.algorithms.guard import GuardVerdict, UpdateGuard
+from goldilocks.algorithms.behaviour import GuardVerdict, UpdateGuard
 from goldilocks.core.replay import Guard
 
 COUNTS = ("replay/guarded_rows", "replay/guarded_tokens", "replay/skipped_updates")

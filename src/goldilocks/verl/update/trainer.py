@@ -24,8 +24,7 @@ from goldilocks.drive.rehearsal import rehearse
 from goldilocks.types import Group
 from goldilocks.verl.checks import MANAGER, check_v1
 from goldilocks.verl.dispatch.backend import AgentLoops
-from goldilocks.verl.driven import Driven
-from goldilocks.verl.epochs import UpdatesPerEpoch, schedule_note
+from goldilocks.verl.driven import Driven, UpdatesPerEpoch, schedule_note
 from goldilocks.verl.estimators import estimator_for
 from goldilocks.verl.patches.table import GROUP_NUMBERS
 from goldilocks.verl.source import DatasetSource, hidden_states, loader_order

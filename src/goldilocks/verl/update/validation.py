@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from goldilocks.runs.validation import accuracy_by, value_of
+from goldilocks.runs.history import accuracy_by, value_of
 
 Batch = dict[str, Any]
 

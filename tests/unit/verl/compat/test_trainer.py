@@ -228,7 +228,7 @@ def test_a_budget_of_minutes_is_of_the_updates_and_goes_on_after_a_restart(tmp_p
 def test_a_budget_of_minutes_that_runs_out_after_an_update_ends_the_run_with_one_that_is_saved(tmp_path, monkeypatch):
     """A checkpoint and the log take time too, when it is too late to ask verl for the last checkpoint."""
     clock = [0.0]
-    monkeypatch.setattr("goldilocks.runs.budget.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("goldilocks.runs.costs.time", SimpleNamespace(monotonic=lambda: clock[0]))
     world = World(monkeypatch)
     monkeypatch.setattr(world, "_log", lambda data, step: (world.steps.append(data), clock.append(clock.pop() + 60)))
     keys = {"steps": 10, "trainer": {"save_freq": 100}, "more": {"goldilocks.budget.minutes": 2}}

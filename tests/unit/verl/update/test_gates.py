@@ -11,9 +11,9 @@ from verl_world import Queue
 
 from goldilocks.config.settings import Settings
 from goldilocks.core import Collector
+from goldilocks.drive.backend import Rounds, places
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.gate import Judgement
-from goldilocks.drive.rounds import Rounds, places
 from goldilocks.drive.rows import NoRows
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.types import Group, Request, Rollout

@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl_world import Queue
 
+from goldilocks.drive.backend import Rounds, places
 from goldilocks.drive.driver import Driver
-from goldilocks.drive.rounds import Rounds, places
 from goldilocks.types import Request, Rollout
 from goldilocks.verl.store.rows import QueueRows, Unfinished, batch_of
 from goldilocks.verl.update.gates import build_gate
