@@ -6,9 +6,8 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
-from goldilocks.runs.checkpoints import load_state
+from goldilocks.runs.checkpoints import load_state, torn, trl_checkpoints, updates_of
 from goldilocks.runs.records import group_uids, read_records
-from goldilocks.runs.trl_checkpoints import checkpoints, torn, updates
 from goldilocks.types import Account
 
 CLASSES = [account.value for account in Account]
@@ -22,7 +21,7 @@ def checkpointed(run: Path) -> int:
     file = run / "checkpoints" / "latest_checkpointed_iteration.txt"
     if file.exists():
         return int(file.read_text() or 0)
-    newest_first = sorted(map(updates, checkpoints(run / "checkpoints")), reverse=True)
+    newest_first = sorted(map(updates_of, trl_checkpoints(run / "checkpoints")), reverse=True)
     return next((step for step in newest_first if torn(of_trl(run, step)) is None), 0)
 
 
@@ -33,7 +32,7 @@ def of_trl(run: Path, step: int) -> Path:
 
 def is_saving(run: Path) -> bool:
     """Return whether the newest checkpoint of a TRL run is being written."""
-    steps = [updates(folder) for folder in checkpoints(run / "checkpoints")]
+    steps = [updates_of(folder) for folder in trl_checkpoints(run / "checkpoints")]
     return bool(steps) and torn(of_trl(run, max(steps))) is not None
 
 

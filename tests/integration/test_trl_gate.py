@@ -14,7 +14,7 @@ import trl_world as world
 
 from goldilocks.core import Exhausted
 from goldilocks.drive.driver import MAX_REFILLS
-from goldilocks.runs.trl_checkpoints import last_whole
+from goldilocks.runs.checkpoints import last_whole
 
 
 def lines(out: Path) -> list[dict[str, float]]:

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("trl")
 
-from goldilocks.runs.trl_checkpoints import last_whole
+from goldilocks.runs.checkpoints import last_whole
 
 ENDED = 0
 KILLED = -9

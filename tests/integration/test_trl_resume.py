@@ -13,7 +13,7 @@ pytest.importorskip("trl")
 import trl_world as world
 from transformers import TrainerCallback
 
-from goldilocks.runs.trl_checkpoints import last_whole
+from goldilocks.runs.checkpoints import last_whole
 
 SAVED = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
 FILTERED = {"filter_groups": {"enable": True}, "engine_slots": 8}

@@ -18,7 +18,7 @@ from goldilocks.launch import trl_keys
 from goldilocks.launch.recipe import TRAINER, verl_defaults
 from goldilocks.launch.trl_data import SCORE, Grader, dataset, seed_of
 from goldilocks.launch.trl_keys import LEVELS, LOSSES
-from goldilocks.runs.trl_checkpoints import last_whole
+from goldilocks.runs.checkpoints import last_whole
 
 VALIDATED_AT_ONCE = 64  # prompts in the slots of our engine, or in TRL's own generation
 VALIDATED_IN_A_PASS = 1024  # prompts, with our engine: no loss is computed, so a row is small

@@ -3,11 +3,16 @@
 Loading executes no code. In the JSON, an object with one key, a mark, stands for a value that JSON lacks. A belief is
 stored under the prompt's key, a hash of the prompt's content. A reader finds the text by the same hash, and shows the
 key where there is no text.
+
+Of TRL's checkpoints, the last whole one is found. transformers writes ``trainer_state.json`` after everything else in
+the folder, and deletes older checkpoints only then. A folder without that file, or with half of it, belongs to a run
+that ended while it was being written.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import zipfile
@@ -20,6 +25,8 @@ import numpy as np
 
 from goldilocks.runs.files import replacing
 
+logger = logging.getLogger(__name__)
+
 FILE = "goldilocks.npz"
 COLUMNS = ("keys", "positives", "negatives", "visits", "streak", "tokens", "last_step")
 _STATE = "state"
@@ -27,6 +34,8 @@ _FOLDER = re.compile(r"((global|interrupted)_step_|checkpoint-)(?P<step>\d+)")  
 ARRAY, PAIRS = "__array__", "__pairs__"
 
 Leaf = Callable[[Any], Any]
+LAST_FILE = "trainer_state.json"
+_OF_TRL = re.compile(r"checkpoint-(\d+)")
 
 
 def save_state(state: dict[str, Any], path: str | Path) -> None:
@@ -131,3 +140,41 @@ def from_json(value: Any, marks: Mapping[str, Leaf]) -> Any:
     if mark in marks:
         return marks[mark](value[mark])
     return {key: from_json(item, marks) for key, item in value.items()}
+
+
+def last_whole(root: Path) -> Path | None:
+    """Return TRL's whole checkpoint of the most updates, and log which ones are skipped and why."""
+    for folder in sorted(trl_checkpoints(root), key=updates_of, reverse=True):
+        fault = torn(folder)
+        if fault is None:
+            return folder
+        logger.warning("%s is skipped: %s. The run ended while it was being written.", folder, fault)
+    return None
+
+
+def updates_of(folder: Path) -> int:
+    """Return how many updates the weights of a checkpoint have had."""
+    found = _OF_TRL.fullmatch(folder.name)
+    assert found is not None, f"{folder} is not a checkpoint of TRL's"
+    return int(found[1])
+
+
+def torn(folder: Path) -> str | None:
+    """Return what a checkpoint lacks, or None if it is whole."""
+    try:
+        json.loads((folder / LAST_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"it has no {LAST_FILE}, which is written last"
+    except ValueError:
+        return f"its {LAST_FILE} breaks off"
+    return None
+
+
+def begin_again(folder: Path) -> None:
+    """Mark a checkpoint of TRL's that is about to be written again as not whole."""
+    (folder / LAST_FILE).unlink(missing_ok=True)
+
+
+def trl_checkpoints(root: Path) -> list[Path]:
+    there = root.iterdir() if root.is_dir() else ()
+    return [folder for folder in there if _OF_TRL.fullmatch(folder.name) and folder.is_dir()]

@@ -1,5 +1,8 @@
 """Collecting one batch: rounds of TRL's own generation until the collector has the groups it wants.
 
+The first process decides. What it decides, a round to generate or a batch to train, is plain data that travels to the
+others.
+
 Invariant: when the batch is one round of whole groups, as with everything off, what is trained is what TRL made of it,
 tensor for tensor. Otherwise rows of several rounds, and of earlier steps, are put together here.
 """
@@ -16,11 +19,11 @@ from torch import Tensor
 from goldilocks.drive.backend import places
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rows import Place
-from goldilocks.trl.decisions import Batch, Round
+from goldilocks.hashing import hashed
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts
 from goldilocks.trl.rows import LOG_PROBS, SAMPLED, CompletionRows, Row, join_rows
-from goldilocks.types import Event, Failure, Request, Rollout
+from goldilocks.types import Event, Failure, Group, Request, Rollout
 
 SCALE = "goldilocks_loss_scale"  # a column of the batch: how much the rows that fill it up would thin the loss out
 
@@ -229,3 +232,39 @@ def _event(uid: str, number: int, row: Row, rewards: Rewards) -> Rollout | Failu
     # A function that returned None does not apply to this prompt: it has no value here, and NaN is not equal to it.
     metrics = {name: value for name, value in zip(rewards.names, row.rewards, strict=True) if value == value}
     return Rollout(uid, number, rewards.score(row), tokens, metrics, truncated=row.truncated)
+
+
+@dataclass(frozen=True)
+class Round:
+    """Requests that are generated together, and the seed of each one's visit to its prompt."""
+
+    requests: tuple[Request, ...]
+    visit_seeds: tuple[int, ...]
+
+    @classmethod
+    def of(cls, requests: tuple[Request, ...], seed: int) -> Round:
+        """Return a round; ``seed`` is the run's."""
+        prompts = ((request.prompt.key, request.prompt.index, request.visit) for request in requests)
+        return cls(requests, tuple(hashed(seed, *prompt) for prompt in prompts))
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seed of every rollout: a function of the run's seed, the prompt, the visit and the rollout's number."""
+        return [hashed(self.visit_seeds[place], number) for _, number, place in places(self.requests)]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The groups to train; ``waiting`` are the rollouts that a later batch may need, ``alive`` their groups."""
+
+    groups: tuple[Group, ...]
+    alive: frozenset[str]
+    waiting: tuple[Place, ...]
+    metrics: dict[str, float]
+
+    @classmethod
+    def of(cls, driver: Driver) -> Batch:
+        """Return the batch in hand."""
+        collector = driver.collector
+        waiting = tuple((rollout.uid, rollout.index) for rollout in collector.waiting_rollouts)
+        return cls(collector.in_hand, frozenset(collector.alive), waiting, driver.metrics())

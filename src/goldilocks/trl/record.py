@@ -23,8 +23,7 @@ from goldilocks.features.table import conversation_text
 from goldilocks.runs.files import RunDir, set_aside
 from goldilocks.runs.history import column_and_value, validated_source
 from goldilocks.runs.progress import FRESH_SCORE, SCORE, SECONDS
-from goldilocks.trl.collection import Collection
-from goldilocks.trl.decisions import Batch
+from goldilocks.trl.collection import Batch, Collection
 from goldilocks.types import Group
 
 LENGTH = "response_length/mean"

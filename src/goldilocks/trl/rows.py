@@ -1,6 +1,7 @@
 """Rollouts as TRL returned them, one row each, without padding: kept until they are trained or let go.
 
-Every process holds the rows of all processes, so that each can cut its own part of any batch.
+Every process holds the rows of all processes, so that each can cut its own part of any batch. ``batch_filter.*`` judges
+rows inside the refill loop.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from goldilocks.drive.filter_gate import FilterGate
+from goldilocks.drive.gate import Judgement
 from goldilocks.drive.rows import MemoryRows, Place
+from goldilocks.filtering import PPOFilterConfig
 from goldilocks.runs.checkpoints import load_state, save_state
-from goldilocks.types import Rollout
+from goldilocks.types import Group, Rollout
 
 PROMPT = ("prompt_ids", "prompt_mask")  # padded on the left; everything else on the right
 LOG_PROBS = "old_per_token_logps"
@@ -177,3 +181,25 @@ def _padded(values: Sequence[Tensor], fill: int, left: bool, multiple: int | Non
         start = width - len(one) if left else 0
         out[place, start : start + len(one)] = one
     return out
+
+
+class CompletionGate(FilterGate):
+    """``batch_filter.*`` on the rows that TRL returned."""
+
+    def __init__(self, config: PPOFilterConfig, seed: int, rows: CompletionRows) -> None:
+        super().__init__(config, seed)
+        self._rows = rows
+
+    def judge(self, groups: Sequence[Group]) -> Judgement:
+        rollouts = [rollout for group in groups for rollout in group.trained]
+        places = [(rollout.uid, rollout.index) for rollout in rollouts]
+        joined = join_rows(self._rows.get(places), pad_token=0, multiple=None)
+        mask = joined["completion_mask"]
+        data = {
+            "rewards": torch.tensor([rollout.reward for rollout in rollouts]),
+            "response_mask": mask * joined["tool_mask"] if "tool_mask" in joined else mask,
+        }
+        # Both are there when vLLM generates: the gates compare what it and the trainer say of the same tokens.
+        if LOG_PROBS in joined and SAMPLED in joined:
+            data |= {"old_log_probs": joined[LOG_PROBS], "rollout_log_probs": joined[SAMPLED]}
+        return self.judge_rows(places, data)

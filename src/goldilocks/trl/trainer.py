@@ -27,21 +27,18 @@ from goldilocks.engine.reach import check_length
 from goldilocks.errors import require
 from goldilocks.hashing import hashed
 from goldilocks.platforms import cudnn
-from goldilocks.runs import trl_checkpoints
+from goldilocks.runs import checkpoints
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
 from goldilocks.trl import signal_rows
 from goldilocks.trl.advantages import advantages
-from goldilocks.trl.budget import BudgetCallback
+from goldilocks.trl.callbacks import BudgetCallback, GuardCallback, check_guard
 from goldilocks.trl.collection import SCALE, Collection, Generated, Rewards, Seeds, Sizes
 from goldilocks.trl.engine_rollouts import EngineRollouts
-from goldilocks.trl.gate import CompletionGate
-from goldilocks.trl.guard import GuardCallback
-from goldilocks.trl.guard import check as check_guard
 from goldilocks.trl.host import HOST, Unread, Unsent, moved, on_host
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts, SamplerOrder
 from goldilocks.trl.record import RunRecord, accuracy_name
-from goldilocks.trl.rows import LOG_PROBS, CompletionRows, Row, join_rows, split_rows
+from goldilocks.trl.rows import LOG_PROBS, CompletionGate, CompletionRows, Row, join_rows, split_rows
 from goldilocks.trl.saved import Saved
 from goldilocks.trl.sections import Section, Sections
 from goldilocks.trl.supported import RETURNED, check_engine, check_trl
@@ -470,7 +467,7 @@ class CollectedTrainer(Base):  # type: ignore[misc]
         """TRL's; ``resume_from_checkpoint=True`` takes the last checkpoint that was written to its end."""
         if resume_from_checkpoint is True:
             root = self.args.output_dir
-            found = trl_checkpoints.last_whole(Path(root))
+            found = checkpoints.last_whole(Path(root))
             require(found is not None, "resume_from_checkpoint", True, f"False: {root} has no whole checkpoint")
             resume_from_checkpoint = str(found)
         return super().train(resume_from_checkpoint, *args, **kwargs)
@@ -478,7 +475,7 @@ class CollectedTrainer(Base):  # type: ignore[misc]
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """The collector's state first: TRL writes the file that makes the checkpoint count last."""
         folder = self._checkpoint_folder(trial)
-        trl_checkpoints.begin(folder)
+        checkpoints.begin_again(folder)
         if self.collection is not None:
             between = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
             self._saved.write(folder, self._step, self._buffered_inputs if between else None)

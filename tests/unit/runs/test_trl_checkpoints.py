@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from goldilocks.runs.trl_checkpoints import begin, last_whole
+from goldilocks.runs.checkpoints import begin_again, last_whole
 
 
 def written(root: Path, step: int, state: str | None = '{"global_step": 1}') -> Path:
@@ -39,6 +39,6 @@ def test_a_folder_without_a_whole_checkpoint_has_none(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_is_written_again_does_not_count_until_it_is_whole(tmp_path: Path) -> None:
     before, again = written(tmp_path, 2), written(tmp_path, 4)
-    begin(again)
+    begin_again(again)
     assert last_whole(tmp_path) == before
-    begin(tmp_path / "checkpoint-6")  # written for the first time
+    begin_again(tmp_path / "checkpoint-6")  # written for the first time

@@ -11,7 +11,7 @@ import pytest
 import trl_world as world
 from builders import plain_collector
 
-from goldilocks.trl.decisions import Round
+from goldilocks.trl.collection import Round
 
 
 def test_no_two_rollouts_of_a_round_that_spans_two_epochs_draw_the_same_noise() -> None:

@@ -12,7 +12,7 @@ import trl_world as world
 from torch import Tensor
 
 from goldilocks.core.replay import Guard
-from goldilocks.trl.guard import check
+from goldilocks.trl.callbacks import check_guard
 from goldilocks.trl.rows import LOG_PROBS
 
 MOVED = torch.tensor([[0.1, 0.15, 0.2], [-0.1, -0.15, 0.9], [0.0, -0.7, 0.0]])  # log π − log π that wrote the token
@@ -92,4 +92,4 @@ def test_an_evaluation_is_not_guarded(tmp_path: Path) -> None:
 def test_what_the_guard_cannot_hold_in_is_refused(changes: dict[str, Any], message: str) -> None:
     usual = {"args": SimpleNamespace(loss_type="grpo"), "use_liger_kernel": False, "is_deepspeed_enabled": False}
     with pytest.raises(ValueError, match=f"goldilocks.guard.enable=True is not accepted: {message}"):
-        check(SimpleNamespace(**{**usual, **changes}), Guard(enable=True))
+        check_guard(SimpleNamespace(**{**usual, **changes}), Guard(enable=True))
