@@ -160,7 +160,7 @@ def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S, stop: th
                 break
         ended = "interrupted" if stop.is_set() else f"no sign of life for {stall_s:g} s"
         cut = ended if driver.running else None
-        _records(tail, progress)
+        line.show(_records(tail, progress), progress, time.monotonic() - started)  # written since the last look
     failure = cut or (None if driver.status == 0 else run_dir.failure(driver.status))
     return Ended(progress, time.monotonic() - started, failure)
 

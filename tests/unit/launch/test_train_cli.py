@@ -205,3 +205,15 @@ def test_a_prior_that_only_a_study_may_have_is_refused_before_anything_is_made(t
     assert said.err.count("\n") == 1
     assert said.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_last_step_is_shown_also_where_the_run_ends_between_two_looks_at_it(tmp_path, monkeypatch, capsys):
+    """In the place of Python stands a program that logs a step and ends at once."""
+    pretend_that_model_and_data_are_there(tmp_path)
+    record = {"step": 2, "data": {"critic/score/mean": 0.5, "timing_s/step": 1.0}}
+    quick = tmp_path / "python"
+    quick.write_text(f"#!/bin/sh\nsleep 0.1\necho '{json.dumps(record)}' >> \"$VERL_FILE_LOGGER_PATH\"\n")
+    quick.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(quick))
+    assert main(["train", "trainer.total_training_steps=2", "--runs", str(tmp_path), "--name", "run"]) == 0
+    assert "step 2/2 · reward 0.50" in capsys.readouterr().out
