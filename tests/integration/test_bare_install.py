@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from .conftest import PATIENCE_S
+
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +39,9 @@ def link(distribution: metadata.Distribution, site: Path) -> None:
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,8 @@ from goldilocks.launch import fork_server
 from goldilocks.launch.fork_server import ForkServer
 from goldilocks.launch.prefork import SOCKET, py_executable
 
+from .conftest import PATIENCE_S
+
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="forks by pidfd, which is Linux's")
 
 SLEEPER = """
@@ -60,12 +62,12 @@ def test_a_run_has_everything_imported_is_interrupted_with_its_command_and_ends_
     assert said == ["True", "word", "2"]
     assert int(pid) != first.pid
     first.send_signal(signal.SIGINT)
-    assert first.wait(60) == 130
+    assert first.wait(PATIENCE_S) == 130
     second, (pid, *_) = sleeper(server, environment)
     run = psutil.Process(int(pid))
     server.__exit__(None, None, None)
-    second.wait(60)
-    assert psutil.wait_procs([run], timeout=60)[1] == []
+    second.wait(PATIENCE_S)
+    assert psutil.wait_procs([run], timeout=PATIENCE_S)[1] == []
 
 
 def test_without_a_server_a_run_is_a_process_of_its_own(
@@ -79,7 +81,7 @@ def test_without_a_server_a_run_is_a_process_of_its_own(
     assert said == ["False", "word", "2"]
     assert int(pid) == run.pid
     run.kill()
-    run.wait(60)
+    run.wait(PATIENCE_S)
 
 
 STUDY = """
@@ -108,7 +110,7 @@ def test_a_study_that_is_killed_leaves_no_run_and_its_folder_to_the_next(
     assert killed.stdout.readline() == "locked\n"
     run = psutil.Process(int(killed.stdout.readline().split()[0]))
     killed.kill()
-    killed.wait(60)
+    killed.wait(PATIENCE_S)
     following = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert following.stdout == "locked\n"
-    assert psutil.wait_procs([run], timeout=60)[1] == []
+    assert psutil.wait_procs([run], timeout=PATIENCE_S)[1] == []

@@ -146,7 +146,7 @@ def test_a_reward_function_that_raises_or_hangs_ends_the_run_with_the_reason(
 def test_a_guarded_reward_function_returns_what_the_function_does():
     inner = {"path": "pkg://goldilocks.tasks.registry", "name": "compute_score", "reward_kwargs": {}}
     row = {"data_source": "goldilocks/arithmetic", "solution_str": "3", "ground_truth": "3", "extra_info": {}}
-    result = asyncio.run(compute_score(guarded_function=inner, timeout_s=5.0, **row))
+    result = asyncio.run(compute_score(guarded_function=inner, timeout_s=PATIENCE_S, **row))
     assert result == {"score": 1.0, "acc": 1.0}
 
 

@@ -122,7 +122,11 @@ def test_an_interpolation_is_a_value_like_another():
 
 
 def test_an_arm_that_is_silent_for_longer_than_the_option_says_is_ended(capsys, tmp_path, monkeypatch):
-    """An arm is looked at before its process can have printed anything, or ended for lack of a model."""
+    """In the place of Python stands a program that says nothing and does not end by itself."""
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\nexec sleep 600\n")
+    silent.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(silent))
     monkeypatch.setattr("goldilocks.launch.train.POLL_S", 0.002)
     out = tmp_path / "out"
     assert main(["compare", "grpo", *ENOUGH, "--stall-timeout", "0.001", "--out", str(out)]) == 1

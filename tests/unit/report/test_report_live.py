@@ -17,6 +17,8 @@ import pytest
 
 from goldilocks.report.write import HOST, LiveReport, LiveServer
 
+PATIENCE_S = 300  # for what is sure to happen: a busy machine is not a mistake
+
 
 @pytest.fixture
 def growing(dapo: Path, tmp_path: Path) -> Path:
@@ -47,7 +49,7 @@ def serving(run: Path) -> Iterator[LiveServer]:
 
 
 def get(server: LiveServer, path: str, host: str | None = None) -> tuple[int, str]:
-    connection = HTTPConnection(HOST, server.server_port, timeout=30)
+    connection = HTTPConnection(HOST, server.server_port, timeout=PATIENCE_S)
     connection.request("GET", path, headers={"Host": host or f"{HOST}:{server.server_port}"})
     response = connection.getresponse()
     return response.status, response.read().decode()
@@ -88,5 +90,5 @@ def test_ctrl_c_ends_it_cleanly(begun: Path) -> None:
         first = process.stdout.readline()
         assert re.fullmatch(r"live at http://127\.0\.0\.1:\d+/ \(Ctrl-C ends it\)\n", first)
         process.send_signal(signal.SIGINT)
-        out, error = process.communicate(timeout=30)
+        out, error = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, out, error) == (0, "ended\n", "")

@@ -11,12 +11,13 @@ import pytest
 
 from goldilocks.verl.dispatch.guarded_reward import compute_score, guarded
 
+PATIENT, HASTY = 60.0, 0.2  # time limits: beyond what a busy machine needs, and of a call that hangs
 FUNCTION = """
 import threading
 
 def compute_score(data_source, solution_str, ground_truth, extra_info, bonus=0):
     if solution_str == "hang":
-        threading.Event().wait(30)
+        threading.Event().wait(600)
     if solution_str == "raise":
         raise LookupError("no such answer")
     return {"score": len(solution_str) + bonus, "thread": threading.get_ident()}
@@ -27,12 +28,13 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, bonus=0):
 def function(tmp_path: Path) -> dict[str, Any]:
     path = tmp_path / "reward.py"
     path.write_text(FUNCTION)
-    config = guarded({"path": str(path), "name": "compute_score", "reward_kwargs": {"bonus": 10}}, timeout_s=0.2)
+    config = guarded({"path": str(path), "name": "compute_score", "reward_kwargs": {"bonus": 10}})
     return dict(config["reward_kwargs"])
 
 
-async def score(function: dict[str, Any], answer: str) -> Any:
-    return await compute_score(data_source="d", solution_str=answer, ground_truth="", extra_info={}, **function)
+async def score(function: dict[str, Any], answer: str, timeout_s: float = PATIENT) -> Any:
+    limited = {**function, "timeout_s": timeout_s}
+    return await compute_score(data_source="d", solution_str=answer, ground_truth="", extra_info={}, **limited)
 
 
 def test_results_and_errors_are_the_functions_own(function: dict[str, Any]) -> None:
@@ -54,7 +56,7 @@ def test_calls_one_after_another_share_a_thread(function: dict[str, Any]) -> Non
 def test_a_call_that_hangs_is_named_and_its_thread_is_not_used_again(function: dict[str, Any]) -> None:
     async def main() -> list[Any]:
         with pytest.raises(RuntimeError, match=r"compute_score of .*reward\.py did not return within 0\.2 s"):
-            await score(function, "hang")
+            await score(function, "hang", HASTY)
         return await asyncio.gather(*(score(function, "a" * length) for length in range(1, 60)))
 
     assert [one["score"] for one in asyncio.run(main())] == [10 + length for length in range(1, 60)]

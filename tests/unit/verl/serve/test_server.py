@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from unit.engine.models import VOCABULARY, fresh, logits_after, reference
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl_world import Actor, balancer_of, client_of
 
+from goldilocks.engine import Engine, Generation
 from goldilocks.verl.dispatch.client import current_session
 from goldilocks.verl.serve.server import RolloutServer
 from goldilocks.verl.serve.transfer import Bucket
@@ -40,6 +43,45 @@ def _server(model_path: Path, **options: Any) -> Any:
     )
     model = HFModelConfig(path=str(model_path), override_config={"attn_implementation": "sdpa"})
     return RolloutServer(config, model, replica_rank=0, visible_device=None)
+
+
+class Portioned(Engine):
+    """Makes a few steps after a request was submitted, then none until a request is submitted or aborted.
+
+    So nothing ends by itself before a test aborts it, however the engine's thread and the test's take turns.
+    """
+
+    portion, left = 5, 0
+
+    def submit(self, *args: Any) -> None:
+        super().submit(*args)
+        self.left = self.portion
+
+    def abort(self, request_id: str) -> None:
+        super().abort(request_id)
+        self.left = max(self.left, 1)  # an aborted request comes back from the next step
+
+    def abort_all(self) -> None:
+        super().abort_all()
+        self.left = max(self.left, 1)
+
+    def step(self) -> list[Generation]:
+        if not self.left:
+            time.sleep(0.001)
+            return []
+        self.left -= 1
+        return super().step()
+
+
+@pytest.fixture
+def portioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("goldilocks.verl.serve.server.Engine", Portioned)
+
+
+async def portion_made(server: Any, requests: int = 1, over: Callable[[], bool] = lambda: False) -> None:
+    """Wait until the engine has so many requests and has made its steps, or until it is ``over``."""
+    while not over() and (len(server._loop.in_flight()) < requests or server._loop._engine.left):
+        await asyncio.sleep(0.001)
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +171,13 @@ def test_a_server_that_leaves_sends_a_whole_message_back(server: Any) -> None:
     )
 
 
+@pytest.mark.usefixtures("portioned")
 def test_abort_all_ends_what_runs_holds_what_comes_and_resumes(model_path: Path) -> None:
     server = _server(model_path, max_num_seqs=1, ignore_eos=True)
 
     async def scenario() -> tuple[Any, ...]:
         running = [asyncio.ensure_future(server.generate(PROMPT, {}, f"r{i}")) for i in range(3)]
-        await asyncio.sleep(0.005)
+        await portion_made(server, requests=3)
         aborted = await server.abort_all_requests()
         late = asyncio.ensure_future(server.generate(PROMPT, {"max_tokens": 2}, "late"))
         await asyncio.sleep(0.05)
@@ -143,9 +186,11 @@ def test_abort_all_ends_what_runs_holds_what_comes_and_resumes(model_path: Path)
         return aborted, await asyncio.gather(*running), await late
 
     aborted, outputs, late = asyncio.run(asyncio.wait_for(scenario(), 30))
-    stopped = [output for output in outputs if output.stop_reason == "aborted"]
-    assert aborted["aborted_count"] == len(aborted["request_ids"]) == len(stopped) > 0
-    assert all(len(output.token_ids) < 24 for output in stopped)
+    assert [output.stop_reason for output in outputs] == ["aborted"] * 3
+    assert (aborted["aborted_count"], set(aborted["request_ids"])) == (3, {"r0", "r1", "r2"})
+    running, *waiting = sorted((len(output.token_ids) for output in outputs), reverse=True)
+    assert 0 < running < 24
+    assert waiting == [0, 0]
     assert late.stop_reason == "completed"
 
 
@@ -228,11 +273,13 @@ def _client(server: Any) -> Any:
     return client_of(balancer_of(a=Actor(server)), max_num_seqs=4, response_length=56)
 
 
-def test_paused_and_resumed_an_answer_is_what_it_would_have_been(model_path: Path) -> None:
+def test_paused_and_resumed_an_answer_is_what_it_would_have_been(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The real client over the real engine, with the same weights; some answers are as long as they may be."""
-    server = _server(model_path, response_length=56)
 
     async def answers(pauses: bool) -> tuple[list[Any], int]:
+        server = _server(model_path, response_length=56)
         client = _client(server)
 
         async def one(index: int) -> Any:
@@ -241,15 +288,16 @@ def test_paused_and_resumed_an_answer_is_what_it_would_have_been(model_path: Pat
             return await client.generate(f"r{index}", prompt_ids=PROMPT, sampling_params=params)
 
         tasks = [asyncio.ensure_future(one(index)) for index in range(6)]  # two wait for a slot
-        await asyncio.sleep(0.002)
-        while pauses and not all(task.done() for task in tasks):
-            assert await client.pause(within=20) == 0
+        all_of_them = asyncio.gather(*tasks)
+        while pauses and not all_of_them.done():
+            await portion_made(server, over=all_of_them.done)
+            assert await client.pause(within=60) == 0
             client.resume()
-            await asyncio.sleep(0.004)
-        outputs = await asyncio.gather(*tasks)
-        return outputs, max(len(session.answers[0].parts) for session in client.unfinished)
+        return await all_of_them, max(len(session.answers[0].parts) for session in client.unfinished)
 
-    (whole, once), (paused, parts) = (asyncio.run(asyncio.wait_for(answers(pauses), 60)) for pauses in (False, True))
+    whole, once = asyncio.run(asyncio.wait_for(answers(pauses=False), 60))
+    monkeypatch.setattr("goldilocks.verl.serve.server.Engine", Portioned)
+    paused, parts = asyncio.run(asyncio.wait_for(answers(pauses=True), 60))
     assert once == 1 < parts
     for one, other in zip(whole, paused, strict=True):
         assert one.token_ids == other.token_ids
@@ -258,6 +306,7 @@ def test_paused_and_resumed_an_answer_is_what_it_would_have_been(model_path: Pat
         assert len(other.extra_fields["top_log_probs"]) == len(other.token_ids)
 
 
+@pytest.mark.usefixtures("portioned")
 def test_tokens_written_before_and_after_an_update_say_so(model_path: Path) -> None:
     server = _server(model_path, response_length=56, ignore_eos=True)
 
@@ -271,17 +320,15 @@ def test_tokens_written_before_and_after_an_update_say_so(model_path: Path) -> N
 
         await server.set_global_steps(4)
         task = asyncio.ensure_future(answer())
-        while not session.tokens:  # until the pause has found something written
-            await asyncio.sleep(0.002)
-            await client.pause(within=20)
-            client.resume()
-        await client.pause(within=20)
+        await portion_made(server)
+        await client.pause(within=60)
         before = session.tokens
         await server.set_global_steps(5)
+        server._loop._engine.portion = 56
         client.resume()
         return await task, session.versions, before
 
     output, versions, before = asyncio.run(asyncio.wait_for(scenario(), 60))
     assert len(output.token_ids) == 56
-    assert sum(count for version, count in versions if version == 4) == before
-    assert sum(count for version, count in versions if version == 5) == 56 - before
+    assert 0 < before < 56
+    assert versions == [[4, before], [5, 56 - before]]
