@@ -28,9 +28,12 @@ def start(profile: Path) -> webdriver.Chrome:
     return webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
 
 
-def wait(condition: Callable[[], Any], within: float = 30) -> Any:
+PATIENCE_S = 300.0  # for what is sure to happen: a busy machine is not a mistake
+
+
+def wait(condition: Callable[[], Any]) -> Any:
     """Return the condition's value once it is true."""
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + PATIENCE_S
     while not (value := condition()):
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.05)
