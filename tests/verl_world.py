@@ -27,9 +27,8 @@ from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.config import RolloutConfig
-from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.llm_server import GlobalRequestLoadBalancer, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
-from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
 from goldilocks.core import Collector
 from goldilocks.engine.request import Generation

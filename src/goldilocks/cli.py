@@ -8,15 +8,14 @@ it is printed as one line, and the exit status is 2.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import platform
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
 from goldilocks import __version__
 from goldilocks.errors import missing_extra
+from goldilocks.tested import installed
 
 # name: (module, what it does); EXTRAS: what to install for it beside the core
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -79,8 +78,8 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"goldilocks {__version__}\npython {platform.python_version()} {platform.machine()}")
         for name in RUNS_ON:
-            with contextlib.suppress(metadata.PackageNotFoundError):
-                print(name, metadata.version(name))
+            if version := installed(name):
+                print(name, version)
         parser.exit()
 
 

@@ -7,6 +7,8 @@ import inspect
 import json
 from typing import Any
 
+Sources = str | tuple[str, ...]  # the digest of a source, or of each that a supported release has
+
 
 def hashed(*parts: object) -> int:
     """Return a hash of 63 bits: a seed that every engine accepts."""
@@ -17,6 +19,11 @@ def hashed(*parts: object) -> int:
 def digest(function: Any) -> str:
     """Return a short fingerprint of the source of a function or class, beneath its decorators."""
     return hashlib.sha256(inspect.getsource(inspect.unwrap(function)).encode()).hexdigest()[:16]
+
+
+def is_known(function: Any, sources: Sources) -> bool:
+    """Return whether a function or class has one of these sources."""
+    return digest(function) in ((sources,) if isinstance(sources, str) else sources)
 
 
 def content_key(content: object) -> int:

@@ -19,6 +19,7 @@ BELOW: dict[str, set[str]] = {
     "errors": set(),
     "dotted_keys": set(),
     "hashing": set(),
+    "tested": set(),
     "types": {"errors"},
     "core": {"errors", "hashing", "types"},
     "runs": BASE | {"core"},
@@ -34,12 +35,12 @@ BELOW: dict[str, set[str]] = {
     "tasks": {"errors", "runs"},
     "report": CORE,
     "trl": SETTINGS | {"algorithms", "drive", "engine", "platforms"},
-    "verl": SETTINGS | {"algorithms", "drive", "engine", "platforms"},
-    "launch": SETTINGS | {"algorithms", "engine", "platforms", "tasks", "trl", "verl"},
+    "verl": SETTINGS | {"algorithms", "drive", "engine", "platforms", "tested"},
+    "launch": SETTINGS | {"algorithms", "engine", "platforms", "tasks", "tested", "trl", "verl"},
     "compare": SETTINGS | {"launch", "report"},
     "main_ppo": SETTINGS | {"launch", "platforms", "verl"},
     "main_ppo_adaptive": {"main_ppo"},
-    "cli": {"errors"},
+    "cli": {"errors", "tested"},
     "completion": SETTINGS | {"cli"},
 }
 ALONE = {"core": {"numpy"}, "types": set(), "errors": set()}  # all that these import from others

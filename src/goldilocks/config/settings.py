@@ -60,7 +60,7 @@ class FilterGroups:
     """``algorithm.filter_groups``: dynamic sampling."""
 
     enable: bool = False
-    metric: str = "reward"
+    metric: str | None = "reward"  # None, the default of some releases of verl: the reward
     max_num_gen_batches: int = 0
     max_inflight_gen_batches: int = 1  # verl's key: here it is 1, and data.gen_batch_size bounds generation
     min_std: float | None = None  # None: MIN_STD; of the final reward, how much its penalties alone vary
@@ -151,7 +151,7 @@ class Settings:
             several = self.n > 1 or adaptive.enable or self.policies.allocator is not None
             accepted = "2 or more with algorithm.filter_groups.enable=True"
             require(several, "actor_rollout_ref.rollout.n", self.n, accepted)
-            require(bool(groups.metric), "algorithm.filter_groups.metric", groups.metric, "the name of a reward metric")
+            require(groups.metric != "", "algorithm.filter_groups.metric", groups.metric, "the name of a reward metric")
             key, batches = "algorithm.filter_groups.max_inflight_gen_batches", groups.max_inflight_gen_batches
             require(batches == 1, key, batches, "1; data.gen_batch_size says how many prompts are rolled out at a time")
         if adaptive.enable:
@@ -342,7 +342,7 @@ class Settings:
             return build_filter(name, self.policies.filter_kwargs)
         if not groups.enable or self.judges_final_reward:
             return Everything()
-        metric = "reward" if groups.metric in REWARD_METRICS else groups.metric
+        metric = "reward" if groups.metric is None or groups.metric in REWARD_METRICS else groups.metric
         return Variance(metric, MIN_STD if groups.min_std is None else groups.min_std, self.adaptive.positive_threshold)
 
     def _without_effect(self, selector: Selector) -> list[tuple[str, object, str]]:

@@ -13,15 +13,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-from packaging.version import Version
 
 from goldilocks.launch.machine import PRIVATE, Finding, compare_nodes, find_device, rollout_engines
 from goldilocks.platforms import PATCHES_VARIABLE, platform_env
 from goldilocks.runs.files import cache_folder
+from goldilocks.tested import TESTED, installed, is_tested, is_within, tested_versions
 from goldilocks.verl.patches.patch import Kind
 from goldilocks.verl.patches.switch import selected
 from goldilocks.verl.patches.table import PATCHES
@@ -30,6 +28,8 @@ GIB = 1 << 30
 SHARED_MEMORY = GIB // 4  # Ray's object store on the CPU; below it Ray falls back to the disk
 DISK = GIB
 RAY_WITHIN_S = 240.0
+PACKAGES = ("goldilocks-rl", "torch", "transformers", "verl", "ray")
+NEEDED = {"transformers": "<5.11", "verl": ">=0.9.1"}  # what verl needs, and what we need of it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,17 +52,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def versions() -> Iterator[Finding]:
-    """Check Python and the packages that a run needs against the supported versions."""
+    """Check Python and the packages that a run needs. A version that was not tested is no failure."""
     supported = (3, 10) <= sys.version_info[:2] <= (3, 12)
     yield Finding("python", supported, platform.python_version(), "use Python 3.10, 3.11 or 3.12")
-    for name, below in (
-        ("goldilocks-rl", None),
-        ("torch", None),
-        ("transformers", "5.11"),
-        ("verl", "0.10"),
-        ("ray", None),
-    ):
-        yield _version(name, below)
+    for name in PACKAGES:
+        yield _version(name)
 
 
 def device() -> Iterator[Finding]:
@@ -185,13 +179,16 @@ def _ask_nodes(
     return reports
 
 
-def _version(name: str, below: str | None) -> Finding:
-    try:
-        version = metadata.version(name)
-    except metadata.PackageNotFoundError:
+def _version(name: str) -> Finding:
+    version = installed(name)
+    if version is None:
         return Finding(name, False, "not installed", "pip install 'goldilocks-rl[verl]'")
-    ok = below is None or Version(version) < Version(below)
-    return Finding(name, ok, version, f"pip install '{name}<{below}'")
+    if name in NEEDED and not is_within(version, NEEDED[name]):
+        return Finding(name, False, version, f"pip install '{name}{NEEDED[name]}'")
+    if name in TESTED and not is_tested(name, version):
+        remedy = "what was run on which version: docs/compatibility.md"
+        return Finding(name, False, f"{version}; tested with {tested_versions(name)}", remedy, essential=False)
+    return Finding(name, True, version)
 
 
 def _writable(what: str, path: Path) -> Finding:

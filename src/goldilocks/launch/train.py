@@ -32,6 +32,7 @@ from goldilocks.platforms import platform_env
 from goldilocks.runs.costs import hint
 from goldilocks.runs.files import RunDir, Tail
 from goldilocks.runs.progress import Progress
+from goldilocks.tested import untested
 from goldilocks.verl.dispatch.guarded_reward import TIMEOUT_S, guarded
 
 POLL_S = 0.25
@@ -75,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
         trainer = launch.config.trainer.get(TRAINER)
         engine, path = launch.config.actor_rollout_ref.rollout.name, _relative(launch.run_dir)
         console.print(f"{choice.name} on {choice.device}, rollouts by {trainer or engine}, {path}")
+        if not trainer and (note := untested("verl")):
+            console.print(note, soft_wrap=True)
         with interruptible(), Board(console) as board:
             draw = partial(board.draw, name)
             line = LiveLine(console, draw, notice=lambda seen: _few_updates(launch.config, seen))

@@ -21,6 +21,7 @@ from goldilocks.dotted_keys import value_at
 from goldilocks.drive import checkpoint
 from goldilocks.drive.driver import Driver, Epochs
 from goldilocks.runs.checkpoints import FILE
+from goldilocks.tested import untested
 
 OF_OLD = "interrupted_step_*"  # folders of an earlier version, which had no weights beside them
 
@@ -95,6 +96,8 @@ class Driven:
     driver_checkpoint: DriverCheckpoint
 
     def _drive(self, driver: Driver) -> None:
+        if note := untested("verl"):
+            print(note)
         self.driver = driver
         self.driver_checkpoint = DriverCheckpoint(self.config.trainer, driver)
 

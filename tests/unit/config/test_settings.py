@@ -50,7 +50,7 @@ def test_filter_groups_is_dynamic_sampling_on_the_metric() -> None:
     assert collector.limits.max_num_gen_batches == 10
 
 
-@pytest.mark.parametrize("metric", ["reward", "seq_reward", "seq_final_reward"])
+@pytest.mark.parametrize("metric", ["reward", "seq_reward", "seq_final_reward", "null"])
 def test_the_names_of_the_summed_score_mean_the_reward(metric: str) -> None:
     chosen = settings("algorithm.filter_groups.enable=true", f"algorithm.filter_groups.metric={metric}")
     assert chosen.filter() == Variance("reward")

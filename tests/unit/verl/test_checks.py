@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from goldilocks import TrainerConfig
 from goldilocks.verl.checks import check_v1
+from goldilocks.verl.update.async_trainer import prepare
 
 
 def config(**keys: Any) -> Any:
@@ -49,6 +50,15 @@ def test_verls_bounds_on_age_are_refused_and_ours_is_named(
     key = f"trainer.v1.sampler.max_off_policy_{name}"
     with pytest.raises(ValueError, match=rf"{key}={value!r} is not accepted: .*filter_groups\.max_carry_steps"):
         check_v1(config(**{"trainer.v1.trainer_mode": mode, key: value}))
+
+
+def test_devices_that_train_are_not_lent_to_generation_by_the_asynchronous_trainer() -> None:
+    """verl's loop would lend them, and take them back, where ours issues prompts in its own way."""
+    rollout, switch = "actor_rollout_ref.rollout", "trainer.v1.separate_async.hybrid_rollout.enable_switch"
+    keys = {f"{rollout}.nnodes": 1, f"{rollout}.checkpoint_engine.backend": "ray"}
+    prepare(config(**keys))
+    with pytest.raises(ValueError, match=rf"{switch}=True is not accepted: False.*goldilocks_async"):
+        prepare(config(**keys, **{switch: True}))
 
 
 def test_partial_rollouts_are_refused_where_an_engine_cannot_stop_a_request(monkeypatch: pytest.MonkeyPatch) -> None:

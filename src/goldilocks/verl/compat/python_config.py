@@ -49,11 +49,11 @@ class FilterGroupsConfig(FilterGroups):
     """``algorithm.filter_groups``: dynamic sampling."""
 
     def __post_init__(self) -> None:
-        require(bool(self.metric), "filter_groups.metric", self.metric, "acc, score, seq_reward or another metric")
+        require(self.metric != "", "filter_groups.metric", self.metric, "acc, score, seq_reward or another metric")
         on_exhausted = OnExhausted.parse("filter_groups.on_exhausted", self.on_exhausted)
         Limits(max_num_gen_batches=self.max_num_gen_batches, on_exhausted=on_exhausted)
         Surplus(self.max_carry_steps, OnFull.parse("filter_groups.on_full", self.on_full))
-        Variance(self.metric, MIN_STD if self.min_std is None else self.min_std)
+        Variance(self.metric or "reward", MIN_STD if self.min_std is None else self.min_std)
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Ends a request early at each kind of rollout server, and counts whether the servers do so.
 
-verl 0.9.1's ``abort_request`` does nothing on vLLM 0.12 and later: it looks a request up by verl's id, and vLLM keeps
-requests by an id of its own. verl's SGLang server has none. So the engine inside the server actor is asked; the prefix
+The ``abort_request`` of verl 0.9.1, and of its main, does nothing on vLLM 0.12 and later: it looks a request up by
+verl's id, and vLLM keeps requests by an id of its own. verl's SGLang server has none. So the engine inside the server actor is asked; the prefix
 cache stays. Servers import this module, so it imports nothing of verl or torch.
 """
 
@@ -13,11 +13,11 @@ import logging
 from collections.abc import Callable, Container
 from typing import Any
 
-from goldilocks.hashing import digest
+from goldilocks.hashing import is_known
 
 logger = logging.getLogger(__name__)
 
-BROKEN_ON_VLLM = "cc93c245b4f855bf"  # the digest of verl's method that does not work; any other is used
+BROKEN_ON_VLLM = ("cc93c245b4f855bf", "d62e23ff08fead96")  # verl's methods that do not work; any other is used
 TRIES, PAUSE_S = 20, 0.05  # an abort may come before the engine has seen the request
 SURE_AFTER = 16  # aborts without effect after which a warning says so
 ENDED = ("aborted", "abort")  # what servers call it
@@ -29,7 +29,7 @@ def abort_in_vllm(server: Any, request_id: str) -> None:
     own, engine = type(server).abort_request, server.engine
     if engine.output_handler is None:  # no request was ever made
         return
-    if digest(own) != BROKEN_ON_VLLM:
+    if not is_known(own, BROKEN_ON_VLLM):
         ending = own(server, request_id, reset_prefix_cache=False)
     else:
         requests = engine.output_processor

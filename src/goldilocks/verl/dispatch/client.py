@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
+import functools
+import inspect
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -36,6 +39,22 @@ from goldilocks.verl.patches.vllm import TOP
 
 ASK_AGAIN_S = 1.0  # an abort may overtake its request: it is repeated
 Server = tuple[str, Any]  # its name and its handle
+
+# The request for which this task has a server. Not every verl names it where the server is released.
+_request: contextvars.ContextVar[str] = contextvars.ContextVar("request")
+
+
+def taken_by(function: Callable[..., Any], **keywords: Any) -> dict[str, Any]:
+    """Return those keywords that this verl's function has a parameter for; all of them if it ends in ``**``."""
+    names = _parameters(function)
+    return keywords if names is None else {name: value for name, value in keywords.items() if name in names}
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> frozenset[str] | None:
+    parameters = inspect.signature(function).parameters
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    return None if takes_any else frozenset(parameters)
 
 
 class StreamingClient(LLMServerClient):
@@ -206,7 +225,7 @@ class StreamingClient(LLMServerClient):
 
     async def _book(self, turn: TurnRequest) -> Server:
         """The server that the load balancer assigns to the turn; ``_reply`` releases it."""
-        server: Server = await super()._acquire_server(turn.name, prompt_ids=turn.prompt_ids)
+        server = await self._assigned(turn.name, prompt_ids=turn.prompt_ids)
         self._booked[turn.name] = server[0]
         return server
 
@@ -238,7 +257,7 @@ class StreamingClient(LLMServerClient):
                 self._charge(reply.turn.session, reply.outcome.token_ids, reply.outcome.stop_reason)
             self._back(reply.turn.session)
             if booked := self._booked.pop(reply.turn.name, None):
-                super()._release_server(booked, request_id=reply.turn.name)
+                self._give_back(booked, reply.turn.name)
         if replies:
             deliver(replies)
 
@@ -249,10 +268,11 @@ class StreamingClient(LLMServerClient):
         self._only = None
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> Server:
+        _request.set(request_id)
         only = await self._find_only(request_id, **extra)
         if only is not None:
             self._held.add(request_id)
-        name, server = only or await super()._acquire_server(request_id, **extra)
+        name, server = only or await self._assigned(request_id, **extra)
         await self._place_at(name).acquire()
         if session := current_session.get():
             session.server = server
@@ -267,9 +287,18 @@ class StreamingClient(LLMServerClient):
     async def _only_server(self, request_id: str, extra: dict[str, Any]) -> Server | None:
         if len(await self._load_balancer.get_all_servers.remote()) != 1:
             return None
-        server: Server = await super()._acquire_server(request_id, **extra)
-        super()._release_server(server[0], request_id=request_id)
+        server = await self._assigned(request_id, **extra)
+        self._give_back(server[0], request_id)
         return server
+
+    async def _assigned(self, request_id: str, **about: Any) -> Server:
+        """The server that the load balancer chooses; a balancer that can use more of the request is told more."""
+        about = taken_by(LLMServerClient._acquire_server, **about)
+        server: Server = await super()._acquire_server(request_id, **about)
+        return server
+
+    def _give_back(self, server_id: str, request_id: str) -> None:
+        super()._release_server(server_id, **taken_by(LLMServerClient._release_server, request_id=request_id))
 
     def _place_at(self, server: str) -> asyncio.Semaphore:
         """Requests beyond the concurrency of the server's actor wait here: an abort must not queue behind them."""
@@ -282,7 +311,8 @@ class StreamingClient(LLMServerClient):
     def _release_server(self, server_id: str, request_id: str | None = None) -> None:
         """As verl's; notify the balancer only if it assigned the server."""
         self._place_at(server_id).release()
-        if request_id in self._held:
-            self._held.discard(request_id)
+        name = _request.get() if request_id is None else request_id
+        if name in self._held:
+            self._held.discard(name)
         else:
-            super()._release_server(server_id, request_id=request_id)
+            self._give_back(server_id, name)

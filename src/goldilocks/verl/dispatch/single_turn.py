@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ from verl.trainer.ppo.v1 import agent_loop_tq
 
 from goldilocks.drive.stopwatch import Stopwatch
 from goldilocks.engine.request import Generation
-from goldilocks.hashing import digest
+from goldilocks.hashing import Sources, is_known
 from goldilocks.types import OnFull, Rollout
 from goldilocks.verl.dispatch.client import StreamingClient
 from goldilocks.verl.dispatch.sampling_seed import seeded
@@ -38,11 +38,11 @@ Fields = dict[str, Any]  # of a row
 
 AGENT = "single_turn_agent"  # verl's name of its single-turn loop
 
-# The functions of verl that are done here for many rollouts at once, and the digests of their sources.
+# The functions of verl that are done here for many rollouts at once, and the sources that they may have.
 WORKER = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class  # type: ignore[attr-defined]  # Ray's
-FOLLOWED = (
-    (SingleTurnAgentLoop.run, "1baec41cee2de25f"),
-    (agent_loop.AgentLoopBase.ct_build_initial_tokens, "cc0ef93a0db8638f"),
+FOLLOWED: tuple[tuple[Callable[..., Any], Sources], ...] = (
+    (SingleTurnAgentLoop.run, ("1baec41cee2de25f", "b016f36cb70524a1")),
+    (agent_loop.AgentLoopBase.ct_build_initial_tokens, ("cc0ef93a0db8638f", "e8ba743ad2631fb1")),
     (agent_loop.AgentLoopBase.ct_merge_assistant_token, "d8cbb98f7358747f"),
     (agent_loop.AgentLoopOutput.as_dict, "1d98e658b0e8de41"),
     (WORKER._agent_loop_postprocess, "523edacbff73640d"),
@@ -142,7 +142,11 @@ def rows(outputs: Sequence[Output], prompts: Sequence[Fields]) -> list[Fields]:
     ]
 
 
-_NO_PICTURES: Fields = {"mm_processor_kwargs": {}, "mm_processor_output": None, "multi_modal_inputs": {}}
+_NO_PICTURES: Fields = {
+    "mm_processor_kwargs": {},
+    **dict.fromkeys({"mm_processor_output"} & set(agent_loop.AgentLoopOutput.model_fields)),  # not every verl has it
+    "multi_modal_inputs": {},
+}
 
 
 def _columns(outputs: Sequence[Output]) -> dict[str, list[torch.Tensor]]:
@@ -178,7 +182,7 @@ def _is_known(worker: Any) -> bool:
     rewards = worker.reward_loop_worker_handles is not None and in_force(REWARDS_HERE)
     partial = OmegaConf.select(worker.config, "algorithm.filter_groups.on_full") == OnFull.PARTIAL
     pauses = partial or OmegaConf.select(worker.config, "trainer.v1.trainer_mode") == "goldilocks_async"
-    as_followed = all(digest(function) == known for function, known in FOLLOWED)
+    as_followed = all(is_known(function, sources) for function, sources in FOLLOWED)
     return rollout.name == OUR_SERVER and registered and text_alone and rewards and not pauses and as_followed
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from goldilocks.hashing import digest
+from goldilocks.hashing import Sources, is_known
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +42,10 @@ class Kind(str, Enum):
 class Patch:
     """``replaced[attribute](original)`` takes the place of each ``module.attribute``: all of them, or none.
 
-    ``attribute`` may be that of a class, ``Class.method``. ``written_for`` has the digests of the functions of the
-    module that the replacements were written for. ``without`` says what a step costs without the patch, as
-    ``benchmarks/patches.py`` measured it, or what fails. ``needless_when`` is the change upstream that would end it.
+    ``attribute`` may be that of a class, ``Class.method``. ``written_for`` has the functions of the module that the
+    replacements were written for, each with the digest of its source, or one for every release that has another.
+    ``without`` says what a step costs without the patch, as ``benchmarks/patches.py`` measured it, or what fails.
+    ``needless_when`` is the change upstream that would end it.
     ``needs`` is a package without which the module cannot be imported, ``platform`` the only platform of verl's that
     has the fault.
     """
@@ -53,7 +54,7 @@ class Patch:
     kind: Kind
     module: str
     replaced: Mapping[str, Callable[[Any], Any]]
-    written_for: Mapping[str, str]
+    written_for: Mapping[str, Sources]
     reason: str
     changes: str
     without: str
@@ -79,7 +80,7 @@ class Patch:
     @functools.cache  # noqa: B019  # a process has few patches, each for ever
     def apply(self) -> bool:
         """Replace the attributes, once in a process; False if a function this was written for has changed."""
-        if changed := [path for path, known in self.written_for.items() if digest(self._find(path)) != known]:
+        if changed := [path for path, known in self.written_for.items() if not is_known(self._find(path), known)]:
             where = f"{self.module}.{changed[0]}"
             logger.warning("%s has changed; the patch %s is skipped (%s)", where, self.name, self.reason)
             return False

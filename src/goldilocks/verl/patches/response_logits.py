@@ -49,7 +49,7 @@ def read_a_window(original: Function) -> Function:
         from verl.utils import torch_functional
 
         logits = output.logits
-        if not output_args["temperature_is_one"]:
+        if not output_args.get("temperature_is_one", False):  # not every verl looks
             logits = logits / output_args["temperature"][:, None, None].to(logits.dtype)
         rows, columns, words = logits.shape
         log_probs = torch_functional.logprobs_from_logits(
@@ -103,8 +103,8 @@ RESPONSE_LOGITS = Patch(
         "FSDPEngineWithLMHead.prepare_model_outputs": read_a_window,
     },
     written_for={
-        "FSDPEngineWithLMHead.prepare_model_inputs": "e7a30a3b61b58c8b",
-        "FSDPEngineWithLMHead.prepare_model_outputs": "5239f536e8f617e3",
+        "FSDPEngineWithLMHead.prepare_model_inputs": ("e7a30a3b61b58c8b", "72c8a6bf3ebdbc09"),
+        "FSDPEngineWithLMHead.prepare_model_outputs": ("5239f536e8f617e3", "70fabcba8ab36ac6"),
     },
     reason="no loss reads the logits of a prompt, and they are most of the memory",
     changes="log-probs of prompts, which nothing reads, are 0",

@@ -11,7 +11,7 @@ import functools
 import time
 from typing import Any
 
-from goldilocks.hashing import digest
+from goldilocks.hashing import is_known
 from goldilocks.verl.patches.patch import Function, Kind, Patch
 
 MANAGER = "naive"
@@ -68,7 +68,7 @@ def _make_manager(worker: Any) -> Any:
     if reward.reward_model.enable or reward.reward_manager.name != MANAGER or sandbox:
         return None
     manager = load_reward_manager(worker.config, worker.tokenizer)
-    ours = type(manager) is NaiveRewardManager and digest(NaiveRewardManager.run_single) == RUN_SINGLE
+    ours = type(manager) is NaiveRewardManager and is_known(NaiveRewardManager.run_single, RUN_SINGLE)
     return manager if ours else None
 
 

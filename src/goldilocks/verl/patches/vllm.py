@@ -95,7 +95,7 @@ LARGEST_LOG_PROB = Patch(
     kind=Kind.ALGORITHM,
     module="verl.workers.rollout.vllm_rollout.vllm_async_server",
     replaced={"SamplingParams": with_largest, "extract_prompt_logprobs": hand_on_largest},
-    written_for={"vLLMHttpServer.generate": "383d680001635a76"},
+    written_for={"vLLMHttpServer.generate": ("383d680001635a76", "faee91ab4f1c609a")},
     reason="gate 2 of the batch filter needs the largest log-prob at each position; verl drops it",
     changes="nothing unless gate 2 is on; then vLLM returns one more log-prob a token",
     without="gate 2 of the batch filter has nothing to judge by on vLLM",
@@ -110,7 +110,7 @@ WEIGHTS_WATCHED = Patch(
     replaced={"ServerAdapter._execute_method": note_receiving, "BucketedWeightSender": sender_that_looks},
     written_for={
         "ServerAdapter._execute_method": "f58c74367fbad112",
-        "ServerAdapter.update_weights": "db65d1f4e062c819",
+        "ServerAdapter.update_weights": ("db65d1f4e062c819", "14a4e8e84fda1eef"),
     },
     reason="where vLLM fails to load weights, their sender waits for ever; the failure ends the run with its reason",
     changes="nothing that is computed",

@@ -18,7 +18,7 @@ from transfer_queue.metadata import BatchMeta, extract_field_schema
 from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from goldilocks.hashing import digest
+from goldilocks.hashing import is_known
 
 KeyedRow = tuple[str, dict[str, Any], dict[str, Any]]  # its key, its fields, its tag
 Put = Callable[[str, list[KeyedRow]], Awaitable[None]]
@@ -114,7 +114,7 @@ READERS: tuple[tuple[Callable[..., Any], str], ...] = (
 def takes_columns() -> bool:
     """Whether the TransferQueue of this process is the one that ``Columns`` was written for."""
     manager = getattr(transfer_queue.get_client(), "storage_manager", None)
-    return type(manager) is AsyncSimpleStorageManager and all(digest(reader) == known for reader, known in READERS)
+    return type(manager) is AsyncSimpleStorageManager and all(is_known(reader, known) for reader, known in READERS)
 
 
 class GatheringQueue:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
@@ -52,6 +52,10 @@ class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
     def on_train_begin(self) -> None:
         """verl would fetch prompts ahead; the collector issues them."""
 
+    def on_validate_begin(self) -> None:
+        """The servers validate. A verl that cannot leave them out has servers on the trainer's devices too: verl would
+        wake those, and put them to sleep again beneath rollouts that go on meanwhile."""
+
     def _log_probs(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Of the policy that is trained; verl keeps a copy of it for several updates per batch, which are one here."""
         with self._tensors_only(batch):
@@ -82,6 +86,8 @@ def prepare(config: DictConfig) -> None:
         engine.backend,
         _with("ray (any machine), nccl (GPUs) or another of verl's between devices"),
     )
+    lent = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
+    require(not OmegaConf.select(config, lent), lent, True, _with("False: the trainer's devices do not generate"))
     on_full = groups.get("on_full", OnFull.PARTIAL)
     accepted = _with("partial, or left out: generation never pauses")
     require(on_full in (OnFull.PARTIAL, OnFull.FINISH), "algorithm.filter_groups.on_full", on_full, accepted)

@@ -6,9 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from verl.workers.rollout.llm_server import LLMServerClient
 from verl_world import ABORTED, Actor, Server, balancer_of, client_of
 
-from goldilocks.verl.dispatch.client import Cancelled, StreamingClient, current_session
+from goldilocks.verl.dispatch.client import Cancelled, StreamingClient, current_session, taken_by
 from goldilocks.verl.patches.vllm import TOP
 
 
@@ -245,3 +246,76 @@ def test_a_server_that_does_not_abort_is_asked_again_and_said_to_go_on(monkeypat
         assert len((await task).token_ids) == 3
 
     asyncio.run(main())
+
+
+# -- verl's client, as releases have it --------------------------------------------------------------------------------
+
+
+async def acquire_by_name(self: Any, request_id: str) -> Any:
+    return await self._load_balancer.acquire_server.remote(request_id=request_id)
+
+
+async def acquire_by_request(self: Any, request_id: str, **about: Any) -> Any:
+    assert set(about) <= {"prompt_ids"}
+    return await acquire_by_name(self, request_id)
+
+
+def release_by_name(self: Any, server_id: str) -> None:
+    self._load_balancer.release_server.remote(server_id=server_id)
+
+
+def release_by_request(self: Any, server_id: str, request_id: str | None = None) -> None:
+    assert request_id is not None
+    release_by_name(self, server_id)
+
+
+def test_what_a_function_has_no_parameter_for_is_left_out() -> None:
+    def short(server_id: str) -> None: ...
+
+    def long(server_id: str, request_id: str | None = None) -> None: ...
+
+    def free(server_id: str, **more: Any) -> None: ...
+
+    given = {"request_id": "r", "prompt_ids": [1]}
+    assert taken_by(short, **given) == {}
+    assert taken_by(long, **given) == {"request_id": "r"}
+    assert taken_by(free, **given) == given
+
+
+RELEASES = {"0.9.1": (acquire_by_request, release_by_request), "0.10.0.dev": (acquire_by_name, release_by_name)}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("names_the_request", [True, False])
+def test_the_balancer_is_told_of_its_own_requests_alone_whatever_verls_client_takes(
+    monkeypatch: pytest.MonkeyPatch, release: str, names_the_request: bool
+) -> None:
+    """A request that had the only server and ends beside others that the balancer counts is not among those."""
+    acquire, give_back = RELEASES[release]
+    monkeypatch.setattr(LLMServerClient, "_acquire_server", acquire)
+    monkeypatch.setattr(LLMServerClient, "_release_server", give_back)
+    balancer = named("a")
+    client = client_of(balancer)
+
+    async def request(request_id: str, ends: asyncio.Event) -> None:
+        server_id, _ = await client._acquire_server(request_id, prompt_ids=[1])
+        await ends.wait()
+        client._release_server(server_id, **({"request_id": request_id} if names_the_request else {}))
+
+    async def main() -> None:
+        ends = asyncio.Event()
+        first = asyncio.create_task(request("held", ends))
+        while not (client._held or first.done()):
+            await asyncio.sleep(0)
+        balancer.subject.add_servers({"b": "handle of b"})
+        client.refresh_servers()
+        others = [asyncio.create_task(request(str(number), ends)) for number in range(4)]
+        while balancer.subject.get_total_inflight() < 4 and not any(other.done() for other in others):
+            await asyncio.sleep(0)
+        ends.set()
+        await asyncio.gather(first, *others)
+
+    asyncio.run(main())
+    assert balancer.calls["release_server"] == 1 + 4  # the first was for finding out that there is one server
+    assert balancer.subject.get_total_inflight() == 0
+    assert not client._held

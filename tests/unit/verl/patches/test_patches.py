@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import logging
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from goldilocks.hashing import Sources
 from goldilocks.platforms import DEVICES, PATCHES_VARIABLE, platform_env
 from goldilocks.verl import plugin
 from goldilocks.verl.patches import log_probs
@@ -89,23 +91,45 @@ def test_a_patch_for_one_platform_is_not_applied_on_another(monkeypatch: pytest.
         assert PROCESS_GROUP.possible is possible
 
 
-def test_a_function_that_changed_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "upstream_module.py").write_text("def work():\n    return 'rewritten upstream'\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    ours = {"work": lambda _: lambda: "ours"}
-    patch = Patch(
+def upstream(work: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make a module with this source of a function; return its name."""
+    (folder / "upstream_module.py").write_text(work)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "upstream_module", raising=False)
+    return "upstream_module"
+
+
+def faster(module: str, known: Sources) -> Patch:
+    return Patch(
         name="faster",
         kind=Kind.SPEED,
-        module="upstream_module",
-        replaced=ours,
-        written_for={"work": "0" * 16},
+        module=module,
+        replaced={"work": lambda _: lambda: "ours"},
+        written_for={"work": known},
         reason="slow",
         changes="nothing",
         without="slow",
         needless_when="fast",
     )
+
+
+RELEASES = ("def work():\n    return 'of one release'\n", "def work():\n    return 'of another'\n")
+
+
+@pytest.mark.parametrize("source", RELEASES)
+def test_a_function_may_have_the_source_of_any_release_that_the_patch_knows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, source: str
+) -> None:
+    known = tuple(hashlib.sha256(one.encode()).hexdigest()[:16] for one in RELEASES)
+    patch = faster(upstream(source, tmp_path, monkeypatch), known)
+    assert patch.apply()
+    assert importlib.import_module(patch.module).work() == "ours"
+
+
+def test_a_function_that_changed_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    patch = faster(upstream("def work():\n    return 'rewritten upstream'\n", tmp_path, monkeypatch), "0" * 16)
     with caplog.at_level(logging.WARNING):
         assert not patch.apply()
     assert importlib.import_module("upstream_module").work() == "rewritten upstream"
