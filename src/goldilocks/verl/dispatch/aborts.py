@@ -1,8 +1,8 @@
 """Ends a request early at each kind of rollout server, and counts whether the servers do so.
 
 The ``abort_request`` of verl 0.9.1, and of its main, does nothing on vLLM 0.12 and later: it looks a request up by
-verl's id, and vLLM keeps requests by an id of its own. verl's SGLang server has none. So the engine inside the server actor is asked; the prefix
-cache stays. Servers import this module, so it imports nothing of verl or torch.
+verl's id, and vLLM keeps requests by an id of its own. verl's SGLang server has none. So the engine inside the server
+actor is asked; the prefix cache stays. Servers import this module, so it imports nothing of verl or torch.
 """
 
 from __future__ import annotations
