@@ -66,6 +66,9 @@ METRICS: dict[str, str] = {
     "replay/guarded_rows": "rows of which the guard masked a token; each update counts its own",
     "replay/guarded_tokens": "tokens that the guard masked; each update counts its own",
     "replay/skipped_updates": "updates that were not made, since their `replay/m2` was beyond `goldilocks.guard.skip`",
+    # The guard for old weights (`goldilocks.on_stale_weights`).
+    "rollout/weights_gap": "mean over tokens that the newest weights wrote of |log π − log π of the rollout engine|: "
+    "rounding, or an engine with other weights",
     # Running totals.
     "replay/total_rollouts": "rollouts trained again since the run began, each time counted",
     "replay/total_tokens": "their tokens",

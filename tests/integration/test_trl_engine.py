@@ -11,9 +11,12 @@ import torch
 pytest.importorskip("trl")
 
 import trl_world as world
+from peft import LoraConfig
 
+from goldilocks.algorithms.weights_gap import StaleWeights
 from goldilocks.trl.rows import LOG_PROBS
 
+GAP = "rollout/weights_gap"
 FILTERED = {"filter_groups": {"enable": True}}
 REPLAY = {"goldilocks": {"replay": {"groups": 4, "max_age": 2, "max_uses": 1}}}
 
@@ -31,6 +34,55 @@ def test_the_engine_samples_from_the_policy_that_is_trained(tmp_path: Path) -> N
     trainer.train()
     assert max(found) < 1e-4
     assert len(found) >= 3 * 16
+
+
+def test_the_engine_samples_from_the_adapter_that_is_trained(tmp_path: Path) -> None:
+    """In every round, after every update, and in a run that goes on: an adapter of all layers."""
+    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    chosen = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant", "peft_config": lora}
+    gaps: list[float] = []
+    for steps, resumed in ((2, None), (4, True)):
+        trainer = world.trainer(tmp_path, sections={**FILTERED, "engine_slots": 8}, max_steps=steps, **chosen)
+        trainer._generate_round, found = world.measured_round(trainer)
+        trainer.train(resume_from_checkpoint=resumed)
+        gaps += found
+    assert len(gaps) >= 4 * 16
+    assert sum(gaps) / len(gaps) < 1e-5
+    moved = [parameter for name, parameter in trainer.model.named_parameters() if "lora_B" in name]
+    assert all(parameter.abs().max() > 1e-3 for parameter in moved)
+
+
+def engine_late_by(updates: int, trainer: Any) -> None:
+    """Have the engine sample with the weights of so many updates ago."""
+    load, sent = trainer._engine._ready, []
+
+    def ready(model: Any, *rest: Any) -> Any:
+        engine = load(model, *rest)
+        sent.append({name: value.clone() for name, value in model.state_dict().items()})
+        engine.load_weights(sent[max(0, len(sent) - 1 - updates)])
+        return engine
+
+    trainer._engine._ready = ready
+
+
+def test_yesterdays_weights_end_a_run_that_asked_for_it(tmp_path: Path) -> None:
+    sections = {"goldilocks": {"on_stale_weights": "error"}, "engine_slots": 8}
+    trainer: Any = world.trainer(tmp_path, sections=sections, max_steps=4)
+    engine_late_by(1, trainer)
+    with pytest.raises(StaleWeights, match=r"most likely the engine has older weights"):
+        trainer.train()
+    assert trainer.state.global_step == 2  # the first had the right weights; the third saw it for the second time
+
+
+def test_the_right_weights_pass_also_where_rows_are_carried_and_trained_again(tmp_path: Path) -> None:
+    replay = {"replay": {"groups": 4, "max_age": 2, "max_uses": 1}, "on_stale_weights": "error"}
+    sections = {"filter_groups": {"enable": True}, "goldilocks": replay, "engine_slots": 8}
+    trainer: Any = world.trainer(tmp_path, sections=sections, max_steps=4)
+    trainer.train()
+    logged = [record for record in trainer.state.log_history if GAP in record]
+    assert len(logged) == 4
+    assert max(record[GAP] for record in logged) < 1e-5
+    assert logged[-1]["replay/total_rollouts"] > 0
 
 
 def test_two_runs_with_one_seed_sample_the_same_answers(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ PRIOR_PARAMETERS: dict[str, dict[str, object]] = {  # flat and oracle have none
     "strata": {"forgetting": float},
     FORECAST: {"worth": float | None, "forgetting": float, "precision": float},
 }
+ON_STALE_WEIGHTS = ("warn", "error")
 REWARD_METRICS = ("reward", "seq_reward", FINAL_METRIC)  # the summed token-level score
 
 
@@ -105,6 +106,7 @@ class Policies:
     features: Mapping[str, Any] = field(default_factory=lambda: asdict(Features()))
     replay: Mapping[str, Any] = field(default_factory=lambda: asdict(Replay()))
     guard: Mapping[str, Any] = field(default_factory=lambda: asdict(Guard()))
+    on_stale_weights: str = "warn"
     budget: Mapping[str, Any] = field(default_factory=lambda: asdict(Budget()))
     study: bool = False
 
@@ -165,6 +167,7 @@ class Settings:
         parts: list[Callable[[], object]] = [self.limits, self.surplus, self.selector, self.allocator, self.filter]
         for part in (*parts, self.budget, self.replay, self.features, self.strata, self.guard):
             part()  # each checks its own keys
+        require_known("goldilocks.on_stale_weights", self.policies.on_stale_weights, ON_STALE_WEIGHTS)
         self._check_prior()
         self._check_ignored()
 

@@ -1,8 +1,8 @@
 """Rollouts by Goldilocks' own engine in the place of ``model.generate``.
 
 The engine has a copy of the model, in the precision of the training's forward pass, and takes the weights over before
-the first round after they changed. A slot that is freed goes to the next request, prompts are prefilled once for all
-their rollouts, and the log-probs of what was sampled come back with it.
+the first round after they changed; a PEFT adapter comes merged. A slot that is freed goes to the next request, prompts
+are prefilled once for all their rollouts, and the log-probs of what was sampled come back with it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from goldilocks.engine import Engine, SamplingParams
+from goldilocks.engine import Engine, SamplingParams, adapters
 from goldilocks.engine.reach import bounds, check_length
 from goldilocks.engine.request import Generation
 from goldilocks.errors import require
@@ -79,7 +79,7 @@ class EngineRollouts:
             self._engine = self._made(model, self._length)
             self._version = None
         if version != self._version:
-            self._engine.load_weights(model.state_dict())
+            self._engine.load_weights(adapters.merged(model) if adapters.is_adapted(model) else model.state_dict())
             self._version = version
         return self._engine
 

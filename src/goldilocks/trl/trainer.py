@@ -8,6 +8,7 @@ what does not depend on the algorithm; ``goldilocks.trl.rloo`` has the other tra
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer
 
-from goldilocks.config.settings import Settings
+from goldilocks.algorithms.weights_gap import WeightsGuard
+from goldilocks.config.settings import Policies, Settings
 from goldilocks.core import Exhausted
 from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
+from goldilocks.engine import adapters
 from goldilocks.engine.reach import check_length
 from goldilocks.errors import require
 from goldilocks.hashing import hashed
@@ -43,6 +46,7 @@ from goldilocks.trl.saved import Saved
 from goldilocks.trl.sections import Section, Sections
 from goldilocks.trl.supported import RETURNED, check_engine, check_trl
 from goldilocks.trl.turns import Turns
+from goldilocks.trl.weights_guard import WeightsGuardCallback, is_comparable, is_exact
 
 if TYPE_CHECKING:
     Base = Any  # a trainer of TRL's, which comes behind the mixin
@@ -108,6 +112,7 @@ class CollectedTrainer(Base):  # type: ignore[misc]
         self._turns: Turns | None = None  # of the conversations that are being generated
         self._tool_tokens: list[int] | None = None  # how many tools wrote into each answer that was generated last
         self._guard: GuardCallback | None = None
+        self._weights_guard: WeightsGuardCallback | None = None
         self._in_loss: dict[str, Any] | None = None  # what the loss being computed is of, until its log-probs are known
         self._validate_by: Sequence[str] = []
         super().__init__(*args, **kwargs)
@@ -124,6 +129,8 @@ class CollectedTrainer(Base):  # type: ignore[misc]
         if sections.given:
             check_trl(self.trl)
             self._collect(sections, Path(run_dir or self.args.output_dir))
+        if self._engine is not None or getattr(self.args, "use_vllm", False):
+            self._guard_weights((goldilocks or {}).get("on_stale_weights", Policies.on_stale_weights))
 
     def _collect(self, sections: Sections, run_dir: Path) -> None:
         """Put the collector in the place of TRL's batches."""
@@ -148,6 +155,13 @@ class CollectedTrainer(Base):  # type: ignore[misc]
         if processes.first:
             self._record = RunRecord(run_dir, sections.config(self.args), self._update_metrics)
             self.add_callback(self._record)
+
+    def _guard_weights(self, action: str) -> None:
+        """Watch an engine that has weights of its own."""
+        exact, comparable = is_exact(self.args, self.model), is_comparable(self.args, self.model)
+        guard = WeightsGuard(action, exact=exact, judges=comparable)
+        self._weights_guard = WeightsGuardCallback(guard, self.accelerator, self._metrics["train"])
+        self.add_callback(self._weights_guard)
 
     def _driver(
         self, settings: Settings, prompts: DatasetPrompts, rows: CompletionRows, collection: Collection
@@ -373,6 +387,8 @@ class CollectedTrainer(Base):  # type: ignore[misc]
 
     def _use_log_probs(self, inputs: dict[str, Any], log_probs: Tensor) -> None:
         """Rows that this very policy wrote get their old log-probs; the guard masks tokens of rows that it did not."""
+        if self._weights_guard is not None and self.model.training:
+            self._weights_guard.see(inputs, log_probs)
         old = inputs.get(LOG_PROBS)
         if old is not None:
             old.copy_(torch.where(old.isnan(), log_probs, old))
@@ -390,7 +406,8 @@ class CollectedTrainer(Base):  # type: ignore[misc]
 
     def _rollouts(self, slots: int) -> EngineRollouts:
         check_engine(self.trl)
-        require(not hasattr(self.model, "peft_config"), "engine_slots", slots, "none with PEFT")
+        if adapters.is_adapted(self.model):
+            adapters.check(self.model, "engine_slots", slots)
         tokenizer, device = self.processing_class, self._device
         eos = getattr(self, "eos_token_ids", [tokenizer.eos_token_id])  # TRL 1.0 knows the tokenizer's alone
         made = EngineRollouts(self.args, slots=slots, eos_ids=eos, pad_id=tokenizer.pad_token_id, device=device)
@@ -451,7 +468,8 @@ class CollectedTrainer(Base):  # type: ignore[misc]
 
     def _update_metrics(self) -> dict[str, float]:
         """What is known of an update only once it is made."""
-        return self._budget.metrics() | ({} if self._guard is None else self._guard.metrics)
+        guards = [guard.metrics for guard in (self._guard, self._weights_guard) if guard is not None]
+        return dict(ChainMap(self._budget.metrics(), *guards))
 
     def _log_advantages(self, collection: Collection) -> None:
         """Correct TRL's table of completions: the advantage of every rollout that is trained, NaN of the others."""

@@ -60,10 +60,11 @@ def test_tensor_parallel_rollouts_are_refused_before_anything_starts() -> None:
         _validate(config)
 
 
-def test_an_adapter_that_is_not_merged_is_refused() -> None:
-    config = _compose("+device=cpu", "actor_rollout_ref.model.lora_rank=8")
-    with pytest.raises(ValueError, match=r"model\.lora_rank=8 .* model\.lora\.merge=True"):
-        _validate(config)
+@pytest.mark.parametrize("merge", [False, True])
+def test_our_rollout_server_takes_adapters_merged_whatever_the_config_says(merge: bool) -> None:
+    sizes = ("actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.train_batch_size=8")
+    lora = ("actor_rollout_ref.model.lora_rank=8", f"actor_rollout_ref.model.lora.merge={merge}")
+    _validate(_compose("+device=cpu", *sizes, *lora))
 
 
 def test_texts_longer_than_a_models_window_are_refused_before_anything_starts(tmp_path: Path) -> None:

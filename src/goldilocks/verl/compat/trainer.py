@@ -26,7 +26,8 @@ from verl.trainer import main_ppo_v0
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.dataset.rl_dataset import collate_fn as verl_collate_fn
 
-from goldilocks.algorithms.behaviour import behaviour_log_probs
+from goldilocks.algorithms.behaviour import behaviour_log_probs, is_bypassed
+from goldilocks.algorithms.weights_gap import gap_sums, mean_gap
 from goldilocks.config.settings import Settings
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.gate import Gate
@@ -45,6 +46,7 @@ from goldilocks.verl.patches.table import V0_TRAINER
 from goldilocks.verl.source import DatasetSource, hidden_states, loader_order
 from goldilocks.verl.update.gates import KLPenalty
 from goldilocks.verl.update.validation import ValidatesByColumn
+from goldilocks.verl.update.weights_guard import weights_guard
 
 
 class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
@@ -74,6 +76,7 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
             kwargs["val_dataset"] = _no_validation(config, kwargs.get("train_dataset"))
         self.settings = Settings.from_config(config)
         check_v0(config, self.settings)
+        self.weights_guard = weights_guard(config, self.settings.policies.on_stale_weights)
         if self.settings.trains_older_groups:
             config.actor_rollout_ref.rollout.calculate_log_probs = True
         self._routed = route(config, reward_fn, val_reward_fn)
@@ -211,8 +214,10 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
         """Train rows of older policies against the log-probs that were stored when they were written."""
         stale = torch.from_numpy(batch.non_tensor_batch[STALE] & batch.non_tensor_batch[TRAINED])
         correction = self.config.algorithm.get("rollout_correction", None)
+        gap = None if is_bypassed(correction) else _gap(batch)
         batch.batch["old_log_probs"], metrics = behaviour_log_probs(batch.batch, stale, correction)
         self._metrics.update(metrics)
+        self._metrics.update(self.weights_guard.observe(gap))
         output = self._update(super()._update_actor, self.config.actor_rollout_ref.actor, batch)
         self.over = self._end_if_over(self._metrics)
         return output
@@ -300,6 +305,16 @@ class _Placeholders:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Do nothing: the state is empty."""
+
+
+def _gap(batch: DataProto) -> float | None:
+    """Return the mean gap between the trainer's log-probs of fresh rows and the rollout engine's, if there are any."""
+    rows = batch.batch
+    if "rollout_log_probs" not in rows:
+        return None
+    written = torch.from_numpy(batch.non_tensor_batch[TRAINED] & ~batch.non_tensor_batch[STALE])
+    fresh = rows["response_mask"].bool() & written.unsqueeze(-1)
+    return mean_gap(gap_sums(rows["old_log_probs"], rows["rollout_log_probs"], fresh).tolist())
 
 
 def _no_validation(config: DictConfig, train_dataset: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 from goldilocks.verl.patches.patch import Function, Kind, Patch
 
 DISTANCE = "rollout_probs_diff"
+GAP_SUM, GAP_TOKENS = "weights_gap_sum", "weights_gap_tokens"  # of rows that this very policy wrote
 WHOLE_ROWS, WHOLE_TOKENS = "goldilocks_whole_rows", "goldilocks_whole_tokens"
 
 
@@ -26,23 +27,34 @@ def own_log_probs(original: Function) -> Function:
         if rows is None:
             return original(config, model_output, data, dp_group)
         data = data.copy()
+        given = data.get("old_log_probs", None)
         data["old_log_probs"] = _denominator(model_output["log_probs"].detach(), data)
         tokens = tu.get_non_tensor_data(data, WHOLE_TOKENS, None)
         tu.assign_non_tensor(data, global_batch_size=rows, batch_num_tokens=tokens)
         loss, metrics = original(config, model_output, data, dp_group)
-        return loss, {**metrics, **_distance_to_rollouts(model_output["log_probs"].detach(), data)}
+        return loss, {**metrics, **_distance_to_rollouts(model_output["log_probs"].detach(), data, given)}
 
     return ppo_loss
 
 
-def _distance_to_rollouts(log_probs: Any, data: Any) -> dict[str, float]:
-    """How far the trainer's probabilities are from the rollout engine's: verl reads that off the pass left out here."""
+def _distance_to_rollouts(log_probs: Any, data: Any, given: Any) -> dict[str, float]:
+    """How far the trainer's probabilities are from the rollout engine's: verl reads that off the pass left out here.
+
+    Of rows without ``given`` log-probs of an older policy, also how far the log-probs are apart, in sum.
+    """
+    import torch
+
+    from goldilocks.algorithms.weights_gap import gap_sums
+
     mask = data["response_mask"].values().bool()
     if "rollout_log_probs" not in data or not mask.any():
         return {}
-    own = responses(log_probs, data["response_mask"]).values()[mask]
-    apart = (own.exp() - data["rollout_log_probs"].values()[mask].exp()).abs()
-    return {f"{DISTANCE}_valid": 1, f"{DISTANCE}_mean": apart.mean().item(), f"{DISTANCE}_max": apart.max().item()}
+    own, sampled = responses(log_probs, data["response_mask"]).values(), data["rollout_log_probs"].values()
+    apart = (own[mask].exp() - sampled[mask].exp()).abs()
+    fresh = mask if given is None else mask & given.values().isnan()
+    found = torch.stack([apart.mean(), apart.max(), *gap_sums(own, sampled, fresh)]).tolist()
+    names = (f"{DISTANCE}_mean", f"{DISTANCE}_max", GAP_SUM, GAP_TOKENS)
+    return {f"{DISTANCE}_valid": 1, **dict(zip(names, found, strict=True))}
 
 
 def responses(tensor: Any, response_mask: Any) -> Any:

@@ -1,4 +1,7 @@
-"""The training worker's side of the rollout server: hands it the weights, puts it to sleep and wakes it."""
+"""The training worker's side of the rollout server: hands it the weights, puts it to sleep and wakes it.
+
+The server has no adapters. The weights of a LoRA training come merged, whether or not ``model.lora.merge`` asks for it.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ class TransformersAdapter(BaseRollout):
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
         limits.check(self.config, self.model_config)
+        self.model_config.lora["merge"] = True  # the training engine of this worker reads the same object
         self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
         self.is_leader_rank = True
         self._found: Any = None

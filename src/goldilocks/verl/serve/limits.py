@@ -25,8 +25,6 @@ def check(rollout: Any, model: Any) -> None:
         _require(not rollout.get(key), f"rollout.{key}", rollout.get(key), "none")
     split = bool(rollout.get("disaggregation", {}).get("enabled"))
     _require(not split, "rollout.disaggregation.enabled", split, "False")
-    rank, merged = model.get("lora_rank", 0), model.get("lora", {}).get("merge")
-    _require(rank <= 0 or bool(merged), "model.lora_rank", rank, "0, or any with model.lora.merge=True")
     _check_length(rollout, model)
 
 

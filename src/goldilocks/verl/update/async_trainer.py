@@ -92,6 +92,8 @@ def prepare(config: DictConfig) -> None:
     accepted = _with("partial, or left out: generation never pauses")
     require(on_full in (OnFull.PARTIAL, OnFull.FINISH), "algorithm.filter_groups.on_full", on_full, accepted)
     with open_dict(config):
+        # verl 0.9.1 sends the base weights alone where an adapter is not merged: the servers would never see it.
+        config.actor_rollout_ref.model.lora.merge = True
         groups.on_full = str(OnFull.PARTIAL)
         config.actor_rollout_ref.hybrid_engine = False
         updates: Any = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size

@@ -18,7 +18,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
-from goldilocks.verl.patches.one_pass import DISTANCE, WHOLE_ROWS, WHOLE_TOKENS
+from goldilocks.algorithms.weights_gap import mean_gap
+from goldilocks.verl.patches.one_pass import DISTANCE, GAP_SUM, GAP_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
 from goldilocks.verl.patches.switch import in_force
 from goldilocks.verl.patches.table import ONE_PASS
 from goldilocks.verl.store.behaviour import stale_rows
@@ -67,6 +68,13 @@ class OnePass:
         moved = {name: found.pop(f"actor/{name}") for name in DISTANCES if f"actor/{name}" in found}
         computed = {"train/rows_computed": len(part)} if self.rows_with_signal else {}
         return {**computed, **{f"training/{name}": value for name, value in moved.items()}}
+
+    def take_gap(self, found: dict[str, Any]) -> float | None:
+        """Take the gap to the rollout engine's log-probs out of the update's metrics; None if it measured none.
+
+        Its two sums are means over micro-batches and ranks by now, each over the same ones.
+        """
+        return mean_gap([found.pop(f"actor/{name}", 0.0) for name in (GAP_SUM, GAP_TOKENS)])
 
     def older_rows(self, batch: KVBatchMeta, policy: int, multiple: int) -> KVBatchMeta | None:
         """The rows that are trained against the policy that wrote them, filled up to a multiple."""

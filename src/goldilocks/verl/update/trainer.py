@@ -45,6 +45,7 @@ from goldilocks.verl.update.guard import GuardedLoss, guard_metrics
 from goldilocks.verl.update.one_pass import OnePass
 from goldilocks.verl.update.sampler import DriverSampler
 from goldilocks.verl.update.validation import ValidatesByColumn
+from goldilocks.verl.update.weights_guard import gap_of_rows, weights_guard
 
 PROMPT_MEAN = "prompt-mean"
 MULTI_MODAL = ("multi_modal_inputs",)
@@ -59,6 +60,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
     def __init__(self, config: DictConfig) -> None:
         self.settings = Settings.from_config(config)
         check_v1(config)
+        self.weights_guard = weights_guard(config, self.settings.policies.on_stale_weights)
         with open_dict(config):
             config.actor_rollout_ref.rollout.agent.agent_loop_manager_class = MANAGER
         config.algorithm.adv_estimator = estimator_for(self.settings)
@@ -262,10 +264,13 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Rows that add nothing to the gradient are counted and not computed."""
         correction = self.config.algorithm.get("rollout_correction", None)
+        gap = None if self.one_pass.own_log_probs else gap_of_rows(batch, self._policy, correction)
         metrics.update(use_behaviour_log_probs(batch, self._policy, correction))
         part = self.one_pass.rows(batch, self._ranks)
         with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(part)), self._tensors_only(part):
             super()._update_actor(part, metrics)
+        measured = self.one_pass.take_gap(metrics)
+        metrics.update(self.weights_guard.observe(measured if self.one_pass.own_log_probs else gap))
         metrics.update(self.one_pass.metrics(part, metrics))
         if self.settings.guard().enable:
             actor = self.config.actor_rollout_ref.actor

@@ -249,6 +249,23 @@ def test_the_distance_to_the_rollout_engine_is_measured_in_the_update(model, req
     assert max(metrics["rollout_probs_diff_max"]) < 1e-5
 
 
+def test_the_gap_to_the_rollout_engine_is_of_rows_that_this_policy_wrote(model, request):
+    """Every second row is an older policy's; the engine's log-probs are a quarter below the trainer's in the others."""
+    config, data = actor(), batch_of(signal=1.0)
+    fresh = old_log_probs(model, data)
+    older = [place % 2 == 0 for place in range(len(data))]
+    rows = zip(fresh.unbind(), older, strict=True)
+    data["old_log_probs"] = nested([row if old else torch.full_like(row, torch.nan) for row, old in rows])
+    rows = zip(fresh.unbind(), older, strict=True)
+    data["rollout_log_probs"] = nested([row - (3.0 if old else 0.25) for row, old in rows])
+    tu.assign_non_tensor(data, **whole(data))
+    quick = request.getfixturevalue("quick")
+    _, _, metrics = update(model, data, partial(quick, config))
+    tokens = sum(int(mask.sum()) for mask, old in zip(data["response_mask"].unbind(), older, strict=True) if not old)
+    assert sum(metrics[one_pass.GAP_TOKENS]) == tokens > 0
+    assert sum(metrics[one_pass.GAP_SUM]) / tokens == pytest.approx(0.25, abs=1e-4)
+
+
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=80), st.integers(100, 1000), st.integers(0, 500))
 def test_parts_have_every_row_once_and_keep_to_the_limit(lengths, limit, start):
     parts = micro_batches.cut_by_length(lengths, limit, start)

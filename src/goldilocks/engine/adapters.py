@@ -1,0 +1,70 @@
+"""The weights of a model that PEFT trains: base and adapter merged, under the names that the base model has.
+
+The model stays as it is. Each adapted layer is copied, PEFT merges the copy in fp32, and the copy is let go: no more
+memory is taken than that of one layer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from goldilocks.errors import require
+
+
+def is_adapted(model: nn.Module) -> bool:
+    """Whether PEFT trains an adapter of the model."""
+    return hasattr(model, "peft_config")
+
+
+def check(model: Any, key: str, value: object) -> None:
+    """Refuse adapters that cannot be merged; ``key`` and ``value`` are what asks for merged weights."""
+    for adapter in model.peft_config.values():
+        kind = getattr(adapter.peft_type, "value", adapter.peft_type)
+        require(not adapter.is_prompt_learning, key, value, f"none with PEFT's {kind}, which has nothing to merge")
+    packed = getattr(model.config, "quantization_config", None) is not None
+    require(not packed, key, value, "none with an adapter of a quantized model: the engine has full weights")
+
+
+def merged(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield every weight of the base model by name, with the active adapters merged in."""
+    base = model.get_base_model()
+    layers = _adapted_layers(base)
+    for name, tensor in base.state_dict().items():
+        if not _is_inside(name, layers):
+            yield name, tensor
+    for name, layer in layers.items():
+        for part, tensor in _merged_layer(layer).state_dict().items():
+            yield f"{name}.{part}", tensor
+
+
+def _adapted_layers(base: nn.Module) -> dict[str, nn.Module]:
+    """Return what PEFT put in the place of a layer; of layers within one another, the outermost."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    found: dict[str, nn.Module] = {}
+    for name, module in base.named_modules():  # parents first
+        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper) and not _is_inside(name, found):
+            found[name] = module
+    return found
+
+
+def _is_inside(name: str, layers: Mapping[str, nn.Module]) -> bool:
+    parts = name.split(".")
+    return any(".".join(parts[:depth]) in layers for depth in range(1, len(parts)))
+
+
+def _merged_layer(layer: nn.Module) -> nn.Module:
+    own: Any = copy.deepcopy(layer).float()
+    if hasattr(own, "unload_and_optionally_merge_module"):  # a layer that is trained whole, or by some of its rows
+        module: nn.Module = own.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
+        return module
+    for part in own.modules():
+        if hasattr(part, "merge"):
+            part.merge()
+    base: nn.Module = own.get_base_layer()
+    return base

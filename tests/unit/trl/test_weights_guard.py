@@ -1,0 +1,63 @@
+"""The guard for old weights on TRL: which log-probs are compared, and when a gap is judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import trl_world as world
+from torch import nn
+
+from goldilocks.trl.rows import LOG_PROBS
+from goldilocks.trl.weights_guard import is_comparable, is_exact, trainers_log_probs
+
+NAN = torch.nan
+NOW = torch.tensor([[-1.0, -2.0], [-1.0, -2.0], [-1.0, -2.0]])
+SAMPLES = torch.tensor([[-1.5, -2.0], [-4.0, -4.0], [-1.5, 0.0]])
+MASK = torch.tensor([[1, 1], [1, 1], [1, 0]])
+
+
+def args(**chosen: Any) -> SimpleNamespace:
+    return SimpleNamespace(**{"bf16": False, "fp16": False, "top_p": 1.0, "top_k": 0, **chosen})
+
+
+def test_a_batch_of_one_update_is_compared_with_the_log_probs_of_now() -> None:
+    own, fresh = trainers_log_probs({"completion_mask": MASK}, NOW, SAMPLES)
+    assert own is NOW
+    assert fresh.tolist() == MASK.bool().tolist()
+
+
+def test_rows_that_carry_the_engines_own_log_probs_are_left_out() -> None:
+    """The second row was carried, the third has those that TRL computed before the first update of its batch."""
+    old = torch.tensor([[NAN, NAN], [-4.0, -4.0], [-1.25, 0.0]])
+    own, fresh = trainers_log_probs({"completion_mask": MASK, LOG_PROBS: old}, NOW, SAMPLES)
+    assert own.tolist() == [[-1.0, -2.0], [-4.0, -4.0], [-1.25, 0.0]]
+    assert fresh.tolist() == [[True, True], [False, False], [True, False]]
+
+
+def test_tokens_of_tools_are_left_out() -> None:
+    inputs = {"completion_mask": MASK, "tool_mask": torch.tensor([[1, 0], [1, 1], [1, 1]])}
+    assert trainers_log_probs(inputs, NOW, SAMPLES)[1].sum() == 4
+
+
+def test_dropout_and_cut_distributions_explain_a_gap() -> None:
+    plain = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0))
+    assert is_comparable(args(), plain)
+    assert not is_comparable(args(), nn.Sequential(nn.Dropout(0.1)))
+    for cut in ({"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1}):
+        assert not is_comparable(args(**cut), plain)
+
+
+def test_only_fp32_on_both_sides_is_exact() -> None:
+    assert is_exact(args(), nn.Linear(2, 2))
+    assert not is_exact(args(), nn.Linear(2, 2).to(torch.bfloat16))
+    for half in ("bf16", "fp16", "use_vllm"):
+        assert not is_exact(args(**{half: True}), nn.Linear(2, 2))
+
+
+def test_another_word_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"goldilocks\.on_stale_weights='stop' is not accepted: one of warn, error"):
+        world.trainer(tmp_path, sections={"goldilocks": {"on_stale_weights": "stop"}, "engine_slots": 8})

@@ -1,0 +1,82 @@
+"""The guard for old weights on verl: the gap of rows in the queue, and when a gap is judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from verl_world import Queue
+
+from goldilocks.algorithms.weights_gap import FP32, HALF
+from goldilocks.verl.store.behaviour import VERSIONS
+from goldilocks.verl.update.weights_guard import ROWS, gap_of_rows, weights_guard
+
+POLICY = 4
+
+
+def queue_of(monkeypatch: pytest.MonkeyPatch, *versions: int) -> Queue:
+    """Return rows by these versions; the trainer's log-probs are a tenth above those of a row's age, squared."""
+    queue = Queue(monkeypatch)
+    for number, version in enumerate(versions):
+        away = 0.1 + (POLICY - version) ** 2
+        queue.add(f"g{number}_0_0", version, 2 + number, old_log_probs=-1.0, rollout_log_probs=-1.0 - away)
+    return queue
+
+
+def test_only_rows_of_the_newest_policy_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = queue_of(monkeypatch, POLICY, POLICY - 1, POLICY, POLICY - 2)
+    paused = queue.tags["g3_0_0"]
+    paused[VERSIONS] = [[POLICY - 2, 1], [POLICY, 4]]  # written by two policies, the last part by the newest
+    queue.add("pad_0_0", POLICY, 1, old_log_probs=0.0, rollout_log_probs=-9.0)
+    queue.tags["pad_0_0"]["is_padding"] = True
+    assert gap_of_rows(queue.batch(), POLICY, None) == pytest.approx(0.1)
+
+
+def test_tokens_that_no_policy_wrote_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = queue_of(monkeypatch, POLICY)
+    row = queue.rows["g0_0_0"]
+    row["response_mask"], row["rollout_log_probs"] = torch.tensor([1, 0]), torch.tensor([-1.2, 0.0])
+    assert gap_of_rows(queue.batch(), POLICY, None) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("correction", [None, {"bypass_mode": True}])
+def test_without_log_probs_of_both_sides_there_is_no_gap(monkeypatch: pytest.MonkeyPatch, correction: Any) -> None:
+    queue = queue_of(monkeypatch, POLICY, POLICY)
+    if correction is None:
+        for row in queue.rows.values():
+            del row["rollout_log_probs"]
+    assert gap_of_rows(queue.batch(), POLICY, correction) is None
+
+
+def test_of_many_rows_some_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = queue_of(monkeypatch, *[POLICY] * (3 * ROWS))
+    asked: list[int] = []
+    read = queue.kv_batch_get
+
+    def counted(keys: list[str], **rest: Any) -> Any:
+        asked.append(len(keys))
+        return read(keys, **rest)
+
+    monkeypatch.setattr("transfer_queue.kv_batch_get", counted)
+    assert gap_of_rows(queue.batch(), POLICY, None) == pytest.approx(0.1)
+    assert asked == [ROWS]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "trained", "limit"),
+    [("float32", "fp32", FP32[1]), ("bfloat16", "fp32", HALF[1]), ("float32", None, HALF[1])],
+)
+def test_the_precision_of_both_sides_decides_what_rounding_explains(rollout: str, trained: Any, limit: float) -> None:
+    precision = None if trained is None else {"param_dtype": trained}  # verl's default is bf16
+    actor = {"fsdp_config": {"mixed_precision": precision}}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"dtype": rollout}, "actor": actor}})
+    assert weights_guard(config, "warn").limit == limit
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}])
+def test_engines_that_cut_the_distribution_are_not_judged(cut: dict[str, float]) -> None:
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"dtype": "float32", **cut}, "actor": {}}})
+    guard = weights_guard(config, "error")
+    assert [guard.observe(1.0) for _ in range(3)] == [{"rollout/weights_gap": 1.0}] * 3
