@@ -76,6 +76,7 @@ METRICS: dict[str, str] = {
     "data/prompts_issued": "prompts rolled out since the run began",
     "accounts/generated_rollouts": "rollouts since the run began; the classes below sum to it",
     "accounts/generated_tokens": "tokens since the run began; the classes below sum to it",
+    "accounts/tool_tokens": "tokens that tools wrote into rollouts that arrived; not generated, and in no class below",
     "accounts/open_rollouts": "in groups that have not been judged",
     "accounts/carried_rollouts": "in kept groups that wait to be trained",
     "accounts/trained_rollouts": "handed to the trainer",
@@ -156,7 +157,7 @@ METRICS: dict[str, str] = {
 METRICS |= {
     name.removesuffix("rollouts") + "tokens": meaning
     for name, meaning in METRICS.items()
-    if name.startswith("accounts/") and not name.startswith("accounts/generated")
+    if name.startswith("accounts/") and name.endswith("_rollouts") and not name.startswith("accounts/generated")
 }
 
 OURS = frozenset(name.partition("/")[0] for name in METRICS) - {"actor", "timing_s"}  # verl logs there too

@@ -299,7 +299,7 @@ def metrics() -> Iterator[tuple[str, str]]:
     """Rollouts and tokens of one account in one line."""
     for name, meaning in METRICS.items():
         if name.startswith("accounts/") and name.endswith("_tokens"):
-            if name == "accounts/generated_tokens":
+            if name in ("accounts/generated_tokens", "accounts/tool_tokens"):
                 yield name, meaning
         elif name.startswith("accounts/") and not name.startswith("accounts/generated"):
             yield name.replace("_rollouts", "_rollouts`, `_tokens"), meaning

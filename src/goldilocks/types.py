@@ -111,7 +111,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One graded answer. ``version`` is the policy that wrote it, in updates; None: the policy of the current step."""
+    """One graded answer. ``version`` is the policy that wrote it, in updates; None: the policy of the current step.
+
+    ``tokens`` were generated. ``tool_tokens`` stand between them and were not: tools or an environment wrote them.
+    """
 
     uid: str
     index: int
@@ -121,6 +124,7 @@ class Rollout:
     truncated: bool = False
     version: int | None = None
     payload: Any = None
+    tool_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 A rollout is posted once, when it arrives, and from then on only moves from one class to another.
 ``goldilocks.types.Account`` lists the classes.
 
+Tokens that tools wrote into rollouts were not generated: they are in no class and have a total of their own.
+
 A rollout that stopped when the batch was full goes on with the next policy. Its group counts it as in flight. Its
 tokens are charged to the account ``paused`` when it pauses. When it pauses again or ends, that charge is taken back and
 all its tokens are posted. So a token is charged once, in the step that wrote it, however often its rollout pauses.
@@ -24,6 +26,7 @@ class Accounts:
     def __init__(self) -> None:
         self.generated_rollouts = 0
         self.generated_tokens = 0
+        self.tool_tokens = 0  # of rollouts that arrived
         self.rollouts: dict[str, int] = {}
         self.tokens: dict[str, int] = {}
 
@@ -71,6 +74,7 @@ class Accounts:
         values: dict[str, float] = {
             "accounts/generated_rollouts": self.generated_rollouts,
             "accounts/generated_tokens": self.generated_tokens,
+            "accounts/tool_tokens": self.tool_tokens,
         }
         for unit, counts in (("rollouts", self.rollouts), ("tokens", self.tokens)):
             for account, count in {**self.by_class(counts), **counts}.items():
@@ -83,6 +87,7 @@ class Accounts:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.generated_rollouts = state["generated_rollouts"]
         self.generated_tokens = state["generated_tokens"]
+        self.tool_tokens = state.get("tool_tokens", 0)  # a checkpoint of an earlier version has none
         self.rollouts = dict(state["rollouts"])
         self.tokens = dict(state["tokens"])
 

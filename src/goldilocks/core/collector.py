@@ -200,6 +200,8 @@ class Collector:
 
     def observe(self, event: Event) -> None:
         """Take in a rollout that arrived, failed or paused. Late and duplicate events are only counted."""
+        if isinstance(event, Rollout):
+            self.accounts.tool_tokens += event.tool_tokens
         open_group = self._open.get(event.uid)
         if open_group is None or event.index not in open_group.in_flight:
             self._observe_unexpected(event, open_group)

@@ -14,14 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from goldilocks.config.recipes import CONFIG
 from goldilocks.runs.files import cache_folder, make_folder
+from goldilocks.tasks.calculator import check_tool
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 VERSION = "2"  # of the models and data made here; raised when they change, so that older ones are not used
 VARIABLE = "GOLDILOCKS_ARITHMETIC"
-SIZES = {"arithmetic": (2048, 256), "sums": (4096, 256), "ladder": (20480, 400)}  # problems to train and validate on
+# problems to train and validate on
+SIZES = {"arithmetic": (2048, 256), "sums": (4096, 256), "ladder": (20480, 400), "calculator": (2048, 256)}
 GYM = "reasoning_gym"
 GENERATORS: dict[str, dict[str, Any]] = {"leg_counting": {}}
 SMOLLM2 = "smollm2"  # what actor_rollout_ref.model.path takes for SmolLM2-135M-Instruct
@@ -39,10 +42,19 @@ def locate(config: DictConfig) -> None:
 
     for task in SIZES:
         os.environ[f"GOLDILOCKS_{task.upper()}"] = str(folder(task))
+    _locate_tools(config)
     if GYM in config:
         settings = json.dumps(OmegaConf.to_container(config[GYM]), sort_keys=True)
         name = f"{GYM}-{VERSION}-{hashlib.sha256(settings.encode()).hexdigest()[:12]}"
         os.environ["GOLDILOCKS_REASONING_GYM"] = str(cache_folder() / name)
+
+
+def _locate_tools(config: DictConfig) -> None:
+    """Say where the YAML files of tools are, and the calculator's settings: agent-loop workers inherit both."""
+    os.environ["GOLDILOCKS_TOOLS"] = str(CONFIG / "tools")
+    if tool := config.get("calculator"):
+        check_tool(tool.seconds, tool.fail_every)
+        os.environ["CALCULATOR_SECONDS"], os.environ["CALCULATOR_FAIL_EVERY"] = str(tool.seconds), str(tool.fail_every)
 
 
 def provide(config: DictConfig) -> None:
@@ -104,6 +116,7 @@ def _teach_smollm2(out: Path) -> None:
 # (task, folder in the task's): how the model in it is made
 _MODELS: dict[tuple[str, str], Callable[[Path], None]] = {
     ("arithmetic", "model"): partial(_make_tiny, task="arithmetic"),
+    ("calculator", "model"): partial(_make_tiny, task="calculator"),
     ("ladder", "tiny"): partial(_make_tiny, task="ladder"),
     ("ladder", "smollm2"): _teach_smollm2,
 }

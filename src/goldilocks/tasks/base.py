@@ -18,6 +18,8 @@ from goldilocks.runs.files import replacing
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
 VALIDATION_SHARE = 10  # one problem in this many is held out
+# The special tokens of tiny models.
+PAD, END, USER, ASSISTANT, UNKNOWN = "<|pad|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|unknown|>"
 _TRIES = 200  # draws without a new problem after which a level counts as used up
 
 Score = dict[str, float]

@@ -13,6 +13,7 @@ from goldilocks.tasks.base import Score, Task
 # name, as of its module here: (class, what its data sources begin with, what it is)
 TASKS: Mapping[str, tuple[str, str, str]] = {
     "arithmetic": ("Arithmetic", "goldilocks/arithmetic", "sums, differences and products of one to six digits"),
+    "calculator": ("Calculator", "goldilocks/calculator", "arithmetic of one to three digits with a tool, on verl"),
     "sums": ("Sums", "goldilocks/sums", "arithmetic in words for a chat model, graded by the last number"),
     "ladder": (
         "Ladder",

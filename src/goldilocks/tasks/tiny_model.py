@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.progress import Progress
 
-from goldilocks.tasks import ladder
-from goldilocks.tasks.base import Problem
+from goldilocks.tasks import calculator, ladder
+from goldilocks.tasks.base import ASSISTANT, END, PAD, UNKNOWN, USER, Problem
 from goldilocks.tasks.warm_start import STEPS, encode, lessons, warm_start
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 
-PAD, END, USER, ASSISTANT, UNKNOWN = "<|pad|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|unknown|>"
 ARITHMETIC = "0123456789+-*= \n"  # verl wants the newline of a Qwen model to be one token
 
 _TEMPLATE = (
@@ -36,10 +35,14 @@ _TEMPLATE = (
 
 ANSWER_TOKENS = 16
 
-# task: its characters, and the lessons of its warm start
-TASKS: Mapping[str, tuple[str, Callable[[random.Random], Iterator[Problem]]]] = {
-    "arithmetic": (ARITHMETIC, lessons),
-    "ladder": (ladder.CHARACTERS, functools.partial(ladder.lessons, fall=ladder.FALL_TINY)),
+# task: its tokenizer, and the lessons of its warm start
+TASKS: Mapping[str, tuple[Callable[[], PreTrainedTokenizerFast], Callable[[random.Random], Iterator[Problem]]]] = {
+    "arithmetic": (lambda: character_tokenizer(), lessons),
+    "ladder": (
+        lambda: character_tokenizer(ladder.CHARACTERS),
+        functools.partial(ladder.lessons, fall=ladder.FALL_TINY),
+    ),
+    "calculator": (lambda: calling_tokenizer(), calculator.lessons),
 }
 
 
@@ -68,12 +71,22 @@ def character_tokenizer(characters: Iterable[str] = ARITHMETIC) -> PreTrainedTok
     return tokenizer
 
 
+def calling_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer for arithmetic with the two tokens of a call, and a template that has messages of tools."""
+    tokenizer = character_tokenizer()
+    tokenizer.add_tokens([calculator.CALL, calculator.CLOSE])
+    tokenizer.add_tokens([calculator.TOOL], special_tokens=True)
+    said = "{% if message['role'] == 'tool' %}" + calculator.TOOL + "{{ message['content'] }}\n{% elif"
+    tokenizer.chat_template = _TEMPLATE.replace("{% if", said, 1)
+    return tokenizer
+
+
 def make(
     out: Path, seed: int = 0, steps: int = STEPS, task: str = "arithmetic"
 ) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
     """Build the model, warm-start it under a progress bar, and save both to ``out`` as transformers does."""
-    characters, taught = TASKS[task]
-    tokenizer = character_tokenizer(characters)
+    make_tokenizer, taught = TASKS[task]
+    tokenizer = make_tokenizer()
     model = build(tokenizer, seed)
     with _few_threads(), Progress(transient=True) as bar:
         line = bar.add_task("warming up the tiny model", total=steps)

@@ -231,7 +231,8 @@ def _event(uid: str, number: int, row: Row, rewards: Rewards) -> Rollout | Failu
         return Failure(uid, number, "empty_response")
     # A function that returned None does not apply to this prompt: it has no value here, and NaN is not equal to it.
     metrics = {name: value for name, value in zip(rewards.names, row.rewards, strict=True) if value == value}
-    return Rollout(uid, number, rewards.score(row), tokens, metrics, truncated=row.truncated)
+    said = row.tool_tokens
+    return Rollout(uid, number, rewards.score(row), tokens, metrics, truncated=row.truncated, tool_tokens=said)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow.parquet as pq
 import pytest
+from verl.tools.tool_registry import load_all_tools
 
 from goldilocks.launch import defaults
 from goldilocks.launch.recipe import choose, compose_config
@@ -12,7 +13,7 @@ from goldilocks.launch.recipe import choose, compose_config
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for task in ("ARITHMETIC", "SUMS", "LADDER", "REASONING_GYM"):
+    for task in ("ARITHMETIC", "SUMS", "LADDER", "CALCULATOR", "REASONING_GYM"):
         monkeypatch.delenv(f"GOLDILOCKS_{task}", raising=False)
 
 
@@ -58,3 +59,13 @@ def test_a_model_by_name_becomes_its_folder(tmp_path):
     defaults.provide(config)
     assert config.actor_rollout_ref.model.path == str(kept)
     assert config.critic.model.path == str(kept)
+
+
+def test_the_calculators_settings_reach_the_tool_that_verl_makes(monkeypatch):
+    monkeypatch.setattr("builtins.print", lambda *_: None)  # verl prints every tool
+    config = composed("task=calculator", "calculator.seconds=0.5", "calculator.fail_every=3")
+    assert {row["data_source"] for row in rows(config)} == {"goldilocks/calculator"}
+    (tool,) = load_all_tools(config.actor_rollout_ref.rollout.multi_turn.tool_config_path, None)
+    assert (tool.name, tool.config["seconds"], tool.config["fail_every"]) == ("calculator", "0.5", "3")
+    with pytest.raises(ValueError, match=r"calculator\.seconds=-1 is not accepted: 0 or more"):
+        composed("task=calculator", "calculator.seconds=-1")

@@ -14,7 +14,7 @@ import contextvars
 import functools
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -84,9 +84,9 @@ class StreamingClient(LLMServerClient):
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
-    def begin(self, uid: str, index: int, answers: Iterable[ResumableAnswer] = ()) -> Session:
-        """Open a session; ``answers`` were saved when its rollout was paused."""
-        session = Session(uid, index, answers=list(answers))
+    def begin(self, uid: str, index: int, saved: Iterable[Mapping[str, Any]] = ()) -> Session:
+        """Open a session, with what was ``saved`` of it when its rollout was paused."""
+        session = Session.restored(uid, index, saved)
         session.tokens = sum(count for _, count in session.versions)
         self._sessions.setdefault(uid, set()).add(session)
         return session
@@ -99,12 +99,17 @@ class StreamingClient(LLMServerClient):
             self._cancelled.discard(session.uid)
 
     def cancel(self, uid: str) -> None:
-        """Abort what the group has at servers; one that cannot abort lets it run to its end."""
+        """Abort what the group has at servers, and end agent loops that wait for a tool.
+
+        A server that cannot abort lets a request run to its end.
+        """
         sessions = self._sessions.get(uid)
         if not sessions:
             return
         self._cancelled.add(uid)
         self._abort(session for session in sessions & self._at_servers if not session.aborted)
+        for session in sessions - self._at_servers:
+            session.stop()
 
     def is_cancelled(self, session: Session) -> bool:
         """Whether the session's group is cancelled."""
@@ -159,6 +164,8 @@ class StreamingClient(LLMServerClient):
             with contextlib.suppress(NotNow):
                 ids = [*prompt_ids, *answer.token_ids]
                 await self._add_to(answer, session, request_id, prompt_ids=ids, sampling_params=params, **kwargs)
+        if self.is_cancelled(session):  # its agent loop must not call a tool
+            raise Cancelled(session.uid)
         return answer.output()
 
     async def _add_to(self, answer: ResumableAnswer, session: Session, request_id: str, **request: Any) -> None:

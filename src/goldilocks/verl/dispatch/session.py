@@ -6,10 +6,12 @@ several policies. Every token keeps the log-prob and the version of the policy t
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import contextvars
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -120,6 +122,16 @@ def _list(values: np.ndarray | None) -> list[Any] | None:
     return None if values is None else values.tolist()
 
 
+@dataclass(frozen=True)
+class ToolReply:
+    """What a tool replied to a call. A saved reply counts only if the same call is made again."""
+
+    place: int  # of the call among those of its session
+    call: str  # the name of what was asked
+    text: str | None
+    reward: float | None
+
+
 @dataclass(eq=False)
 class Session:
     """What a rollout has cost so far, and at which server it is."""
@@ -132,6 +144,36 @@ class Session:
     aborted: bool = False  # whether that server was asked to end it
     answers: list[ResumableAnswer] = field(default_factory=list)  # to its requests, in order
     asked: int = 0  # requests that its agent loop has made
+    replies: dict[int, ToolReply] = field(default_factory=dict)  # of tools, by the place of the call among its calls
+    called: int = 0  # calls of tools that its agent loop has made
+    task: asyncio.Task[Any] | None = None  # while its agent loop runs
+
+    @classmethod
+    def restored(cls, uid: str, index: int, saved: Iterable[Mapping[str, Any]]) -> Session:
+        """Return a session with what ``saved`` returned, from which its rollout goes on."""
+        states = list(saved)
+        answers = [ResumableAnswer.from_state_dict(state) for state in states if "prompt" in state]
+        replies = [ToolReply(**state) for state in states if "call" in state]
+        return cls(uid, index, answers=answers, replies={reply.place: reply for reply in replies})
+
+    def saved(self) -> list[dict[str, Any]]:
+        """Return its answers and the replies of its tools, as JSON values and arrays."""
+        return [answer.state_dict() for answer in self.answers] + [vars(reply) for reply in self.replies.values()]
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Within, ``stop`` ends the task of this session: its rows are not being graded or stored."""
+        self.task = asyncio.current_task()
+        try:
+            yield
+        finally:
+            self.task = None
+
+    def stop(self) -> None:
+        """End the agent loop where it waits, once: verl's then releases its tool, which may take a while."""
+        task, self.task = self.task, None
+        if task is not None:
+            task.cancel()
 
     @property
     def versions(self) -> Versions:
@@ -187,10 +229,13 @@ def rollout_of(
     """The event of a session whose rows are stored; each of ``outputs``, of verl's agent loop, is a row."""
     final, uid, index = outputs[-1], session.uid, session.index
     info = final.extra_fields.get("reward_extra_info") or {}
-    tags = [_tag(one, global_steps, versions) for one in outputs]
-    if len(outputs) == 1 and tags[0]["min_global_steps"] != tags[0]["max_global_steps"]:
-        tags[0][VERSIONS] = versions
-    version = tags[-1]["min_global_steps"]
+    spans = _by_row(versions, [sum(one.response_mask) for one in outputs])
+    whole = [versions] * len(outputs) if spans is None else spans
+    tags = [_tag(one, global_steps, own) for one, own in zip(outputs, whole, strict=True)]
+    for tag, own in zip(tags, spans or (), strict=False):
+        if tag["min_global_steps"] != tag["max_global_steps"]:
+            tag[VERSIONS] = own
+    version = _oldest_and_newest(versions)["min_global_steps"]
     return Rollout(
         uid,
         index,
@@ -200,7 +245,19 @@ def rollout_of(
         truncated=len(final.response_ids) >= response_length,
         version=None if version is None else int(version),
         payload=[[row_key(uid, index, part), tag] for part, tag in enumerate(tags)],
+        tool_tokens=sum(len(one.response_mask) - sum(one.response_mask) for one in outputs),
     )
+
+
+def _by_row(versions: Versions, counts: list[int]) -> list[Versions] | None:
+    """Divide the tokens that policies wrote among the rows they stand in; None where rows have others than those."""
+    if len(counts) == 1:
+        return [versions]  # a row that was cut has the first of them
+    if sum(counts) != sum(count for _, count in versions):
+        return None
+    tokens = iter([version for version, count in versions for _ in range(count)])
+    rows = (itertools.groupby(itertools.islice(tokens, count)) for count in counts)
+    return [[[version, len(list(written))] for version, written in row] for row in rows]
 
 
 def _tag(output: Any, global_steps: int, versions: Versions) -> dict[str, Any]:

@@ -7,6 +7,7 @@ reward, or a failure with the tokens it cost. Single-turn sessions run many at a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Coroutine
@@ -24,8 +25,9 @@ from goldilocks.types import Failure, Paused, Rollout
 from goldilocks.verl.dispatch.client import StreamingClient
 from goldilocks.verl.dispatch.failures import publish, succeeded
 from goldilocks.verl.dispatch.sampling_seed import VALIDATION, request_number, seeded, visit_seed
-from goldilocks.verl.dispatch.session import Cancelled, ResumableAnswer, Session, current_session, rollout_of
+from goldilocks.verl.dispatch.session import Cancelled, Session, current_session, rollout_of
 from goldilocks.verl.dispatch.single_turn import AGENT, BatchedSingleTurn, SingleTurn
+from goldilocks.verl.dispatch.tools import remembering
 from goldilocks.verl.patches.patch import Kind
 from goldilocks.verl.patches.switch import ask_for
 from goldilocks.verl.patches.table import GATHERED_PUTS
@@ -61,6 +63,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         ask_for(Kind.REPORTS)
         GATHERED_PUTS.apply()
         self._agent_loops: dict[str, Callable[[], Any]] = {}
+        self.tools = [remembering(tool) for tool in self.tools]
         self._listen(self.llm_client)
         self.single_turn = SingleTurn.of(self)
 
@@ -104,7 +107,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     async def answers(self) -> list[SavedAnswers]:
         """Return the answers so far of every unfinished session."""
         sessions = self.llm_client.unfinished
-        return [[one.uid, one.index, [answer.state_dict() for answer in one.answers]] for one in sessions]
+        return [[one.uid, one.index, one.saved()] for one in sessions]
 
     async def drained(self, within: float) -> Drained:
         """Wait until no session is at a server, at most ``within`` seconds; return the worker's part of the step."""
@@ -153,9 +156,8 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             return
         count, first, seed = (int(prompt.pop(field)) for field in (ROLLOUTS, FIRST, VISIT_SEED))
         answers = prompt.pop(ANSWERS, None) or {}
-        begin, loaded = self.llm_client.begin, ResumableAnswer.from_state_dict
         indices = range(first, first + count)
-        sessions = [begin(prompt["uid"], index, map(loaded, answers.get(index, ()))) for index in indices]
+        sessions = [self.llm_client.begin(prompt["uid"], index, answers.get(index, ())) for index in indices]
         params = [seeded(sampling_params, self.rollout_config, seed, session.index) for session in sessions]
         runs = zip(sessions, params, strict=True)
         await asyncio.gather(*(self._run_session(session, prompt, own, trajectory, trace) for session, own in runs))
@@ -165,6 +167,10 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         try:
             await self._run_agent_loop(params, trajectory=trajectory, trace=trace, session_id=session.index, **prompt)
         except Cancelled:
+            self.report_failed(session, "cancelled")
+        except asyncio.CancelledError:
+            if not self.llm_client.is_cancelled(session):  # this worker is ended
+                raise
             self.report_failed(session, "cancelled")
         except Exception as error:
             await self.report_error(session, error)
@@ -181,7 +187,8 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         name = {"priority": request_number(kwargs)} if self.rollout_config.full_determinism else {}
         about = {name: trajectory[name] for name in ("step", "sample_index", "rollout_n", "validate")}
         with rollout_trace_attr(name="agent_loop", trace=trace, **about):
-            output = await self._agent_loop(agent_name).run(sampling_params, **{**kwargs, **name})
+            with contextlib.nullcontext() if trajectory["validate"] else self._session.running():
+                output = await self._agent_loop(agent_name).run(sampling_params, **{**kwargs, **name})
             await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
 
     def _agent_loop(self, name: str) -> Any:
@@ -210,8 +217,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             await super()._agent_loop_postprocess(output, validate, **kwargs)
             return
         outputs = output if isinstance(output, list) else [output]
-        session = current_session.get()
-        assert session is not None
+        session = self._session
         if self.llm_client.is_cancelled(session):
             self.report_failed(session, "cancelled")
         elif not outputs or not all(one.response_ids for one in outputs):
@@ -223,6 +229,13 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             else:
                 limit = self.rollout_config.response_length
                 self.report_stored(rollout_of(session, outputs, kwargs["global_steps"], limit, session.versions))
+
+    @property
+    def _session(self) -> Session:
+        """The session of the rollout that is asking."""
+        session = current_session.get()
+        assert session is not None
+        return session
 
     def report_stored(self, rollout: Rollout) -> None:
         """Report a rollout whose rows are in the queue."""

@@ -101,7 +101,9 @@ def test_a_cancelled_group_is_aborted_at_its_server_and_the_effect_is_counted() 
         tasks = [start(client, "x", 0), start(client, "x", 1), start(client, "y", 0)]
         await settle()
         client.cancel("x")
-        assert [(await task).token_ids for task in tasks[:2]] == [ABORTED, ABORTED]
+        for task in tasks[:2]:
+            with pytest.raises(Cancelled):
+                await task
         assert (client.aborts.asked, client.aborts.ended, client.aborts.tokens) == (2, 2, 2 * len(ABORTED))
         assert await client.drained(0.01) == 1
         server.answer_all()
@@ -120,7 +122,7 @@ def test_a_server_whose_aborts_do_nothing_is_said_once(caplog: pytest.LogCapture
             await settle()
             client.cancel(f"x{turn}")
             server.answer_all()
-            await asyncio.gather(*tasks)
+            await asyncio.gather(*tasks, return_exceptions=True)
         return client
 
     client = asyncio.run(main())
@@ -137,7 +139,8 @@ def test_of_an_engine_that_is_not_known_nothing_is_aborted() -> None:
         client.cancel("x")
         assert server.held
         server.answer_all()
-        assert len((await task).token_ids) == 3
+        with pytest.raises(Cancelled):
+            await task
         assert client.aborts.asked == 0
 
     asyncio.run(main())
@@ -152,8 +155,8 @@ def test_requests_beyond_what_a_server_takes_at_once_wait_and_may_be_cancelled_u
         assert len(server.held) == 6
         client.cancel("x")
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        assert server.most_held == 6
-        assert sum(isinstance(outcome, Cancelled) for outcome in outcomes) == 4
+        assert all(isinstance(outcome, Cancelled) for outcome in outcomes)
+        assert len(server.prompts) == server.most_held == 6
 
     asyncio.run(main())
 

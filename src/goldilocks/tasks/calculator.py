@@ -1,0 +1,82 @@
+"""Arithmetic with a calculator: a tiny model that may call a tool, and does so for some problems only.
+
+A right answer to most problems needs the tool. The warm start teaches the form of a call, and to copy what the tool
+says; it calls seldom where numbers are long. RL has to teach when to call.
+
+Invariant: what a model writes is parsed by a grammar of numbers and three operations, and never executed.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from goldilocks.errors import require
+from goldilocks.tasks.arithmetic import ArithmeticLevel, split_key
+from goldilocks.tasks.base import ASSISTANT, END, LevelTask, Problem, Score, graded, split_of
+
+# A call in the form of Hermes and Qwen models. The tiny model has one token for all that stands before the expression,
+# and one for all behind it; verl's parser ``hermes`` sees the text.
+CALL, CLOSE = '<tool_call>{"name": "calculator", "arguments": {"expression": "', '"}}</tool_call>'
+TOOL = "<|tool|>"  # begins what the tool says
+
+NUMBERS, DIGITS = 8, 9  # of an expression, and of each of its numbers, at most
+_EXPRESSION = re.compile(rf"-?[0-9]{{1,{DIGITS}}}(?:[-+*][0-9]{{1,{DIGITS}}}){{0,{NUMBERS - 1}}}")
+_SUMMAND = re.compile(r"([-+]?)([0-9*]+)")
+
+
+def calculate(expression: str) -> int:
+    """Return the value of numbers with +, - and * between them; raise ``ValueError`` for any other text."""
+    text = expression.replace(" ", "")
+    accepted = f"at most {NUMBERS} numbers of at most {DIGITS} digits, with +, - or * between them"
+    require(_EXPRESSION.fullmatch(text) is not None, "expression", expression, accepted)
+    products = ((sign, math.prod(map(int, product.split("*")))) for sign, product in _SUMMAND.findall(text))
+    return sum(-value if sign == "-" else value for sign, value in products)
+
+
+def check_tool(seconds: float, fail_every: int) -> None:
+    """Raise a ``ValueError`` for settings of the section ``calculator`` that the tool cannot have."""
+    require(seconds >= 0, "calculator.seconds", seconds, "0 or more")
+    require(fail_every >= 0, "calculator.fail_every", fail_every, "0 (no call fails) or more")
+
+
+# Each level's share of a data set, and how often the warm start calls the tool for it.
+LEVELS: Mapping[ArithmeticLevel, float] = {
+    ArithmeticLevel(operation, (digits, digits)): 1 for operation in "+-*" for digits in (1, 2, 3)
+}
+CALLS: Mapping[int, float] = {1: 0.8, 2: 0.5, 3: 0.2}
+
+
+def conversation(question: str, expression: str, result: str) -> str:
+    """Return a question with a call and what the tool said, as the tokenizer of the tiny model reads it."""
+    return f"{question}{ASSISTANT}{CALL}{expression}{CLOSE}{END}\n{TOOL}{result}\n"
+
+
+def lessons(rng: random.Random) -> Iterator[Problem]:
+    """Yield lessons without end: a call, what to do with the tool's answer, or a guess, which is the first number."""
+    while True:
+        level = rng.choice(list(LEVELS))
+        problem = level.draw(rng)
+        if split_of(split_key(problem.question)) == "val":
+            continue
+        expression = problem.question.rstrip("=")
+        if rng.random() < CALLS[level.digits[0]]:
+            yield Problem(problem.question, f"{CALL}{expression}{CLOSE}", problem.difficulty)
+            yield Problem(conversation(problem.question, expression, problem.answer), problem.answer, 0.0)
+        else:
+            yield Problem(problem.question, re.split(r"[-+*]", expression)[0], problem.difficulty)
+
+
+class Calculator(LevelTask):
+    """The task. The last line of a conversation is its answer: calls and what the tool said stand above it."""
+
+    data_source = "goldilocks/calculator"
+    levels = LEVELS
+    key = staticmethod(split_key)
+
+    def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
+        """Grade the last line."""
+        return graded(answer.strip().rpartition("\n")[2].strip() == truth)

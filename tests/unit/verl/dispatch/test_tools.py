@@ -1,0 +1,205 @@
+"""verl's own tool agent loop in our worker: what tools write is no answer, and no tool works for nothing or twice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from verl.tools.function_tool import FunctionTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+from verl.workers.config import RolloutConfig
+from verl_world import Server, Worker, prompt, worker_queue, written
+
+from goldilocks.config.recipes import CONFIG
+from goldilocks.engine.request import Generation
+from goldilocks.tasks.calculator import CALL, CLOSE, TOOL, Calculator
+from goldilocks.tasks.calculator_tool import CalculatorTool
+from goldilocks.tasks.tiny_model import calling_tokenizer
+from goldilocks.types import Failure, Rollout
+from goldilocks.verl.dispatch.tools import remembering
+from goldilocks.verl.store.rows import ANSWERS
+
+TOKENIZER = calling_tokenizer()
+END = TOKENIZER.eos_token_id
+CALLED = [*TOKENIZER.encode(f"{CALL}2+2{CLOSE}"), END]
+SAID = TOKENIZER.encode("\n<|tool|>4\n<|assistant|>")
+ANSWERED = [*TOKENIZER.encode("4"), END]
+SCHEMA = OpenAIFunctionToolSchema.model_validate(
+    OmegaConf.to_container(OmegaConf.load(CONFIG / "tools" / "calculator.yaml").tools[0].tool_schema)
+)
+
+
+class Calls(CalculatorTool):
+    """The calculator, which notes what happens to it and answers when it is let."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__({"type": "native", **config}, SCHEMA)
+        self.seen: list[str] = []
+        self.called, self.let = asyncio.Event(), asyncio.Event()
+        self.let.set()
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+        self.seen.append("create")
+        return await super().create(instance_id, **kwargs)
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        self.seen.append(parameters["expression"])
+        self.called.set()
+        await self.let.wait()
+        return await super().execute(instance_id, parameters, **kwargs)
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        self.seen.append("release")
+
+
+class ToolWorker(Worker):
+    """A worker whose prompts go to verl's tool agent loop."""
+
+    def __init__(self, server: Server, *tools: Any) -> None:
+        super().__init__(server, whole=False)
+        keys = {"prompt_length": 16, "response_length": 80, "max_num_seqs": 64, "name": "transformers"}
+        turns = {"max_assistant_turns": 3, "format": "hermes"}
+        rollout = {**keys, "full_determinism": False, "agent": {"num_workers": 1}, "multi_turn": turns}
+        whole = OmegaConf.structured(RolloutConfig(**keys, calculate_log_probs=True))
+        self.config.actor_rollout_ref.rollout = OmegaConf.merge(whole, rollout)
+        self.rollout_config = self.config.actor_rollout_ref.rollout
+        self.llm_client.config = self.config
+        self.tokenizer, self.hf_model_type = TOKENIZER, "qwen2"
+        self.tools = [remembering(tool) for tool in tools]
+
+
+def asked(n: int = 1, **fields: Any) -> dict[str, Any]:
+    row = prompt(2, n, agent_name="tool_agent", data_source=Calculator.data_source)
+    return {**row, "reward_model": {"style": "rule", "ground_truth": "4"}, **fields}
+
+
+def calls_then_answers(name: str, prompt_ids: list[int], seed: int) -> Generation:
+    """A model that calls the tool, and says what the tool has said."""
+    return written(name, ANSWERED if TOKENIZER.convert_tokens_to_ids(TOOL) in prompt_ids else CALLED)
+
+
+async def until(event: asyncio.Event) -> None:
+    await asyncio.wait_for(event.wait(), 60)
+
+
+def test_what_a_tool_wrote_is_masked_and_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = worker_queue(monkeypatch)
+
+    async def main() -> tuple[Rollout | Failure, list[str]]:
+        tool = Calls()
+        worker = ToolWorker(Server(calls_then_answers), tool)
+        await worker.start([asked()])
+        return (await worker.finish())[0], tool.seen
+
+    rollout, seen = asyncio.run(main())
+    assert isinstance(rollout, Rollout)
+    assert seen == ["create", "2+2", "release"]
+    assert (rollout.reward, rollout.tokens, rollout.tool_tokens) == (1.0, len(CALLED + ANSWERED), len(SAID))
+    assert not rollout.truncated
+    (row,) = queue.rows.values()
+    assert row["responses"].tolist() == CALLED + SAID + ANSWERED
+    mask = [1] * len(CALLED) + [0] * len(SAID) + [1] * len(ANSWERED)
+    assert row["response_mask"].tolist() == row["loss_mask"].tolist() == mask
+    assert [value != 0 for value in row["rollout_log_probs"].tolist()] == [bool(kept) for kept in mask]
+
+
+def test_a_cancelled_group_ends_its_calls_and_the_tool_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = worker_queue(monkeypatch)
+
+    async def main() -> tuple[list[Rollout | Failure], list[str]]:
+        tool = Calls()
+        tool.let.clear()  # it never answers
+        worker = ToolWorker(Server(calls_then_answers), tool)
+        await worker.start([asked(3)])
+        while tool.seen.count("2+2") < 3:
+            await until(tool.called)
+            await asyncio.sleep(0)
+        await worker.cancel(["g2"])
+        return await worker.finish(), tool.seen
+
+    events, seen = asyncio.run(main())
+    assert events == [Failure("g2", index, "cancelled", len(CALLED)) for index in range(3)]
+    assert seen.count("release") == 3
+    assert queue.rows == {}
+
+
+def test_a_call_that_was_complete_when_its_group_was_cancelled_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker_queue(monkeypatch)
+
+    async def main() -> tuple[list[Rollout | Failure], list[str]]:
+        tool, server = Calls(), Server(aborts=False)
+        worker = ToolWorker(server, tool)
+        await worker.start([asked()])
+        (name,) = await server.holds(1)
+        await worker.cancel(["g2"])
+        server.answer(name, CALLED)
+        return await worker.finish(), tool.seen
+
+    events, seen = asyncio.run(main())
+    assert (events, seen) == ([Failure("g2", 0, "cancelled", len(CALLED))], [])
+
+
+@pytest.mark.parametrize("function", [False, True], ids=["with a lifecycle", "function"])
+def test_a_conversation_that_pauses_or_is_saved_goes_on_without_a_second_call(
+    monkeypatch: pytest.MonkeyPatch, function: bool
+) -> None:
+    worker_queue(monkeypatch)
+
+    async def main() -> None:
+        tool = Calls()
+        given: Any = tool
+        if function:
+
+            async def calculator(expression: str) -> Any:
+                return await tool.execute("", {"expression": expression})
+
+            given = FunctionTool("calculator", calculator, SCHEMA, is_async=True)
+        server = Server()
+        worker = ToolWorker(server, given)
+        await worker.start([asked()])
+        tool.let.clear()
+        server.answer((await server.holds(1))[0], CALLED)
+        await until(tool.called)
+        assert [paused.tokens for paused in await worker.pause(1.0)] == [len(CALLED)]  # in the middle of the call
+        tool.let.set()
+        session = next(worker.llm_client.unfinished)
+        while not session.replies:
+            await asyncio.sleep(0)
+        ((_, index, saved),) = await worker.answers()
+        assert not server.held  # nothing is asked while generation is paused
+        await worker.resume()
+        server.answer((await server.holds(1))[0], ANSWERED)
+        (rollout,) = await worker.finish()
+        assert tool.seen.count("2+2") == 1
+
+        again_server = Server()
+        again = ToolWorker(again_server, given)
+        await again.start([asked(**{ANSWERS: {index: saved}})])
+        again_server.answer((await again_server.holds(1))[0], ANSWERED)
+        assert again_server.prompts[0][-len(SAID) :] == SAID
+        assert await again.finish() == [rollout]
+        assert tool.seen.count("2+2") == 1
+        assert tool.seen.count("create") == tool.seen.count("release") == (0 if function else 1)
+
+    asyncio.run(main())
+
+
+def test_a_failing_tool_is_the_models_to_deal_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker_queue(monkeypatch)
+
+    async def main() -> Any:
+        worker = ToolWorker(Server(calls_then_answers), CalculatorTool({"type": "native", "fail_every": 1}, SCHEMA))
+        await worker.start([asked()])
+        return (await worker.finish())[0]
+
+    rollout = asyncio.run(main())
+    assert isinstance(rollout, Rollout)
+    assert (rollout.reward, rollout.tokens) == (1.0, len(CALLED + ANSWERED))
+
+
+@pytest.mark.parametrize(("key", "value"), [("seconds", -1), ("fail_every", -2)])
+def test_settings_of_the_tool_that_are_refused(key: str, value: int) -> None:
+    with pytest.raises(ValueError, match=rf"calculator\.{key}={value}.* is not accepted: 0 "):
+        CalculatorTool({"type": "native", key: value}, SCHEMA)
