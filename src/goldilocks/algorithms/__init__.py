@@ -2,7 +2,7 @@
 
 from goldilocks.algorithms.checks import check_algorithm
 from goldilocks.algorithms.prompt_mean import prompt_mean_weights, weigh_prompts_equally
-from goldilocks.algorithms.reward_pool import Untrained, pool_estimator, pooled, untrained_rollouts
+from goldilocks.algorithms.reward_pool import Untrained, pool_estimator, pooled, rows_of_rollouts, untrained_rollouts
 
 __all__ = [
     "Untrained",
@@ -10,6 +10,7 @@ __all__ = [
     "pool_estimator",
     "pooled",
     "prompt_mean_weights",
+    "rows_of_rollouts",
     "untrained_rollouts",
     "weigh_prompts_equally",
 ]

@@ -8,12 +8,15 @@ the same estimator beside them, and returns the advantages of the trained rows. 
         ...verl computes the advantages, in this thread...
 
 A trained row has the advantage that verl's estimator gives it among all rollouts of its group.
+
+A rollout may have several rows (``rows_of_rollouts``). It counts once, as the reward of its last row behind the tokens
+of all its rows, and each of its rows has its advantage.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -62,6 +65,19 @@ def untrained_rollouts(by_uid: Mapping[str, Sequence[Untrained]]) -> Iterator[No
         _untrained.reset(token)
 
 
+_rows: ContextVar[Sequence[tuple[Hashable, int]] | None] = ContextVar("rows of rollouts", default=None)
+
+
+@contextmanager
+def rows_of_rollouts(rows: Sequence[tuple[Hashable, int]]) -> Iterator[None]:
+    """Let the pool estimators count rollouts, within the block: ``rows`` has each row's rollout and its part in it."""
+    token = _rows.set(rows)
+    try:
+        yield
+    finally:
+        _rows.reset(token)
+
+
 def pool_estimator(name: str, use_kl_in_reward: bool) -> str:
     """Return the estimator to use where part of a group is trained; one without a group baseline stays as it is."""
     plain = name.removesuffix(SUFFIX)
@@ -70,7 +86,8 @@ def pool_estimator(name: str, use_kl_in_reward: bool) -> str:
         "algorithm.adv_estimator",
         name,
         f"{', '.join(POOLED)}, or one without a group baseline, where only part of a group is trained "
-        "(adaptive_rollout.max_train_n, batch_filter): this one would take its baseline from the trained rows alone",
+        "(adaptive_rollout.max_train_n, batch_filter) or rollouts have several rows: this one would take its baseline "
+        "from the trained rows alone",
     )
     if plain not in POOLED:
         return name
@@ -97,14 +114,49 @@ def pooled(estimator: Estimator) -> Estimator:
     def over_the_pool(
         token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, config: Any = None, **others: Any
     ) -> tuple[Tensor, Tensor]:
-        rewards, mask, uids = _with_untrained(token_level_rewards, response_mask, index)
+        whole = _Whole.of(token_level_rewards, response_mask, index)
+        rewards, mask, uids = _with_untrained(whole.rewards, whole.mask, whole.index)
         advantages, returns = estimator(
             token_level_rewards=rewards, response_mask=mask, index=uids, config=config, **others
         )
-        rows, width = response_mask.shape
-        return advantages[:rows, :width], returns[:rows, :width]
+        return whole.spread(advantages, response_mask), whole.spread(returns, response_mask)
 
     return over_the_pool
+
+
+class _Whole(NamedTuple):
+    """One row for each rollout; ``rollout`` is the number of each given row's, or None where each row is a rollout."""
+
+    rewards: Tensor
+    mask: Tensor
+    index: np.ndarray
+    rollout: Tensor | None
+
+    @classmethod
+    def of(cls, rewards: Tensor, mask: Tensor, index: np.ndarray) -> _Whole:
+        rows = _rows.get()
+        if rows is None:
+            return cls(rewards, mask, index, None)
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(name for name, _ in rows))}
+        last = {name: row for row, (name, _) in sorted(enumerate(rows), key=lambda entry: entry[1][1])}
+        final = [last[name] for name in numbers]
+        rollout = torch.tensor([numbers[name] for name, _ in rows], device=mask.device)
+        counts = mask.sum(-1)
+        tokens = counts.new_zeros(len(numbers)).index_add_(0, rollout, counts)
+        made = _rows_of(rewards[final].sum(-1), tokens, int(tokens.max()), rewards, mask)
+        return cls(*made, index[final], rollout)
+
+    def spread(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Return the values of the rows that were given; these estimators give all tokens of a rollout the same."""
+        if self.rollout is None:
+            return values[: len(mask), : mask.shape[1]]
+        return values[:, 0][self.rollout].unsqueeze(-1) * mask
+
+
+def _rows_of(scores: Tensor, tokens: Tensor, width: int, rewards: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rewards and mask of a row for each score, which is at the last of its tokens."""
+    places, last = torch.arange(width, device=mask.device), (tokens - 1).unsqueeze(1)
+    return (places == last) * scores.to(rewards).unsqueeze(1), (places <= last).to(mask.dtype)
 
 
 def _with_untrained(rewards: Tensor, mask: Tensor, index: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray]:
@@ -113,16 +165,12 @@ def _with_untrained(rewards: Tensor, mask: Tensor, index: np.ndarray) -> tuple[T
     others = [(uid, one) for uid in dict.fromkeys(index) for one in known.get(uid, ())]
     if not others:
         return rewards, mask, index
-    last = torch.tensor([one.tokens - 1 for _, one in others], device=mask.device)
-    width = max(mask.shape[1], int(last.max()) + 1)
-    places = torch.arange(width, device=mask.device)
-    scores = rewards.new_tensor([one.reward for _, one in others]).unsqueeze(1)
+    tokens = torch.tensor([one.tokens for _, one in others], device=mask.device)
+    width = max(mask.shape[1], int(tokens.max()))
+    more = _rows_of(rewards.new_tensor([one.reward for _, one in others]), tokens, width, rewards, mask)
     uids = np.concatenate([index, np.array([uid for uid, _ in others], dtype=object)])
-    return (
-        torch.cat([_widened(rewards, width), (places == last.unsqueeze(1)) * scores]),
-        torch.cat([_widened(mask, width), (places <= last.unsqueeze(1)).to(mask.dtype)]),
-        uids,
-    )
+    rewards, mask = (torch.cat([_widened(own, width), new]) for own, new in zip((rewards, mask), more, strict=True))
+    return rewards, mask, uids
 
 
 def _widened(tokens: Tensor, width: int) -> Tensor:

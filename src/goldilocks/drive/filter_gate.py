@@ -22,7 +22,12 @@ class FilterGate(Gate):
         self.filter = PPOBatchFilter(config, {"seed": seed})
 
     def judge_rows(self, places: Sequence[Place], data: Mapping[str, torch.Tensor]) -> Judgement:
-        """Judge rows whose tensors are at hand; ``places`` says which rollout each row is of."""
+        """Judge rollouts whose tensors are at hand; ``places`` says which rollout each row is of.
+
+        A rollout of several rows is judged as one: by its reward, and by the tokens of all its rows.
+        """
+        if len(set(places)) < len(places):
+            places, data = list(dict.fromkeys(places)), joined(places, data)
         chosen, cut, metrics = self.filter.select(data, [uid for uid, _ in places])
         staying = {*chosen.tolist(), *cut.tolist()}
         refused = by_group(place for number, place in enumerate(places) if number not in staying)
@@ -36,3 +41,24 @@ class FilterGate(Gate):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.filter.load_state_dict({"generator": torch.from_numpy(state["generator"])})
+
+
+def joined(places: Sequence[Place], data: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return one row for each rollout, in the order of their first rows.
+
+    Of a value for each token, the rows of a rollout stand side by side; of a value for each row, the last row's is its.
+    """
+    rows: dict[Place, list[int]] = {}
+    for row, place in enumerate(places):
+        rows.setdefault(place, []).append(row)
+    most = max(map(len, rows.values()))
+
+    def whole(values: torch.Tensor) -> torch.Tensor:
+        if values.dim() == 1:
+            return values[[own[-1] for own in rows.values()]]
+        wide = values.new_zeros(len(rows), most, *values.shape[1:])
+        for number, own in enumerate(rows.values()):
+            wide[number, : len(own)] = values[own]
+        return wide.flatten(1, 2)
+
+    return {name: whole(values) for name, values in data.items()}

@@ -6,7 +6,8 @@ renamed, dropped or added. A file that cannot be read completely is an error tha
 verl writes one ``<step>.jsonl`` per step with ``input, output, gts, score, step`` and then
 
 - V0 (``RayPPOTrainer``): the reward function's extra infos, ``request_id`` where the rollout has one, and no uid;
-- V1 (``trainer.use_v1``): ``uid``, which is not the group's but the row's key ``{group}_{rollout}_{part}``.
+- V1 (``trainer.use_v1``): ``uid``, which is not the group's but the row's key ``{group}_{rollout}_{part}``. The parts
+  of a rollout are joined.
 
 A long run dumps more than a report can show. So at most ``MOST_STEPS`` are read, evenly spaced with the first and the
 last, and only the scores and two answers of each group are kept.
@@ -57,6 +58,11 @@ def split_row_key(key: str) -> tuple[str, int]:
     return found["group"], int(found["rollout"])
 
 
+def part_of_row(key: str) -> int:
+    """Return which part of its rollout a row is."""
+    return int(key.rpartition("_")[2])
+
+
 def read_records(path: Path | str) -> list[Record]:
     """Return every rollout of a ``.jsonl``, ``.csv`` or ``.parquet`` file, or of a directory of verl's dumps."""
     path = Path(path)
@@ -68,10 +74,23 @@ def read_records(path: Path | str) -> list[Record]:
     reader = _by_extension(path, _READERS)
     if not path.exists():
         raise ValueError(f"{path}: no such file")
-    rows = reader(path)
+    rows = list(whole_rollouts(reader(path)))
     if not rows:
         raise ValueError(f"{path}: the file holds no rows")
     return rows
+
+
+def whole_rollouts(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield one row for each rollout: rows of verl's V1 dumps that are parts of one are joined, in their order."""
+    found: dict[object, dict[str, Any]] = {}
+    for number, row in enumerate(rows):
+        uid = row.get("uid")
+        part = row.keys() >= VERL_DUMP_KEYS and isinstance(uid, str) and _ROW_KEY.fullmatch(uid) is not None
+        name = (str(row["step"]), split_row_key(str(uid))) if part else number
+        before = found.setdefault(name, row)
+        if before is not row:
+            found[name] = {**before, "output": f"{before['output']}\n{row['output']}"}
+    yield from found.values()
 
 
 def write_records(path: Path | str, rows: Sequence[Mapping[str, object]]) -> None:
@@ -304,7 +323,7 @@ def _read_dump(file: Path, modified: int, size: int) -> Dump:
     lines = Lines(file)
     groups: dict[str, GroupDump] = {}
     malformed = 0
-    for row in lines:
+    for row in whole_rollouts(lines):
         if not _is_answer(row):
             malformed += 1
             continue

@@ -5,11 +5,16 @@ Importing this module registers them with verl, as ``<name>_pool``.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn, register_adv_est
 
-from goldilocks.algorithms import pool_estimator
+from goldilocks.algorithms import pool_estimator, rows_of_rollouts
 from goldilocks.algorithms.reward_pool import POOLED, SUFFIX, normalised_by_config, pooled
 from goldilocks.config.settings import Settings
+from goldilocks.runs.records import part_of_row, split_row_key
 
 for name in POOLED:
     estimator = get_adv_estimator_fn(name)
@@ -21,3 +26,24 @@ def estimator_for(settings: Settings) -> str:
     if not settings.trains_part_of_groups:
         return settings.adv_estimator
     return pool_estimator(settings.adv_estimator, settings.use_kl_in_reward)
+
+
+@contextmanager
+def counting_rollouts(algorithm: Any, keys: Sequence[str]) -> Iterator[None]:
+    """Have the advantages of these rows computed over rollouts; ``algorithm`` is that section of verl's config.
+
+    verl's own ``grpo`` does so. Other estimators of verl take each row for a rollout, so where a rollout has several
+    rows, the pool's estimator stands in: its values are the same for rollouts of one row.
+    """
+    if not any(map(part_of_row, keys)):
+        yield
+        return
+    rows = [(split_row_key(key), part_of_row(key)) for key in keys]
+    before = algorithm.adv_estimator
+    if before != "grpo":
+        algorithm.adv_estimator = pool_estimator(before, use_kl_in_reward=False)
+    try:
+        with rows_of_rollouts(rows):
+            yield
+    finally:
+        algorithm.adv_estimator = before

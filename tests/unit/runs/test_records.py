@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from goldilocks.runs.records import columns_of, group_uids, read_records, row_key, split_row_key, write_records
+from goldilocks.runs.records import (
+    columns_of,
+    group_uids,
+    read_dumps,
+    read_records,
+    row_key,
+    split_row_key,
+    write_records,
+)
 
 ROWS = [
     {"uid": "a", "reward": 1.0, "length": 12, "text": "first\nsecond, with a comma", "solved": True},
@@ -145,3 +153,18 @@ def test_columns_are_those_of_the_rows_and_of_their_extra_info():
     found = columns_of(rows)
     assert found["input"] == ["a", "b", "c"]
     assert found["level"] == [3, 4, None]
+
+
+def test_parts_of_a_rollout_in_a_dump_are_one_row(tmp_path: Path) -> None:
+    rows = [
+        verl_row(1, 1.0, uid=row_key("g", rollout, part)) | {"output": f"{rollout}{part}"}
+        for rollout, parts in enumerate((2, 1, 3))
+        for part in range(parts)
+    ]
+    write_records(tmp_path / "1.jsonl", rows)
+    read = read_records(tmp_path)
+    assert [row["output"] for row in read] == ["00\n01", "10", "20\n21\n22"]
+    assert [row["uid"] for row in read] == ["g_0_0", "g_1_0", "g_2_0"]
+    assert group_uids(read) == ["g"] * 3
+    (dump,) = read_dumps(tmp_path)
+    assert [group.scores for group in dump.groups] == [[1.0, 1.0, 1.0]]

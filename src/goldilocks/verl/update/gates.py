@@ -23,7 +23,7 @@ from torch import Tensor
 from transfer_queue import KVBatchMeta
 
 from goldilocks.config.settings import Settings
-from goldilocks.drive.filter_gate import FilterGate
+from goldilocks.drive.filter_gate import FilterGate, joined
 from goldilocks.drive.gate import Gate, Judgement, by_group
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.runs.records import split_row_key
@@ -135,9 +135,11 @@ class FinalRewardGate(QueueGate):
     def judge_batch(self, batch: KVBatchMeta) -> Judgement:
         rows = _get(batch, ["rm_scores", "response_mask", "old_log_probs", "ref_log_prob"]).to_padded_tensor()
         places = [split_row_key(key) for key in batch.keys]
-        uids = [uid for uid, _ in places]
-        scores, penalties = rows["rm_scores"].sum(-1), self._penalty().of(rows)
-        flat = set(groups_without_signal(uids, scores, penalties, self._min_std))
+        rollouts = list(dict.fromkeys(places))
+        each = {"scores": rows["rm_scores"].sum(-1), "penalties": self._penalty().of(rows).unsqueeze(-1)}
+        whole = joined(places, each)  # a rollout has one score, and the penalties of all its rows
+        uids, penalties = [uid for uid, _ in rollouts], whole["penalties"].sum(-1)
+        flat = set(groups_without_signal(uids, whole["scores"], penalties, self._min_std))
         return Judgement(by_group(place for place in places if place[0] in flat), {}, {})
 
 

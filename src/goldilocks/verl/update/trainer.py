@@ -25,7 +25,7 @@ from goldilocks.types import Group
 from goldilocks.verl.checks import MANAGER, check_v1
 from goldilocks.verl.dispatch.backend import AgentLoops
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, schedule_note
-from goldilocks.verl.estimators import estimator_for
+from goldilocks.verl.estimators import counting_rollouts, estimator_for
 from goldilocks.verl.patches.table import GROUP_NUMBERS
 from goldilocks.verl.source import DatasetSource, hidden_states, loader_order
 from goldilocks.verl.store.behaviour import store_log_probs, use_behaviour_log_probs
@@ -239,6 +239,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         unread = ("rollout_log_probs",) if self.one_pass.own_log_probs else ()  # only a correction reads them
         with (
             self.one_pass.without_correction(self.config),
+            counting_rollouts(self.config.algorithm, batch.keys),
             advantages(batch, unread) as label,
             untrained_rollouts({label(uid): others for uid, others in untrained.items()}),
         ):

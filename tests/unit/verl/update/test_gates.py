@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 from builders import settings, source
+from hypothesis import given
+from hypothesis import strategies as st
 from verl_world import Queue
 
 from goldilocks.config.settings import Settings
@@ -184,3 +186,52 @@ def test_the_final_reward_drops_equal_rewards_whatever_the_penalties(
     penalty = KLPenalty("kl", beta)
     assert FinalRewardGate(lambda: penalty, None, prepare).judge_batch(queue.batch()).refused == {"g2": [0, 1, 2]}
     assert FinalRewardGate(lambda: penalty, 1e-6, prepare).judge_batch(queue.batch()).refused == {}  # taken at its word
+
+
+# -- several rows a rollout --------------------------------------------------------------------------------------------
+
+
+def test_a_rollout_is_judged_by_all_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four rollouts one fails the gate in its first row alone: it is refused whole, and counts as one of four."""
+    queue = Queue(monkeypatch)
+    for index, rows in enumerate((3, 1, 2, 1)):
+        for part in range(rows):
+            queue.add(f"g1_{index}_{part}", 3, 2 + part, old_log_probs=-1.0, rollout_log_probs=-1.0)
+    queue.rows["g1_2_0"]["rollout_log_probs"] = queue.rows["g1_2_0"]["rollout_log_probs"] - 1.0
+    chosen = settings(
+        "batch_filter.enable_two_gate_filter=true", "batch_filter.gate_always=true", "batch_filter.target_group_size=4"
+    )
+    refused, cut, metrics = built(chosen, policy=3).judge_batch(queue.batch())
+    assert (refused, cut) == ({"g1": [2]}, {})
+    assert metrics["filter/gate1_rejection_rate"] == 1 / 4
+    assert metrics["batch/total_samples_generated"] == 4
+
+
+def test_the_final_reward_of_a_rollout_has_the_penalties_of_all_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rewards 0 and 1; the second rollout has a row more, whose penalty is 1: their final rewards are the same."""
+    queue = Queue(monkeypatch)
+    for key, written in {"g1_0_0": -1.0, "g1_1_0": -2.0, "g1_1_1": -1.0}.items():
+        queue.add(key, 3, 1, old_log_probs=-1.0, ref_log_prob=written)
+    queue.rows["g1_1_0"]["rm_scores"] = torch.ones(1)
+    gate = FinalRewardGate(lambda: KLPenalty("kl", 1.0), 1e-6, prepare)
+    assert gate.judge_batch(queue.batch()).refused == {"g1": [0, 1]}
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 4)), min_size=2, max_size=5), max_size=4))
+def test_the_batch_filter_sees_rollouts_however_many_rows_they_have(groups: list[list[tuple[int, int]]]) -> None:
+    """``groups`` has the reward and the rows of each rollout: every row has TOKENS tokens, and one row all of them."""
+    chosen = PPOFilterConfig(target_group_size=2, min_group_size=2, sample_selection_strategy="efficiency")
+    found = [(f"g{uid}", index, *one) for uid, group in enumerate(groups) for index, one in enumerate(group)]
+    rows = [(uid, index, part, reward) for uid, index, reward, parts in found for part in range(parts)]
+    several = {
+        "rewards": torch.tensor([float(reward) for *_, reward in rows]),
+        "response_mask": torch.ones(len(rows), TOKENS, dtype=torch.long),
+    }
+    lengths = torch.tensor([TOKENS * parts for *_, parts in found])
+    once = {
+        "rewards": torch.tensor([float(reward) for *_, reward, _ in found]),
+        "response_mask": (torch.arange(4 * TOKENS) < lengths.unsqueeze(-1)).long(),
+    }
+    by_rows = Shown(chosen).select([f"{uid}_{index}_{part}" for uid, index, part, _ in rows], several)
+    by_rollouts = Shown(chosen).select([f"{uid}_{index}_0" for uid, index, *_ in found], once)
+    assert by_rows == by_rollouts
