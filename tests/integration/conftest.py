@@ -136,7 +136,7 @@ def launch(task: Task, tmp_path: Path) -> Iterator[Launch]:
             pytest.fail(f"still running after {within} s:\n" + "\n".join(log.read_text().splitlines()[-60:]))
         assert _gone(folder), f"left running: {_processes(folder)}"
         metrics = folder / "metrics.jsonl"
-        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        lines = metrics.read_text().rpartition("\n")[0].splitlines() if metrics.exists() else []  # those that are whole
         steps = [json.loads(line)["data"] | {"step": json.loads(line)["step"]} for line in lines]
         return Run(status, log.read_text(errors="replace"), steps, time.monotonic() - started, folder)
 
@@ -268,9 +268,9 @@ def _command(process: psutil.Process) -> str:
     return ""
 
 
-def _gone(folder: Path, within: float = 120) -> bool:
+def _gone(folder: Path) -> bool:
     """Whether every process of a launch ends; Ray's last ones need a moment."""
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + PATIENCE_S
     while _processes(folder):
         if time.monotonic() > deadline:
             return False

@@ -59,11 +59,11 @@ def test_groups_are_trained_again_against_the_policy_that_wrote_them_also_after_
     assert [step["accounts/generated_rollouts"] for step in steps] == [8 * n, 16 * n, 24 * n, 32 * n]
     # The third update is skipped, so the groups of the third batch are trained again by the policy that wrote them.
     assert [step["replay/skipped_updates"] for step in steps] == [0, 0, 1, 0]
+    # Squares of the log-ratio, which do not cancel out; recomputed log-probs would make them 0.
     assert [step["replay/m2"] > 1e-9 for step in steps] == [False, True, True, False]
     assert [step["replay/guarded_rows"] > 0 for step in steps] == [False, True, True, False]
     assert all(step["replay/guarded_tokens"] >= step["replay/guarded_rows"] for step in steps)
     assert all(abs(steps[place]["actor/ppo_kl"]) < 1e-5 for place in (0, 3))
-    assert all(abs(steps[place]["actor/ppo_kl"]) > 1e-6 for place in (1, 2)), "recomputed log-probs would make it 0"
     assert all(step["replay/age_max"] <= 2 for step in steps)
     assert not undocumented(name for step in steps for name in step)
 

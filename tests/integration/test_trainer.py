@@ -157,8 +157,8 @@ def test_everything_off_trains_what_verl_trains_with_a_critic_too_and_again_to_t
         run = launch(f"trainer.v1.trainer_mode={mode}", *folders, *ppo)
         run.assert_trained(1, 2)
         first, second = [step for step in run.steps if "actor/grad_norm" in step]
-        assert first["actor/reward_kl_penalty"] == pytest.approx(0, abs=1e-5)  # the policy is still its reference
-        assert second["actor/reward_kl_penalty"] > 1e-5
+        assert first["actor/reward_kl_penalty"] == pytest.approx(0, abs=1e-8)  # the policy is still its reference
+        assert second["actor/reward_kl_penalty"] > 1e-6
         for step in (first, second):
             assert step["critic/lr"] == pytest.approx(1e-3)
             assert step["critic/grad_norm"] > 0
