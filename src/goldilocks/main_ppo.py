@@ -80,7 +80,7 @@ def train(config: Any) -> None:
         run_ppo(config, task_runner_class=TaskRunnerV1)
         return
     from goldilocks.verl.checks import check_v0
-    from goldilocks.verl.compat.trainer import SamplingTaskRunnerActor
+    from goldilocks.verl.compat.task_runner import SamplingTaskRunnerActor
 
     check_v0(config, Settings.from_config(config))
     run_ppo(config, task_runner_class=SamplingTaskRunnerActor)

@@ -16,7 +16,7 @@ import torch
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 
 from goldilocks.verl import plugin
-from goldilocks.verl.patches.patch import Kind
+from goldilocks.verl.patch import Kind
 from goldilocks.verl.patches.table import PATCHES
 
 plugin.additions()

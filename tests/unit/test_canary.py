@@ -30,9 +30,9 @@ from verl_world import Queue, Server, UpdatedBatches, Worker
 
 from goldilocks.hashing import Sources, digest, is_known
 from goldilocks.verl import plugin
+from goldilocks.verl.dispatch.rewards import RUN_SINGLE
 from goldilocks.verl.dispatch.single_turn import FOLLOWED
-from goldilocks.verl.patches.patch import Patch
-from goldilocks.verl.patches.rewards import RUN_SINGLE
+from goldilocks.verl.patch import Patch
 from goldilocks.verl.patches.table import PATCHES
 from goldilocks.verl.serve.server import RolloutServer
 from goldilocks.verl.store.batched_puts import READERS

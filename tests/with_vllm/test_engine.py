@@ -63,7 +63,7 @@ def test_aborts_end_answers_and_the_largest_log_probs_are_handed_on(model: Path)
 
 async def check(model: Path) -> None:
     from goldilocks.verl.dispatch.aborts import ENDED, abort_in_vllm
-    from goldilocks.verl.patches.vllm import TOP
+    from goldilocks.verl.fields import TOP
 
     server = await server_of(model)
     try:

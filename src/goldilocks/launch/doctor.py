@@ -20,9 +20,9 @@ from goldilocks.launch.machine import PRIVATE, Finding, compare_nodes, find_devi
 from goldilocks.platforms import PATCHES_VARIABLE, platform_env
 from goldilocks.runs.files import cache_folder
 from goldilocks.tested import TESTED, installed, is_tested, is_within, tested_versions
-from goldilocks.verl.patches.patch import Kind
-from goldilocks.verl.patches.switch import selected
+from goldilocks.verl.patch import Kind
 from goldilocks.verl.patches.table import PATCHES
+from goldilocks.verl.switch import selected
 
 GIB = 1 << 30
 SHARED_MEMORY = GIB // 4  # Ray's object store on the CPU; below it Ray falls back to the disk

@@ -12,7 +12,7 @@ from goldilocks.errors import require_known
 
 DEVICES = ("cpu", "cuda")
 
-PATCHES_VARIABLE = "GOLDILOCKS_PATCHES"  # which patches of verl a process applies: goldilocks.verl.patches.switch
+PATCHES_VARIABLE = "GOLDILOCKS_PATCHES"  # which patches of verl a process applies: goldilocks.verl.switch
 
 _SHARED = {
     # A tokenizer that was used before a fork warns on every fork, and verl forks a lot.

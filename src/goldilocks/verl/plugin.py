@@ -21,9 +21,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from goldilocks.verl.patches.patch import Kind
-from goldilocks.verl.patches.switch import apply_selected, selected
+from goldilocks.verl.patch import Kind
 from goldilocks.verl.patches.table import PATCHES
+from goldilocks.verl.switch import apply_selected, selected
 
 
 @dataclass(frozen=True)

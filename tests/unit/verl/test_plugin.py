@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from goldilocks.verl import plugin
-from goldilocks.verl.patches.patch import Kind
+from goldilocks.verl.patch import Kind
 
 
 def test_verl_finds_the_plug_in_by_its_entry_point() -> None:

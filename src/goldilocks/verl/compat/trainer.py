@@ -3,8 +3,6 @@
 The training loop is verl's ``fit``, unchanged: generation is where it generates, and the batch it gets is the one the
 collector takes. Every decision is ``goldilocks.core``'s. verl's V1 trainer does the same without waiting for the
 slowest rollout of a round (``trainer.v1.trainer_mode=goldilocks``); this one is for code that is built on V0.
-
-``SamplingTaskRunner`` is verl's V0 task runner with this trainer.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 from torch.utils.data import Subset
 from verl import DataProto
-from verl.trainer import main_ppo_v0
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.dataset.rl_dataset import collate_fn as verl_collate_fn
 
@@ -42,7 +39,6 @@ from goldilocks.verl.compat.python_config import TrainerConfig
 from goldilocks.verl.compat.rewards import RewardFunction, mark_validation, route
 from goldilocks.verl.compat.rows import STALE, TRAINED, ProtoRows, pad_to
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, schedule_note
-from goldilocks.verl.patches.table import V0_TRAINER
 from goldilocks.verl.source import DatasetSource, hidden_states, loader_order
 from goldilocks.verl.update.gates import KLPenalty
 from goldilocks.verl.update.validation import ValidatesByColumn
@@ -333,18 +329,3 @@ def _start_ray(config: DictConfig) -> None:
     runtime_env = OmegaConf.merge(get_ppo_ray_runtime_env(config), ours, given.get("runtime_env", {}))
     arguments: Any = OmegaConf.to_container(OmegaConf.create({**given, "runtime_env": runtime_env}))
     ray.init(**arguments)
-
-
-class SamplingTaskRunner(main_ppo_v0.TaskRunner.__ray_metadata__.modified_class):  # type: ignore[name-defined]
-    """Runs in a process of its own, in which verl's name of the trainer class is bound to ours."""
-
-    def run(self, config: Any) -> None:
-        """Train."""
-        if not V0_TRAINER.apply():
-            raise RuntimeError(
-                f"{V0_TRAINER.targets[0]} has changed: this verl's V0 task runner cannot be given our trainer"
-            )
-        super().run(config)
-
-
-SamplingTaskRunnerActor = ray.remote(SamplingTaskRunner)

@@ -35,7 +35,7 @@ from goldilocks.verl.dispatch.session import (
     TurnRequest,
     current_session,
 )
-from goldilocks.verl.patches.vllm import TOP
+from goldilocks.verl.fields import TOP
 
 ASK_AGAIN_S = 1.0  # an abort may overtake its request: it is repeated
 Server = tuple[str, Any]  # its name and its handle

@@ -17,9 +17,9 @@ from goldilocks.drive.stopwatch import PREFIX
 from goldilocks.types import Failure, Paused, Rollout
 from goldilocks.verl.dispatch.aborts import IDLE_TO_SLEEP
 from goldilocks.verl.dispatch.worker import Drained, Snapshot, StreamingWorker
-from goldilocks.verl.patches.patch import Kind
-from goldilocks.verl.patches.switch import ask_for
+from goldilocks.verl.patch import Kind
 from goldilocks.verl.store.rows import SavedAnswers
+from goldilocks.verl.switch import ask_for
 
 logger = logging.getLogger(__name__)
 

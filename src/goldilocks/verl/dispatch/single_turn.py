@@ -26,13 +26,12 @@ from goldilocks.engine.request import Generation
 from goldilocks.hashing import Sources, is_known
 from goldilocks.types import OnFull, Rollout
 from goldilocks.verl.dispatch.client import StreamingClient
+from goldilocks.verl.dispatch.rewards import grade, manager_of
 from goldilocks.verl.dispatch.sampling_seed import seeded
 from goldilocks.verl.dispatch.session import Cancelled, Reply, Session, TurnRequest, Versions, rollout_of
-from goldilocks.verl.patches.rewards import grade, manager_of
-from goldilocks.verl.patches.switch import in_force
-from goldilocks.verl.patches.table import REWARDS_HERE
 from goldilocks.verl.serve.limits import NAME as OUR_SERVER
 from goldilocks.verl.store.rows import ANSWERS, FIRST, PARTITION, ROLLOUTS, VISIT_SEED
+from goldilocks.verl.switch import in_force
 
 Fields = dict[str, Any]  # of a row
 
@@ -179,7 +178,7 @@ def _is_known(worker: Any) -> bool:
     loop = SingleTurnAgentLoop
     registered = agent_loop._agent_loop_registry.get(AGENT) == {"_target_": f"{loop.__module__}.{loop.__qualname__}"}
     text_alone = worker.processor is None and not worker.distillation_enabled and not rollout.trace.get("backend")
-    rewards = worker.reward_loop_worker_handles is not None and in_force(REWARDS_HERE)
+    rewards = worker.reward_loop_worker_handles is not None and in_force("rewards-here")
     partial = OmegaConf.select(worker.config, "algorithm.filter_groups.on_full") == OnFull.PARTIAL
     pauses = partial or OmegaConf.select(worker.config, "trainer.v1.trainer_mode") == "goldilocks_async"
     as_followed = all(is_known(function, sources) for function, sources in FOLLOWED)

@@ -28,10 +28,9 @@ from goldilocks.verl.dispatch.sampling_seed import VALIDATION, request_number, s
 from goldilocks.verl.dispatch.session import Cancelled, Session, current_session, rollout_of
 from goldilocks.verl.dispatch.single_turn import AGENT, BatchedSingleTurn, SingleTurn
 from goldilocks.verl.dispatch.tools import remembering
-from goldilocks.verl.patches.patch import Kind
-from goldilocks.verl.patches.switch import ask_for
-from goldilocks.verl.patches.table import GATHERED_PUTS
+from goldilocks.verl.patch import Kind
 from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, SavedAnswers
+from goldilocks.verl.switch import ask_for, named
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         ask_for(Kind.REPORTS)
-        GATHERED_PUTS.apply()
+        named("gathered-puts").apply()
         self._agent_loops: dict[str, Callable[[], Any]] = {}
         self.tools = [remembering(tool) for tool in self.tools]
         self._listen(self.llm_client)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from goldilocks.verl.patches.patch import Function, Kind, Patch
+from goldilocks.verl.patch import Function, Kind, Patch
 
 # Logits per block: 256 MiB in fp32, so that peak memory stays low.
 LOGITS_PER_BLOCK = 1 << 26

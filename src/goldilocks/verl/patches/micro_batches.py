@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from goldilocks.verl.patches.patch import Function, Kind, Patch
+from goldilocks.verl.patch import Function, Kind, Patch
 
 # What starting a micro-batch costs, in tokens: one with fewer is not worth its kernels' launches.
 START_TOKENS = 4096

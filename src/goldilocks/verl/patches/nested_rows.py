@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from goldilocks.verl.patches.patch import Function, Kind, Patch
+from goldilocks.verl.patch import Function, Kind, Patch
 
 
 def select_rows_at_once(original: Function) -> Function:

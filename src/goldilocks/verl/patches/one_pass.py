@@ -9,11 +9,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from goldilocks.verl.patches.patch import Function, Kind, Patch
-
-DISTANCE = "rollout_probs_diff"
-GAP_SUM, GAP_TOKENS = "weights_gap_sum", "weights_gap_tokens"  # of rows that this very policy wrote
-WHOLE_ROWS, WHOLE_TOKENS = "goldilocks_whole_rows", "goldilocks_whole_tokens"
+from goldilocks.verl.fields import DISTANCE, GAP_SUM, GAP_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
+from goldilocks.verl.patch import Function, Kind, Patch
 
 
 def own_log_probs(original: Function) -> Function:

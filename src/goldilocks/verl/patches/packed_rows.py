@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from goldilocks.verl.patches.patch import Function, Kind, Patch
+from goldilocks.verl.patch import Function, Kind, Patch
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from goldilocks.verl.patches.patch import Kind, Patch
+from goldilocks.verl.patch import Kind, Patch
 
 FAILURES = "goldilocks.verl.dispatch.failures"
 

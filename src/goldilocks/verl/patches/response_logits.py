@@ -11,7 +11,7 @@ import functools
 import inspect
 from typing import Any
 
-from goldilocks.verl.patches.patch import Function, Kind, Patch
+from goldilocks.verl.patch import Function, Kind, Patch
 
 WINDOW = "goldilocks_window"  # the first column whose logits are computed
 

@@ -6,6 +6,7 @@ a process nothing.
 
 from __future__ import annotations
 
+from goldilocks.verl.patch import Patch
 from goldilocks.verl.patches import cpu
 from goldilocks.verl.patches.gspo import GSPO_METRICS
 from goldilocks.verl.patches.log_probs import LOG_PROBS
@@ -17,7 +18,6 @@ from goldilocks.verl.patches.nested_rows import (
 )
 from goldilocks.verl.patches.one_pass import ONE_PASS
 from goldilocks.verl.patches.packed_rows import PACKED_ROWS
-from goldilocks.verl.patches.patch import Patch
 from goldilocks.verl.patches.reports import FAILURES_HEARD, FAILURES_TOLD
 from goldilocks.verl.patches.response_logits import RESPONSE_LOGITS
 from goldilocks.verl.patches.rewards import REWARDS_HERE

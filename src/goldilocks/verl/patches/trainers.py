@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from goldilocks.verl.patches.patch import Kind, Patch
+from goldilocks.verl.patch import Kind, Patch
 
 
 def gathering_queue(_transfer_queue: Any) -> Any:

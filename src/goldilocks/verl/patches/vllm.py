@@ -6,9 +6,9 @@ import contextvars
 import functools
 from typing import Any
 
-from goldilocks.verl.patches.patch import Function, Kind, Patch
+from goldilocks.verl.fields import TOP
+from goldilocks.verl.patch import Function, Kind, Patch
 
-TOP = "goldilocks_top_log_probs"  # in a request's extra_args: the largest log-prob at each position is wanted
 POLL_MS = 1000
 
 # The call by which the engine receives the weights that this task sends.

@@ -19,10 +19,9 @@ from transfer_queue import KVBatchMeta
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
 from goldilocks.algorithms.weights_gap import mean_gap
-from goldilocks.verl.patches.one_pass import DISTANCE, GAP_SUM, GAP_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
-from goldilocks.verl.patches.switch import in_force
-from goldilocks.verl.patches.table import ONE_PASS
+from goldilocks.verl.fields import DISTANCE, GAP_SUM, GAP_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
 from goldilocks.verl.store.behaviour import stale_rows
+from goldilocks.verl.switch import in_force
 from goldilocks.verl.update.driver_queue import signal
 
 # Losses that are a sum over rows, each proportional to its advantages.
@@ -40,7 +39,7 @@ class OnePass:
     @classmethod
     def of(cls, config: DictConfig, *, mini_batches: int, gate: bool) -> OnePass:
         """``own_log_probs``: nothing but the loss reads ``old_log_probs``, in one optimizer step."""
-        if not in_force(ONE_PASS):
+        if not in_force("one-pass"):
             return cls(False, False)
         actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
         correction = algorithm.get("rollout_correction") or {}

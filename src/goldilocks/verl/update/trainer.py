@@ -26,7 +26,6 @@ from goldilocks.verl.checks import MANAGER, check_v1
 from goldilocks.verl.dispatch.backend import AgentLoops
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, schedule_note
 from goldilocks.verl.estimators import counting_rollouts, estimator_for
-from goldilocks.verl.patches.table import GROUP_NUMBERS
 from goldilocks.verl.source import DatasetSource, hidden_states, loader_order
 from goldilocks.verl.store.behaviour import store_log_probs, use_behaviour_log_probs
 from goldilocks.verl.store.replayed_rows import ReplayedRows, without
@@ -39,6 +38,7 @@ from goldilocks.verl.store.rows import (
     untrained_of,
     weigh_advantages,
 )
+from goldilocks.verl.switch import named
 from goldilocks.verl.update.driver_queue import advantages
 from goldilocks.verl.update.gates import KLPenalty, build_gate
 from goldilocks.verl.update.guard import GuardedLoss, guard_metrics
@@ -66,7 +66,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         config.algorithm.adv_estimator = estimator_for(self.settings)
         if self.settings.trains_older_groups:
             store_log_probs(config)
-        GROUP_NUMBERS.apply()
+        named("group-numbers").apply()
         super().__init__(config)
 
     @property

@@ -10,7 +10,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl_world import ABORTED, Actor, Server, balancer_of, client_of
 
 from goldilocks.verl.dispatch.client import Cancelled, StreamingClient, current_session, taken_by
-from goldilocks.verl.patches.vllm import TOP
+from goldilocks.verl.fields import TOP
 
 
 def named(*servers: str) -> Actor:

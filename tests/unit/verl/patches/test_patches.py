@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from goldilocks.hashing import Sources
 from goldilocks.platforms import DEVICES, PATCHES_VARIABLE, platform_env
 from goldilocks.verl import plugin
+from goldilocks.verl.patch import Kind, Patch
 from goldilocks.verl.patches import log_probs
 from goldilocks.verl.patches.cpu.loading import trl_with_value_heads
 from goldilocks.verl.patches.cpu.process_group import PROCESS_GROUP
-from goldilocks.verl.patches.patch import Kind, Patch
-from goldilocks.verl.patches.switch import ask_for, selected
 from goldilocks.verl.patches.table import PATCHES
+from goldilocks.verl.switch import ask_for, selected
 
 plugin.additions()
 

@@ -10,7 +10,8 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput, AgentLoopWorker
 from verl_world import Worker
 
-from goldilocks.verl.patches.rewards import graded_here, manager_of
+from goldilocks.verl.dispatch.rewards import manager_of
+from goldilocks.verl.patches.rewards import graded_here
 
 VERLS_OWN = inspect.unwrap(AgentLoopWorker._compute_score)
 ROW = {

@@ -14,7 +14,7 @@ from transfer_queue import KVBatchMeta
 from verl_world import Queue, nested
 
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.verl.patches.one_pass import WHOLE_ROWS, WHOLE_TOKENS
+from goldilocks.verl.fields import WHOLE_ROWS, WHOLE_TOKENS
 from goldilocks.verl.update.one_pass import OnePass, balanced, chosen
 from goldilocks.verl.update.trainer import CollectorTrainer
 

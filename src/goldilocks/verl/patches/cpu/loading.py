@@ -7,7 +7,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from goldilocks.verl.patches.patch import Function, Kind, Patch
+from goldilocks.verl.patch import Function, Kind, Patch
 
 
 def value_model_by_config(original: Function) -> Function:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from goldilocks.verl.patches.patch import Function, Kind, Patch
+from goldilocks.verl.patch import Function, Kind, Patch
 
 
 def gloo_group_on_cpu(original: Function) -> Function:

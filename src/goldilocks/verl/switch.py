@@ -12,7 +12,7 @@ import sys
 
 from goldilocks.errors import require
 from goldilocks.platforms import PATCHES_VARIABLE
-from goldilocks.verl.patches.patch import Kind, Patch
+from goldilocks.verl.patch import Kind, Patch
 from goldilocks.verl.patches.table import PATCHES
 
 
@@ -27,9 +27,14 @@ def apply_selected(patch: Patch) -> None:
         patch.apply()
 
 
-def in_force(patch: Patch) -> bool:
-    """Whether ``patch`` is asked for and stands, here and in every process with this environment."""
-    return selected(patch) and patch.apply()
+def named(name: str) -> Patch:
+    """Return the patch of this name. Our trainers and workers ask by name, and import no patch."""
+    return next(patch for patch in PATCHES if patch.name == name)
+
+
+def in_force(name: str) -> bool:
+    """Whether a patch is asked for and stands, here and in every process with this environment."""
+    return selected(named(name)) and named(name).apply()
 
 
 def ask_for(kind: Kind) -> None:
