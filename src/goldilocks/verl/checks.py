@@ -36,6 +36,7 @@ def _mistakes(config: DictConfig) -> list[str]:
     warnings = check_algorithm(config)
     if config.actor_rollout_ref.rollout.get("name", None) == limits.NAME:
         limits.check(config.actor_rollout_ref.rollout, config.actor_rollout_ref.model)
+        limits.check_data(config.data)
     return warnings
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
-from transformers import MistralConfig
+from transformers import MistralConfig, Qwen2VLConfig
 
 import goldilocks.config
 from goldilocks.platforms import DEVICES
@@ -65,6 +66,19 @@ def test_our_rollout_server_takes_adapters_merged_whatever_the_config_says(merge
     sizes = ("actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.train_batch_size=8")
     lora = ("actor_rollout_ref.model.lora_rank=8", f"actor_rollout_ref.model.lora.merge={merge}")
     _validate(_compose("+device=cpu", *sizes, *lora))
+
+
+def test_models_and_data_with_pictures_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    sizes = ["+device=cpu", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.train_batch_size=8"]
+    Qwen2VLConfig().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"model\.path=.* a model of text alone, which qwen2_vl is not, .*name=vllm"):
+        _validate(_compose(*sizes, f"actor_rollout_ref.model.path={tmp_path}"))
+    file = tmp_path / "train.parquet"
+    pandas.DataFrame({"prompt": ["What is it?"], "images": [[b"a picture"]]}).to_parquet(file)
+    with pytest.raises(ValueError, match=r"data\.image_key='images' is not accepted: .* takes text; .*name=vllm"):
+        _validate(_compose(*sizes, f"data.train_files={file}"))
+    _validate(_compose(*sizes, f"data.train_files=[{file}]", "data.image_key=pictures"))
+    _validate(_compose(*sizes, f"data.train_files={file}", "actor_rollout_ref.rollout.name=vllm"))
 
 
 def test_texts_longer_than_a_models_window_are_refused_before_anything_starts(tmp_path: Path) -> None:

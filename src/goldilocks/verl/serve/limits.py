@@ -15,6 +15,7 @@ NAME = "transformers"
 
 _ONE = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
 _OFF = ("quantization", "enable_rollout_routing_replay")
+_MODALITIES = ("image_key", "video_key", "audio_key")
 
 
 def check(rollout: Any, model: Any) -> None:
@@ -25,27 +26,62 @@ def check(rollout: Any, model: Any) -> None:
         _require(not rollout.get(key), f"rollout.{key}", rollout.get(key), "none")
     split = bool(rollout.get("disaggregation", {}).get("enabled"))
     _require(not split, "rollout.disaggregation.enabled", split, "False")
-    _check_length(rollout, model)
+    config = _model_config(model)
+    if config is not None:
+        _check_model(config, model)
+        _check_length(config, rollout)
 
 
-def _check_length(rollout: Any, model: Any) -> None:
-    """Refuse texts longer than the model's plain attention reaches, where the model's config is on this machine.
+def check_data(data: Any) -> None:
+    """Raise ``ValueError`` for data with pictures, films or sounds, where the files are on this machine.
 
-    The servers check every model again.
+    The server refuses each such prompt, but only once the run has begun.
     """
+    for key in _MODALITIES:
+        column = data.get(key)
+        for file in (*_parquet(data.get("train_files")), *_parquet(data.get("val_files"))):
+            accepted = f"a name that is no column of {file}: rollout.name={NAME} takes text; or use rollout.name=vllm"
+            require(column not in _columns(file), f"data.{key}", column, accepted)
+
+
+def _parquet(files: Any) -> list[Path]:
+    names = [files] if isinstance(files, str) else list(files or ())
+    return [path for path in (Path(str(name)).expanduser() for name in names) if path.suffix == ".parquet"]
+
+
+def _columns(file: Path) -> list[str]:
+    from pyarrow import parquet
+
+    return list(parquet.read_schema(file).names) if file.is_file() else []
+
+
+def _model_config(model: Any) -> Any:
+    """Return the model's config where it is on this machine. The servers check every model again."""
     folder = Path(str(model.get("hf_config_path") or model.get("path"))).expanduser()
     if model.get("trust_remote_code") or not (folder / "config.json").is_file():
-        return
+        return None
     from transformers import AutoConfig
-
-    from goldilocks.engine.reach import check_length
 
     overrides = model.get("override_config") or {}
     plain = {key: value for key, value in overrides.items() if not isinstance(value, Mapping)}
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False, **plain)
+
+
+def _check_model(config: Any, model: Any) -> None:
+    """Refuse a model that transformers cannot load as a language model, such as one that reads pictures."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    _require(known, "model.path", str(model.get("path")), f"a model of text alone, which {config.model_type} is not")
+
+
+def _check_length(config: Any, rollout: Any) -> None:
+    """Refuse texts longer than the model's plain attention reaches."""
+    from goldilocks.engine.reach import check_length
+
     longest = rollout.get("max_model_len")
     length = longest or rollout.get("prompt_length", 0) + rollout.get("response_length", 0)
     name = "max_model_len" if longest else "prompt_length + response_length"
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **plain)
     check_length(config, length, f"actor_rollout_ref.rollout.{name}")
 
 
