@@ -70,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
     require(args.prompts >= 0, "--prompts", args.prompts, "0 (all) or more")
     choice = choose(args.words, find_device())
     config = compose_config(choice)
+    turns = config.actor_rollout_ref.rollout.multi_turn.enable
+    require(not turns, "actor_rollout_ref.rollout.multi_turn.enable", turns, "False: a pass asks for single answers")
     defaults.provide(config)
     check_paths(config)
     console = Console(stderr=True)

@@ -135,3 +135,8 @@ def test_a_file_of_another_task_is_not_gone_on_with(words, tmp_path, capsys):
     assert main(["pass-rates", *words, f"data.train_files={tmp_path}/train.parquet", "--out", str(out)]) == 2
     assert "prompts that are not in data.train_files" in capsys.readouterr().err
     assert out.read_bytes() == before
+
+
+def test_a_task_with_turns_is_refused(tmp_path, capsys):
+    assert main(["pass-rates", "task=calculator", "device=cpu", "--out", str(tmp_path / "a.jsonl")]) != 0
+    assert "multi_turn.enable=True is not accepted: False: a pass asks for single answers" in capsys.readouterr().err

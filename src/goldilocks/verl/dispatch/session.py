@@ -160,6 +160,19 @@ class Session:
         """Return its answers and the replies of its tools, as JSON values and arrays."""
         return [answer.state_dict() for answer in self.answers] + [vars(reply) for reply in self.replies.values()]
 
+    def align(self, outputs: Sequence[Any]) -> None:
+        """Give each output the values of its own tokens: verl's loops keep those of the first answer."""
+        if len(self.answers) == len(outputs) == 1:
+            return
+        for name in PER_TOKEN:
+            found = [answer.output().extra_fields.get(name) for answer in self.answers]
+            values = None if None in found else [value for column in found for value in column]
+            rows = None if values is None else _by_token(values, [one.response_mask for one in outputs])
+            for place, one in enumerate(outputs):
+                one.extra_fields.pop(name, None)
+                if rows is not None:
+                    one.extra_fields[name] = rows[place]
+
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Within, ``stop`` ends the task of this session: its rows are not being graded or stored."""
@@ -258,6 +271,15 @@ def _by_row(versions: Versions, counts: list[int]) -> list[Versions] | None:
     tokens = iter([version for version, count in versions for _ in range(count)])
     rows = (itertools.groupby(itertools.islice(tokens, count)) for count in counts)
     return [[[version, len(list(written))] for version, written in row] for row in rows]
+
+
+def _by_token(values: Sequence[float], masks: Sequence[Sequence[int]]) -> list[list[float]] | None:
+    """Lay the values of generated tokens out over rows, with 0 for other tokens; None where rows have other tokens."""
+    written = sum(map(sum, masks))
+    if written > len(values) or (len(masks) > 1 and written < len(values)):
+        return None
+    left = iter(values)
+    return [[next(left) if generated else 0.0 for generated in mask] for mask in masks]
 
 
 def _tag(output: Any, global_steps: int, versions: Versions) -> dict[str, Any]:

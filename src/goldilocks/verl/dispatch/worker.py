@@ -222,6 +222,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         elif not outputs or not all(one.response_ids for one in outputs):
             self.report_failed(session, "empty_response")
         else:
+            session.align(outputs)
             await super()._agent_loop_postprocess(output, validate, **kwargs)
             if outputs[-1].reward_score is None:
                 self.report_failed(session, "no_reward")

@@ -58,6 +58,8 @@ def test_rows_of_a_rollout_are_stored_together_and_told_of_once(monkeypatch: pyt
     assert [key for one in rollouts for key, _ in one.payload] == ["g1_0_0", "g1_0_1", "g1_1_0", "g1_1_1", "g1_1_2"]
     assert sorted(queue.rows) == sorted(key for one in rollouts for key, _ in one.payload)
     assert all(row["rm_scores"].sum() == rollouts[0].reward for row in queue.rows.values())
+    for row in queue.rows.values():
+        assert row["extra_fields"]["top_log_probs"] == [-0.5] * len(row["responses"])
     group = Group("g1", Prompt(1, 1), tuple(rollouts), trained=tuple(rollouts[1:]))
     assert batch_of([group]).keys == ["g1_1_0", "g1_1_1", "g1_1_2"]
     assert untrained_of([group]) == {"g1": [(rollouts[0].reward, 5)]}

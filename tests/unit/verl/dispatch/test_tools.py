@@ -103,6 +103,7 @@ def test_what_a_tool_wrote_is_masked_and_counted_apart(monkeypatch: pytest.Monke
     mask = [1] * len(CALLED) + [0] * len(SAID) + [1] * len(ANSWERED)
     assert row["response_mask"].tolist() == row["loss_mask"].tolist() == mask
     assert [value != 0 for value in row["rollout_log_probs"].tolist()] == [bool(kept) for kept in mask]
+    assert row["extra_fields"]["top_log_probs"] == [-0.5 if kept else 0.0 for kept in mask]  # which gate 2 reads
 
 
 def test_a_cancelled_group_ends_its_calls_and_the_tool_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
