@@ -41,6 +41,9 @@ METRICS: dict[str, str] = {
     "and aborted rollouts (Kaplan-Meier); 1 where no length is favoured",
     "difficulty/generated_mean_reward": "mean reward over the groups judged",
     "difficulty/kept_mean_reward": "the same over the groups kept",
+    "difficulty/pass_rate": "share of their rollouts whose reward is at or above `positive_threshold`",
+    "difficulty/reward_std": "mean standard deviation of the rewards of a group judged: `min_std` judges it",
+    "reward/<name>": "mean score of a function of `goldilocks.rewards.functions`, over the groups judged",
     "adaptive_rollout/iterations": "most times that one group was asked for more",
     "adaptive_rollout/total_rollouts": "rollouts of the groups judged",
     "adaptive_rollout/avg_rollouts_per_sample": "rollouts / groups judged",
@@ -91,6 +94,8 @@ METRICS: dict[str, str] = {
     "accounts/failed_rollouts": "lost, or without a finite reward",
     "accounts/paused_rollouts": "not finished: they go on with the next policy (`on_full: partial`)",
     "accounts/duplicate_rollouts": "sent twice",
+    "accounts/reward_<what>": "with `goldilocks.rewards`, since the run began: `calls`, `retries`, `failures` after the "
+    "last try, `seconds` of all calls together, and `cost`, the sum of what functions return as `cost`",
     "aborts/asked": "requests that rollout servers were asked to end, since the run was started: not needed, or paused",
     "aborts/ended": "those that ended before their answer was complete; 0 of many: the server does not abort",
     "aborts/tokens": "tokens that those had when they ended",

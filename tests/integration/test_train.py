@@ -143,6 +143,43 @@ def test_a_reward_function_that_raises_or_hangs_ends_the_run_with_the_reason(
     assert message in done.err, done.err + done.log
 
 
+JUDGE = """
+import threading
+
+seen, first = set(), threading.Lock()
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    name = (extra_info or {}).get("index"), solution_str
+    with first:
+        if name not in seen:
+            seen.add(name)
+            raise ConnectionError("the judge is busy")
+    return {"score": -float(len(solution_str)), "cost": 0.25}
+"""
+
+
+@pytest.mark.slow
+def test_a_judge_that_fails_at_first_is_a_second_reward_and_its_calls_are_in_the_accounts(train, tmp_path):
+    path = tmp_path / "judge.py"
+    path.write_text(JUDGE)
+    functions = f"{{answer: {{weight: 1.0}}, brevity: {{path: {path}, weight: 0.01}}}}"
+    done = train(
+        f"goldilocks.rewards.functions={functions}",
+        "goldilocks.rewards.retries=1",
+        "goldilocks.rewards.backoff=0",
+        "goldilocks.rewards.concurrency=4",
+        "trainer.save_freq=2",
+    )
+    assert done.status == 0, done.err + done.log
+    *_, last = [line["data"] for line in json_lines(done.run / "metrics.jsonl") if "reward/brevity" in line["data"]]
+    assert last["reward/brevity"] < 0 <= last["reward/answer"]
+    assert last["train/rollout_failures"] == 0
+    calls, retries, cost = (last[f"accounts/reward_{what}"] for what in ("calls", "retries", "cost"))
+    assert retries > 0  # each new answer is refused once
+    assert calls - retries == 8 * cost  # two functions for each answer, of which one says what it costs
+    assert "accounts/reward_failures" not in last
+
+
 def test_a_guarded_reward_function_returns_what_the_function_does():
     inner = {"path": "pkg://goldilocks.tasks.registry", "name": "compute_score", "reward_kwargs": {}}
     row = {"data_source": "goldilocks/arithmetic", "solution_str": "3", "ground_truth": "3", "extra_info": {}}

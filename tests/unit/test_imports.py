@@ -14,7 +14,7 @@ import goldilocks
 # Every part (a folder, or a module at the top) and what it may import. A part stands below those that import it.
 BASE = {"errors", "dotted_keys", "types", "hashing"}
 CORE = BASE | {"core", "runs"}
-SETTINGS = CORE | {"features", "filtering", "config"}
+SETTINGS = CORE | {"features", "filtering", "config", "rewards"}
 BELOW: dict[str, set[str]] = {
     "errors": set(),
     "dotted_keys": set(),
@@ -25,13 +25,14 @@ BELOW: dict[str, set[str]] = {
     "runs": BASE | {"core"},
     "testing": CORE | {"drive"},
     "features": BASE,
+    "rewards": {"errors", "types"},
     "filtering": {"errors", "runs"},
-    "config": CORE | {"features", "filtering"},
+    "config": CORE | {"features", "filtering", "rewards"},
     "algorithms": BASE,
     "engine": {"errors"},
     "platforms": {"errors"},
     "simulate": SETTINGS | {"drive", "report"},
-    "drive": {"core", "errors", "filtering", "runs", "types"},
+    "drive": {"core", "errors", "filtering", "rewards", "runs", "types"},
     "tasks": {"errors", "runs"},
     "report": CORE,
     "trl": SETTINGS | {"algorithms", "drive", "engine", "platforms"},

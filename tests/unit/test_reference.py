@@ -90,13 +90,15 @@ def collector_names() -> set[str]:
         Variance(),
         target_groups=4,
         limits=Limits(max_retries=0),
+        components=["brevity"],
     )
+    collector.accounts.charge({"calls": 1})
     names: set[str] = set()
 
     def outcome(request: Request, index: int) -> Rollout | Failure:
         if rng.random() < 0.1:
             return Failure(request.uid, index, "lost")
-        return Rollout(request.uid, index, float(rng.random() < request.prompt.index % 3 / 2), 5)
+        return Rollout(request.uid, index, float(rng.random() < request.prompt.index % 3 / 2), 5, {"brevity": 0.5})
 
     for place in range(8):
         fill(collector, outcome)

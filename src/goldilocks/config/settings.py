@@ -36,6 +36,7 @@ from goldilocks.dotted_keys import value_at
 from goldilocks.errors import refuse_unknown, require, require_known, require_type
 from goldilocks.features import Features, StrataSettings
 from goldilocks.filtering.config import PPOFilterConfig
+from goldilocks.rewards import RewardCalls
 from goldilocks.runs.costs import Budget
 from goldilocks.runs.history import metric_name
 from goldilocks.types import MIN_STD, POSITIVE_THRESHOLD, OnExhausted, OnFull
@@ -107,6 +108,7 @@ class Policies:
     replay: Mapping[str, Any] = field(default_factory=lambda: asdict(Replay()))
     guard: Mapping[str, Any] = field(default_factory=lambda: asdict(Guard()))
     on_stale_weights: str = "warn"
+    rewards: Mapping[str, Any] = field(default_factory=lambda: asdict(RewardCalls()))
     budget: Mapping[str, Any] = field(default_factory=lambda: asdict(Budget()))
     study: bool = False
 
@@ -165,7 +167,7 @@ class Settings:
         if self.batch_filter_config is not None:
             self._check_oversampling(self.batch_filter_config)
         parts: list[Callable[[], object]] = [self.limits, self.surplus, self.selector, self.allocator, self.filter]
-        for part in (*parts, self.budget, self.replay, self.features, self.strata, self.guard):
+        for part in (*parts, self.budget, self.replay, self.features, self.strata, self.guard, self.rewards):
             part()  # each checks its own keys
         require_known("goldilocks.on_stale_weights", self.policies.on_stale_weights, ON_STALE_WEIGHTS)
         self._check_prior()
@@ -288,6 +290,9 @@ class Settings:
     def guard(self) -> Guard:
         return self._own_section(Guard, "goldilocks.guard")
 
+    def rewards(self) -> RewardCalls:
+        return self._own_section(RewardCalls, "goldilocks.rewards")
+
     def features(self) -> Features:
         return self._own_section(Features, "goldilocks.features")
 
@@ -402,7 +407,13 @@ class Settings:
             order=order,
             repeat=repeat,
             seed=self.seed,
+            components=tuple(self.rewards().weighted),
         )
+
+
+def reward_calls(config: Mapping[str, Any]) -> RewardCalls:
+    """Return ``goldilocks.rewards`` of a config, checked; trainers of verl's own have it too."""
+    return _section(RewardCalls, "goldilocks.rewards", config)
 
 
 @functools.cache

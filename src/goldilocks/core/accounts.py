@@ -12,7 +12,7 @@ all its tokens are posted. So a token is charged once, in the step that wrote it
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from goldilocks.types import Account, AccountName, Event, Paused, Rollout
@@ -29,6 +29,12 @@ class Accounts:
         self.tool_tokens = 0  # of rollouts that arrived
         self.rollouts: dict[str, int] = {}
         self.tokens: dict[str, int] = {}
+        self.rewards: dict[str, float] = {}  # what reward functions have cost, by what was counted
+
+    def charge(self, rewards: Mapping[str, float]) -> None:
+        """Add what reward functions have cost: calls, seconds, and so on."""
+        for name, cost in rewards.items():
+            self.rewards[name] = self.rewards.get(name, 0) + cost
 
     def post(self, account: Account, tokens: int) -> None:
         """Count a rollout that has arrived."""
@@ -79,10 +85,10 @@ class Accounts:
         for unit, counts in (("rollouts", self.rollouts), ("tokens", self.tokens)):
             for account, count in {**self.by_class(counts), **counts}.items():
                 values[f"accounts/{account}_{unit}"] = count
-        return values
+        return values | {f"accounts/reward_{name}": cost for name, cost in self.rewards.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {**vars(self), "rollouts": dict(self.rollouts), "tokens": dict(self.tokens)}
+        return {**vars(self), **{name: dict(getattr(self, name)) for name in ("rollouts", "tokens", "rewards")}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.generated_rollouts = state["generated_rollouts"]
@@ -90,6 +96,7 @@ class Accounts:
         self.tool_tokens = state.get("tool_tokens", 0)  # a checkpoint of an earlier version has none
         self.rollouts = dict(state["rollouts"])
         self.tokens = dict(state["tokens"])
+        self.rewards = dict(state.get("rewards", {}))  # an earlier version has none
 
 
 class PausedRollouts:

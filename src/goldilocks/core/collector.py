@@ -32,7 +32,7 @@ Decisions are made when a rollout arrives, never by scanning all prompts or all 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -103,11 +103,13 @@ class Collector:
         repeat: bool = True,
         order: Callable[[int], np.ndarray] | None = None,
         seed: int = 1,
+        components: Sequence[str] = (),
     ) -> None:
         """``gen_batch_size`` prompts are chosen at a time (default: ``target_groups``), and no more are open at once.
 
         ``ahead``: prompts are issued until this many groups are kept beyond the batch, for an engine that never stops.
         ``repeat=False``: no prompt is visited twice. ``order`` returns each epoch's pass, where the caller shuffles.
+        ``components``: metrics of every rollout that its reward is made of; each is logged.
         """
         size = len(source)
         require(size > 0, "source", f"{size} prompts", "a data set with at least one prompt")
@@ -136,7 +138,8 @@ class Collector:
         )
         self._replay = ReplayBuffer(replay or Replay())
         self._keep_rate = KeepRate(min(1.0, target_groups / self.gen_batch_size))
-        self._statistics = StepStatistics()
+        self._components = components
+        self._statistics = StepStatistics.of(components)
         self._owed = target_groups  # groups this step has yet to hand out; 0 while its batch is being trained
         self._exhausted = False
         self._open = OpenGroups()
@@ -332,7 +335,7 @@ class Collector:
         self._owed = self.target_groups
         self._exhausted = False
         self._keep_rate.forget()
-        self._statistics = StepStatistics()
+        self._statistics = StepStatistics.of(self._components)
         self._replay.begin_step(self._judged.in_hand, self.step)
         self._statistics.expired = self._judged.begin_step(self.surplus.oldest(self.step))
 
@@ -421,11 +424,11 @@ class Collector:
         self.accounts.move(beyond, Account.OPEN, Account.CANCELLED)
         verdict = self.filter.judge(group) if len(group) else Verdict(False, "failed")
         informative = is_informative(group)
-        positive = any(self.beliefs.is_positive(rollout.reward) for rollout in group.rollouts)
+        passes = sum(self.beliefs.is_positive(rollout.reward) for rollout in group.rollouts)
         if len(group):
             self.beliefs.record(group, informative=informative, step=self.step)
             self.selector.learn(group, informative=informative)
-        self._statistics.judge(group, verdict, informative=informative, positive=positive, iterations=open_group.asks)
+        self._statistics.judge(group, verdict, informative=informative, passes=passes, iterations=open_group.asks)
         self._keep_rate.observe(verdict.keep)
         if verdict.keep:
             self._judged.keep(group)

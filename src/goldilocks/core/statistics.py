@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from goldilocks.types import Event, Group, Rollout, Verdict, is_informative, signal
+from goldilocks.types import Event, Group, Rollout, Verdict, is_informative, mean_and_std, signal
 
 TALLIES = ("judged", "kept")
 PRIOR_WEIGHT = 4.0  # groups that the user's expectation of the keep rate counts as
@@ -101,20 +101,28 @@ class StepStatistics:
     dropped: dict[str, int] = field(default_factory=dict)
     informative: int = 0
     with_positive: int = 0
+    passes: int = 0
+    spread: float = 0.0
     iterations: int = 0
     fewest: int = 0
     most: int = 0
     expired: int = 0
     rejected: int = 0
     backfilled: int = 0
+    components: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, components: Iterable[str]) -> StepStatistics:
+        """Return empty counts; ``components`` are metrics whose mean is logged."""
+        return cls(components=dict.fromkeys(components, 0.0))
 
     def arrive(self, event: Event, before: int) -> None:
         """Count the tokens of one rollout, without the ``before`` tokens that were counted when it paused."""
         self.tokens_arrived += event.tokens - before
         self.started.add(event.tokens, finished=isinstance(event, Rollout), before=before)
 
-    def judge(self, group: Group, verdict: Verdict, *, informative: bool, positive: bool, iterations: int) -> None:
-        """Count one judged group."""
+    def judge(self, group: Group, verdict: Verdict, *, informative: bool, passes: int, iterations: int) -> None:
+        """Count one judged group, of which ``passes`` rollouts reached the threshold."""
         self.fewest = min(self.fewest, len(group)) if self.judged.groups else len(group)
         self.most = max(self.most, len(group))
         self.judged.add(group)
@@ -123,7 +131,11 @@ class StepStatistics:
         else:
             self.dropped[verdict.reason] = self.dropped.get(verdict.reason, 0) + 1
         self.informative += informative
-        self.with_positive += positive
+        self.with_positive += passes > 0
+        self.passes += passes
+        self.spread += mean_and_std(group.rewards)[1] if informative else 0.0
+        for name in self.components:
+            self.components[name] += math.fsum(group.values(name))
         self.iterations = max(self.iterations, iterations)
 
     def fail(self, reason: str) -> None:
@@ -165,6 +177,9 @@ class StepStatistics:
             "length/kept_over_generated": _ratio(kept.mean_tokens, judged.mean_tokens),
             "difficulty/generated_mean_reward": judged.mean_reward,
             "difficulty/kept_mean_reward": kept.mean_reward,
+            "difficulty/pass_rate": _ratio(self.passes, judged.rollouts),
+            "difficulty/reward_std": _ratio(self.spread, judged.groups),
+            **{f"reward/{name}": _ratio(total, judged.rollouts) for name, total in self.components.items()},
             **{f"filter/dropped/{reason}": count for reason, count in self.dropped.items()},
             **{f"train/rollout_failures/{reason}": count for reason, count in self.failures.items()},
             **self._adaptive(),

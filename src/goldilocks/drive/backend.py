@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from goldilocks.core.allocators import Allocator
 from goldilocks.core.beliefs import Beliefs
+from goldilocks.rewards import spent
 from goldilocks.types import Event, Failure, Group, Paused, Request, Rollout
 
 CANCELLED = "cancelled"  # the reason of a rollout that ended because it was cancelled
@@ -70,6 +71,10 @@ class Backend(ABC):
     def refilling(self) -> AbstractContextManager[None]:
         """Return a context for generation after the trainer has begun with the batch, to wake what sleeps by then."""
         return nullcontext()
+
+    def rewards_spent(self) -> Mapping[str, float]:
+        """Return what reward functions have cost since the last call; by default, those called in this process."""
+        return spent.read()
 
     def explain(self, failure: Failure) -> str:
         """Return what a user should know when rollouts fail one after the other; ``failure`` is the last."""

@@ -17,8 +17,9 @@ Epochs are passes over the data, counted in prompts issued; updates are another 
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,25 @@ from goldilocks.drive.backend import CANCELLED, Backend
 from goldilocks.drive.gate import Gate, Metrics
 from goldilocks.drive.rows import Place, RowStore
 from goldilocks.drive.stopwatch import Stopwatch
+from goldilocks.errors import require
+from goldilocks.rewards import RewardFailed
 from goldilocks.runs.costs import Budget, Meter
 from goldilocks.types import Event, Failure, Group, Rollout
 
+logger = logging.getLogger(__name__)
+
 MAX_REFILLS = 32  # of one batch: a gate that rejects this often rejects everything
 MAX_FAILURES = 64  # in a row: it is not bad luck any more
+ENDS_THE_RUN = RewardFailed.__name__  # the reason of a failure after which a run must not go on
+
+
+OWN = ("collector", "rows", "meter", "backend", "gate")  # the names in a checkpoint that the driver writes
+INFORMATIVE = "informative_groups_per_1k_rollouts"
+GRADED_GROUPS = 16  # groups of a step whose rewards differ: by then a fitting threshold has been passed and missed
+ONE_SIDED = (
+    "%s reward of this step is at or above adaptive_rollout.positive_threshold=%g, although rewards differ: selectors "
+    "and stop rules that count passes learn nothing. Set the least reward that is a success (docs/rewards.md)"
+)
 
 
 class Stalled(Exception):
@@ -62,6 +77,7 @@ class Driver:
         self.watch = Stopwatch()
         self._max_failures = max_failures
         self._failures = 0  # in a row
+        self._threshold_fits: bool | None = None  # known after the first step with enough groups whose rewards differ
         self._refills = 0  # of this batch
         self._judgements: list[Metrics] = []  # of this batch
         collector.allocator = backend.allocator(collector.allocator)
@@ -144,6 +160,7 @@ class Driver:
                 raise Stalled(f"{self.collector.in_flight} rollouts are in flight, and nothing is being generated")
         with self.watch.timed("drain"):
             self.backend.drain()
+        self.collector.accounts.charge(self.backend.rewards_spent())
         self._wait(within=0.0)  # what the cancelled ones have cost
         self._free_rows()
 
@@ -168,6 +185,8 @@ class Driver:
             self._failures = 0
         elif isinstance(event, Failure) and event.reason != CANCELLED:
             self._failures += 1
+            if event.reason == ENDS_THE_RUN:
+                raise RuntimeError(f"goldilocks.rewards.on_failure=error: {self.backend.explain(event)}")
             if self._failures >= self._max_failures:
                 raise RuntimeError(f"{self._failures} rollouts failed in a row; {self.backend.explain(event)}")
 
@@ -190,14 +209,27 @@ class Driver:
         """Return the collector's metrics, those of all judgements of the batch together, and the budget's."""
         judged = {} if self.gate is None else self.gate.combined(self._judgements)
         plain = {name: float(value) for name, value in judged.items()}  # a mean knows its count, and loggers refuse it
+        own = self.collector.metrics()
+        self._check_threshold(own)
         spent = {"budget/spent": self.meter.share} if self.meter.budget.costs else {}
-        return {**self.collector.metrics(), **plain, **spent}
+        return {**own, **plain, **spent}
+
+    def _check_threshold(self, metrics: Mapping[str, float]) -> None:
+        """Warn once where rewards differ and all are on one side of the threshold: nothing is learnt of the prompts."""
+        share, rollouts = (metrics[f"adaptive_rollout/{name}"] for name in (INFORMATIVE, "total_rollouts"))
+        passed = metrics["difficulty/pass_rate"]
+        if self._threshold_fits is None and round(share * rollouts / 1000) >= GRADED_GROUPS:
+            self._threshold_fits = 0 < passed < 1
+            if not self._threshold_fits:
+                logger.warning(ONE_SIDED, "no" if passed == 0 else "every", self.collector.beliefs.positive_threshold)
 
     # -- a checkpoint --------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, **also: Any) -> None:
         """Write everything that is not the trainer's own into the folder of its checkpoint; ``also`` goes with it."""
         parts = {name: part.state_dict() for name, part in self._parts.items()}
+        for name in also:
+            require(name not in OWN, "also", name, f"another name; the driver saves {', '.join(OWN)}")
         checkpoint.save(folder, self.collector, self.rows, {**parts, **also})
 
     def load(self, folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from goldilocks.config.settings import REWARD_METRICS
+from goldilocks.config.settings import REWARD_METRICS, reward_calls
 from goldilocks.errors import require
 from goldilocks.launch import trl_keys
 from goldilocks.launch.recipe import TRAINER, verl_defaults
@@ -40,12 +40,13 @@ def train(config: DictConfig, run_dir: Path) -> None:
     sections: dict[str, Any] = {
         name: OmegaConf.to_container(config[name], resolve=True) for name in SECTIONS if name in config
     }
+    sections.get("goldilocks", {}).pop("rewards", None)  # the grader calls the functions
     sections["filter_groups"] = OmegaConf.to_container(config.algorithm.filter_groups, resolve=True)
     grader = Grader(config.reward.custom_reward_function)
     trainer = GoldilocksGRPOTrainer(
         model=str(Path(config.actor_rollout_ref.model.path).expanduser()),
         args=GRPOConfig(**arguments(config)),
-        reward_funcs=[grader.value(name) for name in (SCORE, judged_by(config))],
+        reward_funcs=[grader.value(name) for name in graded(config)],
         train_dataset=dataset(config, "train"),
         eval_dataset=dataset(config, "val"),
         gen_batch_size=config.data.get("gen_batch_size"),
@@ -77,6 +78,11 @@ def judged_by(config: DictConfig) -> str:
     """Return the value, beside the score, that groups are judged by: the filter's metric, else ``acc``."""
     groups = config.algorithm.filter_groups
     return groups.metric if groups.enable and groups.metric not in (SCORE, *REWARD_METRICS) else "acc"
+
+
+def graded(config: DictConfig) -> list[str]:
+    """Return the values of an answer that TRL is shown: the score, the one to judge by, and the parts of the score."""
+    return list(dict.fromkeys([SCORE, judged_by(config), *reward_calls(config).weighted]))
 
 
 def slots(config: DictConfig) -> int | None:
@@ -151,7 +157,7 @@ def _loss(config: DictConfig) -> dict[str, Any]:
         "importance_sampling_level": LEVELS[actor.policy_loss.loss_mode],
         "beta": actor.kl_loss_coef if actor.use_kl_loss else 0.0,
         "scale_rewards": "group" if config.algorithm.norm_adv_by_std_in_grpo else "none",
-        "reward_weights": [1.0, 0.0],  # the second is there to be judged by, not to be trained on
+        "reward_weights": [float(name == SCORE) for name in graded(config)],  # the others are not trained on
     }
 
 

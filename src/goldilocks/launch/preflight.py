@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig
 
+from goldilocks.config.settings import reward_calls
 from goldilocks.errors import require
 from goldilocks.runs.costs import Budget
 
@@ -27,9 +28,15 @@ def check_paths(config: DictConfig) -> None:
             there = "://" in file or Path(file).expanduser().is_file()
             made = "a file that exists; goldilocks data make TASK --out DIR makes such files"
             require(there, f"data.{key}", file, made)
-    reward = config.reward.custom_reward_function.path
-    there = not reward or "://" in reward or Path(reward).is_file()
-    require(there, "reward.custom_reward_function.path", reward, "a file that exists")
+    for key, path in _reward_files(config):
+        there = not path or "://" in path or Path(path).is_file()
+        require(there, key, path, "a file that exists")
+
+
+def _reward_files(config: DictConfig) -> Iterator[tuple[str, str | None]]:
+    yield "reward.custom_reward_function.path", config.reward.custom_reward_function.path
+    for name, one in reward_calls(config).weighted.items():
+        yield f"goldilocks.rewards.functions.{name}.path", one.path
 
 
 def budget_of(config: DictConfig) -> Budget:

@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
@@ -29,11 +29,12 @@ from goldilocks.launch.preflight import budget_of, check_budget, check_paths, fi
 from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, compose_config, quoted
 from goldilocks.launch.supervisor import SignOfLife, Supervisor
 from goldilocks.platforms import platform_env
+from goldilocks.rewards import TIMEOUT_S
 from goldilocks.runs.costs import hint
 from goldilocks.runs.files import RunDir, Tail
 from goldilocks.runs.progress import Progress
 from goldilocks.tested import untested
-from goldilocks.verl.dispatch.guarded_reward import TIMEOUT_S, guarded
+from goldilocks.verl.dispatch.guarded_reward import guard
 
 POLL_S = 0.25
 STALL_S = 1800.0
@@ -120,9 +121,7 @@ def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIME
         check_keys(config)
         defaults.provide(config)
         check_paths(config)
-        if config.reward.custom_reward_function.path:
-            with open_dict(config):
-                config.reward.custom_reward_function = guarded(config.reward.custom_reward_function, reward_timeout)
+        guard(config, reward_timeout, workers=1 if on_trl.chosen(config) else None)
         run_dir = RunDir.create(runs, name)
         env = _environment(choice, config, run_dir)
         if not is_private(config):

@@ -17,13 +17,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.errors import require
 from goldilocks.launch.preflight import files_of, prompt_length
+from goldilocks.rewards import RewardFailed, RewardTimeout
 from goldilocks.verl.dispatch import guarded_reward
 
 logger = logging.getLogger(__name__)
 
 PROMPT = "prompt"  # TRL's name for the column
 SCORE = "score"  # what is trained on
-VERLS_OWN = {"path": "pkg://verl.utils.reward_score", "name": "default_compute_score"}  # where the config names none
 
 Grades = Mapping[str, float]
 RewardFunction = Callable[..., list[float | None]]
@@ -77,9 +77,13 @@ class Grader:
     def __init__(self, custom: DictConfig) -> None:
         """``custom`` is ``reward.custom_reward_function``, under a time limit or not."""
         section: Any = OmegaConf.to_container(custom, resolve=True)
-        given = section if section.get("path") else VERLS_OWN
+        given = section if section.get("path") else guarded_reward.VERLS_OWN
         limited: Any = given if guarded_reward.is_guarded(given) else guarded_reward.guarded(given)
         self._arguments = limited["reward_kwargs"]
+        self._score = getattr(guarded_reward, limited["name"])
+        # Where goldilocks.rewards says what a failure means, any error is one; else an error ends the run.
+        by_section = self._score is guarded_reward.compute_reward
+        self._failures: type[Exception] = Exception if by_section else RewardTimeout
         self._loop = asyncio.new_event_loop()
         self._batch: Sequence[Any] = ()
         self._grades: list[Grades] = []
@@ -105,8 +109,10 @@ class Grader:
 
     async def _one(self, answer: dict[str, Any]) -> Grades:
         try:
-            found = await guarded_reward.compute_score(**self._arguments, **answer)
-        except guarded_reward.RewardTimeout as error:
+            found = await self._score(**self._arguments, **answer)
+        except RewardFailed:
+            raise
+        except self._failures as error:
             logger.warning("%s; the rollout fails", error)
             return {}
         return _numbers(found) if isinstance(found, Mapping) else {SCORE: float(found), "acc": float(found)}

@@ -55,4 +55,9 @@ class Sections:
         accepted = "finish or requeue on TRL; verl's V1 trainer has partial"
         require(on_full is not OnFull.PARTIAL, "filter_groups.on_full", on_full, accepted)
         require(aggregation is None, "goldilocks.loss_agg", aggregation, "none on TRL; GRPOConfig.loss_type decides it")
+        called = settings.rewards().in_use
+        accepted = (
+            "no key on TRL, which has reward_funcs and reward_weights; goldilocks.rewards.judge makes a reward_func"
+        )
+        require(not called, "goldilocks.rewards", dict(settings.policies.rewards), accepted)
         return settings

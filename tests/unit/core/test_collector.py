@@ -71,6 +71,20 @@ def test_no_carry_is_dapos_trimming() -> None:
     assert subject.metrics()["train/groups_expired"] == 4
 
 
+def test_graded_rewards_show_their_parts_their_spread_and_how_many_pass() -> None:
+    subject = collector(filter=Everything(), components=["answer"])
+    for request in subject.requests():
+        for index, reward in enumerate((-1.0, 0.6)):
+            subject.observe(Rollout(request.uid, index, reward, 10, {"answer": index / 2}))
+    metrics = subject.metrics()
+    assert metrics["reward/answer"] == 0.25
+    assert metrics["difficulty/reward_std"] == pytest.approx(0.8)
+    assert metrics["difficulty/pass_rate"] == 0.5
+    subject.take()
+    subject.requests()
+    assert subject.metrics()["reward/answer"] == 0  # of the new step
+
+
 def test_open_groups_finish_and_are_carried_when_the_batch_is_full() -> None:
     subject = collector(gen_batch_size=3)
     requests = subject.requests()

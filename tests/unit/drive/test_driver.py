@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from builders import plain_collector
@@ -12,10 +13,11 @@ from goldilocks.core import Collector, Exhausted, Limits, Surplus
 from goldilocks.core.filters import Everything
 from goldilocks.core.replay import Replay
 from goldilocks.drive.backend import CANCELLED, Rounds, places
-from goldilocks.drive.driver import MAX_FAILURES, MAX_REFILLS, Driver, Epochs, Stalled
+from goldilocks.drive.driver import GRADED_GROUPS, MAX_FAILURES, MAX_REFILLS, Driver, Epochs, Stalled
 from goldilocks.drive.gate import Gate, Judgement
 from goldilocks.drive.rows import NoRows
 from goldilocks.filtering.step_metrics import Mean
+from goldilocks.rewards import spent
 from goldilocks.runs.costs import Budget
 from goldilocks.types import Event, Failure, Group, OnExhausted, Paused, Request, Rollout, Verdict
 
@@ -126,6 +128,56 @@ def test_so_many_failures_in_a_row_end_the_run_and_cancelled_ones_are_not_counte
     cancelled.reason = CANCELLED
     with pytest.raises(Exhausted):
         Driver(plain_collector(limits=Limits(max_num_gen_batches=100)), cancelled, NoRows()).batch()
+
+
+def test_a_reward_that_must_not_fail_ends_the_run_at_once() -> None:
+    def fail(requests: Sequence[Request]) -> Iterator[Event]:
+        return (Failure(request.uid, index, "RewardFailed") for request, index, _ in places(requests))
+
+    with pytest.raises(RuntimeError, match=r"goldilocks\.rewards\.on_failure=error: the last one: RewardFailed"):
+        Driver(plain_collector(), Rounds(fail), NoRows()).batch()
+
+
+def test_what_rewards_cost_is_in_the_accounts_and_survives_a_checkpoint(tmp_path: Path) -> None:
+    def graded(requests: Sequence[Request]) -> Iterator[Rollout]:
+        for one in answers(requests):
+            spent.add(calls=1, cost=0.5)
+            yield one
+
+    def subject() -> Driver:
+        return Driver(plain_collector(), Rounds(graded), NoRows())
+
+    spent.read()  # another test's
+    before, after = subject(), subject()
+    before.batch()
+    before.save(tmp_path)
+    after.load(tmp_path)
+    after.batch()
+    totals = after.metrics()
+    assert totals["accounts/reward_calls"] == totals["accounts/generated_rollouts"] == 8
+    assert totals["accounts/reward_cost"] == 4.0
+
+
+@pytest.mark.parametrize("name", ["collector", "rows", "meter", "backend", "gate"])
+def test_what_a_trainer_saves_beside_the_driver_cannot_take_its_names(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"also='{name}' is not accepted: another name"):
+        driver(plain_collector()).save(tmp_path, **{name: 1})
+
+
+@pytest.mark.parametrize(("rewards", "said"), [((-1.0, 0.0), "no reward"), ((1.0, 2.0), "every"), ((0.0, 1.0), "")])
+def test_a_threshold_that_no_reward_crosses_is_said_once(
+    rewards: tuple[float, float], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def graded(requests: Sequence[Request]) -> Iterator[Rollout]:
+        return (Rollout(request.uid, index, rewards[index], 3) for request, index, _ in places(requests))
+
+    subject = Driver(plain_collector(40, target_groups=GRADED_GROUPS), Rounds(graded), NoRows())
+    for _ in range(2):
+        subject.batch()
+        subject.metrics()
+    warnings = [record.getMessage() for record in caplog.records if "positive_threshold=0.5" in record.getMessage()]
+    assert len(warnings) == bool(said)
+    assert all(warning.startswith(said) for warning in warnings)
 
 
 def test_a_backend_that_says_nothing_does_not_hang_the_run() -> None:

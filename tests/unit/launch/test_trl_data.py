@@ -10,7 +10,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from goldilocks.launch.trl_data import Grader
-from goldilocks.verl.dispatch.guarded_reward import guarded
+from goldilocks.rewards import RewardCalls
+from goldilocks.verl.dispatch.guarded_reward import called, guarded
 
 FUNCTION = """
 import threading
@@ -81,3 +82,13 @@ def test_without_a_function_of_the_users_own_answers_are_graded_by_verls() -> No
     of = Grader(OmegaConf.create({"path": None, "name": "compute_score"}))
     columns = {"data_source": ["openai/gsm8k"] * 2, "reward_model": [{"ground_truth": "4"}] * 2}
     assert of.value("score")(completions=["#### 4", "#### 5"], **columns) == [1.0, 0.0]
+
+
+def test_with_a_section_of_rewards_an_error_fails_its_answer_and_each_part_has_a_value(tmp_path: Path) -> None:
+    file = tmp_path / "reward.py"
+    file.write_text(FUNCTION)
+    own = {"path": str(file), "name": "compute_score"}
+    calls = RewardCalls(functions={"answer": {}, "bonus": {**own, "weight": 0.1, "reward_kwargs": {"bonus": 10}}})
+    of = Grader(OmegaConf.create(called(own, calls)))
+    found = graded(of, ["2", "no score"], "score", "answer", "bonus")
+    assert found == [[pytest.approx(2.1), None], [1.0, None], [11.0, None]]

@@ -38,6 +38,7 @@ from goldilocks.verl.compat.gates import BatchFilter, FinalReward
 from goldilocks.verl.compat.python_config import TrainerConfig
 from goldilocks.verl.compat.rewards import RewardFunction, mark_validation, route
 from goldilocks.verl.compat.rows import STALE, TRAINED, ProtoRows, pad_to
+from goldilocks.verl.dispatch.guarded_reward import guard_if_asked
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, schedule_note
 from goldilocks.verl.source import DatasetSource, hidden_states, loader_order
 from goldilocks.verl.update.gates import KLPenalty
@@ -76,6 +77,7 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
         if self.settings.trains_older_groups:
             config.actor_rollout_ref.rollout.calculate_log_probs = True
         self._routed = route(config, reward_fn, val_reward_fn)
+        guard_if_asked(config)
         self.rows = ProtoRows()
         super().__init__(config, tokenizer, role_worker_mapping, resource_pool_manager, *args, **kwargs)
 

@@ -6,7 +6,7 @@ Tensors stay in the TransferQueue; the payload of a rollout is its keys and tags
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,9 @@ class AgentLoops(Backend):
 
     def drain(self) -> None:
         self.manager.drain()
+
+    def rewards_spent(self) -> Mapping[str, float]:
+        return self.manager.rewards_spent()
 
     def refilling(self) -> AbstractContextManager[None]:
         return self._refilling()

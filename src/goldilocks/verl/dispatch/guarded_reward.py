@@ -1,83 +1,123 @@
-"""A time limit for reward functions: one that hangs fails its rollout, and the run goes on.
+"""verl's reward function under a time limit, and called as ``goldilocks.rewards`` says where that section is set.
 
-Invariant: every call ends within ``timeout_s``, with the function's result or with an error that names the function. A
-thread is used again once its call has returned; a call that times out keeps its thread. Threads are daemons.
+verl loads ``reward.custom_reward_function`` by its path in every process that grades. Here the path leads to this
+module, and the user's own functions travel in its arguments.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import inspect
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache, partial
-from queue import SimpleQueue
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
-TIMEOUT_S = 60.0
-AT_ONCE = 32  # calls running at the same time in one worker, as in Python's own thread pool
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-Function = Callable[..., Any]
+from goldilocks.config.settings import reward_calls
+from goldilocks.errors import require
+from goldilocks.rewards import AT_ONCE, TIMEOUT_S, LimitedReward, RewardCaller, RewardCalls
+from goldilocks.rewards.calls import Part
+from goldilocks.rewards.limited import Function, Room
+
+VERLS_OWN = {"path": "pkg://verl.utils.reward_score", "name": "default_compute_score"}  # where the config names none
 
 
-class RewardTimeout(RuntimeError):
-    """A reward function that did not return in time."""
+def guard(config: DictConfig, timeout_s: float = TIMEOUT_S, workers: int | None = None) -> None:
+    """Put the reward function of a config under a time limit, and under ``goldilocks.rewards`` where that is set.
+
+    ``workers`` is how many processes grade at the same time; None: as many as verl has for it.
+    """
+    reward: Any = OmegaConf.to_container(config.reward.custom_reward_function, resolve=True)
+    calls = reward_calls(config)
+    if is_guarded(reward) or not (reward["path"] or calls.in_use):
+        return
+    with open_dict(config):
+        own = reward if reward["path"] else VERLS_OWN
+        ours = called(own, calls, workers or _workers(config), timeout_s) if calls.in_use else guarded(own, timeout_s)
+        config.reward.custom_reward_function = ours
+
+
+def guard_if_asked(config: DictConfig) -> None:
+    """The same on verl's own command line, where nothing limits a function unless ``goldilocks.rewards`` is set."""
+    if reward_calls(config).in_use:
+        guard(config)
 
 
 def guarded(reward: Mapping[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """verl's ``reward.custom_reward_function``, wrapped: the same keys, for the same function under a time limit."""
-    inner = {"path": reward["path"], "name": reward["name"], "reward_kwargs": dict(reward.get("reward_kwargs") or {})}
-    return {
-        "path": f"pkg://{__name__}",
-        "name": compute_score.__name__,
-        "reward_kwargs": {"guarded_function": inner, "timeout_s": timeout_s},
-    }
+    return _ours(compute_score, {"guarded_function": _named(reward), "timeout_s": timeout_s})
+
+
+def called(
+    reward: Mapping[str, Any], calls: RewardCalls, workers: int = 1, timeout_s: float = TIMEOUT_S
+) -> dict[str, Any]:
+    """The same, called as the section says; each of the workers has its share of the calls at a time."""
+    if calls.concurrency is not None:
+        key, accepted = "goldilocks.rewards.concurrency", f"{workers} or more, one for each worker that grades"
+        require(calls.concurrency >= workers, key, calls.concurrency, accepted)
+        calls = replace(calls, concurrency=calls.concurrency // workers)
+    given = {name: (_named(asdict(one)) if one.path else _named(reward)) for name, one in calls.weighted.items()}
+    functions = given or {str(reward["name"]): _named(reward)}
+    return _ours(compute_reward, {"functions": functions, "calls": asdict(calls), "timeout_s": timeout_s})
 
 
 def is_guarded(reward: Mapping[str, Any]) -> bool:
-    """Whether ``reward.custom_reward_function`` was wrapped by ``guarded``."""
+    """Whether ``reward.custom_reward_function`` was wrapped here."""
     return bool(reward["path"] == f"pkg://{__name__}")
 
 
 async def compute_score(*, guarded_function: Mapping[str, Any], timeout_s: float, **arguments: Any) -> Any:
     """Call the function under the time limit; this is what verl sees."""
-    function = _known(guarded_function)
-    call = partial(function.call, **arguments)
-    try:
-        async with _room():
-            running = call() if function.is_async else _in_thread(call)
-            return await asyncio.wait_for(running, timeout_s)
-    except asyncio.TimeoutError:  # on Python 3.10 not the built-in one
-        raise RewardTimeout(
-            f"the reward function {function.name} of {function.path} did not return within {timeout_s:g} s "
-            f"(data_source={arguments.get('data_source')!r})"
-        ) from None
+    function = _once(guarded_function, _function)
+    async with _room():
+        return await function.within(timeout_s, arguments)
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A reward function with the arguments that the config gives it."""
-
-    path: str
-    name: str
-    call: Function
-    is_async: bool
+async def compute_reward(
+    *, functions: Mapping[str, Any], calls: Mapping[str, Any], timeout_s: float, **arguments: Any
+) -> Any:
+    """Call the functions as the section says; this is what verl sees where ``goldilocks.rewards`` is set."""
+    return await _once(functions, lambda _: _caller(functions, calls, timeout_s))(**arguments)
 
 
-_loaded: dict[int, tuple[Mapping[str, Any], Loaded]] = {}
+_room = Room(AT_ONCE)
 
 
-def _known(config: Mapping[str, Any]) -> Loaded:
-    """Load the function once for a config, which is the same object at every call: reading it takes long."""
-    if id(config) not in _loaded:
-        path, name, arguments = config["path"], config["name"], config["reward_kwargs"]
-        function = _load(path, name)
-        loaded = Loaded(path, name, partial(function, **arguments), inspect.iscoroutinefunction(function))
-        _loaded[id(config)] = config, loaded  # the config is kept, so that no other object gets its id
-    return _loaded[id(config)][1]
+def _ours(function: Function, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"path": f"pkg://{__name__}", "name": function.__name__, "reward_kwargs": arguments}
+
+
+def _named(reward: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = dict(reward.get("reward_kwargs") or {})
+    return {"path": reward["path"], "name": reward["name"], "reward_kwargs": arguments}
+
+
+def _workers(config: DictConfig) -> int:
+    """The processes that may grade at the same time: verl's agent loops, or its reward workers."""
+    return max(config.actor_rollout_ref.rollout.agent.num_workers, config.reward.num_workers)
+
+
+_made: dict[int, tuple[Any, Any]] = {}
+
+
+def _once(config: Any, make: Any) -> Any:
+    """Make something of a config once. The config is the same object at every call, and reading it takes long."""
+    if id(config) not in _made:
+        _made[id(config)] = config, make(config)  # the config is kept, so that no other object gets its id
+    return _made[id(config)][1]
+
+
+def _function(config: Mapping[str, Any]) -> LimitedReward:
+    path, name = config["path"], config["name"]
+    return LimitedReward.of(_load(path, name), f"{name} of {path}", **config["reward_kwargs"])
+
+
+def _caller(functions: Mapping[str, Any], calls: Mapping[str, Any], timeout_s: float) -> RewardCaller:
+    plain: Any = OmegaConf.to_container(OmegaConf.create(calls), resolve=True)
+    read = RewardCalls(**plain)
+    weights = {name: one.weight for name, one in read.weighted.items()}
+    parts = {name: Part(_function(one), weights.get(name, 1.0)) for name, one in functions.items()}
+    return RewardCaller(parts, read, timeout_s)
 
 
 @cache
@@ -86,54 +126,3 @@ def _load(path: str, name: str) -> Function:
 
     function: Any = load_extern_object(module_path=path, object_name=name)
     return function
-
-
-_rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-
-
-def _room() -> asyncio.Semaphore:
-    """Bounds the calls in flight on this event loop; waiting for a place does not count as a call's time."""
-    return _rooms.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
-
-
-async def _in_thread(call: Function) -> Any:
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[Any] = loop.create_future()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        if not result.done():
-            result.set_result(value) if error is None else result.set_exception(error)
-
-    def done(value: Any, error: BaseException | None) -> None:
-        with contextlib.suppress(RuntimeError):  # a loop that is closed has nobody who waits
-            loop.call_soon_threadsafe(settle, value, error)
-
-    (_idle.pop() if _idle else Thread()).run(call, done)
-    return await result
-
-
-class Thread:
-    """Runs one call at a time, and is idle between calls."""
-
-    def __init__(self) -> None:
-        self._calls: SimpleQueue[tuple[Function, Function]] = SimpleQueue()
-        threading.Thread(target=self._work, name="reward", daemon=True).start()
-
-    def run(self, call: Function, done: Function) -> None:
-        """``done`` is called with the call's value and error."""
-        self._calls.put((call, done))
-
-    def _work(self) -> None:
-        while True:
-            call, done = self._calls.get()
-            value, error = None, None
-            try:
-                value = call()
-            except BaseException as raised:
-                error = raised
-            _idle.append(self)
-            done(value, error)
-            del call, done, value, error  # nothing is kept alive until the next call
-
-
-_idle: list[Thread] = []

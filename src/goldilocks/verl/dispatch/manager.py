@@ -39,6 +39,7 @@ class StreamingManager(AgentLoopManagerTQ):
         self._replies: Counter[int] = Counter()  # that came, by worker
         self._drained: list[Drained] = []
         self._engine_s: dict[str, float] = {}
+        self._rewards: Counter[str] = Counter()  # what reward functions have cost since it was last asked
 
     def _ask(self, method: str, *args: Any) -> list[Any]:
         """Call the method of every worker; return their replies."""
@@ -104,7 +105,7 @@ class StreamingManager(AgentLoopManagerTQ):
         An engine that must be idle to be put to sleep is waited for without a limit: every answer has an end.
         """
         while True:
-            self._drained = self._ask("drained", DRAIN_S)
+            self._drained = self._reports(DRAIN_S)
             left = sum(one.left for one in self._drained)
             if left:
                 logger.warning("%d cancelled requests are still at the rollout servers after %g s", left, DRAIN_S)
@@ -114,7 +115,7 @@ class StreamingManager(AgentLoopManagerTQ):
     def metrics(self) -> dict[str, float]:
         """Return the aborts since the run began, and the seconds of the busiest worker since the last call."""
         drained, self._drained = self._drained, []
-        reports: list[Drained] = drained or self._ask("drained", 0.0)
+        reports: list[Drained] = drained or self._reports(0.0)
         aborts = {
             "aborts/asked": sum(one.asked for one in reports),
             "aborts/ended": sum(one.ended for one in reports),
@@ -123,6 +124,17 @@ class StreamingManager(AgentLoopManagerTQ):
         }
         seconds = sorted((name, value) for one in reports for name, value in one.seconds.items())
         return {**aborts, **dict(seconds), **self._engine_seconds(reports)}
+
+    def rewards_spent(self) -> dict[str, float]:
+        """Return what reward functions have cost since the last call, as far as the workers have reported it."""
+        spent, self._rewards = dict(self._rewards), Counter()
+        return spent
+
+    def _reports(self, within: float) -> list[Drained]:
+        reports: list[Drained] = self._ask("drained", within)
+        for one in reports:
+            self._rewards.update(one.rewards)
+        return reports
 
     def _engine_seconds(self, reports: list[Drained]) -> dict[str, float]:
         """Return the seconds of the busiest server since the last call."""

@@ -21,6 +21,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from goldilocks.drive.stopwatch import Stopwatch
 from goldilocks.hashing import content_key
+from goldilocks.rewards import spent
 from goldilocks.types import Failure, Paused, Rollout
 from goldilocks.verl.dispatch.client import StreamingClient
 from goldilocks.verl.dispatch.failures import publish, succeeded
@@ -44,6 +45,7 @@ class Drained(NamedTuple):
     tokens: int  # of the requests that they ended
     seconds: dict[str, float]  # since the last call, by what they were spent on
     engine_s: dict[str, float]  # of each server, since it was started
+    rewards: dict[str, float]  # what reward functions have cost since the last call
 
 
 class Snapshot(NamedTuple):
@@ -112,7 +114,8 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         """Wait until no session is at a server, at most ``within`` seconds; return the worker's part of the step."""
         client, aborts = self.llm_client, self.llm_client.aborts
         left = await client.drained(within)
-        return Drained(left, aborts.asked, aborts.ended, aborts.tokens, self.watch.read(), dict(client.engine_s))
+        seconds, rewards = self.watch.read(), spent.read()
+        return Drained(left, aborts.asked, aborts.ended, aborts.tokens, seconds, dict(client.engine_s), rewards)
 
     async def generate_sequences(self, batch: Any) -> None:
         """verl's, for validation."""

@@ -24,6 +24,7 @@ from goldilocks.drive.rehearsal import rehearse
 from goldilocks.types import Group
 from goldilocks.verl.checks import MANAGER, check_v1
 from goldilocks.verl.dispatch.backend import AgentLoops
+from goldilocks.verl.dispatch.guarded_reward import guard_if_asked
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, schedule_note
 from goldilocks.verl.estimators import counting_rollouts, estimator_for
 from goldilocks.verl.source import DatasetSource, hidden_states, loader_order
@@ -61,6 +62,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         self.settings = Settings.from_config(config)
         check_v1(config)
         self.weights_guard = weights_guard(config, self.settings.policies.on_stale_weights)
+        guard_if_asked(config)
         with open_dict(config):
             config.actor_rollout_ref.rollout.agent.agent_loop_manager_class = MANAGER
         config.algorithm.adv_estimator = estimator_for(self.settings)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
-from goldilocks.verl.dispatch.guarded_reward import compute_score, guarded
+from goldilocks.rewards import RewardCalls
+from goldilocks.verl.dispatch.guarded_reward import called, compute_reward, compute_score, guard_if_asked, guarded
 
 PATIENT, HASTY = 60.0, 0.2  # time limits: beyond what a busy machine needs, and of a call that hangs
 FUNCTION = """
@@ -61,3 +63,30 @@ def test_a_call_that_hangs_is_named_and_its_thread_is_not_used_again(function: d
 
     assert [one["score"] for one in asyncio.run(main())] == [10 + length for length in range(1, 60)]
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "reward")
+
+
+def test_a_section_of_rewards_is_called_by_verl_as_one_function(tmp_path: Path) -> None:
+    path = tmp_path / "reward.py"
+    path.write_text(FUNCTION)
+    functions = {"length": {"weight": 2.0}, "bonus": {"path": str(path), "reward_kwargs": {"bonus": 10}, "weight": 0.5}}
+    config = OmegaConf.create(
+        {
+            "reward": {"custom_reward_function": {"path": str(path), "name": "compute_score"}, "num_workers": 1},
+            "actor_rollout_ref": {"rollout": {"agent": {"num_workers": 2}}},
+            "goldilocks": {"rewards": {"functions": functions, "concurrency": 5, "retries": 1, "backoff": 0.0}},
+        }
+    )
+    guard_if_asked(config)
+    guard_if_asked(config)  # a run that goes on has it already
+    reward = config.reward.custom_reward_function
+    assert (reward.name, reward.reward_kwargs.calls.concurrency) == ("compute_reward", 2)  # of each worker
+    arguments = {"data_source": "d", "solution_str": "abc", "ground_truth": "", "extra_info": {}}
+    found = asyncio.run(compute_reward(**reward.reward_kwargs, **arguments))
+    assert (found["length"], found["bonus"], found["score"]) == (3, 13, 2 * 3 + 0.5 * 13)
+    with pytest.raises(LookupError):
+        asyncio.run(compute_reward(**reward.reward_kwargs, **{**arguments, "solution_str": "raise"}))
+
+
+def test_fewer_calls_at_a_time_than_workers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"goldilocks\.rewards\.concurrency=3 is not accepted: 8 or more"):
+        called({"path": "reward.py", "name": "compute_score"}, RewardCalls(concurrency=3), workers=8)

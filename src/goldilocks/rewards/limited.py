@@ -1,0 +1,106 @@
+"""A time limit for reward functions: one that hangs fails its rollout, and the run goes on.
+
+Invariant: every call ends within ``timeout_s``, with the function's result or with an error that names the function. A
+thread is used again once its call has returned; a call that times out keeps its thread. Threads are daemons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+from weakref import WeakKeyDictionary
+
+TIMEOUT_S = 60.0
+AT_ONCE = 32  # calls running at the same time in one process, as in Python's own thread pool
+
+Function = Callable[..., Any]
+
+
+class RewardTimeout(RuntimeError):
+    """A reward function that did not return in time."""
+
+
+@dataclass(frozen=True)
+class LimitedReward:
+    """A reward function, plain or a coroutine function, and the name that its errors have."""
+
+    name: str
+    call: Function
+    is_async: bool
+
+    @classmethod
+    def of(cls, function: Function, name: str = "", **arguments: Any) -> LimitedReward:
+        """Return the function with these arguments, which every call has."""
+        named = name or getattr(function, "__name__", type(function).__name__)
+        return cls(named, partial(function, **arguments), inspect.iscoroutinefunction(function))
+
+    async def within(self, timeout_s: float, arguments: dict[str, Any]) -> Any:
+        """Call the function under the time limit."""
+        call = partial(self.call, **arguments)
+        try:
+            return await asyncio.wait_for(call() if self.is_async else _in_thread(call), timeout_s)
+        except asyncio.TimeoutError:  # on Python 3.10 not the built-in one
+            source = f" (data_source={arguments['data_source']!r})" if "data_source" in arguments else ""
+            said = f"the reward function {self.name} did not return within {timeout_s:g} s{source}"
+            raise RewardTimeout(said) from None
+
+
+class Room:
+    """Bounds the calls in flight on each event loop; waiting for a place does not count as a call's time."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    def __call__(self) -> asyncio.Semaphore:
+        return self._rooms.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._places))
+
+
+async def _in_thread(call: Function) -> Any:
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[Any] = loop.create_future()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if not result.done():
+            result.set_result(value) if error is None else result.set_exception(error)
+
+    def done(value: Any, error: BaseException | None) -> None:
+        with contextlib.suppress(RuntimeError):  # a loop that is closed has nobody who waits
+            loop.call_soon_threadsafe(settle, value, error)
+
+    (_idle.pop() if _idle else Thread()).run(call, done)
+    return await result
+
+
+class Thread:
+    """Runs one call at a time, and is idle between calls."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[tuple[Function, Function]] = SimpleQueue()
+        threading.Thread(target=self._work, name="reward", daemon=True).start()
+
+    def run(self, call: Function, done: Function) -> None:
+        """``done`` is called with the call's value and error."""
+        self._calls.put((call, done))
+
+    def _work(self) -> None:
+        while True:
+            call, done = self._calls.get()
+            value, error = None, None
+            try:
+                value = call()
+            except BaseException as raised:
+                error = raised
+            _idle.append(self)
+            done(value, error)
+            del call, done, value, error  # nothing is kept alive until the next call
+
+
+_idle: list[Thread] = []

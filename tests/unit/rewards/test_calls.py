@@ -1,0 +1,152 @@
+"""Reward functions that take long and fail: tried again, so many at a time, summed, and paid for in the accounts."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from goldilocks.rewards import LimitedReward, RewardCaller, RewardCalls, RewardFailed, judge, spent
+from goldilocks.rewards.calls import Part
+
+
+@pytest.fixture(autouse=True)
+def nothing_spent() -> None:
+    spent.read()
+
+
+def caller(function: Callable[..., Any], **calls: Any) -> RewardCaller:
+    return RewardCaller({"judge": Part(LimitedReward.of(function))}, RewardCalls(backoff=0.0, **calls))
+
+
+def several(functions: dict[str, tuple[Callable[..., Any], float]], **calls: Any) -> RewardCaller:
+    parts = {name: Part(LimitedReward.of(function), weight) for name, (function, weight) in functions.items()}
+    return RewardCaller(parts, RewardCalls(functions=dict.fromkeys(functions), backoff=0.0, **calls))
+
+
+def failing(times: int, result: Any) -> Callable[..., Any]:
+    """A judge that raises so many times, then answers."""
+    left = [times]
+
+    def function(**_: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise ConnectionError("the judge is busy")
+        return result
+
+    return function
+
+
+def test_a_judge_that_fails_is_asked_again_and_each_call_is_counted() -> None:
+    found = asyncio.run(caller(failing(2, {"score": 0.7, "cost": 0.01}), retries=2)())
+    assert found == {"score": 0.7, "cost": 0.01}
+    counted = spent.read()
+    assert counted.pop("seconds") > 0
+    assert counted == {"calls": 3, "retries": 2, "cost": 0.01}
+    assert spent.read() == {}
+
+
+@pytest.mark.parametrize("result", [math.nan, None, "9/10", {"acc": 1.0}])
+def test_a_result_without_a_finite_score_is_a_failure(result: Any) -> None:
+    with pytest.raises(ValueError, match=r"the result of the reward judge=.* a finite number"):
+        asyncio.run(caller(lambda: result, retries=1)())
+    assert spent.read()["calls"] == 2
+
+
+def test_what_becomes_of_the_last_failure_is_a_setting() -> None:
+    with pytest.raises(ConnectionError):
+        asyncio.run(caller(failing(2, 1.0), retries=1)())
+    with pytest.raises(RewardFailed, match="failed 2 times, the last time with ConnectionError"):
+        asyncio.run(caller(failing(2, 1.0), retries=1, on_failure="error")())
+    assert asyncio.run(caller(failing(2, 1.0), retries=1, on_failure="zero")()) == 0.0
+    assert spent.read()["failures"] == 3
+
+
+def test_a_score_of_zero_has_the_values_that_the_function_returns() -> None:
+    results = iter([{"score": 0.4, "acc": 1.0, "why": "short"}, None])
+    call = caller(lambda: next(results), on_failure="zero")
+    assert [asyncio.run(call()), asyncio.run(call())][1] == {"score": 0.0, "acc": 0.0, "why": "short"}
+
+
+def test_no_more_calls_than_allowed_are_in_flight_and_waiting_is_not_a_calls_time() -> None:
+    running, most = 0, 0
+
+    async def slow() -> float:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        running -= 1
+        return 1.0
+
+    async def main() -> list[float]:
+        call = caller(slow, concurrency=3)
+        return await asyncio.gather(*(call() for _ in range(20)))
+
+    assert asyncio.run(main()) == [1.0] * 20
+    assert most == 3
+
+
+def test_a_call_that_waits_for_its_next_try_holds_no_place() -> None:
+    async def main() -> float:
+        async def one_fails(fails: bool) -> float:
+            if fails:
+                raise ConnectionError
+            return 1.0
+
+        calls = RewardCalls(concurrency=1, retries=1, backoff=3600.0)
+        call = RewardCaller({"judge": Part(LimitedReward.of(one_fails))}, calls)
+        waiting = asyncio.create_task(call(fails=True))
+        while "retries" not in spent.read():
+            await asyncio.sleep(0)
+        found: float = await call(fails=False)
+        waiting.cancel()
+        return found
+
+    assert asyncio.run(main()) == 1.0
+
+
+def test_several_rewards_are_their_weighted_sum_and_each_keeps_its_name() -> None:
+    call = several({"answer": (lambda: {"score": 1.0, "acc": 1.0}, 1.0), "brevity": (lambda: -0.5, 0.2)})
+    assert asyncio.run(call()) == {"answer": 1.0, "brevity": -0.5, "acc": 1.0, "score": pytest.approx(0.9)}
+
+
+def test_of_several_rewards_one_that_fails_is_zero_or_fails_the_answer() -> None:
+    functions = {"answer": (lambda: 1.0, 1.0), "judge": (failing(9, 1.0), 0.5)}
+    assert asyncio.run(several(functions, on_failure="zero")()) == {"answer": 1.0, "judge": 0.0, "score": 1.0}
+    with pytest.raises(ConnectionError):
+        asyncio.run(several(functions)())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"retries": -1}, r"goldilocks\.rewards\.retries=-1 is not accepted: 0 or more"),
+        ({"concurrency": 0}, r"goldilocks\.rewards\.concurrency=0 is not accepted: 1 or more"),
+        ({"timeout": 0.0}, r"goldilocks\.rewards\.timeout=0\.0 is not accepted: above 0"),
+        ({"on_failure": "skip"}, r"goldilocks\.rewards\.on_failure='skip' .* fail, zero, error"),
+        ({"functions": {"score": {}}}, r"functions='score' is not accepted: another name"),
+        ({"functions": {"a": {"wieght": 2}}}, r"functions\.a\.wieght is not a key \(did you mean 'weight'\?\)"),
+        ({"functions": {"a": {"weight": "2"}}}, r"functions\.a\.weight='2' is not accepted: a number"),
+        ({"functions": {"a": {"weight": math.inf}}}, r"functions\.a\.weight=inf is not accepted: a finite number"),
+    ],
+)
+def test_bad_keys_are_refused_in_one_line(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RewardCalls(**given)
+
+
+def test_trl_is_given_a_function_of_whole_batches() -> None:
+    async def ask(completion: str, answer: str, **_: Any) -> float:
+        if completion == "?":
+            raise ConnectionError
+        return float(completion == answer)
+
+    reward = judge(ask, retries=1, backoff=0.0)
+    found = asyncio.run(reward(["3", "4", "?"], answer=["3", "5", "6"], trainer_state=object()))
+    assert (reward.__name__, found) == ("ask", [1.0, 0.0, None])
+    assert spent.read()["calls"] == 4
