@@ -94,8 +94,8 @@ METRICS: dict[str, str] = {
     "accounts/failed_rollouts": "lost, or without a finite reward",
     "accounts/paused_rollouts": "not finished: they go on with the next policy (`on_full: partial`)",
     "accounts/duplicate_rollouts": "sent twice",
-    "accounts/reward_<what>": "with `goldilocks.rewards`, since the run began: `calls`, `retries`, `failures` after the "
-    "last try, `seconds` of all calls together, and `cost`, the sum of what functions return as `cost`",
+    "accounts/reward_<what>": "with `goldilocks.rewards`, since the run began: `calls`, `retries`, `failures` after "
+    "the last try, `seconds` of all calls together, and `cost`, the sum of what functions return as `cost`",
     "aborts/asked": "requests that rollout servers were asked to end, since the run was started: not needed, or paused",
     "aborts/ended": "those that ended before their answer was complete; 0 of many: the server does not abort",
     "aborts/tokens": "tokens that those had when they ended",

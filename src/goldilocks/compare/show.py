@@ -10,6 +10,7 @@ from rich.table import Table as RichTable
 from goldilocks.compare.arm import Values
 from goldilocks.compare.table import SHARES, Against, Estimate, Interval, RecipeRow, Spent, Table, Target
 from goldilocks.config.recipes import name_of
+from goldilocks.html_table import html_table
 from goldilocks.runs.progress import clock
 
 Cell = Callable[[RecipeRow], str]
@@ -179,6 +180,11 @@ def in_markdown(table: Table) -> str:
     """Return the tables, their legend and the notes as Markdown."""
     bullets = "\n".join(f"- {note}" for note in notes(table))
     return "\n".join(map(_markdown, tables(table))) + f"\n{LEGEND}\n\n{bullets}\n"
+
+
+def in_html(table: Table) -> str:
+    """Return the tables for a notebook."""
+    return "".join(html_table(shown.headings, shown.rows, shown.title) for shown in tables(table))
 
 
 def _markdown(shown: Shown) -> str:

@@ -124,6 +124,11 @@ class Table:
         """Return the table as JSON values."""
         return asdict(self)
 
+    def _repr_html_(self) -> str:
+        from goldilocks.compare.show import in_html  # which shows this class
+
+        return in_html(self)
+
 
 def make_table(study: Study, results: Results) -> Table:
     """Return the table of a study whose arms have all ended."""

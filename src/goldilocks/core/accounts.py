@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from goldilocks.html_table import html_table
 from goldilocks.types import Account, AccountName, Event, Paused, Rollout
 
 RolloutName = tuple[str, int]  # its group and its index
@@ -86,6 +87,15 @@ class Accounts:
             for account, count in {**self.by_class(counts), **counts}.items():
                 values[f"accounts/{account}_{unit}"] = count
         return values | {f"accounts/reward_{name}": cost for name, cost in self.rewards.items()}
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [account, f"{self.rollouts[account]:,}", f"{tokens:,}", f"{tokens / max(self.generated_tokens, 1):.1%}"]
+            for account, tokens in sorted(self.tokens.items())
+            if self.rollouts[account]
+        ]
+        total = ["generated", f"{self.generated_rollouts:,}", f"{self.generated_tokens:,}", ""]
+        return html_table(["account", "rollouts", "tokens", "share"], [*rows, total])
 
     def state_dict(self) -> dict[str, Any]:
         return {**vars(self), **{name: dict(getattr(self, name)) for name in ("rollouts", "tokens", "rewards")}}

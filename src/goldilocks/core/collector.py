@@ -52,6 +52,7 @@ from goldilocks.core.selectors import Selector
 from goldilocks.core.source import KeyedPositions, Source
 from goldilocks.core.statistics import KeepRate, StepStatistics
 from goldilocks.errors import require
+from goldilocks.html_table import html_table
 from goldilocks.types import (
     Account,
     Event,
@@ -327,6 +328,17 @@ class Collector:
             **self.allocator.metrics(),
             **self.filter.metrics(),
         }
+
+    def _repr_html_(self) -> str:
+        here = {
+            "step": self.step,
+            "groups of a batch": self.target_groups,
+            "kept": len(self._judged),
+            "open": len(self._open),
+            "rollouts in flight": self.in_flight,
+            "prompts issued": self.prompts_issued,
+        }
+        return html_table(list(here), [[f"{value:,}" for value in here.values()]]) + self.accounts._repr_html_()
 
     # -- a step --------------------------------------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ class RewardCalls:
         return self != RewardCalls()
 
 
-class Spent:
+class RewardCosts:
     """What the reward functions of this process have cost since it was last read."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Spent:
         return counts
 
 
-spent = Spent()
+spent = RewardCosts()
 
 
 class Part(NamedTuple):

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from goldilocks.core.collector import Collector
+from goldilocks.html_table import html_table
 from goldilocks.simulate.engine import SimulatedEngine
 from goldilocks.simulate.pass_rates import PassRates
 from goldilocks.types import Group, is_informative, signal
@@ -103,6 +104,19 @@ class Outcome:
         """Return the figures as JSON values."""
         return asdict(self)
 
+    def _repr_html_(self) -> str:
+        return Comparison((self,))._repr_html_()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Outcomes of policies that had the same prompts and the same budget."""
+
+    outcomes: tuple[Outcome, ...]
+
+    def _repr_html_(self) -> str:
+        return "".join(map(_in_html, (yield_table(self.outcomes), token_table(self.outcomes))))
+
 
 def figure(value: float | None, digits: int = 1) -> str:
     """Format a number; None is a dash."""
@@ -147,6 +161,11 @@ def token_table(outcomes: Sequence[Outcome]) -> Table:
         spent = (f"{one.rollouts:,}", f"{one.tokens / 1e6:,.1f}M")
         table.add_row(one.policy, *spent, *shares, figure(one.mean_pass_rate, 3))
     return table
+
+
+def _in_html(table: Table) -> str:
+    headings = [str(column.header).replace("\n", " ") for column in table.columns]
+    return html_table(headings, zip(*(map(str, column.cells) for column in table.columns), strict=True))
 
 
 def _table(*columns: str) -> Table:
