@@ -377,10 +377,12 @@ class Settings:
         *,
         repeat: bool = True,
         hidden_states: Callable[[], np.ndarray] | None = None,
+        components: Sequence[str] = (),
     ) -> Collector:
         """Return the collector of these settings; ``order`` is the data loader's order of each epoch.
 
         ``hidden_states`` returns a model's features of the prompts, for ``goldilocks.features.kind=hidden``.
+        ``components`` are the parts of the reward where a trainer has its own; else ``goldilocks.rewards.functions``.
         """
         selector = self.selector()
         for key, value, needed in self._without_effect(selector):
@@ -407,7 +409,7 @@ class Settings:
             order=order,
             repeat=repeat,
             seed=self.seed,
-            components=tuple(self.rewards().weighted),
+            components=components or tuple(self.rewards().weighted),
         )
 
 

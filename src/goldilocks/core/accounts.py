@@ -98,7 +98,8 @@ class Accounts:
         return html_table(["account", "rollouts", "tokens", "share"], [*rows, total])
 
     def state_dict(self) -> dict[str, Any]:
-        return {**vars(self), **{name: dict(getattr(self, name)) for name in ("rollouts", "tokens", "rewards")}}
+        parts = {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
+        return {name: value for name, value in parts.items() if name != "rewards" or value}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.generated_rollouts = state["generated_rollouts"]

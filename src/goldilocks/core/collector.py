@@ -110,7 +110,7 @@ class Collector:
 
         ``ahead``: prompts are issued until this many groups are kept beyond the batch, for an engine that never stops.
         ``repeat=False``: no prompt is visited twice. ``order`` returns each epoch's pass, where the caller shuffles.
-        ``components``: metrics of every rollout that its reward is made of; each is logged.
+        ``components``: metrics that rewards are made of; a rollout may lack one. The mean of each is logged.
         """
         size = len(source)
         require(size > 0, "source", f"{size} prompts", "a data set with at least one prompt")

@@ -109,12 +109,12 @@ class StepStatistics:
     expired: int = 0
     rejected: int = 0
     backfilled: int = 0
-    components: dict[str, float] = field(default_factory=dict)
+    components: dict[str, list[float]] = field(default_factory=dict)  # the sum, and of how many rollouts
 
     @classmethod
     def of(cls, components: Iterable[str]) -> StepStatistics:
         """Return empty counts; ``components`` are metrics whose mean is logged."""
-        return cls(components=dict.fromkeys(components, 0.0))
+        return cls(components={name: [0.0, 0] for name in components})
 
     def arrive(self, event: Event, before: int) -> None:
         """Count the tokens of one rollout, without the ``before`` tokens that were counted when it paused."""
@@ -134,8 +134,9 @@ class StepStatistics:
         self.with_positive += passes > 0
         self.passes += passes
         self.spread += mean_and_std(group.rewards)[1] if informative else 0.0
-        for name in self.components:
-            self.components[name] += math.fsum(group.values(name))
+        for name, mean in self.components.items():
+            values = [rollout.metrics[name] for rollout in group.rollouts if name in rollout.metrics]
+            mean[:] = mean[0] + math.fsum(values), mean[1] + len(values)
         self.iterations = max(self.iterations, iterations)
 
     def fail(self, reason: str) -> None:
@@ -179,7 +180,7 @@ class StepStatistics:
             "difficulty/kept_mean_reward": kept.mean_reward,
             "difficulty/pass_rate": _ratio(self.passes, judged.rollouts),
             "difficulty/reward_std": _ratio(self.spread, judged.groups),
-            **{f"reward/{name}": _ratio(total, judged.rollouts) for name, total in self.components.items()},
+            **{f"reward/{name}": _ratio(*mean) for name, mean in self.components.items()},
             **{f"filter/dropped/{reason}": count for reason, count in self.dropped.items()},
             **{f"train/rollout_failures/{reason}": count for reason, count in self.failures.items()},
             **self._adaptive(),

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -28,6 +30,7 @@ from goldilocks.runs.checkpoints import checkpoints
 from goldilocks.runs.records import dump_files
 
 WIDTH, WIDE = 560, 900
+FRAME = 720  # pixels of a page in a notebook
 EPILOG = """\
 examples:
   goldilocks report runs/tiny                      runs/tiny/report.html, PNGs in runs/tiny/report/
@@ -45,6 +48,12 @@ class Written:
     page: Path
     pngs: tuple[Path, ...]
     missing: tuple[str, ...]
+
+    def _repr_html_(self) -> str:
+        """Show the page in a notebook, which finds it beside itself or below."""
+        page = escape(Path(os.path.relpath(self.page)).as_posix())
+        frame = f'<iframe src="{page}" width="100%" height="{FRAME}" style="border: 0"></iframe>'
+        return f'{frame}<p><a href="{page}">{page}</a></p>'
 
 
 def write_report(paths: Sequence[Path], out: Path, *, png: bool = True, opening: Opening | None = None) -> Written:

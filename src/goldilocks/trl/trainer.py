@@ -173,7 +173,9 @@ class CollectedTrainer(Base):  # type: ignore[misc]
         config = settings.gate_config
         gate = None if config is None else CompletionGate(config, settings.seed, rows)
         backend = Rounds(collection.events, room=self.args.generation_batch_size)
-        return Driver(settings.collector(prompts, order), backend, rows, gate, budget=settings.budget())
+        parts = self.reward_func_names if len(self.reward_func_names) > 1 else ()
+        collector = settings.collector(prompts, order, components=parts)
+        return Driver(collector, backend, rows, gate, budget=settings.budget())
 
     # -- a batch -------------------------------------------------------------------------------------------------------
 

@@ -72,12 +72,13 @@ def test_no_carry_is_dapos_trimming() -> None:
 
 
 def test_graded_rewards_show_their_parts_their_spread_and_how_many_pass() -> None:
-    subject = collector(filter=Everything(), components=["answer"])
+    subject = collector(filter=Everything(), components=["answer", "format"])
     for request in subject.requests():
         for index, reward in enumerate((-1.0, 0.6)):
             subject.observe(Rollout(request.uid, index, reward, 10, {"answer": index / 2}))
     metrics = subject.metrics()
     assert metrics["reward/answer"] == 0.25
+    assert metrics["reward/format"] == 0  # no rollout has one
     assert metrics["difficulty/reward_std"] == pytest.approx(0.8)
     assert metrics["difficulty/pass_rate"] == 0.5
     subject.take()

@@ -43,6 +43,7 @@ from goldilocks.verl.switch import named
 from goldilocks.verl.update.driver_queue import advantages
 from goldilocks.verl.update.gates import KLPenalty, build_gate
 from goldilocks.verl.update.guard import GuardedLoss, guard_metrics
+from goldilocks.verl.update.loggers import show_grouped
 from goldilocks.verl.update.one_pass import OnePass
 from goldilocks.verl.update.sampler import DriverSampler
 from goldilocks.verl.update.validation import ValidatesByColumn
@@ -79,6 +80,16 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
     @trainer_mode.setter
     def trainer_mode(self, name: str) -> None:
         pass
+
+    @property
+    def logger(self) -> Any:
+        """verl's ``Tracking``, which ``fit`` makes."""
+        return self._tracking
+
+    @logger.setter
+    def logger(self, tracking: Any) -> None:
+        self._tracking = tracking
+        show_grouped(tracking.logger, self.config.trainer.default_local_dir)
 
     def _build_replay_buffer(self) -> DriverSampler:
         return DriverSampler(self.config)

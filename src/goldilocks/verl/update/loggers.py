@@ -1,0 +1,106 @@
+"""Where people look: TensorBoard, Weights & Biases and MLflow show our metrics in groups, and name the report.
+
+verl's ``Tracking`` has made the backends; each is told how to show what will come. Without one of the three nothing is
+done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from goldilocks.runs.directory import RunDir
+
+REPORT = "goldilocks/report"  # the command that writes the report, in each backend's own place for a text
+COST = "accounts/generated_rollouts"  # the axis of our metrics in W&B: two runs differ by what they spent
+# Charts of TensorBoard's tab "Custom scalars"; a tag is a regular expression.
+CHARTS: dict[str, dict[str, list[str]]] = {
+    "Goldilocks: what is trained": {
+        "groups of a batch": ["train/informative_groups", "train/groups_(judged|carried|open|expired|rejected)"],
+        "signal": ["train/signal"],
+        "dropped groups by reason": [r"filter/dropped/.*"],
+        "parts of the reward": [r"reward/.*"],
+        "difficulty": [r"difficulty/.*"],
+        "length": [r"length/.*_mean"],
+        "length ratios": ["length/kept_over_generated", "length/trained_over_started"],
+        "age": [r"train/age_.*", r"replay/age_.*"],
+    },
+    "Goldilocks: what it costs": {
+        "tokens by account": [r"accounts/(?!generated)[a-z]+_tokens"],
+        "rollouts by account": [r"accounts/(?!generated)[a-z]+_rollouts"],
+        "informative groups per 1,000 rollouts": ["adaptive_rollout/informative_groups_per_1k_rollouts"],
+        "rollouts per prompt": [r"adaptive_rollout/(avg|min|max)_rollouts_per_sample"],
+        "failures": [r"train/rollout_failures.*"],
+        "reward calls": [r"accounts/reward_.*"],
+        "seconds of generation": [r"timing_s/gen_.*"],
+        "budget": ["budget/spent"],
+    },
+    "Goldilocks: beliefs and gates": {
+        "beliefs": [r"belief/.*", r"selector/.*"],
+        "batch filter": ["batch/selection_rate", r"filter/.*_rate", r"rejection/.*_rate"],
+        "accuracy by column": [r"val/.*/acc"],
+    },
+}
+FAMILIES = ("adaptive_rollout", "batch", "belief", "difficulty", "length", "rejection", "replay", "reward", "selector")
+PARENTS = ("train/rollout_failures",)  # metrics that others are below: MLflow's folders cannot hold both
+
+
+def show_grouped(backends: dict[str, Any], checkpoints: str) -> None:
+    """Tell the backends of a ``Tracking`` how to show our metrics; ``checkpoints`` is ``trainer.default_local_dir``."""
+    run = RunDir(Path(checkpoints).parent)
+    report = f"goldilocks report {run.path}" if run.config.exists() else ""
+    if "tensorboard" in backends:
+        _tensorboard(backends["tensorboard"].writer, report)
+    if "wandb" in backends:
+        _wandb(backends["wandb"], report)
+    if "mlflow" in backends:
+        backends["mlflow"] = InFolders(backends["mlflow"])
+        _mlflow(report)
+
+
+def _tensorboard(writer: Any, report: str) -> None:
+    writer.add_custom_scalars(
+        {group: {title: ["Multiline", tags] for title, tags in charts.items()} for group, charts in CHARTS.items()}
+    )
+    if report:
+        writer.add_text(REPORT, f"`{report}`")
+    writer.flush()
+
+
+def _wandb(wandb: Any, report: str) -> None:
+    """W&B makes a section of each family by itself. Totals keep their last value; the axis is what was generated."""
+    wandb.define_metric(COST, summary="last")
+    for family in FAMILIES:
+        wandb.define_metric(f"{family}/*", step_metric=COST, summary="mean")
+    wandb.define_metric("accounts/*", summary="last")
+    if report:
+        wandb.run.summary[REPORT] = report
+
+
+def _mlflow(report: str) -> None:
+    import mlflow
+
+    if report and mlflow.active_run() is not None:
+        mlflow.set_tag(REPORT.replace("/", "."), report)
+
+
+class InFolders:
+    """verl's adapter for MLflow. A store of files has a file for each metric, so no metric may be below another."""
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = adapter
+
+    def log(self, data: Mapping[str, Any], step: int) -> None:
+        self._adapter.log(data={_beside(name): value for name, value in data.items()}, step=step)
+
+    def finish(self) -> None:
+        self._adapter.finish()
+
+
+def _beside(name: str) -> str:
+    """``train/rollout_failures/lost`` → ``train/rollout_failures_by/lost``"""
+    for parent in PARENTS:
+        if name.startswith(f"{parent}/"):
+            return f"{parent}_by{name.removeprefix(parent)}"
+    return name
