@@ -224,6 +224,8 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
         output = self._update(super()._update_critic, self.config.critic, batch)
         if self.config.trainer.critic_warmup > self.global_steps:  # the actor is not updated
             self.over = self._end_if_over(self._metrics)
+            if self.over and self.config.trainer.save_freq > 0:  # ``fit`` saves only after an update of the actor
+                self._save_checkpoint()
         return output
 
     def _update(self, update: Callable[[DataProto], DataProto], section: DictConfig, batch: DataProto) -> DataProto:

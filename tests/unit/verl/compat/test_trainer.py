@@ -202,6 +202,18 @@ def test_a_budget_ends_the_run_with_the_update_that_reaches_it_and_the_next_star
     assert again.steps == []
 
 
+def test_a_budget_that_ends_in_the_critics_warmup_saves_the_last_update_too(tmp_path, monkeypatch):
+    ppo = {"algorithm": AlgoConfig(adv_estimator="gae"), "critic": {"ppo_mini_batch_size": 2}}
+    keys = {"steps": 10, "trainer": {"save_freq": 100, "critic_warmup": 9}, "more": {"goldilocks.budget.rollouts": 32}}
+    world = World(monkeypatch)
+    world.trainer(config(tmp_path, **ppo, **keys), [50] * 40).fit()
+    assert (len(world.critic.trained), len(world.actor.trained)) == (2, 0)
+    assert (tmp_path / "checkpoints" / "global_step_2" / "actor").is_dir()
+    again = World(monkeypatch)
+    again.trainer(config(tmp_path, **ppo, **keys), [50] * 40).fit()
+    assert again.steps == []
+
+
 def test_validations_are_spread_over_the_budget(tmp_path, monkeypatch):
     budget = {"goldilocks.budget.rollouts": 96, "goldilocks.budget.validations": 2}
     world = World(monkeypatch)
