@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from goldilocks.runs.directory import RunDir
+from goldilocks.runs.files import RunDir
 
 REPORT = "goldilocks/report"  # the command that writes the report, in each backend's own place for a text
 COST = "accounts/generated_rollouts"  # the axis of our metrics in W&B: two runs differ by what they spent
