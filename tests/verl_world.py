@@ -36,7 +36,7 @@ from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch import failures
 from goldilocks.verl.dispatch.client import StreamingClient
-from goldilocks.verl.dispatch.guarded_reward import guarded
+from goldilocks.verl.dispatch.guarded_reward import guard
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
 from goldilocks.verl.serve.server import Answers
@@ -285,13 +285,20 @@ def worker_queue(monkeypatch: pytest.MonkeyPatch, *, columns: bool = True) -> Qu
 class Worker(StreamingWorker):
     """Our worker, with what verl's constructor would have read from files and asked Ray for.
 
-    ``whole``: whether it makes rollouts many at a time. ``reward`` is the file with ``compute_score``.
+    ``whole``: whether it makes rollouts many at a time. ``reward`` is the file with ``compute_score``, ``rewards`` the
+    section that says how it is called.
     """
 
     LEFT_OUT = ("model_config", "teacher_client", "teacher_key", "teacher_server_manager")  # set by verl, not read here
 
-    def __init__(self, *servers: Server, whole: bool, reward: str = "pkg://goldilocks.tasks.registry") -> None:
-        self.config = worker_config(reward)
+    def __init__(
+        self,
+        *servers: Server,
+        whole: bool,
+        reward: str = "pkg://goldilocks.tasks.registry",
+        rewards: dict[str, Any] | None = None,
+    ) -> None:
+        self.config = worker_config(reward, rewards)
         self.rollout_config = RolloutConfig(**ROLLOUT, calculate_log_probs=True)
         self.tokenizer, self.processor, self.hf_model_type = character_tokenizer(), None, "llama"
         self.dataset_cls, self.tools, self.mm_processor_kwargs = RLHFDataset, [], {}
@@ -312,19 +319,23 @@ class Worker(StreamingWorker):
         return sorted(await self.events(), key=lambda event: (event.uid, event.index))
 
 
-def worker_config(reward: str) -> DictConfig:
-    """Return the keys of verl's config that a worker reads."""
-    return OmegaConf.create(
+def worker_config(reward: str, rewards: dict[str, Any] | None = None) -> DictConfig:
+    """Return the keys of verl's config that a worker reads; ``rewards`` is ``goldilocks.rewards``."""
+    config = OmegaConf.create(
         {
             "actor_rollout_ref": {"rollout": {**ROLLOUT, "full_determinism": False, "agent": {"num_workers": 1}}},
             "data": {},
             "reward": {
-                "custom_reward_function": guarded({"path": reward, "name": "compute_score"}),
+                "custom_reward_function": {"path": reward, "name": "compute_score"},
+                "num_workers": 1,
                 "reward_manager": {"name": "naive", "source": "register"},
                 "reward_model": {"enable": False},
             },
+            "goldilocks": {"rewards": rewards or {}},
         }
     )
+    guard(config)
+    return config
 
 
 def prompt(index: int, n: int, first: int = 0, **fields: Any) -> dict[str, Any]:

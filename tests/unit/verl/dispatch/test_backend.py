@@ -75,6 +75,9 @@ class Manager:
     def resume(self) -> None:
         pass
 
+    def rewards_spent(self) -> dict[str, float]:
+        return {"calls": 1}
+
     def drain(self) -> None:
         pass
 
@@ -124,6 +127,7 @@ def test_servers_that_take_turns_with_the_trainer_are_waited_for_and_those_that_
     never_stopping.collector.ahead = 3
     assert len(taking_turns.batch()) == len(never_stopping.batch()) == 2
     assert taking_turns.collector.in_flight == 0
+    assert taking_turns.metrics()["accounts/reward_calls"] == 1
     assert never_stopping.collector.in_flight > 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ import transfer_queue
 from verl.experimental.agent_loop import agent_loop
 from verl_world import ABORTED, LIMIT, Queue, Server, Worker, comparable, prompt, worker_queue, written
 
+from goldilocks.drive.driver import ENDS_THE_RUN
 from goldilocks.engine.request import Generation
+from goldilocks.rewards import spent
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch.failures import published_error
 from goldilocks.verl.dispatch.single_turn import AGENT
+from goldilocks.verl.dispatch.worker import Drained
 from goldilocks.verl.store import batched_puts
 
 TIMES = ("generate_sequences", "compute_score")  # of the metrics of a row
@@ -72,6 +76,52 @@ def test_turns_are_one_message_to_each_server_and_those_that_end_together_one_pu
     run([prompt(index, n=8) for index in range(4)], *servers, whole=True)
     assert [server.messages for server in servers] == [[16], [16]]
     assert len(queue.puts) <= 2
+
+
+BUSY = """
+seen = set()
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, patience=1):
+    seen.add((extra_info["index"], len(seen)))
+    if len(seen) % 5 < patience:
+        raise ConnectionError("the judge is busy")
+    return 0.5
+"""
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_several_rewards_are_the_rollouts_metrics_and_the_worker_reports_their_calls(
+    whole: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    worker_queue(monkeypatch)
+    spent.read()  # another test's
+    (tmp_path / "judge.py").write_text(BUSY)
+    functions = {"answer": {}, "judge": {"path": str(tmp_path / "judge.py"), "weight": 0.1}}
+    rewards = {"functions": functions, "retries": 9, "backoff": 0.0, "concurrency": 2}
+
+    async def main() -> tuple[list[Rollout | Failure], Drained]:
+        worker = Worker(Server(drawn), whole=whole, rewards=rewards)
+        await worker.start([prompt(1, n=8)])
+        return await worker.finish(), await worker.drained(0.0)
+
+    events, report = asyncio.run(main())
+    rollouts = [event for event in events if isinstance(event, Rollout)]
+    assert {one.metrics["judge"] for one in rollouts} == {0.5}
+    assert all(one.reward == pytest.approx(one.metrics["answer"] + 0.05) for one in rollouts)
+    assert report.rewards["calls"] == 2 * len(rollouts) + report.rewards["retries"] > 2 * len(rollouts)
+
+
+def test_a_reward_that_must_not_fail_is_reported_as_what_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    queue = worker_queue(monkeypatch)
+    (tmp_path / "judge.py").write_text(BUSY)
+    functions = {"judge": {"path": str(tmp_path / "judge.py"), "reward_kwargs": {"patience": 9}}}
+    rewards = {"functions": functions, "on_failure": "error"}
+    events = run([prompt(1, n=4)], Server(drawn), whole=True, rewards=rewards)
+    assert {event.reason for event in events if isinstance(event, Failure)} >= {ENDS_THE_RUN}
+    assert not [event for event in events if isinstance(event, Rollout)]
+    assert queue.rows == {}
 
 
 def test_the_load_balancer_is_told_of_every_answer(monkeypatch: pytest.MonkeyPatch) -> None:
