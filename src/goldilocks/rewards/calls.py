@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -96,15 +95,15 @@ class RewardCosts:
     """What the reward functions of this process have cost since it was last read."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self._counts: dict[str, float] = {}
 
     def add(self, **counts: float) -> None:
         for name, count in counts.items():
-            self._counts[name] += count  # type: ignore[assignment]  # a Counter of floats adds up as well
+            self._counts[name] = self._counts.get(name, 0) + count
 
     def read(self) -> dict[str, float]:
         """Return the counts; the next reading begins at none."""
-        counts, self._counts = dict(self._counts), Counter()
+        counts, self._counts = self._counts, {}
         return counts
 
 
@@ -174,7 +173,7 @@ class RewardCaller:
         """Return the weighted sum, each function's score under its name, and what else the functions returned."""
         scores = {name: score_of(name, result) for name, result in results.items()}
         others: dict[str, Any] = {}
-        for result in reversed(results.values()):  # of two that return a value of one name, the first wins
+        for result in reversed(list(results.values())):  # of two that return a value of one name, the first wins
             others |= result if isinstance(result, Mapping) else {}
         total = math.fsum(self._parts[name].weight * score for name, score in scores.items())
         return {**others, **scores, SCORE: total}
@@ -182,7 +181,7 @@ class RewardCaller:
 
 def score_of(name: str, result: Any) -> float:
     """Return the score of a function's result, a number or a mapping that has one."""
-    score = result.get(SCORE) if isinstance(result, Mapping) else result
+    score: Any = result.get(SCORE) if isinstance(result, Mapping) else result
     try:
         number = float(score)
     except (TypeError, ValueError):
