@@ -27,7 +27,7 @@ CHARTS: dict[str, dict[str, list[str]]] = {
         "age": [r"train/age_.*", r"replay/age_.*"],
     },
     "Goldilocks: what it costs": {
-        "tokens by account": [r"accounts/(?!generated)[a-z]+_tokens"],
+        "tokens by account": [r"accounts/(?!generated|tool)[a-z]+_tokens"],
         "rollouts by account": [r"accounts/(?!generated)[a-z]+_rollouts"],
         "informative groups per 1,000 rollouts": ["adaptive_rollout/informative_groups_per_1k_rollouts"],
         "rollouts per prompt": [r"adaptive_rollout/(avg|min|max)_rollouts_per_sample"],
