@@ -61,7 +61,11 @@ API = {
         "See [the guide](../drop-in-class.md).",
         ["goldilocks.verl.compat.trainer.RayPPOTrainerWithSampling"],
     ),
-    "trl": ("TRL", "See [the guide](../trl.md).", ["goldilocks.trl.trainer.GoldilocksGRPOTrainer"]),
+    "trl": (
+        "TRL",
+        "See [the guide](../trl.md).",
+        ["goldilocks.trl.trainer.GoldilocksGRPOTrainer", "goldilocks.trl.rloo.GoldilocksRLOOTrainer"],
+    ),
     "report": ("Reports", "See [the guide](../report.md).", ["goldilocks.report.write"]),
     "testing": ("Contract checks", "For policies and parts of trainers of your own.", ["goldilocks.testing"]),
 }

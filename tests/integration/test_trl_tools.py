@@ -1,4 +1,4 @@
-"""Tools and environments of TRL's ``GRPOTrainer`` with our sections: the tiny model calls a tool wherever it writes a digit."""
+"""TRL's tools and environments with our sections: the tiny model calls a tool wherever it writes a digit."""
 
 from __future__ import annotations
 
@@ -140,6 +140,7 @@ def test_tools_tokens_are_not_generated_and_not_trained(engine: dict[str, Any], 
     assert last["accounts/generated_tokens"] == sum(
         len(row.tensors["completion_ids"]) - row.tool_tokens for row in rows
     )
+    assert last["accounts/tool_tokens"] == sum(row.tool_tokens for row in rows)
     assert last["train/rollout_failures"] == 0
     assert not undocumented(last)
     whole = [row for row in rows if row.tensors["completion_mask"].any()]

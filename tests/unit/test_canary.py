@@ -140,3 +140,9 @@ def test_the_installed_trl_is_one_that_ours_was_written_for() -> None:
     trl = pytest.importorskip("trl")
     supported = importlib.import_module("goldilocks.trl.supported")
     assert supported.changed(trl.GRPOTrainer) == []
+    assert supported.changed(trl.RLOOTrainer) == []
+
+
+def test_the_installed_asynchronous_trainer_is_the_one_that_ours_was_written_for() -> None:
+    pytest.importorskip("trl.experimental.async_grpo")
+    assert importlib.import_module("goldilocks.trl.async_supported").changed() == []

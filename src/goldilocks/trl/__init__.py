@@ -3,7 +3,18 @@
 Needs ``pip install 'goldilocks-rl[trl]'``, and neither verl nor Ray.
 """
 
+from typing import Any
+
 from goldilocks.trl.rloo import GoldilocksRLOOTrainer
 from goldilocks.trl.trainer import GoldilocksGRPOTrainer
 
-__all__ = ["GoldilocksGRPOTrainer", "GoldilocksRLOOTrainer"]
+__all__ = ["GoldilocksAsyncGRPOTrainer", "GoldilocksGRPOTrainer", "GoldilocksRLOOTrainer"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the asynchronous trainer when it is asked for: it is experimental, and not every TRL has it."""
+    if name != "GoldilocksAsyncGRPOTrainer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from goldilocks.trl.async_trainer import GoldilocksAsyncGRPOTrainer
+
+    return GoldilocksAsyncGRPOTrainer

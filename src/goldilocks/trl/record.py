@@ -14,16 +14,17 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from goldilocks.drive.rows import MemoryRows, Place
 from goldilocks.features.table import conversation_text
 from goldilocks.runs.files import RunDir, set_aside
 from goldilocks.runs.history import column_and_value, validated_source
 from goldilocks.runs.progress import FRESH_SCORE, SCORE, SECONDS
-from goldilocks.trl.collection import Batch, Collection
+from goldilocks.trl.collection import Batch
 from goldilocks.types import Group
 
 LENGTH = "response_length/mean"
@@ -37,6 +38,17 @@ NAMES = {
     "entropy": "actor/entropy",
     "learning_rate": "actor/lr",
 }
+
+
+class Taken(Protocol):
+    """A batch that was taken: its groups, the rows of its rollouts, and the advantage of each that is trained."""
+
+    batch: Batch | None
+    trained: dict[Place, float]
+
+    @property
+    def rows(self) -> MemoryRows[Any]:
+        """Rows have a ``prompt`` and a ``completion``."""
 
 
 def accuracy_name(value: str, samples: int) -> str:
@@ -57,7 +69,7 @@ class RunRecord(TrainerCallback):
         self._batch: dict[str, float] = {}
         self._began = time.monotonic()
 
-    def batch(self, step: int, collection: Collection) -> None:
+    def batch(self, step: int, collection: Taken) -> None:
         """Write the rollouts of a new batch, and keep its metrics for the step's line."""
         batch = collection.batch
         assert batch is not None
@@ -104,7 +116,7 @@ class RunRecord(TrainerCallback):
             out.write(json.dumps({"step": step, "data": dict(data)}) + "\n")
 
 
-def _answers(step: int, collection: Collection) -> Iterator[dict[str, Any]]:
+def _answers(step: int, collection: Taken) -> Iterator[dict[str, Any]]:
     """Yield a line for each rollout that is trained for the first time, in the form of verl's dumps."""
     assert collection.batch is not None
     for group in _fresh(collection.batch):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.engine import adapters
 from goldilocks.engine.reach import check_length
-from goldilocks.errors import require
 from goldilocks.hashing import hashed
 from goldilocks.platforms import cudnn
 from goldilocks.runs import checkpoints
@@ -47,11 +46,7 @@ from goldilocks.trl.sections import Section, Sections
 from goldilocks.trl.supported import RETURNED, check_engine, check_trl
 from goldilocks.trl.turns import Turns
 from goldilocks.trl.weights_guard import WeightsGuardCallback, is_comparable, is_exact
-
-if TYPE_CHECKING:
-    Base = Any  # a trainer of TRL's, which comes behind the mixin
-else:
-    Base = object
+from goldilocks.trl.whole_checkpoints import WholeCheckpoints
 
 TOTALS = ("accounts/", "data/", "budget/")  # running totals: of several steps, the last counts, not the mean
 NUMBERED = 64  # prompts of an evaluation whose rollouts are numbered together: its batches may have any size
@@ -69,7 +64,7 @@ class Scored:
     rewards: Tensor
 
 
-class CollectedTrainer(Base):  # type: ignore[misc]
+class CollectedTrainer(WholeCheckpoints):
     """A mixin for a trainer of TRL's: dynamic sampling, adaptive rollouts, selectors and the batch filter.
 
     ``filter_groups``, ``adaptive_rollout``, ``goldilocks`` and ``batch_filter`` are sections with the keys and defaults
@@ -417,7 +412,7 @@ class CollectedTrainer(Base):  # type: ignore[misc]
         return made
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
-        """TRL's, once for all rollouts of a prompt. With environments each rollout has tools of its own in its prompt."""
+        """TRL's, once for all rollouts of a prompt; with environments once for each, since its tools are its own."""
         if self._engine is None or getattr(self, "environment_factories", None) is not None:
             return super()._tokenize_prompts(prompts)
         names = [repr(prompt) for prompt in prompts]
@@ -483,15 +478,6 @@ class CollectedTrainer(Base):  # type: ignore[misc]
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """TRL's; ``resume_from_checkpoint=True`` takes the last checkpoint that was written to its end."""
-        if resume_from_checkpoint is True:
-            root = self.args.output_dir
-            found = checkpoints.last_whole(Path(root))
-            require(found is not None, "resume_from_checkpoint", True, f"False: {root} has no whole checkpoint")
-            resume_from_checkpoint = str(found)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
-
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """The collector's state first: TRL writes the file that makes the checkpoint count last."""
         folder = self._checkpoint_folder(trial)
@@ -508,9 +494,6 @@ class CollectedTrainer(Base):  # type: ignore[misc]
             self.collection.driver.put_back()
         self._save_checkpoint(self.model, None)
         return self._checkpoint_folder(None)
-
-    def _checkpoint_folder(self, trial: Any) -> Path:
-        return Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
 
     def _save_rng_state(self, output_dir: str) -> None:
         """TRL's; what makes the checkpoint count comes next, and every process must have written its part by then."""

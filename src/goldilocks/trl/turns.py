@@ -1,7 +1,7 @@
 """The turns of conversations with tools, for an engine that wants a seed and a length for each.
 
-TRL asks for the first turn of all conversations, then for the next turn of those that called a tool. It keeps their order
-and does not say which they are, so each is found again by what it has written.
+TRL asks for the first turn of all conversations, then for the next turn of those that called a tool. It keeps their
+order and does not say which they are, so each is found again by what it has written.
 """
 
 from __future__ import annotations

@@ -1,0 +1,232 @@
+"""The collector between TRL's asynchronous worker and its trainer: a backend, rows, and the queue of samples."""
+
+from __future__ import annotations
+
+import queue
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+from goldilocks.drive.backend import Backend, places
+from goldilocks.drive.driver import Driver
+from goldilocks.drive.rows import MemoryRows, Place
+from goldilocks.runs.checkpoints import load_state, save_state
+from goldilocks.trl.async_worker import Answer, Ask, AskedWorker, Cancel
+from goldilocks.trl.collection import Batch, Round
+from goldilocks.types import Event, Failure, Group, Paused, Request, Rollout
+
+POLL_S = 5.0  # between two looks at the worker's health
+EPSILON = 1e-8  # TRL's
+ROWS, REST = "rows.npz", "goldilocks_rest.npz"
+PREFIX = "rewards/"  # of a reward function's value in a sample's metrics
+
+
+class Samples(tuple[RolloutSample, ...]):
+    """What is trained of one rollout: a sample, or several where its conversation was rewritten on the way."""
+
+    __slots__ = ()
+
+    @property
+    def prompt(self) -> Any:
+        return self[0].prompt
+
+    @property
+    def completion(self) -> Any:
+        return self[0].completion
+
+
+class SampleRows(MemoryRows[Samples]):
+    """The samples of each rollout, in the memory of the first process."""
+
+    def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        kept = self.of_groups(rollouts)
+        packed = [{"place": [*place], "samples": [asdict(one) for one in row]} for place, row in kept.items()]
+        save_state({"rows": packed}, folder / ROWS)
+
+    def load(self, folder: Path) -> tuple[()]:
+        self.groups = {}
+        for packed in load_state(folder / ROWS)["rows"]:
+            uid, index = packed["place"]
+            self.put((uid, index), Samples(RolloutSample(**one) for one in packed["samples"]))
+        return ()
+
+
+class AskedRollouts(Backend):
+    """The worker as a backend that never pauses: it generates while the trainer trains."""
+
+    def __init__(self, worker: AskedWorker, rows: SampleRows, *, seed: int, stale_after_s: float) -> None:
+        self._worker = worker
+        self._rows = rows
+        self._seed = seed
+        self._stale_after_s = stale_after_s
+        self._in_flight: set[Place] = set()
+        self._error = ""
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        seeds = Round.of(tuple(requests), self._seed).seeds
+        for (request, number, _), seed in zip(places(requests), seeds, strict=True):
+            self._in_flight.add((request.uid, number))
+            self._worker.tell(Ask((request.uid, number), request.prompt.index, seed))
+
+    def events(self, within: float | None = None) -> Iterator[Event]:
+        if within is None and not self._in_flight:
+            return
+        answers: queue.Queue[Answer] = self._worker.rollout_buffer
+        found = self._waited(answers, within)
+        while found is not None:
+            yield self._event(found)
+            found = _next(answers)
+
+    def cancel(self, uids: Sequence[str]) -> None:
+        self._in_flight = {place for place in self._in_flight if place[0] not in uids}
+        self._worker.tell(Cancel(tuple(uids)))
+
+    def pause(self) -> Iterable[Paused]:
+        return ()
+
+    def resume(self) -> None:
+        """Do nothing: nothing pauses."""
+
+    def drain(self) -> None:
+        """Do nothing: nothing stops."""
+
+    def explain(self, failure: Failure) -> str:
+        return f"the last one said: {self._error}"
+
+    def _waited(self, answers: queue.Queue[Answer], within: float | None) -> Answer | None:
+        """Return the first answer that comes in time; a worker that has died or hangs is an error meanwhile."""
+        while True:
+            try:
+                return answers.get(timeout=POLL_S if within is None else within or 1e-3)
+            except queue.Empty:
+                self._worker.check_health(self._stale_after_s)
+                if within is not None:
+                    return None
+
+    def _event(self, answer: Answer) -> Event:
+        uid, index = answer.place
+        self._in_flight.discard(answer.place)
+        if not answer.samples:
+            self._error = answer.error or "no token to train"
+            return Failure(uid, index, "error" if answer.error else "empty_response", answer.tokens)
+        self._rows.put(answer.place, Samples(answer.samples))
+        values = answer.samples[0].metrics
+        metrics = {name.removeprefix(PREFIX): value for name, value in values.items() if name.startswith(PREFIX)}
+        return Rollout(
+            uid,
+            index,
+            values["reward"],
+            answer.tokens,
+            {name: value for name, value in metrics.items() if value == value},  # not of functions that do not apply
+            truncated=answer.truncated,
+            version=self._worker.policies.get(answer.version),
+            tool_tokens=answer.tool_tokens,
+        )
+
+
+def _next(answers: queue.Queue[Answer]) -> Answer | None:
+    try:
+        return answers.get_nowait()
+    except queue.Empty:
+        return None
+
+
+class MicroBatches(set[int]):
+    """TRL's set of trained groups, which its collator updates with the group of every sample of each micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collated: deque[Counter[int]] = deque()
+
+    def update(self, *groups: Iterable[int]) -> None:
+        counted = Counter(group for some in groups for group in some)
+        self.collated.append(counted)
+        super().update(counted)
+
+
+class CollectedQueue:
+    """In the place of TRL's queue: ``get`` returns the next sample of the batch that the driver has filled.
+
+    Samples that were handed out and not yet trained are known, so that a checkpoint has them.
+    """
+
+    def __init__(self, driver: Driver, rows: SampleRows, micro_batches: MicroBatches) -> None:
+        self.driver = driver
+        self.rows = rows
+        self.batch: Batch | None = None
+        self.trained: dict[Place, float] = {}  # the advantage of each rollout of the batch
+        self._micro_batches = micro_batches
+        self._left: deque[tuple[int, RolloutSample]] = deque()  # with the batch that each is of
+        self._handed: deque[tuple[int, RolloutSample]] = deque()  # and not yet trained
+        self._groups = 0  # that were numbered
+        self.on_batch: Any = lambda: None
+
+    def get(self, timeout: float | None = None) -> RolloutSample:
+        """Return the next sample. Waits as long as the batch takes; the backend looks after the worker."""
+        while not self._left:
+            self._fill()
+        self._handed.append(self._left.popleft())
+        return self._handed[-1][1]
+
+    def qsize(self) -> int:
+        return len(self._left)
+
+    @property
+    def next_batch(self) -> int:
+        """The batch that is trained next."""
+        for number, _ in (*self._handed, *self._left):
+            return number
+        collector = self.driver.collector
+        return collector.step + (not collector.owed)
+
+    def trained_micro_batch(self) -> None:
+        """Forget the samples of the oldest micro-batch: they are trained."""
+        done = self._micro_batches.collated.popleft()
+        waiting = list(self._handed)
+        self._handed.clear()
+        for number, sample in waiting:
+            if done[sample.group_id] > 0:
+                done[sample.group_id] -= 1
+            else:
+                self._handed.append((number, sample))
+
+    def save(self, folder: Path) -> None:
+        """Write the driver, and the samples that were taken and not trained."""
+        self.driver.save(folder)
+        rest = [{"batch": number, "sample": asdict(one)} for number, one in (*self._handed, *self._left)]
+        save_state({"rest": rest}, folder / REST)
+
+    def load(self, folder: Path) -> None:
+        """Go on where ``save`` was called."""
+        self.driver.load(folder)
+        rest = [(one["batch"], RolloutSample(**one["sample"])) for one in load_state(folder / REST)["rest"]]
+        numbers = {sample.group_id: number for number, (_, sample) in enumerate(rest)}
+        self._handed.clear()
+        self._left = deque((batch, replace(one, group_id=numbers[one.group_id])) for batch, one in rest)
+        self._groups = len(rest)
+
+    def _fill(self) -> None:
+        groups = self.driver.batch()
+        self.batch = Batch.of(self.driver)
+        self.trained = {}
+        for group in groups:
+            self._left.extend((self.driver.collector.step, sample) for sample in self._samples(group))
+        self.on_batch()
+
+    def _samples(self, group: Group) -> Iterator[RolloutSample]:
+        """Yield what is trained of a group; the baseline is over all its rollouts."""
+        rewards = np.array(group.rewards)
+        advantages = (rewards - rewards.mean()) / (rewards.std() + EPSILON)
+        of = {rollout.index: float(one) for rollout, one in zip(group.rollouts, advantages, strict=True)}
+        number, self._groups = self._groups, self._groups + 1
+        for rollout in group.trained:
+            self.trained[rollout.uid, rollout.index] = of[rollout.index]
+            for sample in self.rows[rollout.uid, rollout.index]:
+                metrics: Mapping[str, float] = {**sample.metrics, "reward_std": float(rewards.std())}
+                yield replace(sample, advantage=of[rollout.index], group_id=number, metrics=metrics)

@@ -1,0 +1,174 @@
+"""TRL's ``AsyncGRPOTrainer`` with the collector between its rollout worker and its batches.
+
+The server generates while the trainer trains, so nothing pauses. The collector asks for each rollout, and the age of a
+group bounds what is trained (``filter_groups.max_carry_steps``) where TRL drops samples of its queue
+(``max_staleness``). Micro-batches, loss and weight transfer are TRL's.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from trl.experimental.async_grpo import AsyncGRPOTrainer
+from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
+
+from goldilocks.config.settings import Settings
+from goldilocks.drive.driver import Driver
+from goldilocks.drive.rehearsal import rehearse
+from goldilocks.errors import require
+from goldilocks.runs import checkpoints
+from goldilocks.trl.async_rollouts import AskedRollouts, CollectedQueue, MicroBatches, SampleRows
+from goldilocks.trl.async_supported import check_trl
+from goldilocks.trl.async_worker import AskedWorker
+from goldilocks.trl.callbacks import BudgetCallback
+from goldilocks.trl.processes import Processes
+from goldilocks.trl.prompts import DatasetPrompts
+from goldilocks.trl.record import RunRecord
+from goldilocks.trl.sections import Section, Sections
+from goldilocks.trl.trainer import TOTALS
+from goldilocks.trl.whole_checkpoints import WholeCheckpoints
+from goldilocks.types import OnFull
+
+HERE = "on TRL's asynchronous trainer"
+
+
+class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: ignore[misc]
+    """``AsyncGRPOTrainer`` and, if asked for, dynamic sampling, adaptive rollouts, selectors and replay.
+
+    The sections are those of ``GoldilocksGRPOTrainer``. Without any of them this is TRL's trainer.
+    """
+
+    collected: CollectedQueue | None = None  # on the first process
+    rollout_worker: Any  # TRL's own, which has no types
+
+    def __init__(
+        self,
+        *args: Any,
+        filter_groups: Section | None = None,
+        adaptive_rollout: Section | None = None,
+        goldilocks: Section | None = None,
+        batch_filter: Section | None = None,
+        gen_batch_size: int | None = None,
+        run_dir: str | Path | None = None,
+        **kwargs: Any,
+    ) -> None:
+        sections = Sections(filter_groups, adaptive_rollout, goldilocks, batch_filter, gen_batch_size)
+        if sections.given:
+            check_trl()
+            check(sections, kwargs)
+        super().__init__(*args, **kwargs)
+        self._collects = sections.given
+        if sections.given:
+            self._collect(sections, Path(run_dir or self.args.output_dir))
+
+    def _collect(self, sections: Sections, run_dir: Path) -> None:
+        """Put the collector in the place of TRL's queue."""
+        sizes = _sizes(self.args, self.accelerator.num_processes)
+        sections = _asynchronous(sections, self.args)
+        settings = Settings.from_config(sections.config(sizes))
+        processes = Processes(self.accelerator)
+        if processes.first:
+            self.collected = self._queue(settings, DatasetPrompts(self.train_dataset))
+            self.collected.on_batch = self._log_batch
+            self._record = RunRecord(run_dir, sections.config(sizes), self._spent)
+            self.add_callback(self._record)
+        meter = None if self.collected is None else self.collected.driver.meter
+        self._budget = BudgetCallback(settings.budget(), meter, processes)
+        self.add_callback(self._budget)
+
+    def _queue(self, settings: Settings, prompts: DatasetPrompts) -> CollectedQueue:
+        rehearse(settings, prompts)
+        rows, micro_batches, args = SampleRows(), MicroBatches(), self.args
+        theirs: AsyncRolloutWorker = self.rollout_worker
+        worker = AskedWorker(**theirs._loop_kwargs)
+        backend = AskedRollouts(worker, rows, seed=args.seed, stale_after_s=args.heartbeat_stale_after_s)
+        collector = settings.collector(prompts, lambda epoch: np.arange(len(prompts)))  # TRL's order
+        collector.ahead = collector.target_groups  # the server has work while the trainer trains
+        found = CollectedQueue(Driver(collector, backend, rows, budget=settings.budget()), rows, micro_batches)
+        worker.policy = lambda: found.next_batch
+        self.rollout_worker, self.rollout_queue, self._trained_groups = worker, found, micro_batches
+        return found
+
+    def get_train_dataloader(self) -> Any:
+        """TRL's; no sample of a batch is dropped for its age, which the collector has bounded."""
+        if not self._collects:
+            return super().get_train_dataloader()
+        before, self.args.max_staleness = self.args.max_staleness, sys.maxsize
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.args.max_staleness = before
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().training_step(*args, **kwargs)
+        if self.collected is not None:
+            self.collected.trained_micro_batch()
+        return loss
+
+    def _log_batch(self) -> None:
+        """Log the collector's metrics of a batch that was just taken."""
+        collected, metrics = self.collected, self._metrics["train"]
+        assert collected is not None
+        assert collected.batch is not None
+        for name, value in collected.batch.metrics.items():
+            kept = [] if name.startswith(TOTALS) else metrics[name]
+            metrics[name] = [*kept, float(value)]
+        self._record.batch(collected.driver.collector.step + 1, collected)
+
+    def _spent(self) -> dict[str, float]:
+        return self._budget.metrics()
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """The collector's state first: TRL writes the file that makes the checkpoint count last."""
+        if self.collected is not None:
+            folder = self._checkpoint_folder(trial)
+            checkpoints.begin_again(folder)
+            self.collected.save(folder)
+        super()._save_checkpoint(model, trial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.collected is not None and checkpoint is not None:
+            self.collected.load(Path(checkpoint))
+
+
+def check(sections: Sections, given: dict[str, Any]) -> None:
+    """Refuse what the collector cannot do here, before a model is loaded."""
+    for key in ("rollout_worker", "environment_factory"):
+        require(given.get(key) is None, key, given.get(key), f"none with a section {HERE}")
+    judged = bool((sections.batch_filter or {}).get("enable"))
+    require(not judged, "batch_filter.enable", judged, f"False {HERE}")
+    guard = bool(((sections.goldilocks or {}).get("guard") or {}).get("enable"))
+    require(not guard, "goldilocks.guard.enable", guard, f"False {HERE}")
+    aggregation = (sections.goldilocks or {}).get("loss_agg")
+    require(aggregation is None, "goldilocks.loss_agg", aggregation, f"none {HERE}")
+    on_full = (sections.filter_groups or {}).get("on_full", OnFull.PARTIAL)
+    accepted = f"partial, or left out, {HERE}: generation never pauses"
+    require(on_full == OnFull.PARTIAL, "filter_groups.on_full", on_full, accepted)
+
+
+def _asynchronous(sections: Sections, args: Any) -> Sections:
+    """Return the sections with what follows from a server that never stops, and from TRL's arguments."""
+    own = dict(sections.filter_groups or {})
+    filtered = {"max_carry_steps": max(1, args.max_staleness), **own, "on_full": str(OnFull.PARTIAL)}
+    ahead = sections.gen_batch_size or max(1, args.max_inflight_tasks // args.num_generations)
+    return Sections(filtered, sections.adaptive_rollout, sections.goldilocks, sections.batch_filter, ahead)
+
+
+def _sizes(args: Any, processes: int) -> Any:
+    """Return what ``Sections`` reads of a config: a batch is the samples of one update."""
+    samples = args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
+    key = "per_device_train_batch_size × gradient_accumulation_steps × processes"
+    require(samples % args.num_generations == 0, key, samples, f"a multiple of num_generations={args.num_generations}")
+    return SimpleNamespace(
+        generation_batch_size=samples,
+        num_generations=args.num_generations,
+        max_completion_length=args.max_completion_length,
+        seed=args.seed,
+    )

@@ -1,0 +1,144 @@
+"""``GoldilocksAsyncGRPOTrainer`` trains: the tiny model on the CPU, TRL's own asynchronous trainer beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("trl.experimental.async_grpo")
+
+import trl_async_world as asynchronous
+import trl_world as world
+from documented_metrics import undocumented
+from run_files import json_lines
+from trl.experimental.async_grpo import AsyncGRPOTrainer
+
+
+@pytest.fixture(autouse=True)
+def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asynchronous.on_the_cpu(monkeypatch.setattr)
+
+
+def run(out: Path, *, seeded: bool = True, resume: str | None = None, **chosen: Any) -> Any:
+    with asynchronous.Server(seeded=seeded).running() as address:
+        trainer = asynchronous.trainer(out, address, **chosen)
+        trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def batches(out: Path) -> list[dict[str, list[dict[str, Any]]]]:
+    """Return the rollouts of each batch by group."""
+    found = []
+    for file in sorted((out / "rollouts").glob("*.jsonl"), key=lambda file: int(file.stem)):
+        groups: dict[str, list[dict[str, Any]]] = {}
+        for row in json_lines(file):
+            groups.setdefault(row["uid"].split("_")[0], []).append(row)
+        found.append(groups)
+    return found
+
+
+def test_with_everything_off_it_trains_what_trl_trains(tmp_path: Path) -> None:
+    """One request at a time: the order of the answers is the order of the requests, however fast anything is."""
+    chosen = {"max_inflight_tasks": 1, "max_staleness": 1000, "seeded": False, "gradient_accumulation_steps": 2}
+    chosen |= {"per_device_train_batch_size": 4, "max_steps": 6}
+    theirs = run(tmp_path / "theirs", kind=AsyncGRPOTrainer, **chosen)
+    ours = run(tmp_path / "ours", sections={"goldilocks": {}}, **chosen)
+    assert world.losses(ours) == pytest.approx(world.losses(theirs), rel=1e-4, abs=1e-7)
+    assert torch.allclose(world.weights(ours), world.weights(theirs), atol=1e-6)
+    assert any(world.losses(ours))
+
+
+def half_flat() -> Any:
+    """Return questions of which every other one is always answered right, so that its groups teach nothing."""
+    return world.dataset(10).map(lambda row, place: {"right": 7 if place % 2 else row["right"]}, with_indices=True)
+
+
+def test_dynamic_sampling_trains_full_batches_of_groups_that_differ(tmp_path: Path) -> None:
+    chosen = {"sections": {"filter_groups": {"enable": True, "max_carry_steps": 3}, "gen_batch_size": 4}}
+    trainer = run(tmp_path / "run", data=half_flat(), **chosen)
+    taken = batches(tmp_path / "run")
+    assert len(taken) >= 4  # the next one is taken while the last one is trained
+    for groups in taken:
+        assert len(groups) == 2
+        for rows in groups.values():
+            assert len({row["score"] for row in rows}) == 2
+            assert sum(row["advantage"] for row in rows) == pytest.approx(0, abs=1e-5)
+    logged = [record for record in trainer.state.log_history if "loss" in record]
+    of = logged[-1]
+    assert of["accounts/filtered_rollouts"] > 0
+    assert max(record["train/age_max"] for record in logged if "train/age_max" in record) <= 3
+    names = [one for one in of if one.startswith("accounts/") and one.endswith("_rollouts") and one.count("/") == 1]
+    assert sum(of[name] for name in names) == 2 * of["accounts/generated_rollouts"]
+    assert not undocumented(trainer.collected.batch.metrics)
+
+
+@pytest.mark.slow
+def test_adaptive_groups_selectors_priors_and_replay_train_in_micro_batches_of_any_size(tmp_path: Path) -> None:
+    adaptive = {"enable": True, "max_n": 8, "rollouts_per_batch": 2, "min_rollouts": 2, "stop": "contrast"}
+    policies = {"selector": "thompson", "prior": "strata", "strata": {"columns": ["right"]}, "replay": {"groups": 1}}
+    sections = {"adaptive_rollout": adaptive, "goldilocks": policies, "filter_groups": {"enable": True}}
+    trainer = run(tmp_path / "run", data=half_flat(), sections=sections, token_budget=40, max_steps=6)
+    sizes = {len(rows) for groups in batches(tmp_path / "run") for rows in groups.values()}
+    assert max(sizes) <= 8
+    assert trainer.state.global_step == 6
+    assert any(world.losses(trainer))
+
+
+def fails_on_the_third(completions: list[Any], prompts: list[Any], right: list[int], **_: Any) -> list[float]:
+    if prompts[0][-1]["content"].startswith("3+"):
+        raise RuntimeError("the grader is down")
+    return world.reward(completions, right)
+
+
+def test_a_rollout_whose_reward_fails_is_lost_and_the_run_goes_on(tmp_path: Path) -> None:
+    trainer = run(tmp_path / "run", sections={"goldilocks": {}}, reward_funcs=fails_on_the_third)
+    last = [record for record in trainer.state.log_history if "loss" in record][-1]
+    assert last["accounts/failed_rollouts"] > 0
+    assert all(
+        row["input"] != "3+0=" for groups in batches(tmp_path / "run") for rows in groups.values() for row in rows
+    )
+
+
+def test_a_run_that_goes_on_trains_what_it_would_have_trained(tmp_path: Path) -> None:
+    """Samples that were taken and not trained are in the checkpoint; what was in flight is generated again."""
+    sections = {"filter_groups": {"enable": True, "max_carry_steps": 50}, "gen_batch_size": 4}
+    chosen = {"sections": sections, "data": half_flat(), "max_inflight_tasks": 1, "max_steps": 6}
+    whole = run(tmp_path / "run", save_strategy="steps", save_steps=2, **chosen)
+    again = run(tmp_path / "run", resume=str(tmp_path / "run" / "checkpoint-2"), **chosen)
+    assert world.losses(again) == pytest.approx(world.losses(whole), rel=1e-3, abs=1e-6)
+    assert len(set(world.losses(whole))) == 6
+
+
+TWO_PROCESSES = [
+    *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"),
+    *("--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"),
+]
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_batch_with_trls_own_child_process(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    sections = {"filter_groups": {"enable": True, "max_carry_steps": 3}, "goldilocks": {"selector": "thompson"}}
+    options = {"out": str(out), "sections": sections, "per_device_train_batch_size": 4, "max_steps": 3}
+    asynchronous.model_folder(tmp_path)
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with asynchronous.Server(seeded=True).running() as address:
+        (tmp_path / "options.json").write_text(json.dumps({**options, "address": address}))
+        command = [sys.executable, *TWO_PROCESSES, "-m", "trl_async_script", str(tmp_path / "options.json")]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    first, second = (json.loads((out / f"seen{rank}.json").read_text()) for rank in range(2))
+    assert first["weights"] == second["weights"]
+    assert any(first["losses"])
+    for groups in batches(out):
+        assert len(groups) == 2
+        assert all(len({row["score"] for row in rows}) == 2 for rows in groups.values())

@@ -1,0 +1,127 @@
+"""The asynchronous trainer's parts: what is refused, which samples are not trained yet, what a worker may say."""
+
+from __future__ import annotations
+
+import queue
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("trl.experimental.async_grpo")
+
+from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+from goldilocks.core import ListSource
+from goldilocks.testing import check_backend, check_rows
+from goldilocks.trl.async_rollouts import AskedRollouts, CollectedQueue, MicroBatches, SampleRows, Samples
+from goldilocks.trl.async_trainer import _sizes, check
+from goldilocks.trl.async_worker import Answer, Ask, Cancel
+from goldilocks.trl.sections import Sections
+
+
+def sample(reward: float, group: int = 0) -> RolloutSample:
+    arrays = np.array([5, 6, 7]), np.array([0, 1, 1]), np.array([0.0, -0.5, -0.25], dtype=np.float32)
+    metrics = {"reward": reward, "reward_std": 0.0, "rewards/right": reward}
+    return RolloutSample([{"role": "user", "content": "1+1="}], [], *arrays, 0.0, 1, group, metrics)
+
+
+class Echo:
+    """A worker that answers at once; every third rollout fails."""
+
+    def __init__(self) -> None:
+        self.policies = {1: 0}
+        self.rollout_buffer: queue.Queue[Answer] = queue.Queue()
+        self._told = 0
+
+    def tell(self, *asked: Ask | Cancel) -> None:
+        for one in asked:
+            if isinstance(one, Ask):
+                self._told += 1
+                failed = self._told % 3 == 0
+                answer = Answer(one.place, error="no answer") if failed else Answer(one.place, (sample(1.0),), 1, 2)
+                self.rollout_buffer.put(answer)
+
+    def check_health(self, stale_after_s: float) -> None: ...
+
+
+class Gone(Echo):
+    def check_health(self, stale_after_s: float) -> None:
+        raise RuntimeError("the worker is gone")
+
+
+def backend(kind: type[Echo] = Echo) -> AskedRollouts:
+    return AskedRollouts(kind(), SampleRows(), seed=1, stale_after_s=1.0)  # type: ignore[arg-type]
+
+
+def test_every_rollout_is_told_of_once() -> None:
+    check_backend(backend, source=ListSource([f"{one}+1=" for one in range(20)]))
+
+
+def test_a_worker_that_is_gone_ends_the_wait() -> None:
+    waiting = backend(Gone)
+    waiting._in_flight.add(("g0", 0))
+    with pytest.raises(RuntimeError, match="the worker is gone"):
+        list(waiting.events(0.01))
+
+
+def test_samples_come_back_from_disk_as_they_were() -> None:
+    def same(one: Samples, other: Samples) -> bool:
+        ids = [np.array_equal(a.input_ids, b.input_ids) for a, b in zip(one, other, strict=True)]
+        return all(ids) and [a.metrics for a in one] == [b.metrics for b in other]
+
+    check_rows(SampleRows, [Samples([sample(1.0)]), Samples([sample(0.0), sample(0.5)])], same=same)
+
+
+class OneBatch:
+    """A driver that has had its batch, and saves nothing of its own."""
+
+    collector = SimpleNamespace(step=3, owed=0)
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir()
+
+    def load(self, folder: Path) -> None: ...
+
+
+def test_samples_that_were_handed_out_and_not_trained_are_saved(tmp_path: Path) -> None:
+    """TRL collates micro-batches ahead of the one that it trains."""
+    micro_batches = MicroBatches()
+    one = CollectedQueue(OneBatch(), SampleRows(), micro_batches)  # type: ignore[arg-type]
+    assert one.next_batch == 4  # the batch in hand was trained
+    one._left.extend((3, sample(float(place), group=place // 2)) for place in range(8))
+    handed = [one.get() for _ in range(6)]
+    micro_batches.update([handed[0].group_id, handed[1].group_id, handed[2].group_id])
+    micro_batches.update([handed[3].group_id, handed[4].group_id])
+    one.trained_micro_batch()
+    assert one.next_batch == 3
+    one.save(tmp_path / "checkpoint")
+    again = CollectedQueue(OneBatch(), SampleRows(), MicroBatches())  # type: ignore[arg-type]
+    again.load(tmp_path / "checkpoint")
+    assert [again.get().metrics["reward"] for _ in range(5)] == [3.0, 4.0, 5.0, 6.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("sections", "given", "message"),
+    [
+        ({"batch_filter": {"enable": True}}, {}, r"batch_filter\.enable=True is not accepted: False on TRL's async"),
+        ({"goldilocks": {"guard": {"enable": True}}}, {}, r"goldilocks\.guard\.enable=True is not accepted"),
+        ({"goldilocks": {"loss_agg": "prompt-mean"}}, {}, r"goldilocks\.loss_agg='prompt-mean' is not accepted"),
+        ({"filter_groups": {"on_full": "finish"}}, {}, r"filter_groups\.on_full='finish' is not accepted: partial"),
+        ({"goldilocks": {}}, {"rollout_worker": 1}, r"rollout_worker=1 is not accepted: none with a section"),
+        ({"goldilocks": {}}, {"environment_factory": 1}, r"environment_factory=1 is not accepted"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_a_model_is_loaded(
+    sections: dict[str, Any], given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(Sections(**sections), given)
+
+
+def test_an_update_is_of_whole_groups() -> None:
+    args = SimpleNamespace(per_device_train_batch_size=6, gradient_accumulation_steps=1, num_generations=4)
+    with pytest.raises(ValueError, match="processes=6 is not accepted: a multiple of num_generations=4"):
+        _sizes(args, 1)
