@@ -6,12 +6,13 @@
     python benchmarks/partial.py --real --mean 200 --decode-ms 40      # as slow as a large model: half an hour
 
 Every row trains the same number of groups. Lengths vary tenfold, and the longest answer is five times the mean, so that
-a step that waits for it is mostly waiting. The tiny model was taught nothing: it ends its answer with the same small
-probability at each token, and the reward is a hash of the answer. No length is worth more than another, so that lengths
-differ only if the choice of what is trained favours some. With ``--engine`` nothing is trained, and a step's time is
-counted in decodes: each writes one token of every answer in flight. On a GPU a decode takes about as long however few
-answers are in flight; on a CPU, whose seconds stand beside it, it takes less. ``--decode-ms`` has each decode of a real
-run on a CPU take at least so long, as that of a model of some billions of parameters does on a GPU: the server sleeps.
+a step that waits for it is mostly waiting. The tiny model (``random_task.py``) was taught nothing: it ends its answer
+with the same small probability at each token, and the reward is a hash of the answer. No length is worth more than
+another, so that lengths differ only if the choice of what is trained favours some. With ``--engine`` nothing is
+trained, and a step's time is counted in decodes: each writes one token of every answer in flight. On a GPU a decode
+takes about as long however few answers are in flight; on a CPU, whose seconds stand beside it, it takes less.
+``--decode-ms`` has each decode of a real run on a CPU take at least so long, as that of a model of some billions of
+parameters does on a GPU: the server sleeps.
 
 Columns: the time of a step over that of ``finish``; mean length of what is trained over the mean length of what was
 started; mean and largest age, in updates, of the oldest token of a trained group; share of the generated tokens that
@@ -33,6 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import random_task
 
 from goldilocks.core import Collector, ListSource, Surplus
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed
@@ -256,13 +258,6 @@ class Tally:
 
 # -- real runs ---------------------------------------------------------------------------------------------------------
 
-REWARD = """
-import zlib
-
-def by_hash(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
-    acc = float(zlib.crc32(solution_str.encode()) & 1)
-    return {"score": acc, "acc": acc}
-"""
 # verl imports the module in each of its processes (VERL_USE_EXTERNAL_MODULES).
 SLOW = """
 import time
@@ -287,47 +282,10 @@ LAYERS, HEADS = 4, 1
 
 def make_task(folder: Path, mean: int, longest: int, layers: int = 2, heads: int = 2) -> list[str]:
     """Write a model whose answers have this mean length, prompts and a reward; return the settings that use them."""
-    import pandas
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    special = ["<pad>", "<eos>", "<user>", "<assistant>"]
-    words = [*special, *(f"w{index}" for index in range(mean - len(special)))]
-    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<pad>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", additional_special_tokens=special[2:]
-    )
-    tokenizer.chat_template = "{% for m in messages %}<user> {{ m['content'] }} {% endfor %}<assistant>"
-    config = LlamaConfig(
-        vocab_size=len(words), hidden_size=32 * heads, intermediate_size=64 * heads, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=longest + 32,
-        tie_word_embeddings=False, bos_token_id=None, eos_token_id=1, pad_token_id=0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    rows = [
-        {
-            "data_source": "hash",
-            "prompt": [{"role": "user", "content": f"w{index % 20} w{index // 20}"}],
-            "reward_model": {"style": "rule", "ground_truth": ""},
-            "extra_info": {"index": index},
-        }
-        for index in range(400)
-    ]
-    pandas.DataFrame(rows).to_parquet(folder / "data.parquet")
-    (folder / "reward.py").write_text(REWARD)
-    return [
-        f"data.train_files={folder}/data.parquet",
-        f"data.val_files={folder}/data.parquet",
-        "data.max_prompt_length=16",
-        f"data.max_response_length={longest}",
-        f"actor_rollout_ref.model.path={folder}/model",
-        f"reward.custom_reward_function.path={folder}/reward.py",
-        "reward.custom_reward_function.name=by_hash",
-    ]
+    shape = random_task.Shape(32 * heads, 64 * heads, layers, heads, heads, 1_024)
+    random_task.make_model(folder / "model", shape, mean, longest, "float32")
+    random_task.make_data(folder, shape, keep=1.0)
+    return random_task.settings(folder / "model", folder, longest)
 
 
 def real_steps(folder: Path, name: str, settings: list[str], env: dict[str, str]) -> list[dict[str, float]]:
