@@ -16,8 +16,14 @@ from typing import Any
 
 import numpy as np
 
-PAD, END, USER, ASSISTANT = "<pad>", "<eos>", "<user>", "<assistant>"
-SPECIAL = [PAD, END, USER, ASSISTANT]
+PAD, END, USER, ASSISTANT, NEWLINE = "<pad>", "<|im_end|>", "<user>", "<assistant>", "\n"
+SPECIAL = [
+    PAD,
+    END,
+    USER,
+    ASSISTANT,
+    NEWLINE,
+]  # verl wants the end and the newline of a Qwen model to be one token each
 PROMPTS, PROMPT_WORDS = 8_192, 32
 LEVEL, QUIET = 4.0, 0.05
 
@@ -100,7 +106,7 @@ def tokenizer(words: int) -> Any:
     backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(names)}, unk_token=PAD))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token=PAD, eos_token=END, additional_special_tokens=[USER, ASSISTANT]
+        tokenizer_object=backend, pad_token=PAD, eos_token=END, additional_special_tokens=[USER, ASSISTANT, NEWLINE]
     )
     made.chat_template = f"{{% for m in messages %}}{USER} {{{{ m['content'] }}}} {{% endfor %}}{ASSISTANT}"
     return made
