@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transfer_queue
+from tensordict import TensorDict
 from transfer_queue.client import AsyncTransferQueueClient
 from transfer_queue.metadata import BatchMeta, extract_field_schema
 from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
@@ -80,6 +81,16 @@ class Columns:
         self.batch_size = (len(rows),)
         self._columns = {name: _column([row[name] for row in rows]) for name in rows[0]}
 
+    @classmethod
+    def of_tensors(cls, fields: TensorDict) -> Columns:
+        """Return the columns of a ``TensorDict`` of tensors."""
+        made = cls.__new__(cls)
+        made.batch_size = (len(fields),)
+        made._columns = {
+            name: RaggedRows.of(value.unbind()) if value.is_nested else value for name, value in fields.items()
+        }
+        return made
+
     def __getitem__(self, name: str) -> Any:
         return self._columns[name]
 
@@ -96,7 +107,26 @@ def _column(values: list[Any]) -> Any:
         return values
     if all(value.shape == values[0].shape for value in values):
         return torch.stack(values)
-    return torch.nested.as_nested_tensor(values, layout=torch.jagged)
+    return RaggedRows.of(values)
+
+
+class RaggedRows(torch.Tensor):
+    """Rows of different lengths, which look like a nested tensor to the functions below.
+
+    They ask a nested tensor five times for its rows, and each time torch checks and cuts every row anew.
+    """
+
+    is_nested = True  # type: ignore[assignment]
+    _rows: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def of(cls, rows: Iterable[torch.Tensor]) -> RaggedRows:
+        made = torch.empty(0).as_subclass(cls)
+        made._rows = tuple(rows)
+        return made
+
+    def unbind(self, dim: int = 0) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        return self._rows
 
 
 # The functions that read a put, and the digests of their sources: they use no method that Columns lacks.

@@ -18,6 +18,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
 
 from goldilocks.runs.records import split_row_key
+from goldilocks.verl.store.batched_puts import Columns, takes_columns
 
 UID, MASK, ADVANTAGES = "uid", "response_mask", "advantages"
 Label = Callable[[str], Any]  # of a group, by its uid
@@ -60,6 +61,7 @@ class DriverQueue:
         """As ``transfer_queue``'s."""
         if self._numbers is not None and fields is not None:
             self._kept |= {name: fields[name] for name in (MASK, ADVANTAGES) if name in fields.keys()}  # noqa: SIM118
+            fields = Columns.of_tensors(fields) if takes_columns() else fields  # type: ignore[assignment]
         return transfer_queue.kv_batch_put(keys=keys, partition_id=partition_id, fields=fields, **rest)
 
     def take(self, batch: KVBatchMeta) -> dict[str, torch.Tensor] | None:
