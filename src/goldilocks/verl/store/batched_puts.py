@@ -116,7 +116,7 @@ class RaggedRows(torch.Tensor):
     They ask a nested tensor five times for its rows, and each time torch checks and cuts every row anew.
     """
 
-    is_nested = True  # type: ignore[assignment]
+    is_nested = True
     _rows: tuple[torch.Tensor, ...]
 
     @classmethod
@@ -125,7 +125,7 @@ class RaggedRows(torch.Tensor):
         made._rows = tuple(rows)
         return made
 
-    def unbind(self, dim: int = 0) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+    def unbind(self, dim: int = 0) -> tuple[torch.Tensor, ...]:
         return self._rows
 
 
