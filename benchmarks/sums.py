@@ -17,7 +17,7 @@ from step import Floor
 
 from goldilocks.launch import defaults
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.tasks.base import to_row
+from goldilocks.tasks.registry import to_row
 from goldilocks.tasks.sums import LEVELS, Sums
 
 

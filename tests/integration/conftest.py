@@ -21,7 +21,7 @@ import pytest
 from goldilocks.launch.prefork import RUN
 from goldilocks.platforms import platform_env
 from goldilocks.tasks.arithmetic import Arithmetic
-from goldilocks.tasks.base import write_split
+from goldilocks.tasks.registry import write_split
 from goldilocks.tasks.tiny_model import make
 
 PATIENCE_S = 800.0  # for what is sure to happen: a busy machine is not a mistake

@@ -220,7 +220,7 @@ def recipe_on_trl(out: Path, recipe: str, *words: str) -> list[dict[str, Any]]:
     from goldilocks.launch import on_trl
     from goldilocks.launch.recipe import choose, compose_config
     from goldilocks.tasks.arithmetic import Arithmetic
-    from goldilocks.tasks.base import write_split
+    from goldilocks.tasks.registry import write_split
     from goldilocks.tasks.tiny_model import make
 
     task = Arithmetic()

@@ -83,8 +83,7 @@ def _names(config: DictConfig, place: Path) -> bool:
 
 
 def _make_data(out: Path, name: str, train: int, val: int, seed: int = 0, **options: Any) -> None:
-    from goldilocks.tasks.base import write_split
-    from goldilocks.tasks.registry import create
+    from goldilocks.tasks.registry import create, write_split
 
     task = create(name, **options)
     write_split(out, task.data_source, "train", task.problems("train", train, seed))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from goldilocks.tasks.base import LevelTask, Problem
+from goldilocks.tasks.registry import LevelTask, Problem
 
 _INTEGER = re.compile(r"-?\d+")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from goldilocks.errors import require
 from goldilocks.tasks.arithmetic import ArithmeticLevel, split_key
-from goldilocks.tasks.base import ASSISTANT, END, LevelTask, Problem, Score, graded, split_of
+from goldilocks.tasks.registry import ASSISTANT, END, LevelTask, Problem, Score, graded, split_of
 
 # A call in the form of Hermes and Qwen models. The tiny model has one token for all that stands before the expression,
 # and one for all behind it; verl's parser ``hermes`` sees the text.

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from goldilocks.errors import require
-from goldilocks.tasks.base import SPLITS, Problem, Split, write_split
-from goldilocks.tasks.registry import TASKS, create
+from goldilocks.tasks.registry import SPLITS, TASKS, Problem, Split, create, write_split
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from goldilocks.errors import require
 from goldilocks.runs.records import read_records
-from goldilocks.tasks.base import Problem, Score, Split, graded, split_of
+from goldilocks.tasks.registry import Problem, Score, Split, graded, split_of
 
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
 _PUBLISHED: dict[Split, str] = {"train": "train", "val": "test"}

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from goldilocks.tasks.base import LevelTask, Problem, split_of
+from goldilocks.tasks.registry import LevelTask, Problem, split_of
 
 SKILLS: Mapping[str, Callable[[str], str]] = {
     "reverse": lambda digits: digits[::-1],

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from goldilocks.errors import nearest, require
-from goldilocks.tasks.base import VALIDATION_SHARE, Problem, Score, Split, split_of
+from goldilocks.tasks.registry import VALIDATION_SHARE, Problem, Score, Split, split_of
 
 # Their graders pass the model's answer to eval, sympify or the like, which would run model output as code.
 EVALUATING = frozenset(

@@ -1,15 +1,31 @@
-"""The tasks, by their name on the command line and by the ``data_source`` of a row."""
+"""Tasks: problems with known answers and a grader, how they become the rows that verl reads, and the table of tasks.
+
+Invariant: the split of a problem depends on the problem alone, not on the seed, the size or the caller. So a validation
+problem is never trained on, neither by a data set nor by the warm start of the tiny model.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
-from collections.abc import Mapping
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from goldilocks.errors import require_known
-from goldilocks.tasks.base import Score, Task
+from goldilocks.runs.files import replacing
 
+Split = Literal["train", "val"]
+SPLITS: tuple[Split, ...] = ("train", "val")
+VALIDATION_SHARE = 10  # one problem in this many is held out
+# The special tokens of tiny models.
+PAD, END, USER, ASSISTANT, UNKNOWN = "<|pad|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|unknown|>"
+_TRIES = 200  # draws without a new problem after which a level counts as used up
+
+Score = dict[str, float]
 # name, as of its module here: (class, what its data sources begin with, what it is)
 TASKS: Mapping[str, tuple[str, str, str]] = {
     "arithmetic": ("Arithmetic", "goldilocks/arithmetic", "sums, differences and products of one to six digits"),
@@ -23,6 +39,109 @@ TASKS: Mapping[str, tuple[str, str, str]] = {
     "reasoning_gym": ("ReasoningGym", "reasoning_gym/", "generators of the reasoning-gym library, by name"),
     "gsm8k": ("Gsm8k", "openai/gsm8k", "grade-school word problems, from a file or the hub"),
 }
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question as the model sees it, the answer that the grader expects, and a difficulty."""
+
+    question: str
+    answer: str
+    difficulty: float
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Task(Protocol):
+    """A family of problems and its grader. A row's ``data_source`` leads back to the grader."""
+
+    data_source: str
+
+    def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
+        """Return ``size`` different problems of the split, or fewer if there are no more, the same for a seed."""
+        ...
+
+    def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
+        """Return the reward of a model's answer. The answer is compared as text and never executed."""
+        ...
+
+
+def split_of(key: str) -> Split:
+    """Return the split of the problem with this key."""
+    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
+    return "val" if int.from_bytes(digest, "little") % VALIDATION_SHARE == 0 else "train"
+
+
+class Level(Protocol):
+    """Problems that are about equally hard."""
+
+    def draw(self, rng: random.Random) -> Problem:
+        """Draw one problem, of either split."""
+        ...
+
+
+class LevelTask:
+    """A task of levels, each drawn by its share for as long as it has problems left. ``key`` names a question's split.
+
+    An answer is right if it is the truth, with nothing but spaces around it.
+    """
+
+    data_source: str
+    levels: Mapping[Any, float]
+    key: staticmethod[[str], str]
+
+    def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
+        """Return ``size`` different problems, or fewer if there are no more."""
+        rng = random.Random(f"{self.data_source.removeprefix('goldilocks/')}/{split}/{seed}")
+        chosen: dict[str, Problem] = {}
+        shares = dict(self.levels)
+        while len(chosen) < size and shares:
+            level = rng.choices(list(shares), list(shares.values()))[0]
+            problem = self._draw_new(level, split, chosen, rng)
+            if problem is None:
+                del shares[level]
+            else:
+                chosen[problem.question] = problem
+        return list(chosen.values())
+
+    def _draw_new(self, level: Level, split: Split, seen: Mapping[str, Problem], rng: random.Random) -> Problem | None:
+        for _ in range(_TRIES):
+            problem = level.draw(rng)
+            if problem.question not in seen and split_of(self.key(problem.question)) == split:
+                return problem
+        return None
+
+    def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
+        """Return the reward of an answer."""
+        return graded(answer.strip() == truth)
+
+
+def graded(right: bool) -> Score:
+    """Return the reward of a right or wrong answer, under the names that verl and the filters read."""
+    return {"score": float(right), "acc": float(right)}
+
+
+def to_row(problem: Problem, data_source: str, split: Split, index: int) -> dict[str, Any]:
+    """Return one row of a verl parquet file."""
+    return {
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": problem.question}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": problem.answer},
+        "extra_info": {"index": index, "split": split, "difficulty": problem.difficulty, **problem.extra},
+    }
+
+
+def write_split(out: Path, data_source: str, split: Split, problems: Iterable[Problem]) -> Path:
+    """Write ``out/<split>.parquet``, whole or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    out.mkdir(parents=True, exist_ok=True)
+    rows = [to_row(problem, data_source, split, index) for index, problem in enumerate(problems)]
+    path = out / f"{split}.parquet"
+    with replacing(path) as unfinished:
+        pq.write_table(pa.Table.from_pylist(rows), unfinished)
+    return path
 
 
 def create(name: str, **options: Any) -> Task:

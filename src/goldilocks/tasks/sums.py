@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from goldilocks.tasks.base import LevelTask, Problem, Score, graded
+from goldilocks.tasks.registry import LevelTask, Problem, Score, graded
 
 QUESTION = "Calculate {}. Give the final answer as a number."
 _NUMBER = re.compile(r"(?:(?<![\d)])-)?\d[\d,]*(?:\.\d+)?")  # a minus behind a digit is an operation

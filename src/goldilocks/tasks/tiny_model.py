@@ -17,7 +17,7 @@ import torch
 from rich.progress import Progress
 
 from goldilocks.tasks import calculator, ladder
-from goldilocks.tasks.base import ASSISTANT, END, PAD, UNKNOWN, USER, Problem
+from goldilocks.tasks.registry import ASSISTANT, END, PAD, UNKNOWN, USER, Problem
 from goldilocks.tasks.warm_start import STEPS, encode, lessons, warm_start
 
 if TYPE_CHECKING:

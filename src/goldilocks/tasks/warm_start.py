@@ -17,7 +17,7 @@ import torch
 from rich.progress import Progress
 
 from goldilocks.tasks.arithmetic import ArithmeticLevel, split_key
-from goldilocks.tasks.base import Problem, split_of
+from goldilocks.tasks.registry import Problem, split_of
 
 MOMENTUM = 0.95
 # Coefficients of the quintic that drives singular values towards one, from the paper's reference code.

@@ -15,7 +15,7 @@ from goldilocks.launch.pass_rates import Model, summary
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.simulate.pass_rates import read_pass_rates
 from goldilocks.tasks import ladder
-from goldilocks.tasks.base import write_split
+from goldilocks.tasks.registry import write_split
 from goldilocks.tasks.tiny_model import build, character_tokenizer
 
 PROMPTS, N = 6, 3

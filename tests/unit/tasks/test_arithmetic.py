@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goldilocks.tasks.arithmetic import LEVELS, Arithmetic, split_key
-from goldilocks.tasks.base import split_of
+from goldilocks.tasks.registry import split_of
 
 TASK = Arithmetic()
 

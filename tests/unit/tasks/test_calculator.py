@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goldilocks.tasks.arithmetic import split_key
-from goldilocks.tasks.base import split_of
 from goldilocks.tasks.calculator import CALL, CLOSE, Calculator, calculate, lessons
+from goldilocks.tasks.registry import split_of
 from goldilocks.tasks.tiny_model import calling_tokenizer
 from goldilocks.tasks.warm_start import encode
 

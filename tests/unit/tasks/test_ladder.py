@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goldilocks.tasks.base import split_of
 from goldilocks.tasks.ladder import (
     CHARACTERS,
     FALL,
@@ -23,6 +22,7 @@ from goldilocks.tasks.ladder import (
     lessons,
     split_key,
 )
+from goldilocks.tasks.registry import split_of
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,22 @@
-"""verl's log-probs for machines without flash-attn, many rows at a time."""
+"""Log-probs without flash-attn, many rows at a time, and from the logits of the responses alone.
+
+The logits of a prompt are 49 to 152 thousand numbers per token that no loss reads. Rows are padded on the right, so the
+responses of a micro-batch lie in one window of columns, from the end of the shortest prompt to the last column but one.
+transformers computes logits of a window (``logits_to_keep``), and the log-probs outside of it are zeros that are cut
+off with the prompt.
+"""
 
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 from goldilocks.verl.patch import Function, Kind, Patch
 
 # Logits per block: 256 MiB in fp32, so that peak memory stays low.
 LOGITS_PER_BLOCK = 1 << 26
+WINDOW = "goldilocks_window"  # the first column whose logits are computed
 
 
 def logprobs_by_blocks(original: Function) -> Function:
@@ -46,4 +54,101 @@ LOG_PROBS = Patch(
     changes="nothing on the CPU, gradients included; on a GPU a block may be summed in another order than a row",
     without="CPU +4 % (+3 to +6), with a vocabulary of 21 tokens",
     needless_when="verl's fallback without flash-attn takes many tokens at once",
+)
+
+
+def ask_for_a_window(original: Function) -> Function:
+    """The model's inputs, with the columns whose logits are wanted."""
+
+    @functools.wraps(original)
+    def prepare_model_inputs(self: Any, micro_batch: Any) -> Any:
+        inputs, output_args = original(self, micro_batch)
+        if _only_responses_count(self, micro_batch):
+            import torch
+
+            lengths = micro_batch["input_ids"].offsets().diff()
+            first = int((lengths - micro_batch["responses"].offsets().diff()).min()) - 1
+            width = inputs["input_ids"].shape[1]
+            inputs["logits_to_keep"] = torch.arange(first, width - 1, device=inputs["input_ids"].device)
+            output_args[WINDOW] = first
+            output_args["labels"] = inputs["input_ids"][:, first + 1 :]
+        return inputs, output_args
+
+    return prepare_model_inputs
+
+
+def read_a_window(original: Function) -> Function:
+    """Log-probs, and entropies where they are asked for, from the logits of a window."""
+
+    @functools.wraps(original)
+    def prepare_model_outputs(
+        self: Any, output: Any, output_args: Any, micro_batch: Any, logits_processor_func: Any
+    ) -> Any:
+        if WINDOW not in output_args:
+            return original(self, output, output_args, micro_batch, logits_processor_func)
+        from verl.utils import tensordict_utils as tu
+        from verl.utils import torch_functional
+
+        logits = output.logits
+        if not output_args.get("temperature_is_one", False):  # not every verl looks
+            logits = logits / output_args["temperature"][:, None, None].to(logits.dtype)
+        rows, columns, words = logits.shape
+        log_probs = torch_functional.logprobs_from_logits(
+            logits.reshape(rows * columns, words), output_args["labels"].reshape(-1)
+        )
+        found = {"log_probs": log_probs.view(rows, columns)}
+        if tu.get_non_tensor_data(micro_batch, "calculate_entropy", False):
+            found["entropy"] = torch_functional.entropy_from_logits(logits)
+        offsets = micro_batch["input_ids"].offsets()
+        return {name: _placed(values, output_args[WINDOW], offsets) for name, values in found.items()}
+
+    prepare_model_outputs.reads_a_window = True  # type: ignore[attr-defined]
+    return prepare_model_outputs
+
+
+def _only_responses_count(engine: Any, micro_batch: Any) -> bool:
+    """Whether nothing but the responses' log-probs and entropies is read, and the model can compute a window."""
+    from verl.utils import tensordict_utils as tu
+
+    wanted_whole = ("use_fused_kernels", "calculate_sum_pi_squared", "distillation_use_topk", "distillation_only")
+    if not getattr(type(engine).prepare_model_outputs, "reads_a_window", False):
+        return False  # a critic, whose outputs are values
+    if tu.get_non_tensor_data(micro_batch, "use_remove_padding", True):
+        return False
+    if any(tu.get_non_tensor_data(micro_batch, key, False) for key in wanted_whole):
+        return False
+    if "responses" not in micro_batch or not micro_batch["responses"].is_nested:
+        return False  # verl's V0 trainer sends responses padded
+    if engine.engine_config.entropy_checkpointing:
+        return False
+    return "logits_to_keep" in inspect.signature(engine.module.forward).parameters
+
+
+def _placed(window: Any, first: int, offsets: Any) -> Any:
+    """The values of the window in whole rows, nested as the inputs are; zeros elsewhere."""
+    import torch
+
+    lengths = offsets.diff()
+    width = first + window.shape[1] + 1
+    padded = torch.nn.functional.pad(window, (first, 1))
+    kept = torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)
+    return torch.nested.nested_tensor_from_jagged(padded[kept], offsets)
+
+
+RESPONSE_LOGITS = Patch(
+    name="response-logits",
+    kind=Kind.SPEED,
+    module="verl.workers.engine.fsdp.transformer_impl",
+    replaced={
+        "FSDPEngineWithLMHead.prepare_model_inputs": ask_for_a_window,
+        "FSDPEngineWithLMHead.prepare_model_outputs": read_a_window,
+    },
+    written_for={
+        "FSDPEngineWithLMHead.prepare_model_inputs": ("e7a30a3b61b58c8b", "72c8a6bf3ebdbc09"),
+        "FSDPEngineWithLMHead.prepare_model_outputs": ("5239f536e8f617e3", "70fabcba8ab36ac6"),
+    },
+    reason="no loss reads the logits of a prompt, and they are most of the memory",
+    changes="log-probs of prompts, which nothing reads, are 0",
+    without="CPU +1 % (-2 to +1), with a vocabulary of 21 tokens",
+    needless_when="verl asks transformers for the logits of responses alone (logits_to_keep)",
 )

@@ -1,20 +1,24 @@
-"""A replica of the rollout server: one Ray actor beside one training worker, on the same device.
+"""A replica of the rollout server, one Ray actor beside one training worker on its device, and the worker's side of it.
 
 Importing this module registers ``rollout.name=transformers`` in verl's tables of replicas and of the workers' adapters.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import ray
+import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl.plugin.platform import get_platform
-from verl.utils.device import get_device_name, get_resource_name
-from verl.workers.rollout.base import _ROLLOUT_REGISTRY
+from verl.utils.device import get_device_name, get_resource_name, is_support_ipc
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY, BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
+from verl.workers.rollout.utils import ensure_async_iterator
 
-from goldilocks.verl.serve import limits
+from goldilocks.errors import require
+from goldilocks.verl.serve import limits, transfer
 from goldilocks.verl.serve.limits import NAME
 
 
@@ -67,6 +71,57 @@ def _place(_worker: Any) -> tuple[str, str]:
     return context.get_node_id(), context.get_accelerator_ids()[get_resource_name()][0]
 
 
+class TransformersAdapter(BaseRollout):
+    """The training worker's side: hands the server the weights, puts it to sleep and wakes it.
+
+    One per training rank; a replica is one rank, so each serves the server beside it.
+    """
+
+    def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
+        super().__init__(config, model_config, device_mesh)
+        limits.check(self.config, self.model_config)
+        self.model_config.lora["merge"] = True  # the training engine of this worker reads the same object
+        self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
+        self.is_leader_rank = True
+        self._found: Any = None
+
+    @property
+    def _server(self) -> Any:
+        if self._found is None:  # it is launched after the worker
+            self._found = ray.get_actor(server_name(self.replica_rank))
+        return self._found
+
+    async def resume(self, tags: list[str]) -> None:
+        """Take back the memory named by ``tags``."""
+        await self._server.wake_up.remote(tags=tags)
+
+    async def release(self) -> None:
+        """Give back what memory the server can."""
+        await self._server.sleep.remote()
+
+    @torch.no_grad()
+    async def update_weights(  # type: ignore[override]  # as verl calls it
+        self, weights: Any, global_steps: int | None = None, wire_format: str = "named_tensors", **_peft: Any
+    ) -> None:
+        """Send every weight to the server, with the number of the policy update."""
+        accepted = f"named_tensors with rollout.name={limits.NAME}, by rollout.checkpoint_engine.backend=naive or nccl"
+        require(wire_format == "named_tensors", "wire_format", wire_format, accepted)
+        await (self._send_by_ipc(weights) if is_support_ipc() else self._send_by_store(weights))
+        if global_steps is not None:
+            await self._server.set_global_steps.remote(global_steps)
+
+    async def _send_by_store(self, weights: Any) -> None:
+        limit = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
+        async for bucket in transfer.buckets(ensure_async_iterator(weights), limit):
+            await self._server.load_weights.remote(bucket)
+
+    async def _send_by_ipc(self, weights: Any) -> None:
+        handle = transfer.new_handle()
+        received: Any = self._server.load_weights_by_ipc.remote(handle)
+        await transfer.send_by_ipc(handle, self.config.checkpoint_engine.update_weights_bucket_megabytes, weights)
+        await received
+
+
 RolloutReplicaRegistry.register(NAME, lambda: TransformersReplica)
 # verl has no function for adapters, only the table.
-_ROLLOUT_REGISTRY[(NAME, "async")] = "goldilocks.verl.serve.adapter.TransformersAdapter"
+_ROLLOUT_REGISTRY[(NAME, "async")] = "goldilocks.verl.serve.replica.TransformersAdapter"

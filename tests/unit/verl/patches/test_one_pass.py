@@ -23,7 +23,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.losses import ppo_loss
 from verl_world import nested
 
-from goldilocks.verl.patches import micro_batches, nested_rows, one_pass, response_logits
+from goldilocks.verl.patches import log_probs, micro_batches, nested_rows, one_pass
 
 WORDS = 50
 
@@ -131,8 +131,8 @@ ENGINE = "verl.workers.engine.fsdp.transformer_impl.FSDPEngineWithLMHead"
 REPLACED = {
     "verl.workers.engine.utils.rearrange_micro_batches": micro_batches.rows_by_length,
     "verl.workers.utils.losses.no_padding_2_padding": nested_rows.responses_padded_at_once,
-    f"{ENGINE}.prepare_model_inputs": response_logits.ask_for_a_window,
-    f"{ENGINE}.prepare_model_outputs": response_logits.read_a_window,
+    f"{ENGINE}.prepare_model_inputs": log_probs.ask_for_a_window,
+    f"{ENGINE}.prepare_model_outputs": log_probs.read_a_window,
 }
 
 

@@ -20,8 +20,7 @@ from goldilocks.platforms import DEVICES, PATCHES_VARIABLE, platform_env
 from goldilocks.verl import plugin
 from goldilocks.verl.patch import Kind, Patch
 from goldilocks.verl.patches import log_probs
-from goldilocks.verl.patches.cpu.loading import trl_with_value_heads
-from goldilocks.verl.patches.cpu.process_group import PROCESS_GROUP
+from goldilocks.verl.patches.cpu import PROCESS_GROUP, trl_with_value_heads
 from goldilocks.verl.patches.table import PATCHES
 from goldilocks.verl.switch import ask_for, selected
 

@@ -1,4 +1,4 @@
-"""Value models without flash-attn, and a TRL that has none."""
+"""What verl needs to run on a machine without a GPU, without flash-attn, or beside a TRL that is newer than it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,34 @@ from pathlib import Path
 from typing import Any
 
 from goldilocks.verl.patch import Function, Kind, Patch
+
+
+def gloo_group_on_cpu(original: Function) -> Function:
+    """Ask torch for one backend on the CPU: verl asks for ``cpu:gloo,cpu:gloo``, which torch rejects."""
+
+    @functools.wraps(original)
+    def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
+        from verl.utils.device import get_device_name
+
+        if backend is None and get_device_name() == "cpu":
+            backend = "cpu:gloo"
+        original(timeout_second=timeout_second, backend=backend)
+
+    return initialize_global_process_group_ray
+
+
+PROCESS_GROUP = Patch(
+    name="process-group",
+    kind=Kind.CPU,
+    module="verl.utils.distributed",
+    replaced={"initialize_global_process_group_ray": gloo_group_on_cpu},
+    written_for={"initialize_global_process_group_ray": "761a94d1a2e058d3"},
+    reason="verl asks torch for two backends for one device on the CPU, which torch rejects",
+    changes="nothing where there is an accelerator",
+    without="no worker starts",
+    needless_when="verl names one backend where the accelerator is the CPU",
+    platform="cpu",
+)
 
 
 def value_model_by_config(original: Function) -> Function:
