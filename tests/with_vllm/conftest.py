@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from goldilocks.tasks.tiny_model import make
+
 SMALL = (
     "actor_rollout_ref.rollout.name=vllm",
     "actor_rollout_ref.rollout.max_num_seqs=8",
@@ -36,6 +38,14 @@ def train(tmp_path: Path) -> Train:
         return subprocess.Popen([*command, *SMALL, *words], env=env, text=True, stderr=subprocess.PIPE)
 
     return start
+
+
+def make_model(folder: Path, length: int) -> Path:
+    """Make an untaught model of texts of this length: what a test aborts must not end before the abort comes."""
+    model, _ = make(folder, steps=1)
+    model.config.max_position_embeddings = length
+    model.save_pretrained(folder)
+    return folder
 
 
 def steps(run: Path) -> dict[int, dict[str, float]]:

@@ -13,17 +13,17 @@ import torch
 pytest.importorskip("vllm")
 
 from goldilocks.platforms import platform_env
-from goldilocks.tasks.tiny_model import make
 
-TOKENS = 40  # of an answer that is not aborted
+from .conftest import make_model
+
+TOKENS = 40  # of an answer that ends
+LONGEST = 4096  # of one that is aborted: however fast the engine is, the abort comes before its end
 PROMPT = [3, 4, 5]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    make(folder, steps=1)
-    return folder
+    return make_model(tmp_path_factory.mktemp("model"), LONGEST)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,10 +41,10 @@ async def server_of(model: Path) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    args = AsyncEngineArgs(model=str(model), enforce_eager=True, dtype="float32", max_model_len=64, max_num_seqs=8)
+    args = AsyncEngineArgs(model=str(model), enforce_eager=True, dtype="float32", max_model_len=LONGEST, max_num_seqs=8)
     server = vLLMHttpServer.__new__(vLLMHttpServer)
     server.engine = AsyncLLM.from_engine_args(args)
-    server.config = RolloutConfig(name="vllm", prompt_length=16, response_length=TOKENS, max_model_len=64)
+    server.config = RolloutConfig(name="vllm", prompt_length=16, response_length=LONGEST, max_model_len=LONGEST)
     server.model_config = SimpleNamespace(processor=None, lora_rank=0, lora={})
     server.node_rank = server.replica_rank = server._admitting = server.global_steps = 0
     server._disaggregation_role = server._pd_decode_peers = None
@@ -57,7 +57,11 @@ def params(**more: Any) -> dict[str, Any]:
     return {"temperature": 1.0, "logprobs": True, "ignore_eos": True, **more}
 
 
-def test_aborts_end_answers_and_the_largest_log_probs_are_handed_on(model: Path) -> None:
+def test_aborts_end_answers_and_the_largest_log_probs_are_handed_on(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An abort waits until the engine knows the request, however long that takes here.
+    monkeypatch.setattr("goldilocks.verl.dispatch.aborts.TRIES", 100_000)
     asyncio.run(check(model))
 
 
@@ -67,12 +71,12 @@ async def check(model: Path) -> None:
 
     server = await server_of(model)
     try:
-        whole = await server.generate(PROMPT, params(extra_args={TOP: True}), "whole")
+        whole = await server.generate(PROMPT, params(max_tokens=TOKENS, extra_args={TOP: True}), "whole")
         assert len(whole.token_ids) == len(whole.log_probs) == len(whole.extra_fields["top_log_probs"]) == TOKENS
         largest, sampled = torch.tensor(whole.extra_fields["top_log_probs"]), torch.tensor(whole.log_probs)
         assert (largest >= sampled).all()
         assert (largest > sampled).any()
-        plain = await server.generate(PROMPT, params(), "plain")
+        plain = await server.generate(PROMPT, params(max_tokens=TOKENS), "plain")
         assert "top_log_probs" not in plain.extra_fields
 
         names = [f"r{i}" for i in range(24)]  # 8 at a time: most wait inside the engine
@@ -81,7 +85,7 @@ async def check(model: Path) -> None:
             abort_in_vllm(server, name)
         outputs = await asyncio.gather(*tasks)
         assert [output.stop_reason in ENDED for output in outputs] == [True] * len(names)
-        assert sum(len(output.token_ids) for output in outputs) < TOKENS * len(names) / 2
+        assert sum(len(output.token_ids) for output in outputs) < LONGEST * len(names) / 2
         assert not server.engine.output_processor.request_states
     finally:
         server.engine.shutdown()
