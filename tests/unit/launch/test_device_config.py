@@ -68,6 +68,19 @@ def test_our_rollout_server_takes_adapters_merged_whatever_the_config_says(merge
     _validate(_compose("+device=cpu", *sizes, *lora))
 
 
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_between_devices_adapters_are_merged_with_every_engine(engine: str) -> None:
+    """verl sends the base weights alone otherwise."""
+    from goldilocks.verl.update.async_trainer import prepare
+
+    apart = ["rollout.nnodes=1", "rollout.checkpoint_engine.backend=ray", f"rollout.name={engine}", "model.lora_rank=8"]
+    given = [*(f"actor_rollout_ref.{key}" for key in apart), "data.train_batch_size=8"]
+    config = _compose("+device=cpu", *given, "actor_rollout_ref.actor.ppo_mini_batch_size=8")
+    assert not config.actor_rollout_ref.model.lora.merge
+    prepare(config)
+    assert config.actor_rollout_ref.model.lora.merge
+
+
 def test_models_and_data_with_pictures_are_refused_before_anything_starts(tmp_path: Path) -> None:
     sizes = ["+device=cpu", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.train_batch_size=8"]
     Qwen2VLConfig().save_pretrained(tmp_path)

@@ -26,6 +26,7 @@ from goldilocks import (
     RolloutConfig,
     TrainerConfig,
 )
+from goldilocks.algorithms.weights_gap import StaleWeights
 from goldilocks.types import Rollout
 from goldilocks.verl.compat.backend import merge_timings
 from goldilocks.verl.compat.rewards import mark_validation, route
@@ -170,6 +171,23 @@ def test_carried_groups_are_trained_against_the_policy_that_wrote_them(tmp_path,
     assert third == {-1.25}
     assert [step["train/stale_rows"] for step in world.steps] == [0, 16, 0]
     assert world.steps[1]["train/stale_log_prob_diff_mean"] == pytest.approx(0.125)
+    assert [step.get("rollout/weights_gap") for step in world.steps] == [0.0, None, 0.0]  # all of the second is carried
+
+
+def test_an_engine_that_never_gets_new_weights_ends_a_run_that_asked_for_it(tmp_path, monkeypatch):
+    world = World(monkeypatch)
+    generate = world.engine.generate_sequences
+
+    def as_at_first(prompts: DataProto) -> DataProto:
+        answers = generate(prompts)
+        answers.batch["rollout_log_probs"] = -1.0 * answers.batch["response_mask"]
+        return answers
+
+    world.engine.generate_sequences = as_at_first
+    given = config(tmp_path, steps=4, more={"goldilocks.on_stale_weights": "error"})
+    with pytest.raises(StaleWeights, match=r"rollout/weights_gap is .* It was 0 before"):
+        world.trainer(given, [50] * 80).fit()
+    assert [step["rollout/weights_gap"] for step in world.steps] == [0.0, 0.125]
 
 
 def test_ppo_with_a_critic_and_the_final_reward_judged_before_training(tmp_path, monkeypatch):
