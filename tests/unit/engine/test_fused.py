@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from unit.engine.architectures import SUPPORTED, fresh
 
-from goldilocks.engine.graphs import fits_norm, fits_rotary, fuse_norms, fused_rotary, settle_rotary
+from goldilocks.engine.fused import fits_norm, fits_rotary, fuse_norms, fused_rotary, settle_rotary
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 with_kernels = pytest.mark.skipif(
