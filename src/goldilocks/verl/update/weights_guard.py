@@ -25,12 +25,14 @@ PRECISIONS = ("rollout.dtype", "actor.fsdp_config.mixed_precision.param_dtype")
 def weights_guard(config: DictConfig, action: str) -> WeightsGuard:
     """Return the guard of a run; ``action`` is ``goldilocks.on_stale_weights``.
 
-    The engine's log-probs are those of the distribution that it samples from, which top-k and top-p cut.
+    The engine's log-probs are those of the distribution that it samples from, which top-k and top-p cut; with
+    ``logprobs_mode=raw_logprobs`` they are without the temperature, by which the trainer divides.
     """
     rollout = config.actor_rollout_ref.rollout
     exact = all(value_at(config, f"actor_rollout_ref.{key}") in FLOAT_LIST for key in PRECISIONS)
     whole = rollout.get("top_p", 1.0) >= 1 and rollout.get("top_k", -1) <= 0
-    return WeightsGuard(action, exact=exact, judges=whole)
+    scaled = rollout.get("logprobs_mode") != "raw_logprobs" or rollout.get("temperature", 1.0) == 1
+    return WeightsGuard(action, exact=exact, judges=whole and scaled)
 
 
 def gap_of_rows(batch: KVBatchMeta, policy: int, correction: Any) -> float | None:

@@ -75,8 +75,10 @@ def test_the_precision_of_both_sides_decides_what_rounding_explains(rollout: str
     assert weights_guard(config, "warn").limit == limit
 
 
-@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}])
-def test_engines_that_cut_the_distribution_are_not_judged(cut: dict[str, float]) -> None:
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"dtype": "float32", **cut}, "actor": {}}})
+@pytest.mark.parametrize(
+    "other", [{"top_p": 0.9}, {"top_k": 20}, {"logprobs_mode": "raw_logprobs", "temperature": 0.7}]
+)
+def test_log_probs_of_another_distribution_than_the_trainers_are_not_judged(other: dict[str, Any]) -> None:
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"dtype": "float32", **other}, "actor": {}}})
     guard = weights_guard(config, "error")
     assert [guard.observe(1.0) for _ in range(3)] == [{"rollout/weights_gap": 1.0}] * 3
