@@ -31,6 +31,7 @@ from goldilocks.runs.files import Lines
 from goldilocks.runs.history import place_of, value_of
 from goldilocks.runs.records import Row, growing, row_key, split_row_key, whole_groups
 from goldilocks.types import POSITIVE_THRESHOLD
+from goldilocks.verl.dispatch.guarded_reward import guard
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -251,11 +252,12 @@ def _answers(
 
 def _grader(config: DictConfig) -> Callable[[Row, str], float]:
     """Return the config's reward function as a function of a row of the data and an answer."""
+    guard(config, workers=1)
     reward = Grader(config.reward.custom_reward_function).value(SCORE)
 
     def grade(row: Row, answer: str) -> float:
         columns = {name: [value] for name, value in row.items() if name != PROMPT}
-        return reward([answer], **columns)[0] or 0.0  # None: it took too long to grade
+        return reward([answer], **columns)[0] or 0.0  # None: it could not be graded
 
     return grade
 

@@ -113,7 +113,7 @@ def _function(config: Mapping[str, Any]) -> LimitedReward:
 
 
 def _caller(functions: Mapping[str, Any], calls: Mapping[str, Any], timeout_s: float) -> RewardCaller:
-    plain: Any = OmegaConf.to_container(OmegaConf.create(calls), resolve=True)
+    plain: Any = OmegaConf.to_container(OmegaConf.create(dict(calls)), resolve=True)
     read = RewardCalls(**plain)
     weights = {name: one.weight for name, one in read.weighted.items()}
     parts = {name: Part(_function(one), weights.get(name, 1.0)) for name, one in functions.items()}
