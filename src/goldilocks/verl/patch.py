@@ -79,8 +79,8 @@ class Patch:
 
     @functools.cache  # noqa: B019  # a process has few patches, each for ever
     def apply(self) -> bool:
-        """Replace the attributes, once in a process; False if a function this was written for has changed."""
-        if changed := [path for path, known in self.written_for.items() if not is_known(self._find(path), known)]:
+        """Replace the attributes, once in a process; False if what this was written for has changed or is gone."""
+        if changed := [path for path in (*self.written_for, *self.replaced) if not self._is_known(path)]:
             where = f"{self.module}.{changed[0]}"
             logger.warning("%s has changed; the patch %s is skipped (%s)", where, self.name, self.reason)
             return False
@@ -88,6 +88,14 @@ class Patch:
             owner, _, name = attribute.rpartition(".")
             setattr(self._find(owner), name, replace(self._find(attribute)))
         return True
+
+    def _is_known(self, path: str) -> bool:
+        """Whether the module has this, with a source it was written for if it was written for one."""
+        try:
+            found = self._find(path)
+        except (AttributeError, ModuleNotFoundError):
+            return False
+        return path not in self.written_for or is_known(found, self.written_for[path])
 
     def _find(self, path: str) -> Any:
         module = importlib.import_module(self.module)

@@ -75,8 +75,8 @@ def additions() -> list[str]:
     """
     register()
     patches = [patch for patch in PATCHES if patch.kind is not Kind.TRAINER and patch.possible and selected(patch)]
-    for module in [*(addition.after for addition in ADDITIONS), *(patch.module for patch in patches)]:
-        importlib.import_module(module)
+    for addition in ADDITIONS:
+        importlib.import_module(addition.after)
     return [addition.what for addition in ADDITIONS] + [patch.name for patch in patches if patch.apply()]
 
 

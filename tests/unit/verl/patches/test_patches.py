@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import inspect
@@ -133,6 +134,19 @@ def test_a_function_that_changed_is_left_alone(
         assert not patch.apply()
     assert importlib.import_module("upstream_module").work() == "rewritten upstream"
     assert "upstream_module.work has changed; the patch faster is skipped" in caplog.text
+
+
+def test_what_is_gone_has_changed_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A function, the whole module, or another attribute that would be replaced: nothing is, and nothing raises."""
+    module = upstream(RELEASES[0], tmp_path, monkeypatch)
+    known = hashlib.sha256(RELEASES[0].encode()).hexdigest()[:16]
+    patch = faster(module, known)
+    both = {**patch.replaced, "helper": lambda _: None}
+    assert not dataclasses.replace(patch, replaced=both).apply()
+    assert importlib.import_module(module).work() == "of one release"
+    assert not dataclasses.replace(patch, written_for={"work": known, "Class.method": known}).apply()
+    assert not faster("module_that_is_gone", known).apply()
+    assert patch.apply()
 
 
 @pytest.mark.parametrize(("folder", "available"), [("trl/experimental/ppo", True), ("trl/experimental", False)])
