@@ -99,6 +99,7 @@ class Server:
         self._write, self._aborts = write, aborts
         self.messages: list[int] = []  # how many requests each had
         self.prompts: list[list[int]] = []
+        self.prompt_of: dict[str, list[int]] = {}  # of each request, by its name
         self.params: list[dict[str, Any]] = []
         self.held: dict[str, asyncio.Future[Generation]] = {}
         self.most_held = 0
@@ -153,6 +154,7 @@ class Server:
 
     async def _answered(self, request_id: str, prompt_ids: list[int], params: dict[str, Any]) -> Generation:
         self.prompts.append(prompt_ids)
+        self.prompt_of[request_id] = prompt_ids
         self.params.append(params)
         if self._write is not None:
             return self._write(request_id, prompt_ids, params["seed"])

@@ -253,7 +253,7 @@ def rollout_of(
         uid,
         index,
         reward=float(final.reward_score),
-        tokens=sum(sum(one.response_mask) for one in outputs),
+        tokens=max(session.tokens, sum(sum(one.response_mask) for one in outputs)),  # rows may leave some out
         metrics={name: float(value) for name, value in info.items() if _is_number(value)},
         truncated=len(final.response_ids) >= response_length,
         version=None if version is None else int(version),

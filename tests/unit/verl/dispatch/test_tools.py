@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
@@ -19,7 +22,7 @@ from goldilocks.tasks.calculator_tool import CalculatorTool
 from goldilocks.tasks.tiny_model import calling_tokenizer
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch.tools import remembering
-from goldilocks.verl.store.rows import ANSWERS
+from goldilocks.verl.store.rows import ANSWERS, FIRST
 
 TOKENIZER = calling_tokenizer()
 END = TOKENIZER.eos_token_id
@@ -187,6 +190,71 @@ def test_a_conversation_that_pauses_or_is_saved_goes_on_without_a_second_call(
     asyncio.run(main())
 
 
+class Schedule:
+    """Conversations that are paused, cut by a restart and answered in any order, without a clock.
+
+    Between two actions every session is held by its server, so that every call of the tool has its reply.
+    """
+
+    def __init__(self, sessions: int) -> None:
+        self.tool, self.server = Calls(), Server()
+        self.worker = ToolWorker(self.server, self.tool)
+        self.left = sessions
+        self.events: list[Rollout | Failure] = []
+
+    async def run(self, actions: list[str]) -> None:
+        await self.worker.start([asked(self.left)])
+        for action in (*actions, *["answer"] * 4 * self.left):
+            await self.quiet()
+            if self.left:
+                await getattr(self, action)()
+        await self.quiet()
+
+    async def quiet(self) -> None:
+        while len(self.server.held) != self.left:
+            await asyncio.sleep(0.001)
+            new = self.worker._new_events()
+            self.events += new
+            self.left -= len(new)
+
+    async def pause(self) -> None:
+        await self.worker.pause(1.0)
+        await self.worker.resume()
+
+    async def answer(self) -> None:
+        name = (await self.server.holds(1))[0]
+        spoken = TOKENIZER.convert_tokens_to_ids(TOOL) in self.server.prompt_of[name]
+        self.server.answer(name, ANSWERED if spoken else CALLED)
+
+    async def restart(self) -> None:
+        saved = {index: states for _, index, states in await self.worker.answers()}
+        for task in self.worker.background_tasks:
+            task.cancel()
+        await asyncio.gather(*self.worker.background_tasks, return_exceptions=True)
+        self.server = Server()
+        self.worker = ToolWorker(self.server, self.tool)
+        for index, states in saved.items():
+            await self.worker.start([asked(**{FIRST: index, ANSWERS: {index: states}})])
+
+
+@settings(max_examples=4)
+@example(2, ["pause", "answer", "pause", "restart", "answer", "restart", "pause", "answer"])
+@given(st.integers(1, 3), st.lists(st.sampled_from(["pause", "answer", "restart"]), max_size=8))
+def test_however_conversations_pause_and_restart_each_calls_its_tool_once(sessions: int, actions: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        worker_queue(monkeypatch)
+
+        async def main() -> Schedule:
+            schedule = Schedule(sessions)
+            await asyncio.wait_for(schedule.run(actions), 600)
+            return schedule
+
+        schedule = asyncio.run(main())
+    assert sorted(event.index for event in schedule.events) == list(range(sessions))
+    assert all(isinstance(event, Rollout) and event.tool_tokens == len(SAID) for event in schedule.events)
+    assert Counter(schedule.tool.seen) == {"create": sessions, "2+2": sessions, "release": sessions}
+
+
 def test_a_failing_tool_is_the_models_to_deal_with(monkeypatch: pytest.MonkeyPatch) -> None:
     worker_queue(monkeypatch)
 
@@ -198,6 +266,23 @@ def test_a_failing_tool_is_the_models_to_deal_with(monkeypatch: pytest.MonkeyPat
     rollout = asyncio.run(main())
     assert isinstance(rollout, Rollout)
     assert (rollout.reward, rollout.tokens) == (1.0, len(CALLED + ANSWERED))
+
+
+def test_what_was_generated_and_cut_off_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a rollout that had paused with more than it ends with would take tokens back."""
+    queue = worker_queue(monkeypatch)
+
+    async def main() -> Any:
+        worker = ToolWorker(Server(calls_then_answers), Calls())
+        worker.rollout_config.response_length = len(CALLED + SAID) + 1
+        await worker.start([asked()])
+        return (await worker.finish())[0]
+
+    rollout = asyncio.run(main())
+    assert isinstance(rollout, Rollout)
+    (row,) = queue.rows.values()
+    assert int(row["response_mask"].sum()) == len(CALLED) + 1 < rollout.tokens == len(CALLED + ANSWERED)
+    assert rollout.truncated
 
 
 @pytest.mark.parametrize(("key", "value"), [("seconds", -1), ("fail_every", -2)])
