@@ -65,8 +65,9 @@ PATCHES_INTRODUCTION = """\
 Written by `make docs` from `goldilocks.verl.patches.table`; a test fails when it is stale, and another when anything
 else is replaced. Most of Goldilocks gets into verl by verl's registries (`goldilocks.verl.plugin.ADDITIONS`) and
 replaces nothing. Where verl has no registry, attributes are replaced or wrapped. Each patch has the digests of the
-sources it was written for, in each [release that was tested](compatibility.md), and is skipped, with a sentence in the log,
-where a source is another. `goldilocks doctor` lists the patches that are live in a Ray worker, and what a run loses without the others:
+sources it was written for, in each [release that was tested](compatibility.md), and is skipped, with a sentence in the
+log, where a source is another. `goldilocks doctor` lists the patches that are live in a Ray worker, and what a run
+loses without the others:
 
 ```
 ok    plug-in         live in a Ray worker, 10 additions

@@ -16,8 +16,7 @@ from goldilocks.config.recipes import FILE, about, name_of, names
 from goldilocks.simulate.engine import EngineConfig
 from goldilocks.simulate.pass_rates import DIFFICULTIES, PassRates, mixture, read_pass_rates
 from goldilocks.simulate.policies import Config, apply_overrides, recipe_config
-from goldilocks.simulate.run import Setup, Tell, simulate
-from goldilocks.simulate.table import Outcome, tables
+from goldilocks.simulate.run import Outcome, Setup, Tell, simulate, tables
 
 WIDEST = 160  # columns, also on a narrower terminal: a wrapped row is readable, a truncated one is not
 

@@ -1,14 +1,23 @@
-"""The real collector against the simulated engine, until a budget of rollouts is spent.
+"""The real collector against the simulated engine, until a budget of rollouts is spent, and tables of what it yields.
 
 Policies are compared at equal cost. Every rollout asked of the engine counts, cancelled and failed ones too, and those
 in flight when the budget ends are waited for. So every policy spends exactly the same number of rollouts.
+
+A group counts if it was trained, or if it is kept for the next batch when the budget ends. Groups that were dropped,
+expired or unfinished count only as cost.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from rich.console import Group as Stack
+from rich.table import Table
+from rich.text import Text
 
 from goldilocks.config.settings import Settings
 from goldilocks.core import Collector, Exhausted
@@ -16,12 +25,18 @@ from goldilocks.core.source import ListSource
 from goldilocks.drive.driver import Driver, Stalled
 from goldilocks.drive.rows import NoRows
 from goldilocks.errors import require
+from goldilocks.html_table import html_table
 from goldilocks.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.simulate.pass_rates import PassRates
-from goldilocks.simulate.table import Harvest, Outcome
-from goldilocks.types import Group
+from goldilocks.types import Group, is_informative, signal
 
 Tell = Callable[[int], None]
+HARD = 0.2  # the highest pass rate of a hard prompt; prompts with pass rate 0 are impossible, not hard
+LEGEND = """\
+groups: groups whose rewards differ, trained or kept for the next batch; signal: Σ(r − r̄)² over
+their trained rollouts; steps: engine steps until a batch is full, each writes a token in every
+busy slot; hard reached: share of the prompts with a pass rate in (0, 0.2] that had such a group.
+Below: where the tokens went."""
 
 
 @dataclass(frozen=True)
@@ -76,3 +91,150 @@ def batches(
             yield batch
     except Stalled:  # the budget is spent
         tell(engine.submitted)
+
+
+class Harvest:
+    """Sums over the groups of a run."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.informative = 0
+        self.signal = 0.0
+        self.reached: set[int] = set()  # prompts with at least one informative group
+        self.filled_at = 0
+
+    def add(self, batch: Iterable[Group], clock: int) -> None:
+        """Count a batch that was trained; ``clock`` is the engine step at which it was full."""
+        self.batches += 1
+        self.filled_at = clock
+        self._count(group for group in batch if not group.replays)
+
+    def add_waiting(self, collector: Collector) -> None:
+        """Count the groups that are kept for the next batch."""
+        trained = collector.allocator.trained
+        self._count(replace(group, trained=tuple(trained(group, collector.beliefs))) for group in collector.kept)
+
+    def _count(self, groups: Iterable[Group]) -> None:
+        for group in filter(is_informative, groups):
+            self.informative += 1
+            self.signal += signal(group)
+            self.reached.add(group.prompt.index)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One policy's row. A figure is None if it is undefined: no batch was filled, or no prompt is hard."""
+
+    policy: str
+    rollouts: int
+    tokens: int
+    batches: int
+    informative_groups_per_1k_rollouts: float
+    signal_per_1k_rollouts: float
+    informative_groups_per_1m_tokens: float
+    signal_per_1m_tokens: float
+    engine_steps_per_batch: float | None
+    hard_prompts_reached: float | None
+    mean_pass_rate: float
+    token_share: dict[str, float]
+    trained_again: float  # tokens trained again / tokens generated
+
+    @classmethod
+    def of(
+        cls, name: str, prompts: PassRates, collector: Collector, engine: SimulatedEngine, harvest: Harvest
+    ) -> Outcome:
+        """Compute the figures of a finished run."""
+        accounts = collector.accounts
+        rollouts, tokens = accounts.generated_rollouts, accounts.generated_tokens
+        hard = np.flatnonzero((prompts.pass_rate > 0) & (prompts.pass_rate <= HARD)).tolist()
+        by_class = accounts.by_class(accounts.tokens)
+        return cls(
+            policy=name,
+            rollouts=rollouts,
+            tokens=tokens,
+            batches=harvest.batches,
+            informative_groups_per_1k_rollouts=1e3 * harvest.informative / max(rollouts, 1),
+            signal_per_1k_rollouts=1e3 * harvest.signal / max(rollouts, 1),
+            informative_groups_per_1m_tokens=1e6 * harvest.informative / max(tokens, 1),
+            signal_per_1m_tokens=1e6 * harvest.signal / max(tokens, 1),
+            engine_steps_per_batch=harvest.filled_at / harvest.batches if harvest.batches else None,
+            hard_prompts_reached=len(harvest.reached.intersection(hard)) / len(hard) if hard else None,
+            mean_pass_rate=engine.learner.mean_pass_rate,
+            token_share={account: count / max(tokens, 1) for account, count in by_class.items()},
+            trained_again=collector.metrics().get("replay/total_tokens", 0) / max(tokens, 1),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the figures as JSON values."""
+        return asdict(self)
+
+    def _repr_html_(self) -> str:
+        return Comparison((self,))._repr_html_()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Outcomes of policies that had the same prompts and the same budget."""
+
+    outcomes: tuple[Outcome, ...]
+
+    def _repr_html_(self) -> str:
+        return "".join(map(_in_html, (yield_table(self.outcomes), token_table(self.outcomes))))
+
+
+def figure(value: float | None, digits: int = 1) -> str:
+    """Format a number; None is a dash."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def percent(share: float | None) -> str:
+    """Format a share as a percentage; None is a dash."""
+    return "-" if share is None else f"{100 * share:.1f}%"
+
+
+def tables(outcomes: Sequence[Outcome]) -> Stack:
+    """Return both tables with their legend."""
+    return Stack(yield_table(outcomes), Text(f"\n{LEGEND}\n"), token_table(outcomes))
+
+
+def yield_table(outcomes: Sequence[Outcome]) -> Table:
+    """Return the table of what each policy yields per rollout, per token and per batch."""
+    cells: dict[str, Callable[[Outcome], str]] = {
+        "groups per\n1k rollouts": lambda one: figure(one.informative_groups_per_1k_rollouts),
+        "signal per\n1k rollouts": lambda one: figure(one.signal_per_1k_rollouts),
+        "groups per\n1M tokens": lambda one: figure(one.informative_groups_per_1m_tokens),
+        "signal per\n1M tokens": lambda one: figure(one.signal_per_1m_tokens),
+        "batches": lambda one: figure(one.batches, 0),
+        "steps per\nbatch": lambda one: figure(one.engine_steps_per_batch, 0),
+        "hard\nreached": lambda one: percent(one.hard_prompts_reached),
+    }
+    table = _table(*cells)
+    for one in outcomes:
+        table.add_row(one.policy, *(cell(one) for cell in cells.values()))
+    return table
+
+
+def token_table(outcomes: Sequence[Outcome]) -> Table:
+    """Return the table of the share of tokens in each account; accounts that no policy used are left out."""
+    used = [account for account in outcomes[0].token_share if any(one.token_share[account] for one in outcomes)]
+    again = any(one.trained_again for one in outcomes)
+    table = _table("rollouts", "tokens", *used, *(["trained\nagain"] if again else []), "pass rate\nat end")
+    for one in outcomes:
+        shares = [percent(one.token_share[account]) for account in used]
+        shares += [percent(one.trained_again)] if again else []
+        spent = (f"{one.rollouts:,}", f"{one.tokens / 1e6:,.1f}M")
+        table.add_row(one.policy, *spent, *shares, figure(one.mean_pass_rate, 3))
+    return table
+
+
+def _in_html(table: Table) -> str:
+    headings = [str(column.header).replace("\n", " ") for column in table.columns]
+    return html_table(headings, zip(*(map(str, column.cells) for column in table.columns), strict=True))
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("\npolicy", no_wrap=True)
+    for column in columns:
+        table.add_column(column if "\n" in column else f"\n{column}", justify="right", no_wrap=True)
+    return table

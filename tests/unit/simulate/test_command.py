@@ -16,7 +16,7 @@ from goldilocks.config.recipes import names
 from goldilocks.core.allocators import Fixed
 from goldilocks.core.beliefs import Beliefs
 from goldilocks.runs.records import write_records
-from goldilocks.simulate.table import figure, percent
+from goldilocks.simulate.run import figure, percent
 
 
 class Sixteen(Fixed):
