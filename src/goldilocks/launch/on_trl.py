@@ -51,6 +51,7 @@ def train(config: DictConfig, run_dir: Path) -> None:
         eval_dataset=dataset(config, "val"),
         gen_batch_size=config.data.get("gen_batch_size"),
         engine_slots=slots(config),
+        peft_config=adapter(config),
         only_signal=True,
         eval_loss=False,  # an arm is judged by its rewards
         run_dir=run_dir,
@@ -60,6 +61,20 @@ def train(config: DictConfig, run_dir: Path) -> None:
     trainer.train(resume_from_checkpoint=None if found is None else str(found))
     if config.trainer.save_freq > 0:
         trainer.save_model(str(Path(config.trainer.default_local_dir) / "model"))
+
+
+def adapter(config: DictConfig) -> Any:
+    """Return PEFT's config of the adapter that verl would train; None where the whole model is trained."""
+    model = config.actor_rollout_ref.model
+    if model.lora_rank <= 0:
+        return None
+    from peft import LoraConfig
+
+    layers: dict[str, Any] = {
+        key: OmegaConf.to_container(model[key]) if OmegaConf.is_list(model[key]) else model[key]
+        for key in ("target_modules", "exclude_modules")
+    }
+    return LoraConfig(task_type="CAUSAL_LM", r=model.lora_rank, lora_alpha=model.lora_alpha, **layers)
 
 
 def check_keys(config: DictConfig) -> None:

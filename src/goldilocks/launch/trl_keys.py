@@ -33,7 +33,7 @@ READ = _keys("""
     actor_rollout_ref.actor: ppo_epochs ppo_micro_batch_size_per_gpu ppo_mini_batch_size
     actor_rollout_ref.actor.optim: betas clip_grad lr lr_warmup_steps lr_warmup_steps_ratio
     actor_rollout_ref.actor.optim: min_lr_ratio num_cycles weight_decay
-    actor_rollout_ref.model: enable_gradient_checkpointing path
+    actor_rollout_ref.model: enable_gradient_checkpointing exclude_modules lora_alpha lora_rank path target_modules
     actor_rollout_ref.rollout: max_num_seqs n temperature top_k top_p val_kwargs.n
     algorithm: filter_groups. norm_adv_by_std_in_grpo
     data: filter_overlong_prompts gen_batch_size max_prompt_length max_response_length prompt_key seed shuffle
@@ -67,7 +67,7 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
 # data loader is that of a shuffle which is refused.
 NO_PART = _keys("""
     : critic. ray_kwargs. transfer_queue.
-    actor_rollout_ref: ref. model.use_remove_padding
+    actor_rollout_ref: ref. model.lora.merge model.use_remove_padding
     actor_rollout_ref.actor: calculate_entropy data_loader_seed entropy_checkpointing ppo_max_token_len_per_gpu strategy
     actor_rollout_ref.actor: use_dynamic_bsz use_torch_compile
     actor_rollout_ref.actor.fsdp_config: mixed_precision. use_torch_compile

@@ -28,7 +28,6 @@ def composed(*words: str, recipe: str = "grpo") -> DictConfig:
 @pytest.mark.parametrize(
     ("word", "accepted"),
     [
-        (f"{MODEL}.lora_rank=8", "0"),
         (f"{MODEL}.lora.rank=8", "0"),
         (f"{MODEL}.trust_remote_code=true", "False"),
         (f"{MODEL}.use_liger=true", "False"),
@@ -223,3 +222,13 @@ def test_a_run_without_a_seed_draws_the_same_rows_after_each_start(tmp_path: Pat
     assert first == again
     assert len(set(first)) == 10
     assert first != dataset(composed(*words[:2], "data.seed=2"), "train")["prompt"][:]
+
+
+def test_an_adapter_is_the_one_that_verl_would_train() -> None:
+    assert on_trl.adapter(composed()) is None
+    layers = f"{MODEL}.target_modules=[q_proj,v_proj]"
+    config = composed(f"{MODEL}.lora_rank=8", f"{MODEL}.lora_alpha=32", layers, f"{MODEL}.lora.merge=true")
+    on_trl.check_keys(config)
+    found = on_trl.adapter(config)
+    assert (found.r, found.lora_alpha, found.target_modules) == (8, 32, {"q_proj", "v_proj"})
+    assert on_trl.adapter(composed(f"{MODEL}.lora_rank=4")).target_modules == "all-linear"
