@@ -157,3 +157,9 @@ def test_a_supervisor_ends_everything_that_a_forked_run_has_forked(script: Path,
     Supervisor(RunDir(tmp_path), {}).end()
     assert [worker for worker in workers if alive(worker)] == []
     process.communicate(timeout=PATIENCE_S)
+
+
+def test_a_worker_collects_garbage_and_looks_at_nothing_that_was_imported_before(script: Path) -> None:
+    script.write_text("import gc\nprint(gc.isenabled(), gc.get_freeze_count() > 1_000)\n")
+    out, _ = driver(f"subprocess.run([*python, {str(script)!r}])").communicate(timeout=PATIENCE_S)
+    assert out.split() == ["True", "True"]
