@@ -39,7 +39,7 @@ class StreamingManager(AgentLoopManagerTQ):
         self._replies: Counter[int] = Counter()  # that came, by worker
         self._drained: list[Drained] = []
         self._engine_s: dict[str, float] = {}
-        self._rewards: Counter[str] = Counter()  # what reward functions have cost since it was last asked
+        self._rewards: dict[str, float] = {}  # what reward functions have cost since it was last asked
 
     def _ask(self, method: str, *args: Any) -> list[Any]:
         """Call the method of every worker; return their replies."""
@@ -127,13 +127,14 @@ class StreamingManager(AgentLoopManagerTQ):
 
     def rewards_spent(self) -> dict[str, float]:
         """Return what reward functions have cost since the last call, as far as the workers have reported it."""
-        spent, self._rewards = dict(self._rewards), Counter()
+        spent, self._rewards = self._rewards, {}
         return spent
 
     def _reports(self, within: float) -> list[Drained]:
         reports: list[Drained] = self._ask("drained", within)
         for one in reports:
-            self._rewards.update(one.rewards)
+            for name, cost in one.rewards.items():
+                self._rewards[name] = self._rewards.get(name, 0) + cost
         return reports
 
     def _engine_seconds(self, reports: list[Drained]) -> dict[str, float]:
