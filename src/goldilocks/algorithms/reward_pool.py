@@ -115,7 +115,7 @@ def pooled(estimator: Estimator) -> Estimator:
         token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, config: Any = None, **others: Any
     ) -> tuple[Tensor, Tensor]:
         whole = _Whole.of(token_level_rewards, response_mask, index)
-        rewards, mask, uids = _with_untrained(whole.rewards, whole.mask, whole.index)
+        rewards, mask, uids = _with_untrained(whole.rewards, whole.mask, whole.uids)
         advantages, returns = estimator(
             token_level_rewards=rewards, response_mask=mask, index=uids, config=config, **others
         )
@@ -129,7 +129,7 @@ class _Whole(NamedTuple):
 
     rewards: Tensor
     mask: Tensor
-    index: np.ndarray
+    uids: np.ndarray
     rollout: Tensor | None
 
     @classmethod

@@ -48,7 +48,8 @@ def _adapted_layers(base: nn.Module) -> dict[str, nn.Module]:
 
     found: dict[str, nn.Module] = {}
     for name, module in base.named_modules():  # parents first
-        if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper) and not _is_inside(name, found):
+        adapted = isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)
+        if adapted and not _is_inside(name, found):
             found[name] = module
     return found
 

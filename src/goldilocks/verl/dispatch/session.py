@@ -166,7 +166,8 @@ class Session:
             return
         for name in PER_TOKEN:
             found = [answer.output().extra_fields.get(name) for answer in self.answers]
-            values = None if None in found else [value for column in found for value in column]
+            whole = [column for column in found if column is not None]
+            values = [value for column in whole for value in column] if len(whole) == len(found) else None
             rows = None if values is None else _by_token(values, [one.response_mask for one in outputs])
             for place, one in enumerate(outputs):
                 one.extra_fields.pop(name, None)

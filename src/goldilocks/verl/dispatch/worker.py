@@ -59,6 +59,8 @@ class Snapshot(NamedTuple):
 class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[name-defined]
     """verl's worker, which reports each session as it ends."""
 
+    tools: list[Any]
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         ask_for(Kind.REPORTS)

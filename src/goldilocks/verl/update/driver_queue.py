@@ -61,7 +61,7 @@ class DriverQueue:
         """As ``transfer_queue``'s."""
         if self._numbers is not None and fields is not None:
             self._kept |= {name: fields[name] for name in (MASK, ADVANTAGES) if name in fields.keys()}  # noqa: SIM118
-            fields = Columns.of_tensors(fields) if takes_columns() else fields  # type: ignore[assignment]
+            fields = Columns.of_tensors(fields) if takes_columns() else fields
         return transfer_queue.kv_batch_put(keys=keys, partition_id=partition_id, fields=fields, **rest)
 
     def take(self, batch: KVBatchMeta) -> dict[str, torch.Tensor] | None:
