@@ -18,7 +18,7 @@ class TablePrompts(ABC):
     table: Any  # None where the data set has none
 
     def __init__(self, size: int) -> None:
-        self._keys = np.fromiter(map(content_key, self.messages()), dtype=np.uint64, count=size)
+        self._keys = np.fromiter(map(content_key, self.contents()), dtype=np.uint64, count=size)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -28,6 +28,10 @@ class TablePrompts(ABC):
 
     def keys(self) -> np.ndarray:
         return self._keys
+
+    def contents(self) -> Iterable[Any]:
+        """What a prompt's key is a hash of."""
+        return self.messages()
 
     @abstractmethod
     def messages(self) -> Iterable[Any]:

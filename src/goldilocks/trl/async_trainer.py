@@ -72,7 +72,9 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
         settings = Settings.from_config(sections.config(sizes))
         processes = Processes(self.accelerator)
         if processes.first:
-            self.collected = self._queue(settings, DatasetPrompts(self.train_dataset))
+            prompts = DatasetPrompts(self.train_dataset)
+            require(prompts.images is None, "train_dataset", prompts.images, f"no images {HERE}")
+            self.collected = self._queue(settings, prompts)
             self.collected.on_batch = self._log_batch
             self._record = RunRecord(run_dir, sections.config(sizes), self._spent)
             self.add_callback(self._record)

@@ -11,8 +11,9 @@ from trl.trainer.utils import RepeatSampler
 
 from goldilocks.errors import require
 from goldilocks.features.table import TablePrompts
+from goldilocks.trl import images
 
-IMAGES = ("image", "images")
+IMAGES = ("images", "image")  # TRL reads the first of them that is there
 
 
 class DatasetPrompts(TablePrompts):
@@ -23,10 +24,16 @@ class DatasetPrompts(TablePrompts):
         require(random_access, "train_dataset", type(dataset).__name__, "a data set with a length and random access")
         columns = getattr(dataset, "column_names", None) or list(dataset[0])
         require("prompt" in columns, "train_dataset", columns, "a data set with the column 'prompt'")
-        images = [column for column in columns if column in IMAGES]
-        require(not images, "train_dataset", images, "no images, unless every section is left out")
+        self.images = next((column for column in columns if column in IMAGES), None)
         self._dataset = self.table = dataset
         super().__init__(len(dataset))
+
+    def contents(self) -> Iterable[Any]:
+        """Prompts that differ in their images alone are different prompts."""
+        if self.images is None:
+            return self.messages()
+        pictures = images.undecoded(self._dataset, self.images)
+        return ([one, images.image_key(seen)] for one, seen in zip(self.messages(), pictures, strict=True))
 
     def messages(self) -> Iterable[Any]:
         named = hasattr(self._dataset, "column_names")
@@ -47,7 +54,8 @@ def _copied(value: Any) -> Any:
         return {name: _copied(one) for name, one in value.items()}
     if isinstance(value, list):
         return [_copied(one) for one in value]
-    return value if isinstance(value, str | int | float | None) else copy.deepcopy(value)
+    shared = isinstance(value, str | int | float | None) or hasattr(value, "tobytes")  # nobody writes into an image
+    return value if shared else copy.deepcopy(value)
 
 
 class SamplerOrder:

@@ -20,6 +20,7 @@ from goldilocks.drive.gate import Judgement
 from goldilocks.drive.rows import MemoryRows, Place
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.runs.checkpoints import load_state, save_state
+from goldilocks.trl import images
 from goldilocks.types import Group, Rollout
 
 PROMPT = ("prompt_ids", "prompt_mask")  # padded on the left; everything else on the right
@@ -149,25 +150,30 @@ class Cut(Mapping[str, Tensor]):
         return len(self.columns)
 
 
-def split_rows(output: Mapping[str, Any], ids: Sequence[Sequence[int]]) -> list[Cut]:
+def split_rows(output: Mapping[str, Any], ids: Sequence[Sequence[int]]) -> list[Mapping[str, Tensor]]:
     """Return the tensors of each row of what TRL made, without padding. ``ids`` are the completions as lists."""
     columns = {name: value.cpu() for name, value in output.items() if _per_row(name, value)}
     prompts = columns["prompt_mask"].sum(1).tolist()
-    return [Cut(columns, place, prompts[place], len(one)) for place, one in enumerate(ids)]
+    cuts = [Cut(columns, place, prompts[place], len(one)) for place, one in enumerate(ids)]
+    seen = images.split(output, prompts, [len(one) for one in ids])
+    return [{**cut, **own} if own else cut for cut, own in zip(cuts, seen, strict=True)]
 
 
 def _per_row(name: str, value: Any) -> bool:
-    return name not in OWN and isinstance(value, Tensor) and value.ndim > 0
+    return name not in OWN and name not in images.NAMES and isinstance(value, Tensor) and value.ndim > 0
 
 
-def join_rows(rows: Sequence[Row], pad_token: int, multiple: int | None) -> dict[str, Tensor]:
+def join_rows(rows: Sequence[Row], pad_token: int, multiple: int | None) -> dict[str, Any]:
     """Return the columns that TRL trains on, padded as TRL pads them."""
     fill = {"prompt_ids": pad_token, "completion_ids": pad_token, "tool_mask": 1}
     names = [name for name in rows[0].tensors if all(name in row.tensors for row in rows)]
-    return {
+    columns = {
         name: _padded([row.tensors[name] for row in rows], fill.get(name, 0), name in PROMPT, multiple)
         for name in names
+        if name not in images.NAMES
     }
+    widths = (columns[name].shape[1] for name in ("prompt_ids", "completion_ids"))
+    return {**columns, **images.joined([row.tensors for row in rows], *widths)}
 
 
 def _padded(values: Sequence[Tensor], fill: int, left: bool, multiple: int | None) -> Tensor:

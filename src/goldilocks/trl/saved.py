@@ -18,9 +18,10 @@ from torch import Tensor
 from goldilocks.drive import checkpoint
 from goldilocks.runs.checkpoints import FILE, load_state
 from goldilocks.trl.collection import Collection
+from goldilocks.trl.images import COUNTS
 from goldilocks.trl.processes import Processes
 
-Buffered = list[dict[str, Tensor]]
+Buffered = list[dict[str, Any]]
 
 
 class Saved:
@@ -68,16 +69,16 @@ class Saved:
 
 def _flat(parts: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
     return {
-        f"{place}/{name}": value.clone()  # parts share what is one number for all of them
+        f"{place}/{name}": torch.tensor(value) if name in COUNTS else value.clone()  # parts share single numbers
         for place, part in enumerate(parts)
         for name, value in part.items()
-        if isinstance(value, Tensor)
+        if isinstance(value, Tensor) or name in COUNTS
     }
 
 
 def _nested(flat: dict[str, Tensor]) -> Buffered | None:
-    parts: dict[int, dict[str, Tensor]] = {}
+    parts: dict[int, dict[str, Any]] = {}
     for key, value in flat.items():
         place, _, name = key.partition("/")
-        parts.setdefault(int(place), {})[name] = value
+        parts.setdefault(int(place), {})[name] = value.tolist() if name in COUNTS else value
     return [parts[place] for place in sorted(parts)] or None

@@ -27,16 +27,18 @@ from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.engine import adapters
 from goldilocks.engine.reach import check_length
+from goldilocks.errors import require
 from goldilocks.hashing import hashed
 from goldilocks.platforms import cudnn
 from goldilocks.runs import checkpoints
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
-from goldilocks.trl import signal_rows
+from goldilocks.trl import images, signal_rows
 from goldilocks.trl.advantages import advantages
 from goldilocks.trl.callbacks import BudgetCallback, GuardCallback, check_guard
 from goldilocks.trl.collection import SCALE, Collection, Generated, Rewards, Seeds, Sizes
 from goldilocks.trl.engine_rollouts import EngineRollouts
 from goldilocks.trl.host import HOST, Unread, Unsent, moved, on_host
+from goldilocks.trl.images import texts_alone
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts, SamplerOrder
 from goldilocks.trl.record import RunRecord, accuracy_name
@@ -115,7 +117,8 @@ class CollectedTrainer(WholeCheckpoints):
         self._engine = None if engine_slots is None else self._rollouts(engine_slots)
         routed = getattr(self, "aux_loss_enabled", False)  # a router's loss is over all rows
         alone = self.accelerator.num_processes == 1
-        self._only_signal = only_signal and alone and not routed and self._rows_stand_alone
+        plain = not routed and not self._sees_images
+        self._only_signal = only_signal and alone and plain and self._rows_stand_alone
         self._on_host = self._engine is not None and alone and not getattr(self.args, "use_liger_kernel", False)
         self._eval_loss = eval_loss
         sections = Sections(filter_groups, adaptive_rollout, goldilocks, batch_filter, gen_batch_size)
@@ -135,7 +138,7 @@ class CollectedTrainer(WholeCheckpoints):
         dataset = self._remove_unused_columns(self.train_dataset, "training")
         rows, prompts = CompletionRows(), DatasetPrompts(dataset)
         parts, n = self.args.steps_per_generation, self.num_generations
-        sizes = Sizes(n, parts, self.processing_class.pad_token_id, getattr(self, "pad_to_multiple_of", None))
+        sizes = Sizes(n, parts, self._text_tokenizer.pad_token_id, getattr(self, "pad_to_multiple_of", None))
         keeps = self._lacks_log_probs and (settings.surplus().max_carry_steps > 0 or settings.replay().groups > 0)
         self.collection = Collection(prompts, rows, processes, sizes, keeps=keeps, seed=self.args.seed)
         driver = self._driver(settings, prompts, rows, self.collection) if processes.first else None
@@ -202,14 +205,14 @@ class CollectedTrainer(WholeCheckpoints):
         rewards = scored.rewards[first : first + len(inputs)].tolist()
         longest = self.args.max_completion_length or math.inf
         by_tools = self._tool_tokens or [0] * len(inputs)
+        prompts, completions = (list(map(texts_alone, texts)) for texts in (scored.prompts, scored.completions))
+        tensors = split_rows(output, scored.ids)
         return Generated(
             output,
             [
-                Row(tensors, tuple(own), prompt, completion, truncated=len(ids) >= longest, tool_tokens=tools)
-                for tensors, own, prompt, completion, ids, tools in zip(
-                    split_rows(output, scored.ids),
-                    *(rewards, scored.prompts, scored.completions, scored.ids, by_tools),
-                    strict=True,
+                Row(one, tuple(own), prompt, completion, truncated=len(ids) >= longest, tool_tokens=tools)
+                for one, own, prompt, completion, ids, tools in zip(
+                    tensors, rewards, prompts, completions, scored.ids, by_tools, strict=True
                 )
             ],
         )
@@ -318,13 +321,15 @@ class CollectedTrainer(WholeCheckpoints):
     @torch.no_grad()
     def _log_probs(self, rows: list[Row]) -> list[Tensor]:
         """Return the log-probs of each row's completion under the policy of now."""
-        columns = join_rows(rows, self.processing_class.pad_token_id, None)
+        columns = join_rows(rows, self._text_tokenizer.pad_token_id, None)
+        seen = moved({name: value for name, value in columns.items() if name in images.NAMES}, self._device)
         device = self._device
         ids = torch.cat([columns["prompt_ids"], columns["completion_ids"]], 1).to(device)
         mask = torch.cat([columns["prompt_mask"], columns["completion_mask"]], 1).to(device)
         size = self.args.per_device_train_batch_size
         width = columns["completion_ids"].shape[1]
-        found = self._get_per_token_logps_and_entropies(self.model, ids, mask, width, batch_size=size)[0].cpu()
+        passed = self._get_per_token_logps_and_entropies(self.model, ids, mask, width, batch_size=size, **seen)
+        found = passed[0].cpu()
         return [one[: len(row.tensors["completion_ids"])].clone() for one, row in zip(found, rows, strict=True)]
 
     # -- a loss --------------------------------------------------------------------------------------------------------
@@ -405,11 +410,20 @@ class CollectedTrainer(WholeCheckpoints):
         check_engine(self.trl)
         if adapters.is_adapted(self.model):
             adapters.check(self.model, "engine_slots", slots)
+        require(not self._sees_images, "engine_slots", slots, "none with a model that sees images")
         tokenizer, device = self.processing_class, self._device
         eos = getattr(self, "eos_token_ids", [tokenizer.eos_token_id])  # TRL 1.0 knows the tokenizer's alone
         made = EngineRollouts(self.args, slots=slots, eos_ids=eos, pad_id=tokenizer.pad_token_id, device=device)
         check_length(self.model.config, self.args.max_completion_length + 1, "max_completion_length + 1")
         return made
+
+    @property
+    def _sees_images(self) -> bool:
+        return hasattr(self.processing_class, "image_processor")
+
+    @property
+    def _text_tokenizer(self) -> Any:
+        return self.processing_class.tokenizer if self._sees_images else self.processing_class
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         """TRL's, once for all rollouts of a prompt; with environments once for each, since its tools are its own."""

@@ -17,6 +17,8 @@ else:
 class WholeCheckpoints(Base):  # type: ignore[misc]
     """A mixin for a trainer of TRL's."""
 
+    _renamed = False  # whether the checkpoint that was loaded last has weights under other names than the model
+
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """TRL's; ``resume_from_checkpoint=True`` takes the last checkpoint that was written to its end."""
         if resume_from_checkpoint is True:
@@ -25,6 +27,24 @@ class WholeCheckpoints(Base):  # type: ignore[misc]
             require(found is not None, "resume_from_checkpoint", True, f"False: {root} has no whole checkpoint")
             resume_from_checkpoint = str(found)
         return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """The Trainer's, and the weights that it leaves out.
+
+        transformers saves some models, such as LLaVA, under the names of their first release. ``from_pretrained`` knows
+        them; the Trainer does not, and would go on with the weights of the start.
+        """
+        self._renamed = False
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self._renamed:
+            there = self.model if model is None else model
+            saved = type(there).from_pretrained(resume_from_checkpoint, dtype=there.dtype)
+            there.load_state_dict(saved.state_dict())
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        self._renamed = bool(load_result.unexpected_keys and load_result.missing_keys)
+        if not self._renamed:
+            super()._issue_warnings_after_load(load_result)
 
     def _checkpoint_folder(self, trial: Any) -> Path:
         return Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"

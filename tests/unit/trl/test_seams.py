@@ -69,7 +69,6 @@ def test_a_mistake_is_answered_as_in_verls_config(sections: dict[str, Any], mess
     [
         (iter([]), "a length and random access"),
         ([{"question": "1+1="}], "the column 'prompt'"),
-        ([{"prompt": "1+1=", "image": None}], "no images"),
     ],
 )
 def test_data_that_cannot_be_chosen_from_are_refused(dataset: Any, message: str) -> None:
