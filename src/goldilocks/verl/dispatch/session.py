@@ -243,23 +243,24 @@ def rollout_of(
     """The event of a session whose rows are stored; each of ``outputs``, of verl's agent loop, is a row."""
     final, uid, index = outputs[-1], session.uid, session.index
     info = final.extra_fields.get("reward_extra_info") or {}
-    spans = _by_row(versions, [sum(one.response_mask) for one in outputs])
+    counts = [sum(one.response_mask) for one in outputs]
+    spans = _by_row(versions, counts)
     whole = [versions] * len(outputs) if spans is None else spans
     tags = [_tag(one, global_steps, own) for one, own in zip(outputs, whole, strict=True)]
     for tag, own in zip(tags, spans or (), strict=False):
         if tag["min_global_steps"] != tag["max_global_steps"]:
             tag[VERSIONS] = own
-    version = _oldest_and_newest(versions)["min_global_steps"]
+    version = min((tag["min_global_steps"] for tag in tags if tag["min_global_steps"] is not None), default=None)
     return Rollout(
         uid,
         index,
         reward=float(final.reward_score),
-        tokens=max(session.tokens, sum(sum(one.response_mask) for one in outputs)),  # rows may leave some out
+        tokens=max(session.tokens, sum(counts)),  # rows may leave some out
         metrics={name: float(value) for name, value in info.items() if _is_number(value)},
         truncated=len(final.response_ids) >= response_length,
         version=None if version is None else int(version),
         payload=[[row_key(uid, index, part), tag] for part, tag in enumerate(tags)],
-        tool_tokens=sum(len(one.response_mask) - sum(one.response_mask) for one in outputs),
+        tool_tokens=sum(len(one.response_mask) for one in outputs) - sum(counts),
     )
 
 
