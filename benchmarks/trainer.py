@@ -43,7 +43,7 @@ from rich.console import Console
 from goldilocks.launch.display import LiveLine
 from goldilocks.launch.recipe import choose
 from goldilocks.launch.supervisor import processes_of
-from goldilocks.launch.train import Launch, prepared, supervise
+from goldilocks.launch.train import Launch, interruptible, prepared, supervise
 
 LONGEST = 8  # times the mean
 OPEN = 3  # prompts open at once, in batches: a batch of answers keeps the engine busy to its end
@@ -217,6 +217,7 @@ def run(args: argparse.Namespace, arm: Arm, model: Path, data: Path) -> Figures:
     with prepared(choose(words(args, arm, model, data), args.device), args.runs, arm.folder) as launch:
         stop = threading.Event()
         limit = threading.Timer(args.seconds, stop.set)
+        limit.daemon = True
         limit.start()
         with Memory(args.device, launch.run_dir.path) as memory:
             line = LiveLine(Console(file=sys.stderr), lambda text: None)
@@ -331,6 +332,9 @@ def measure(args: argparse.Namespace, kept: Kept) -> list[str]:
         except RuntimeError as error:
             failures.append(f"{arm.name}: {error}")
             continue
+        except KeyboardInterrupt:  # the table has what there is
+            failures.append(f"{arm.name}: interrupted")
+            break
         print(kept.arms[arm.name].line(arm.name), file=sys.stderr, flush=True)
     return failures
 
@@ -372,6 +376,7 @@ def main() -> int:
         folder = args.runs or stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
         args.runs = Path(folder).resolve()
         args.runs.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(interruptible())
         failures = measure(args, kept)
     sizes = f"{args.groups} groups of {args.n}, answers of {args.mean} tokens, {LONGEST * args.mean} at most"
     print(f"{args.model} on {args.device}, rollouts by {args.engine}: {sizes}\n{HEADER}")
