@@ -126,14 +126,15 @@ HEADER = (
 def figures(records: Sequence[dict[str, float]], warm_up: int, groups: int, n: int) -> Figures:
     """Return the figures of a run's steps after the warm-up."""
     timed = records[warm_up:]
-    step = _median(timed, "timing_s/step")
-    parts = {name: sum(_median(timed, f"timing_s/{key}") for key in keys) for name, keys in PARTS.items()}
+    step = statistics.median(record["timing_s/step"] for record in timed)
+    of_steps = [_parts(record) for record in timed]
+    parts = {name: statistics.median(one[name] for one in of_steps) for name in of_steps[0]}
     length = statistics.fmean(record["response_length/mean"] for record in timed)
     rollouts, tokens, lost = generated(records, warm_up, groups, n)
     return Figures(
         steps=len(timed),
         step=step,
-        parts={**parts, "rest": step - sum(parts.values())},
+        parts=parts,
         rollouts_per_group=rollouts / (groups * len(timed)),
         thrown_away=int(lost),
         tokens_per_s=tokens / sum(record["timing_s/step"] for record in timed),
@@ -165,9 +166,10 @@ def generated(records: Sequence[dict[str, float]], warm_up: int, groups: int, n:
     return rollouts, rollouts * length, lost
 
 
-def _median(records: Sequence[dict[str, float]], key: str) -> float:
-    found = [record[key] for record in records if key in record]
-    return statistics.median(found) if found else 0.0
+def _parts(record: dict[str, float]) -> dict[str, float]:
+    """Return the seconds of the parts of one step, and the rest of them."""
+    found = {name: sum(record.get(f"timing_s/{key}", 0.0) for key in keys) for name, keys in PARTS.items()}
+    return {**found, "rest": record["timing_s/step"] - sum(found.values())}
 
 
 # -- one arm -----------------------------------------------------------------------------------------------------------
