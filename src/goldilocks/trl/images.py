@@ -28,6 +28,12 @@ FIELDS = (
 NAMES = frozenset({*COUNTS, *BY_TOKEN, *FIELDS})
 
 
+def known_to_trl() -> bool:
+    """Return whether this TRL gives every row its own images; older ones do so for some models only."""
+    seen = split_pixel_values_by_grid({"pixel_values": torch.zeros(3, 1), "num_images": [1, 2]})
+    return isinstance(seen["pixel_values"], list)
+
+
 def split(output: Mapping[str, Any], prompts: Sequence[int], completions: Sequence[int]) -> list[dict[str, Tensor]]:
     """Return what each row has of the images' columns; ``prompts`` and ``completions`` are the lengths of the rows."""
     if "num_images" not in output:

@@ -25,6 +25,8 @@ class DatasetPrompts(TablePrompts):
         columns = getattr(dataset, "column_names", None) or list(dataset[0])
         require("prompt" in columns, "train_dataset", columns, "a data set with the column 'prompt'")
         self.images = next((column for column in columns if column in IMAGES), None)
+        known = self.images is None or images.known_to_trl()
+        require(known, "train_dataset", self.images, "no images, unless every section is left out, with this TRL")
         self._dataset = self.table = dataset
         super().__init__(len(dataset))
 

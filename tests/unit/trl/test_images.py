@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from datasets import Dataset, Features, Image, Value
 from PIL import Image as Picture
@@ -13,6 +14,8 @@ from goldilocks.trl.prompts import DatasetPrompts
 from goldilocks.trl.rows import Row, join_rows, split_rows
 
 PAD = 9
+
+pytestmark = pytest.mark.skipif(not images.known_to_trl(), reason="this TRL has images for some models only")
 
 
 def batch(counts: list[int], **more: Any) -> dict[str, Any]:
