@@ -75,7 +75,12 @@ class Server:
         """Serve; yield the address."""
         server = self
 
+        class Listener(ThreadingHTTPServer):
+            request_queue_size = 128  # a connection that is refused is tried again a second later
+
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"  # connections are kept
+
             def log_message(self, *_: Any) -> None:
                 """Say nothing."""
 
@@ -98,7 +103,7 @@ class Server:
                 self.end_headers()
                 self.wfile.write(body)
 
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        with Listener(("127.0.0.1", 0), Handler) as http:
             threading.Thread(target=http.serve_forever, daemon=True).start()
             try:
                 yield f"http://127.0.0.1:{http.server_port}"
