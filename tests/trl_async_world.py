@@ -25,7 +25,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, async_grpo_trainer, asy
 
 from goldilocks.hashing import hashed
 from goldilocks.tasks.tiny_model import build, character_tokenizer
-from goldilocks.trl.async_trainer import GoldilocksAsyncGRPOTrainer
+from goldilocks.trl.asynchronous.trainer import GoldilocksAsyncGRPOTrainer
 
 SCHEMA = {
     "type": "object",
@@ -80,6 +80,7 @@ class Server:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"  # connections are kept
+            disable_nagle_algorithm = True
 
             def log_message(self, *_: Any) -> None:
                 """Say nothing."""

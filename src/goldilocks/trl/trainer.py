@@ -36,7 +36,7 @@ from goldilocks.trl import images, signal_rows
 from goldilocks.trl.advantages import advantages
 from goldilocks.trl.callbacks import BudgetCallback, GuardCallback, check_guard
 from goldilocks.trl.collection import SCALE, Collection, Generated, Rewards, Seeds, Sizes
-from goldilocks.trl.engine_rollouts import EngineRollouts
+from goldilocks.trl.engine_rollouts import EngineRollouts, Turns
 from goldilocks.trl.host import HOST, Unread, Unsent, moved, on_host
 from goldilocks.trl.images import texts_alone
 from goldilocks.trl.processes import Processes
@@ -46,7 +46,6 @@ from goldilocks.trl.rows import LOG_PROBS, CompletionGate, CompletionRows, Row, 
 from goldilocks.trl.saved import Saved
 from goldilocks.trl.sections import Section, Sections
 from goldilocks.trl.supported import RETURNED, check_engine, check_trl
-from goldilocks.trl.turns import Turns
 from goldilocks.trl.weights_guard import WeightsGuardCallback, is_comparable, is_exact
 from goldilocks.trl.whole_checkpoints import WholeCheckpoints
 

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("goldilocks.trl.async_trainer", exc_type=ImportError)  # an older TRL has another one
+pytest.importorskip("goldilocks.trl.asynchronous.trainer", exc_type=ImportError)  # an older TRL has another one
 
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from goldilocks.core import ListSource
 from goldilocks.testing import check_backend, check_rows
-from goldilocks.trl.async_rollouts import AskedRollouts, CollectedQueue, MicroBatches, SampleRows, Samples
-from goldilocks.trl.async_trainer import _sizes, check
-from goldilocks.trl.async_worker import Answer, Ask, Cancel
+from goldilocks.trl.asynchronous.rollouts import AskedRollouts, CollectedQueue, MicroBatches, SampleRows, Samples
+from goldilocks.trl.asynchronous.trainer import _sizes, check
+from goldilocks.trl.asynchronous.worker import Answer, Ask, Cancel
 from goldilocks.trl.sections import Sections
 
 

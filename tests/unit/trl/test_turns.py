@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from goldilocks.trl.turns import Turns
+from goldilocks.trl.engine_rollouts import Turns
 
 PROMPTS = [[1], [1], [1], [2, 3]]
 SEEDS = [10, 11, 12, 13]

@@ -21,9 +21,9 @@ from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.errors import require
 from goldilocks.runs import checkpoints
-from goldilocks.trl.async_rollouts import AskedRollouts, CollectedQueue, MicroBatches, SampleRows
-from goldilocks.trl.async_supported import check_trl
-from goldilocks.trl.async_worker import AskedWorker
+from goldilocks.trl.asynchronous.rollouts import AskedRollouts, CollectedQueue, MicroBatches, SampleRows
+from goldilocks.trl.asynchronous.supported import check_trl
+from goldilocks.trl.asynchronous.worker import AskedWorker
 from goldilocks.trl.callbacks import BudgetCallback
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts

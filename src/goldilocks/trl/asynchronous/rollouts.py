@@ -16,7 +16,7 @@ from goldilocks.drive.backend import Backend, places
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rows import MemoryRows, Place
 from goldilocks.runs.checkpoints import load_state, save_state
-from goldilocks.trl.async_worker import Answer, Ask, AskedWorker, Cancel
+from goldilocks.trl.asynchronous.worker import Answer, Ask, AskedWorker, Cancel
 from goldilocks.trl.collection import Batch, Round
 from goldilocks.types import Event, Failure, Group, Paused, Request, Rollout
 

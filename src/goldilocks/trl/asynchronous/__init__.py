@@ -1,0 +1,1 @@
+"""The collector on TRL's asynchronous trainer, which is experimental."""
