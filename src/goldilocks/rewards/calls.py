@@ -65,7 +65,7 @@ class WeightedReward:
 class RewardCalls:
     """``goldilocks.rewards``. With every default, functions are called as without the section."""
 
-    functions: Mapping[str, Any] = field(default_factory=dict)
+    functions: Mapping[str, Any] | None = None
     concurrency: int | None = None
     timeout: float | None = None
     retries: int = 0
@@ -83,7 +83,7 @@ class RewardCalls:
     @property
     def weighted(self) -> dict[str, WeightedReward]:
         """The functions by name, checked; none where the run has one function and no weights."""
-        return {name: WeightedReward.read(name, given) for name, given in self.functions.items()}
+        return {name: WeightedReward.read(name, given) for name, given in (self.functions or {}).items()}
 
     @property
     def in_use(self) -> bool:
