@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from run_files import json_lines
 
-from .conftest import Launch
+from .conftest import Launch, Run, Task
+from .killed import assert_none_twice, killed, trained_groups
+from .test_partial import of_all_lengths, unfinished_rows
 from .test_trainer import MODE, assert_accounts_sum, assert_trained, rewards
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -19,6 +21,7 @@ SIBLINGS = 7  # of the third rollout, which are cancelled when it is right
 # Every rollout calls the tool once. The third waits in its call until its siblings are in theirs, which never end.
 AGENT = f'''
 import asyncio
+import os
 import pathlib
 from collections import Counter
 
@@ -30,7 +33,7 @@ from verl.tools.schemas import ToolResponse
 
 from goldilocks.verl.dispatch.session import current_session
 
-JOURNAL = pathlib.Path(__file__).parent / "journal"
+JOURNAL = pathlib.Path(os.environ["GOLDILOCKS_TEST_RUN"]) / "journal"  # one for each launch
 
 
 @ToolParser.register("once")
@@ -50,6 +53,8 @@ class Waits(BaseTool):
 
     async def execute(self, instance_id, parameters, **kwargs):
         uid, index = instance_id.split()
+        if not self.config["waits"]:
+            index = 0
         if int(index) > 2:
             self.waiting[uid] += 1
             self.note("waits", instance_id)
@@ -92,7 +97,7 @@ class Cut(ToolAgentLoop):
 TOOLS = """
 tools:
   - class_name: agent_of_the_test.Waits
-    config: {type: native}
+    config: {type: native, waits: WAITS}
     tool_schema:
       type: function
       function:
@@ -106,7 +111,7 @@ tools:
 def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The settings of a run with the agent loop and the tool above."""
     (tmp_path / "agent_of_the_test.py").write_text(AGENT)
-    (tmp_path / "tools.yaml").write_text(TOOLS)
+    (tmp_path / "tools.yaml").write_text(TOOLS.replace("WAITS", "true"))
     (tmp_path / "loops.yaml").write_text("- name: cut\n  _target_: agent_of_the_test.Cut\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     rollout = "actor_rollout_ref.rollout"
@@ -119,6 +124,16 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "data.max_response_length=24",
         f"trainer.rollout_data_dir={tmp_path / 'rollouts'}",
     ]
+
+
+def journal_of(run: Run) -> list[list[str]]:
+    """What happened to calls of the tool in a launch, each with its group and its rollout."""
+    return [line.split() for line in (run.folder / "journal").read_text().splitlines()]
+
+
+def answered(run: Run) -> list[tuple[str, str]]:
+    """The rollouts whose call was answered, each as often as it was."""
+    return [(uid, index) for what, uid, index in journal_of(run) if what == "answers"]
 
 
 def test_rollouts_of_several_rows_count_once_and_tools_of_cancelled_ones_are_told(
@@ -151,8 +166,30 @@ def test_rollouts_of_several_rows_count_once_and_tools_of_cancelled_ones_are_tol
     first = run.steps[0]
     assert first["accounts/trained_rollouts"] == len(parts) == 24
     assert first["accounts/tool_tokens"] > 0
-    journal = Counter(tuple(line.split()[:2]) for line in (tmp_path / "journal").read_text().splitlines())
+    journal = Counter((what, uid) for what, uid, _ in journal_of(run))
     for uid in groups:  # of the first step: its cancelled calls were told of before the second step began
         assert journal["waits", uid] == SIBLINGS
         assert journal["answers", uid] == 3
         assert journal["released", uid] == SIBLINGS + 3
+
+
+def test_a_paused_conversation_goes_on_after_an_update_and_after_a_kill_without_a_second_call(
+    launch: Launch, agent: list[str], task: Task, tmp_path: Path
+) -> None:
+    (tmp_path / "tools.yaml").write_text(TOOLS.replace("WAITS", "false"))
+    loop = "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent"
+    overrides = [*agent, *of_all_lengths(task, tmp_path), loop]
+    before = killed(launch, tmp_path, *overrides)
+    saved = before.saved
+    unfinished = unfinished_rows(tmp_path / "checkpoints" / f"global_step_{saved}")
+    replied = {(uid, str(index)) for uid, index, states in unfinished if any("call" in state for state in states)}
+    run = launch(*overrides, f"trainer.total_training_steps={saved + 2}", "trainer.resume_mode=auto")
+    assert run.status == 0, run.tail()
+    assert [step["step"] for step in run.steps] == [saved + 1, saved + 2]
+    assert_accounts_sum(run)
+    assert all(step["accounts/tool_tokens"] > 0 for step in (*before.run.steps, *run.steps))
+    for life in (before.run, run):
+        assert len(answered(life)) == len(set(answered(life)))
+    assert not replied & set(answered(run))
+    after = [trained_groups(tmp_path / "rollouts", step) for step in (saved + 1, saved + 2)]
+    assert_none_twice(*before.trained.values(), *after)

@@ -36,12 +36,11 @@ def untaught(task: Task, folder: Path) -> Path:
     return folder
 
 
-def test_rollouts_pause_go_on_survive_a_kill_and_are_trained_against_what_wrote_them(
-    launch: Launch, task: Task, tmp_path: Path
-) -> None:
+def of_all_lengths(task: Task, tmp_path: Path) -> list[str]:
+    """The settings of a run whose rollouts pause: answers of all lengths, half of them right."""
     reward = tmp_path / "reward.py"
     reward.write_text(REWARD)
-    overrides = [
+    return [
         MODE,
         FILTER,
         "algorithm.filter_groups.metric=acc",
@@ -54,6 +53,12 @@ def test_rollouts_pause_go_on_survive_a_kill_and_are_trained_against_what_wrote_
         "reward.custom_reward_function.name=by_hash",
         *dumped_every_step(tmp_path),
     ]
+
+
+def test_rollouts_pause_go_on_survive_a_kill_and_are_trained_against_what_wrote_them(
+    launch: Launch, task: Task, tmp_path: Path
+) -> None:
+    overrides = of_all_lengths(task, tmp_path)
     before = killed(launch, tmp_path, *overrides)
     saved = before.saved
     unfinished = unfinished_rows(tmp_path / "checkpoints" / f"global_step_{saved}")
