@@ -2,7 +2,8 @@
 
 The checkpoint of a step holds the weights after it and what every unfinished rollout had been answered in it. So each
 token that vLLM wrote can be looked at again with the weights that it says it was written with. Gate 2 rejects some rows
-in the same run, and what it rejects is refilled.
+in the same run, and what it rejects is refilled. The answers to one prompt in ten end only at their limit: however fast
+vLLM is beside the trainer, they pause and go on.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from endless import end_with_the_question, make_endless
 
 pytest.importorskip("vllm")
 
@@ -28,18 +30,25 @@ from .conftest import BENCHMARKS, Train, log_probs, steps
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(2400)]
 
-MEAN, LONGEST = 192, 768  # tokens of an answer: a step is over long before the longest
+MEAN, LONGEST = 192, 4096  # tokens of an answer that ends by itself, and of one that does not
 STEPS = 6
+ENDLESS = ["w3", "w11"]  # the first words of prompts whose answers do not end by themselves
+# The words of a question in the other order: its first one stands last.
+QUESTION = "{{ m['content'].split() | reverse | join(' ') }}"
+TEMPLATE = f"{{% for m in messages %}}<assistant> <user> {QUESTION}{{% endfor %}}"
 Rollout = tuple[str, int]  # its group and its number in it
 
 
 def test_paused_rollouts_go_on_and_each_token_keeps_its_log_prob_and_its_version(train: Train, tmp_path: Path) -> None:
     settings = runpy.run_path(str(BENCHMARKS / "partial.py"))["make_task"](tmp_path, MEAN, LONGEST)
+    make_endless(tmp_path / "model", ENDLESS)
+    end_with_the_question(tmp_path / "model", TEMPLATE)
     process = train(
         *("dapo", *settings, "algorithm.filter_groups.metric=acc", "algorithm.filter_groups.on_full=partial"),
         *("algorithm.filter_groups.max_carry_steps=8", "actor_rollout_ref.rollout.n=4"),
-        # Of sixteen groups that are written at once the two shortest are a batch: most of the others pause twice.
-        *("data.train_batch_size=2", "data.gen_batch_size=16", "actor_rollout_ref.rollout.max_num_seqs=64"),
+        # Of eight groups that are written at once two are a batch, and the fourth is of a prompt with endless answers.
+        *("data.train_batch_size=2", "data.gen_batch_size=8", "data.shuffle=false"),
+        "actor_rollout_ref.rollout.max_num_seqs=64",
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         *("actor_rollout_ref.actor.optim.lr=3e-4", f"trainer.total_training_steps={STEPS}", "trainer.save_freq=1"),
         "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
@@ -56,7 +65,6 @@ def test_paused_rollouts_go_on_and_each_token_keeps_its_log_prob_and_its_version
         assert step["filter/gate1_rejection_rate"] == 0  # on what the newest weights wrote, both agree
         assert step["filter/gate2_missing_tensors"] == 0  # the largest log-probs of every part are there
         assert step["train/informative_groups"] == 2
-    # A step may find its whole batch written while the one before was judged: then nothing goes on in it.
     assert max(step["train/rollouts_paused"] for step in logged.values()) > 0
     assert max(step.get("train/stale_tokens", 0) for step in logged.values()) > 0
     assert logged[STEPS]["accounts/rejected_rollouts"] > 0
@@ -117,4 +125,4 @@ def load(folder: Path) -> Any:
 def prompt_ids(model: Path) -> list[list[int]]:
     """Every prompt of the task, as the model is asked it."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    return [tokenizer.encode(f"<user> w{index % 20} w{index // 20} <assistant>") for index in range(400)]
+    return [tokenizer.encode(f"<assistant> <user> w{index // 20} w{index % 20}") for index in range(400)]
