@@ -159,20 +159,21 @@ def test_two_nodes_train_and_a_killed_one_ends_the_run_which_goes_on(
 
     words = (
         *("train", "dapo", *SMALL, "trainer.nnodes=2", f"++ray_kwargs.ray_init.address={nodes.address}"),
-        *("trainer.total_training_steps=3", "trainer.save_freq=1", "trainer.val_before_train=False"),
-        *("trainer.test_freq=-1", "--runs", str(tmp_path), "--name", "test"),
+        *("trainer.save_freq=1", "trainer.val_before_train=False", "trainer.test_freq=-1"),
+        *("--runs", str(tmp_path), "--name", "test"),
     )
     run = tmp_path / "test"
-    process = start(nodes, arithmetic, *words)
-    wait_for(run / "checkpoints" / "latest_checkpointed_iteration.txt", process)
+    latest = run / "checkpoints" / "latest_checkpointed_iteration.txt"
+    process = start(nodes, arithmetic, *words, "trainer.total_training_steps=1000")  # far more than before the kill
+    wait_for(latest, process)
     nodes.kill(SECOND)
     status, said = end(process)
     assert status == 1, said
     (reason,) = (line for line in said.splitlines() if line.startswith("goldilocks: the run failed: "))
     assert reason.startswith(f"goldilocks: the run failed: node {SECOND} died: ")
 
+    saved = int(latest.read_text())
     nodes.start(SECOND)
-    status, said = end(start(nodes, arithmetic, *words))
+    status, said = end(start(nodes, arithmetic, *words, f"trainer.total_training_steps={saved + 2}"))
     assert status == 0, said
-    assert min(steps(run)) > 1
-    assert max(steps(run)) == 3
+    assert steps(run) == [saved + 1, saved + 2]
