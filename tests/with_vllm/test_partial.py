@@ -9,7 +9,6 @@ vLLM is beside the trainer, they pause and go on.
 from __future__ import annotations
 
 import itertools
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from endless import end_with_the_question, make_endless
+from endless import make_endless
 
 pytest.importorskip("vllm")
 
@@ -26,23 +25,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from goldilocks.verl.dispatch.session import ResumableAnswer, name_of
 from goldilocks.verl.store.stored_rows import load_rows
 
-from .conftest import BENCHMARKS, Train, log_probs, steps
+from .conftest import Train, log_probs, steps
+from .words_task import QUESTIONS, make_task
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(2400)]
 
 MEAN, LONGEST = 192, 4096  # tokens of an answer that ends by itself, and of one that does not
 STEPS = 6
 ENDLESS = ["w3", "w11"]  # the first words of prompts whose answers do not end by themselves
-# The words of a question in the other order: its first one stands last.
-QUESTION = "{{ m['content'].split() | reverse | join(' ') }}"
-TEMPLATE = f"{{% for m in messages %}}<assistant> <user> {QUESTION}{{% endfor %}}"
 Rollout = tuple[str, int]  # its group and its number in it
 
 
 def test_paused_rollouts_go_on_and_each_token_keeps_its_log_prob_and_its_version(train: Train, tmp_path: Path) -> None:
-    settings = runpy.run_path(str(BENCHMARKS / "partial.py"))["make_task"](tmp_path, MEAN, LONGEST)
+    settings = make_task(tmp_path, MEAN, LONGEST)
     make_endless(tmp_path / "model", ENDLESS)
-    end_with_the_question(tmp_path / "model", TEMPLATE)
     process = train(
         *("dapo", *settings, "algorithm.filter_groups.metric=acc", "algorithm.filter_groups.on_full=partial"),
         *("algorithm.filter_groups.max_carry_steps=8", "actor_rollout_ref.rollout.n=4"),
@@ -125,4 +121,5 @@ def load(folder: Path) -> Any:
 def prompt_ids(model: Path) -> list[list[int]]:
     """Every prompt of the task, as the model is asked it."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    return [tokenizer.encode(f"<assistant> <user> w{index // 20} w{index % 20}") for index in range(400)]
+    asked = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    return tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
