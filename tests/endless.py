@@ -30,10 +30,3 @@ def make_endless(folder: Path, tokens: list[str]) -> None:
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight[0], layer.mlp.down_proj.weight[0] = 0.0, 0.0
     model.save_pretrained(folder)
-
-
-def end_with_the_question(folder: Path, chat_template: str) -> None:
-    """Set the chat template of the tokenizer in ``folder``: a prompt's last token is then one of its question."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = chat_template
-    tokenizer.save_pretrained(folder)
