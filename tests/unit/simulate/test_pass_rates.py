@@ -56,7 +56,7 @@ def test_a_directory_of_verl_dumps_is_read_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_v1_dump_whose_uid_is_the_samples_is_grouped_by_its_prompt(tmp_path: Path) -> None:
-    rows = [{**row, "uid": f"u_0_{place}"} for place, row in enumerate(verl_rows(1, a=[0.0, 1.0], b=[1.0]))]
+    rows = [{**row, "uid": f"u_{place}_0"} for place, row in enumerate(verl_rows(1, a=[0.0, 1.0], b=[1.0]))]
     write_records(tmp_path / "1.jsonl", rows)
     assert read_pass_rates(tmp_path / "1.jsonl").pass_rate.tolist() == [0.5, 1.0]
 
