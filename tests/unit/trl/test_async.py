@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +15,14 @@ import pytest
 
 pytest.importorskip("goldilocks.trl.asynchronous.trainer", exc_type=ImportError)  # an older TRL has another one
 
+from trl.experimental.async_grpo import async_rollout_worker
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from goldilocks.core import ListSource
 from goldilocks.testing import check_backend, check_rows
 from goldilocks.trl.asynchronous.rollouts import AskedRollouts, CollectedQueue, MicroBatches, SampleRows, Samples
 from goldilocks.trl.asynchronous.trainer import _sizes, check
-from goldilocks.trl.asynchronous.worker import Answer, Ask, Cancel
+from goldilocks.trl.asynchronous.worker import Answer, Ask, AskedWorker, Cancel
 from goldilocks.trl.sections import Sections
 
 
@@ -67,6 +71,21 @@ def test_a_worker_that_is_gone_ends_the_wait() -> None:
         list(waiting.events(0.01))
 
 
+def test_a_child_that_reads_no_more_does_not_keep_the_trainer_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_rollout_worker, "is_vllm_available", lambda: True)
+    worker = AskedWorker()
+    worker.tell(Ask(("g" * 2**20, 0), 0, 1))  # more than the pipe holds
+    pipe = os.dup(worker._asked._reader.fileno())
+    worker._asked.close()
+    end = threading.Thread(target=worker._asked.join_thread, daemon=True)  # what Python does before it exits
+    end.start()
+    end.join(timeout=10)
+    ended = not end.is_alive()
+    with open(pipe, "rb") as rest:
+        rest.read()  # lets the thread that writes end
+    assert ended
+
+
 def test_samples_come_back_from_disk_as_they_were() -> None:
     def same(one: Samples, other: Samples) -> bool:
         ids = [np.array_equal(a.input_ids, b.input_ids) for a, b in zip(one, other, strict=True)]
@@ -101,6 +120,32 @@ def test_samples_that_were_handed_out_and_not_trained_are_saved(tmp_path: Path) 
     again = CollectedQueue(OneBatch(), SampleRows(), MicroBatches())  # type: ignore[arg-type]
     again.load(tmp_path / "checkpoint")
     assert [again.get().metrics["reward"] for _ in range(5)] == [3.0, 4.0, 5.0, 6.0, 7.0]
+
+
+def test_groups_of_a_run_that_goes_on_are_numbered_without_gaps(tmp_path: Path) -> None:
+    """TRL looks for the first number that was not trained."""
+    one = CollectedQueue(OneBatch(), SampleRows(), MicroBatches())  # type: ignore[arg-type]
+    one._left.extend((3, sample(1.0, group=group)) for group in (7, 7, 7, 9, 9))
+    one.save(tmp_path / "checkpoint")
+    one.load(tmp_path / "checkpoint")
+    assert [one.get().group_id for _ in range(5)] == [0, 0, 0, 1, 1]
+    assert one._groups == 2
+
+
+def test_a_sample_over_the_token_budget_is_waited_for_by_nobody(tmp_path: Path) -> None:
+    """TRL drops it in front of its micro-batches, with a warning and a count."""
+    micro_batches = MicroBatches()
+    one = CollectedQueue(OneBatch(), SampleRows(), micro_batches)  # type: ignore[arg-type]
+    one.longest = 3  # tokens, as many as a sample has here
+    long = replace(sample(0.0), input_ids=np.arange(4))
+    one._left.extend([(3, long), (3, sample(1.0)), (4, sample(2.0, group=1))])
+    assert [one.get().metrics["reward"] for _ in range(3)] == [0.0, 1.0, 2.0]
+    micro_batches.update([0])
+    one.trained_micro_batch()
+    assert one.next_batch == 4
+    one.save(tmp_path / "checkpoint")
+    one.load(tmp_path / "checkpoint")
+    assert [number for number, _ in one._left] == [4]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -165,14 +166,17 @@ class CollectedQueue:
         self._left: deque[tuple[int, RolloutSample]] = deque()  # with the batch that each is of
         self._handed: deque[tuple[int, RolloutSample]] = deque()  # and not yet trained
         self._groups = 0  # that were numbered
+        self.longest: float = math.inf  # tokens of a sample that TRL trains; it drops longer ones, and counts them
         self.on_batch: Any = lambda: None
 
     def get(self, timeout: float | None = None) -> RolloutSample:
         """Return the next sample. Waits as long as the batch takes; the backend looks after the worker."""
         while not self._left:
             self._fill()
-        self._handed.append(self._left.popleft())
-        return self._handed[-1][1]
+        number, sample = self._left.popleft()
+        if len(sample.input_ids) <= self.longest:
+            self._handed.append((number, sample))
+        return sample
 
     def qsize(self) -> int:
         return len(self._left)
@@ -206,10 +210,11 @@ class CollectedQueue:
         """Go on where ``save`` was called."""
         self.driver.load(folder)
         rest = [(one["batch"], RolloutSample(**one["sample"])) for one in load_state(folder / REST)["rest"]]
-        numbers = {sample.group_id: number for number, (_, sample) in enumerate(rest)}
+        groups = dict.fromkeys(sample.group_id for _, sample in rest)
+        numbers = {group: number for number, group in enumerate(groups)}  # no gaps: TRL asks for the first one missing
         self._handed.clear()
         self._left = deque((batch, replace(one, group_id=numbers[one.group_id])) for batch, one in rest)
-        self._groups = len(rest)
+        self._groups = len(numbers)
 
     def _fill(self) -> None:
         groups = self.driver.batch()

@@ -101,9 +101,12 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
             return super().get_train_dataloader()
         before, self.args.max_staleness = self.args.max_staleness, sys.maxsize
         try:
-            return super().get_train_dataloader()
+            found = super().get_train_dataloader()
         finally:
             self.args.max_staleness = before
+        if self.collected is not None and self.args.token_budget > 0:  # TRL has asked the server if it was None
+            self.collected.longest = self.args.token_budget
+        return found
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().training_step(*args, **kwargs)

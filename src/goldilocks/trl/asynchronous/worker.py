@@ -163,6 +163,7 @@ class AskedWorker(AsyncRolloutWorker):  # type: ignore[misc]
         super().__init__(**{**kwargs, "queue_maxsize": 0})  # the collector bounds what is asked for
         self.policies: dict[int, int] = {}  # the batch, by the version of the weights
         self._asked = self._mp_ctx.Queue()
+        self._asked.cancel_join_thread()  # a child that has died reads nothing, and this process must end all the same
         self._loop_kwargs["inbox"] = Inbox(self._asked)
 
     def tell(self, *asked: Ask | Cancel) -> None:
