@@ -90,12 +90,15 @@ class Patch:
         return True
 
     def _is_known(self, path: str) -> bool:
-        """Whether the module has this, with a source it was written for if it was written for one."""
+        """Whether the module has this, with a source it was written for if it was written for one.
+
+        A module that cannot be imported, and what has no source to compare (a builtin, a partial), are not known.
+        """
         try:
             found = self._find(path)
-        except (AttributeError, ModuleNotFoundError):
+            return path not in self.written_for or is_known(found, self.written_for[path])
+        except (AttributeError, ImportError, OSError, TypeError):
             return False
-        return path not in self.written_for or is_known(found, self.written_for[path])
 
     def _find(self, path: str) -> Any:
         module = importlib.import_module(self.module)

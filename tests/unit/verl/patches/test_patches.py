@@ -149,6 +149,26 @@ def test_what_is_gone_has_changed_too(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert patch.apply()
 
 
+OTHERWISE = {
+    "a partial": "import functools\nwork = functools.partial(print, 1)\n",
+    "a builtin": "work = len\n",
+    "a property": "work = property(lambda self: 1)\n",
+    "a function without source": "exec('def work(): return 1')\n",
+    "a module that cannot import": "from functools import name_that_is_gone\n",
+    "a module without its library": "raise OSError('libcuda.so: cannot open shared object file')\n",
+}
+
+
+@pytest.mark.parametrize("source", OTHERWISE.values(), ids=OTHERWISE)
+def test_what_has_no_source_to_compare_has_changed_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, source: str
+) -> None:
+    patch = faster(upstream(source, tmp_path, monkeypatch), "0" * 16)
+    with caplog.at_level(logging.WARNING):
+        assert not patch.apply()
+    assert "upstream_module.work has changed; the patch faster is skipped" in caplog.text
+
+
 @pytest.mark.parametrize(("folder", "available"), [("trl/experimental/ppo", True), ("trl/experimental", False)])
 def test_verl_uses_trl_only_where_trl_has_value_heads(
     folder: str, available: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
