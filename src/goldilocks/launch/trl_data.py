@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from goldilocks.errors import require
 from goldilocks.launch.preflight import files_of, prompt_length
 from goldilocks.rewards import RewardFailed, RewardTimeout
+from goldilocks.rewards.calls import is_number
 from goldilocks.verl.dispatch import guarded_reward
 
 logger = logging.getLogger(__name__)
@@ -130,5 +131,5 @@ def _answers(completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator
 def _numbers(found: Mapping[str, Any]) -> Grades:
     """Return the values that are numbers: a reward function may return texts beside them."""
     require(SCORE in found, "the reward function's result", sorted(found), f"a number, or a mapping with {SCORE!r}")
-    numbers = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    numbers = {name: float(value) for name, value in found.items() if is_number(value)}
     return {name: value for name, value in numbers.items() if not math.isnan(value)}

@@ -191,11 +191,16 @@ def score_of(name: str, result: Any) -> float:
     return number
 
 
+def is_number(value: object) -> bool:
+    """Return whether a value of a function's result is one number; numpy and torch have their own."""
+    return isinstance(value, bool | int | float) or (hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0)
+
+
 def _zero(last: Any) -> Any:
-    """Return a result of 0 in the form of the last one: verl wants the same values of every answer."""
+    """Return a result of 0 under the last result's names, which verl wants of every answer; its texts are not ours."""
     if not isinstance(last, Mapping):
         return 0.0
-    return {name: 0.0 if isinstance(value, int | float) else value for name, value in last.items()}
+    return {**{name: 0.0 if is_number(value) else None for name, value in last.items()}, SCORE: 0.0}
 
 
 def judge(function: Function, **calls: Any) -> Function:

@@ -14,6 +14,7 @@ from goldilocks.rewards import RewardCalls
 from goldilocks.verl.dispatch.guarded_reward import called, guarded
 
 FUNCTION = """
+import numpy as np
 import threading
 
 calls = []
@@ -26,7 +27,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, bonus=0):
     if solution_str == "number":
         return 0.5
     if solution_str == "no acc":
-        return {"score": right + bonus, "format": 0.25, "said": "well"}
+        return {"score": right + bonus, "format": np.float32(0.25), "said": "well"}
     if solution_str == "no score":
         return {"acc": 1.0}
     return {"score": right + bonus, "acc": right, "calls": len(calls)}

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from goldilocks.rewards import LimitedReward, RewardCaller, RewardCalls, RewardFailed, judge, spent
@@ -65,10 +66,13 @@ def test_what_becomes_of_the_last_failure_is_a_setting() -> None:
     assert spent.read()["failures"] == 3
 
 
-def test_a_score_of_zero_has_the_values_that_the_function_returns() -> None:
-    results = iter([{"score": 0.4, "acc": 1.0, "why": "short"}, None])
+def test_a_score_of_zero_has_nothing_of_another_answer() -> None:
+    numbers = {"score": np.float32(0.4), "acc": np.bool_(True), "length": np.array(7), "tries": 2}
+    results = iter([{**numbers, "why": "short", "parts": [1.0]}, None])
     call = caller(lambda: next(results), on_failure="zero")
-    assert [asyncio.run(call()), asyncio.run(call())][1] == {"score": 0.0, "acc": 0.0, "why": "short"}
+    zero = [asyncio.run(call()), asyncio.run(call())][1]
+    assert zero == {**dict.fromkeys(numbers, 0.0), "why": None, "parts": None}
+    assert {type(zero[name]) for name in numbers} == {float}
 
 
 def test_no_more_calls_than_allowed_are_in_flight_and_waiting_is_not_a_calls_time() -> None:

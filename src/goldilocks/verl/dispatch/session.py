@@ -20,6 +20,7 @@ import numpy as np
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.request import Generation
+from goldilocks.rewards.calls import is_number
 from goldilocks.runs.records import row_key
 from goldilocks.types import Rollout
 from goldilocks.verl.store.behaviour import VERSIONS
@@ -256,7 +257,7 @@ def rollout_of(
         index,
         reward=float(final.reward_score),
         tokens=max(session.tokens, sum(counts)),  # rows may leave some out
-        metrics={name: float(value) for name, value in info.items() if _is_number(value)},
+        metrics={name: float(value) for name, value in info.items() if is_number(value)},
         truncated=len(final.response_ids) >= response_length,
         version=None if version is None else int(version),
         payload=[[row_key(uid, index, part), tag] for part, tag in enumerate(tags)],
@@ -295,7 +296,3 @@ def _tag(output: Any, global_steps: int, versions: Versions) -> dict[str, Any]:
         "global_steps": global_steps,
         **_oldest_and_newest(versions),
     }
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (bool, int, float)) or (hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0)
