@@ -172,10 +172,13 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             await self._run_agent_loop(params, trajectory=trajectory, trace=trace, session_id=session.index, **prompt)
         except Cancelled:
             self.report_failed(session, "cancelled")
-        except asyncio.CancelledError:
-            if not self.llm_client.is_cancelled(session):  # this worker is ended
+        except asyncio.CancelledError as error:
+            if self.llm_client.is_cancelled(session):
+                self.report_failed(session, "cancelled")
+            elif _is_ended():
                 raise
-            self.report_failed(session, "cancelled")
+            else:  # a tool raised it
+                await self.report_error(session, error)
         except Exception as error:
             await self.report_error(session, error)
         finally:
@@ -260,3 +263,9 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     def _report(self, event: Rollout | Failure) -> None:
         self._events.append(event)
         self._news.set()
+
+
+def _is_ended() -> bool:
+    """Whether this task was asked to end. Python 3.10 does not say: there, a cancellation is taken for a tool's."""
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return cancelling is not None and cancelling() > 0

@@ -21,6 +21,7 @@ from goldilocks.tasks.calculator import CALL, CLOSE, TOOL, Calculator
 from goldilocks.tasks.calculator_tool import CalculatorTool
 from goldilocks.tasks.tiny_model import calling_tokenizer
 from goldilocks.types import Failure, Rollout
+from goldilocks.verl.dispatch.session import Session, current_session
 from goldilocks.verl.dispatch.tools import remembering
 from goldilocks.verl.store.rows import ANSWERS, FIRST
 
@@ -253,6 +254,103 @@ def test_however_conversations_pause_and_restart_each_calls_its_tool_once(sessio
     assert sorted(event.index for event in schedule.events) == list(range(sessions))
     assert all(isinstance(event, Rollout) and event.tool_tokens == len(SAID) for event in schedule.events)
     assert Counter(schedule.tool.seen) == {"create": sessions, "2+2": sessions, "release": sessions}
+
+
+class Counts(Calls):
+    """A tool with a state: it says how often its instance was asked, and is worth as much."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**config)
+        self.asked: Counter[str] = Counter()
+
+    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
+        return SCHEMA.model_copy(update={"type": "counts"})
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
+        self.seen.append("create")
+        if kwargs.get("broken"):
+            raise ConnectionError("no sandbox")
+        return f"instance {len(self.seen)}", ToolResponse(text="hello")
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
+        self.asked[instance_id] += 1
+        return ToolResponse(text=str(self.asked[instance_id])), 0.0, {}
+
+    async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
+        self.seen.append("calc_reward")
+        return float(self.asked[instance_id])
+
+
+async def asked_twice(tool: Any) -> tuple[Any, ...]:
+    """What an agent loop of one's own may do with an instance."""
+    instance, created = await tool.create()
+    replies = [(await tool.execute(instance, {"expression": "2+2"}))[0].text for _ in range(2)]
+    reward = await tool.calc_reward(instance)
+    await tool.release(instance)
+    return created.text, replies, reward
+
+
+def test_an_instance_is_asked_as_often_as_the_agent_loop_asks_and_says_what_it_is_worth() -> None:
+    async def main() -> None:
+        tool = Counts()
+        kept, session = remembering(tool), Session("g", 0)
+        assert kept.get_openai_tool_schema().type == "counts"
+        current_session.set(session)
+        assert await asked_twice(kept) == ("hello", ["1", "2"], 2.0)
+        current_session.set(Session.restored("g", 0, session.saved()))
+        assert (await asked_twice(kept))[1:] == (["1", "2"], 2.0)
+        assert tool.seen == ["create", "calc_reward", "release"]  # once: the second time nothing was new
+
+    asyncio.run(main())
+
+
+def test_a_tool_that_cannot_be_created_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        kept = remembering(Counts())
+        current_session.set(Session("g", 0))
+        with pytest.raises(ConnectionError):
+            await kept.create(broken=True)
+        assert not kept._calls
+
+    asyncio.run(main())
+
+
+def test_calls_of_a_tool_with_a_state_are_made_again_after_a_restart() -> None:
+    async def main() -> None:
+        tool = Counts(stateful=True)
+        kept, session = remembering(tool), Session("g", 0)
+        for _ in range(2):
+            session = Session.restored("g", 0, session.saved())
+            current_session.set(session)
+            assert await asked_twice(kept) == ("hello", ["1", "2"], 2.0)
+        assert tool.seen == ["create", "calc_reward", "release"] * 2
+
+    asyncio.run(main())
+
+
+def test_a_function_may_have_a_parameter_of_any_name() -> None:
+    async def main() -> Any:
+        current_session.set(Session("g", 0))
+        given = FunctionTool("calculator", lambda tool, session: tool + session, SCHEMA, is_async=False)
+        return await remembering(given).call({"tool": "4", "session": "2"})
+
+    assert asyncio.run(main())[0].text == "42"
+
+
+def test_a_tool_that_cancels_itself_fails_its_rollout_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = worker_queue(monkeypatch)
+
+    class Cancels(CalculatorTool):
+        async def execute(self, instance_id: str, parameters: dict[str, Any], **_: Any) -> Any:
+            raise asyncio.CancelledError("its client was closed")
+
+    async def main() -> list[Rollout | Failure]:
+        worker = ToolWorker(Server(calls_then_answers), Cancels({"type": "native"}, SCHEMA))
+        await worker.start([asked()])
+        return await asyncio.wait_for(worker.finish(), 60)
+
+    assert asyncio.run(main()) == [Failure("g2", 0, "CancelledError", len(CALLED))]
+    assert queue.rows == {}
 
 
 def test_a_failing_tool_is_the_models_to_deal_with(monkeypatch: pytest.MonkeyPatch) -> None:
