@@ -27,6 +27,20 @@ def check(model: Any, key: str, value: object) -> None:
         require(not adapter.is_prompt_learning, key, value, f"none with PEFT's {kind}, which has nothing to merge")
     packed = getattr(model.config, "quantization_config", None) is not None
     require(not packed, key, value, "none with an adapter of a quantized model: the engine has full weights")
+    accepted = (
+        "none with an adapter of one side of tied embeddings (tie_word_embeddings): PEFT keeps both sides equal with "
+        "modules_to_save=['embed_tokens'], ensure_weight_tying=True, and with trainable_token_indices"
+    )
+    require(not _comes_untied(model.get_base_model()), key, value, accepted)
+
+
+def _comes_untied(base: Any) -> bool:
+    """Whether tied embeddings would be merged with different adapters, or with views that cannot be copied."""
+    if not getattr(base.config.get_text_config(), "tie_word_embeddings", False):
+        return False
+    sides = base.get_input_embeddings(), base.get_output_embeddings()
+    first, last = ({id(one) for one in side.parameters() if one.requires_grad} for side in sides)
+    return first != last
 
 
 def merged(model: Any) -> Iterator[tuple[str, Tensor]]:

@@ -79,3 +79,35 @@ def test_an_adapter_of_a_quantized_model_is_refused() -> None:
     model.config.quantization_config = {"load_in_4bit": True}
     with pytest.raises(ValueError, match=r"engine_slots=8 is not accepted: none with an adapter of a quantized model"):
         adapters.check(model, "engine_slots", 8)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"target_modules": ["embed_tokens"]},
+        {"target_modules": ["lm_head"]},
+        {"target_modules": ["lm_head"], "ensure_weight_tying": True},  # tied by views, which are not copied
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+        {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [1], "lm_head": [2]}},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore")  # PEFT warns of each
+def test_an_adapter_that_unties_embeddings_is_refused(chosen: dict[str, Any]) -> None:
+    model = adapted("qwen2", **chosen)
+    with pytest.raises(ValueError, match=r"engine_slots=8 is not accepted: none with .* \(tie_word_embeddings\): .*"):
+        adapters.check(model, "engine_slots", 8)
+    adapters.check(adapted("llama", **{**chosen, "ensure_weight_tying": False}), "engine_slots", 8)  # is not tied
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [{"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}, {"trainable_token_indices": [1, 2]}],
+    ids=str,
+)
+def test_an_adapter_of_both_sides_of_tied_embeddings_is_merged(chosen: dict[str, Any]) -> None:
+    model, plain = adapted("qwen2", target_modules=["q_proj"], **chosen), fresh("qwen2")
+    adapters.check(model, "engine_slots", 8)
+    load(plain, adapters.merged(model))
+    assert (log_probs(model) - log_probs(plain)).abs().max() < 1e-5
