@@ -58,3 +58,4 @@ def test_no_output_of_the_tour_names_a_machine_or_a_warning() -> None:
     outputs = [output for cell in cells() for output in cell["outputs"]]
     assert {output["output_type"] for output in outputs} == {"execute_result"}
     assert "site-packages" not in TOUR.read_text()
+    assert " at 0x" not in TOUR.read_text()

@@ -56,6 +56,8 @@ def test_a_collector_shows_where_it_is_and_its_accounts_show_every_rollout() -> 
         ["generated", "4", "40", ""],
     ]
     assert "script" not in found.tags
+    assert repr(subject) == "Collector(step 0, 0 groups kept, 0 open, 0 rollouts in flight)"
+    assert repr(subject.accounts) == "Accounts(4 rollouts generated, 2 trained)"
 
 
 @pytest.fixture(scope="module")

@@ -88,6 +88,10 @@ class Accounts:
                 values[f"accounts/{account}_{unit}"] = count
         return values | {f"accounts/reward_{name}": cost for name, cost in self.rewards.items()}
 
+    def __repr__(self) -> str:
+        trained = self.by_class(self.rollouts)[Account.TRAINED]
+        return f"Accounts({self.generated_rollouts:,} rollouts generated, {trained:,} trained)"
+
     def _repr_html_(self) -> str:
         rows = [
             [account, f"{self.rollouts[account]:,}", f"{tokens:,}", f"{tokens / max(self.generated_tokens, 1):.1%}"]

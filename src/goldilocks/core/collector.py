@@ -329,6 +329,10 @@ class Collector:
             **self.filter.metrics(),
         }
 
+    def __repr__(self) -> str:
+        groups = f"{len(self._judged):,} groups kept, {len(self._open):,} open"
+        return f"Collector(step {self.step:,}, {groups}, {self.in_flight:,} rollouts in flight)"
+
     def _repr_html_(self) -> str:
         here = {
             "step": self.step,
