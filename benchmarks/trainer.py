@@ -11,7 +11,7 @@ has its quicker rows too; ``--verl-patches cpu,log-probs`` takes them from verl'
 left out; seconds are medians.
 
 ``--out`` keeps each arm's figures as soon as it ends. An arm that it has is not run again, so that the same command
-goes on where a session was cut; an arm that failed is tried again. ``--seconds`` ends an arm: its steps so far count.
+goes on where it was cut; an arm that failed is tried again. ``--seconds`` ends an arm: its steps so far count.
 
 Columns: seconds of a step, and of its generation, log-probs, update, weights and rest; rollouts generated for a trained
 group; groups with a signal that were thrown away; tokens generated in a second of the step; peak memory, of the GPU, or
