@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from goldilocks.config.settings import Settings
+from goldilocks.config.settings import Settings, reward_calls
 from goldilocks.errors import require
 from goldilocks.types import OnFull
 
@@ -55,9 +55,14 @@ class Sections:
         accepted = "finish or requeue on TRL; verl's V1 trainer has partial"
         require(on_full is not OnFull.PARTIAL, "filter_groups.on_full", on_full, accepted)
         require(aggregation is None, "goldilocks.loss_agg", aggregation, "none on TRL; GRPOConfig.loss_type decides it")
-        called = settings.rewards().in_use
+        self.refuse_rewards()
+        return settings
+
+    def refuse_rewards(self) -> None:
+        """Refuse ``goldilocks.rewards``, which TRL's reward functions know nothing of."""
+        given = self.goldilocks or {}
         accepted = (
             "no key on TRL, which has reward_funcs and reward_weights; goldilocks.rewards.judge makes a reward_func"
         )
-        require(not called, "goldilocks.rewards", dict(settings.policies.rewards), accepted)
-        return settings
+        unused = not reward_calls({"goldilocks": given}).in_use
+        require(unused, "goldilocks.rewards", given.get("rewards"), accepted)

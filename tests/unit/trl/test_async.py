@@ -19,9 +19,10 @@ from trl.experimental.async_grpo import async_rollout_worker
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from goldilocks.core import ListSource
+from goldilocks.runs.checkpoints import FILE
 from goldilocks.testing import check_backend, check_rows
 from goldilocks.trl.asynchronous.rollouts import AskedRollouts, CollectedQueue, MicroBatches, SampleRows, Samples
-from goldilocks.trl.asynchronous.trainer import _sizes, check
+from goldilocks.trl.asynchronous.trainer import _asynchronous, _sizes, check
 from goldilocks.trl.asynchronous.worker import Answer, Ask, AskedWorker, Cancel
 from goldilocks.trl.sections import Sections
 
@@ -101,6 +102,7 @@ class OneBatch:
 
     def save(self, folder: Path) -> None:
         folder.mkdir()
+        (folder / FILE).touch()
 
     def load(self, folder: Path) -> None: ...
 
@@ -148,12 +150,25 @@ def test_a_sample_over_the_token_budget_is_waited_for_by_nobody(tmp_path: Path) 
     assert [number for number, _ in one._left] == [4]
 
 
+def test_a_checkpoint_of_trls_own_trainer_starts_a_collector_anew(tmp_path: Path) -> None:
+    one = CollectedQueue(OneBatch(), SampleRows(), MicroBatches())  # type: ignore[arg-type]
+    one.load(tmp_path)
+    assert one.qsize() == 0
+
+
 @pytest.mark.parametrize(
     ("sections", "given", "message"),
     [
         ({"batch_filter": {"enable": True}}, {}, r"batch_filter\.enable=True is not accepted: False on TRL's async"),
         ({"goldilocks": {"guard": {"enable": True}}}, {}, r"goldilocks\.guard\.enable=True is not accepted"),
         ({"goldilocks": {"loss_agg": "prompt-mean"}}, {}, r"goldilocks\.loss_agg='prompt-mean' is not accepted"),
+        ({"goldilocks": {"rewards": {"retries": 3}}}, {}, r"goldilocks\.rewards=.* is not accepted: no key on TRL"),
+        (
+            {"goldilocks": {"on_stale_weights": "error"}},
+            {},
+            r"goldilocks\.on_stale_weights='error' is not accepted: warn",
+        ),
+        ({"goldilocks": {"validate_by": ["level"]}}, {}, r"goldilocks\.validate_by=\['level'\] is not accepted: none"),
         ({"filter_groups": {"on_full": "finish"}}, {}, r"filter_groups\.on_full='finish' is not accepted: partial"),
         ({"goldilocks": {}}, {"rollout_worker": 1}, r"rollout_worker=1 is not accepted: none with a section"),
         ({"goldilocks": {}}, {"environment_factory": 1}, r"environment_factory=1 is not accepted"),
@@ -164,6 +179,25 @@ def test_what_cannot_be_done_is_refused_before_a_model_is_loaded(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         check(Sections(**sections), given)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"log_completions": True}, "log_completions=True is not accepted: False on TRL's asynchronous trainer"),
+        ({"max_staleness": 0}, "max_staleness=0 is not accepted: 1 or more on TRL's asynchronous trainer"),
+    ],
+)
+def test_arguments_of_trls_that_would_do_nothing_are_refused(chosen: dict[str, Any], message: str) -> None:
+    args = {"log_completions": False, "max_staleness": 4, "max_inflight_tasks": 8, "num_generations": 4}
+    with pytest.raises(ValueError, match=message):
+        _asynchronous(Sections(goldilocks={}), SimpleNamespace(**{**args, **chosen}))
+
+
+def test_the_age_that_is_asked_for_counts_whatever_trls_is() -> None:
+    args = SimpleNamespace(log_completions=False, max_staleness=0, max_inflight_tasks=8, num_generations=4)
+    made = _asynchronous(Sections(filter_groups={"max_carry_steps": 2}), args)
+    assert made.filter_groups == {"max_carry_steps": 2, "on_full": "partial"}
 
 
 def test_an_update_is_of_whole_groups() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
+from goldilocks.drive import checkpoint
 from goldilocks.drive.backend import Backend, places
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rows import MemoryRows, Place
@@ -207,7 +208,9 @@ class CollectedQueue:
         save_state({"rest": rest}, folder / REST)
 
     def load(self, folder: Path) -> None:
-        """Go on where ``save`` was called."""
+        """Go on where ``save`` was called. A checkpoint of ``AsyncGRPOTrainer`` itself starts a collector anew."""
+        if not checkpoint.exists(folder):
+            return
         self.driver.load(folder)
         rest = [(one["batch"], RolloutSample(**one["sample"])) for one in load_state(folder / REST)["rest"]]
         groups = dict.fromkeys(sample.group_id for _, sample in rest)

@@ -16,7 +16,7 @@ import numpy as np
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 
-from goldilocks.config.settings import Settings
+from goldilocks.config.settings import Policies, Settings
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.errors import require
@@ -151,8 +151,13 @@ def check(sections: Sections, given: dict[str, Any]) -> None:
     require(not judged, "batch_filter.enable", judged, f"False {HERE}")
     guard = bool(((sections.goldilocks or {}).get("guard") or {}).get("enable"))
     require(not guard, "goldilocks.guard.enable", guard, f"False {HERE}")
-    aggregation = (sections.goldilocks or {}).get("loss_agg")
-    require(aggregation is None, "goldilocks.loss_agg", aggregation, f"none {HERE}")
+    for key in ("loss_agg", "validate_by"):
+        value = (sections.goldilocks or {}).get(key)
+        require(not value, f"goldilocks.{key}", value, f"none {HERE}")
+    on_stale = (sections.goldilocks or {}).get("on_stale_weights", Policies.on_stale_weights)
+    accepted = f"{Policies.on_stale_weights}, or left out, {HERE}, where nothing compares the server's weights"
+    require(on_stale == Policies.on_stale_weights, "goldilocks.on_stale_weights", on_stale, accepted)
+    sections.refuse_rewards()
     on_full = (sections.filter_groups or {}).get("on_full", OnFull.PARTIAL)
     accepted = f"partial, or left out, {HERE}: generation never pauses"
     require(on_full == OnFull.PARTIAL, "filter_groups.on_full", on_full, accepted)
@@ -161,7 +166,11 @@ def check(sections: Sections, given: dict[str, Any]) -> None:
 def _asynchronous(sections: Sections, args: Any) -> Sections:
     """Return the sections with what follows from a server that never stops, and from TRL's arguments."""
     own = dict(sections.filter_groups or {})
-    filtered = {"max_carry_steps": max(1, args.max_staleness), **own, "on_full": str(OnFull.PARTIAL)}
+    accepted = f"1 or more {HERE}, where generation never pauses, unless filter_groups.max_carry_steps is given"
+    require("max_carry_steps" in own or args.max_staleness >= 1, "max_staleness", args.max_staleness, accepted)
+    shown = args.log_completions
+    require(not shown, "log_completions", shown, f"False {HERE}; the run's folder has every rollout in rollouts/")
+    filtered = {"max_carry_steps": args.max_staleness, **own, "on_full": str(OnFull.PARTIAL)}
     ahead = sections.gen_batch_size or max(1, args.max_inflight_tasks // args.num_generations)
     return Sections(filtered, sections.adaptive_rollout, sections.goldilocks, sections.batch_filter, ahead)
 
