@@ -146,12 +146,13 @@ class RewardCaller:
         return self._give_up(name, failed)
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> Any:
-        async with self._room():
-            started = perf_counter()
-            try:
-                result = await self._parts[name].function.within(self._timeout_s, arguments)
-            finally:
-                spent.add(calls=1, seconds=perf_counter() - started)
+        function = self._parts[name].function
+        leave = await self._room.enter(function.name, self._timeout_s)
+        started = perf_counter()
+        try:
+            result = await function.within(self._timeout_s, arguments, leave)
+        finally:
+            spent.add(calls=1, seconds=perf_counter() - started)
         score_of(name, result)
         if isinstance(result, Mapping):
             spent.add(cost=float(result.get("cost") or 0.0))

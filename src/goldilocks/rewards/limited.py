@@ -1,7 +1,8 @@
 """A time limit for reward functions: one that hangs fails its rollout, and the run goes on.
 
 Invariant: every call ends within ``timeout_s``, with the function's result or with an error that names the function. A
-thread is used again once its call has returned; a call that times out keeps its thread. Threads are daemons.
+thread is used again once its call has returned; a call that times out keeps its thread and its place in the room, so
+that no more functions run than the room has places. Threads are daemons.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ TIMEOUT_S = 60.0
 AT_ONCE = 32  # calls running at the same time in one process, as in Python's own thread pool
 
 Function = Callable[..., Any]
+Leave = Callable[[], None]  # gives a place back
 
 
 class RewardTimeout(RuntimeError):
@@ -41,15 +43,18 @@ class LimitedReward:
         named = name or getattr(function, "__name__", type(function).__name__)
         return cls(named, partial(function, **arguments), inspect.iscoroutinefunction(function))
 
-    async def within(self, timeout_s: float, arguments: dict[str, Any]) -> Any:
-        """Call the function under the time limit."""
+    async def within(self, timeout_s: float, arguments: dict[str, Any], leave: Leave) -> Any:
+        """Call the function under the time limit; ``leave`` is called when it has ended, a plain one perhaps later."""
         call = partial(self.call, **arguments)
         try:
-            return await asyncio.wait_for(call() if self.is_async else _in_thread(call), timeout_s)
+            return await asyncio.wait_for(call() if self.is_async else _in_thread(call, leave), timeout_s)
         except asyncio.TimeoutError:  # on Python 3.10 not the built-in one
             source = f" (data_source={arguments['data_source']!r})" if "data_source" in arguments else ""
             said = f"the reward function {self.name} did not return within {timeout_s:g} s{source}"
             raise RewardTimeout(said) from None
+        finally:
+            if self.is_async:
+                leave()
 
 
 class Room:
@@ -57,17 +62,54 @@ class Room:
 
     def __init__(self, places: int) -> None:
         self._places = places
-        self._rooms: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, Line] = WeakKeyDictionary()
 
-    def __call__(self) -> asyncio.Semaphore:
-        return self._rooms.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._places))
+    async def enter(self, name: str, timeout_s: float) -> Leave:
+        """Wait for a place; return what gives it back. ``name`` is the function's, ``timeout_s`` the limit of a call.
+
+        Calls that hang keep their places. The wait fails when for twice the limit no place was given back: by then
+        every call in the room has had its time.
+        """
+        line = self._lines.setdefault(asyncio.get_running_loop(), Line(self._places))
+        if not await line.wait(2 * timeout_s):
+            held = f"its places ({self._places}) are held by calls that have not returned"
+            raise RewardTimeout(f"the reward function {name} was not called within {2 * timeout_s:g} s: {held}")
+        return line.leave
 
 
-async def _in_thread(call: Function) -> Any:
+class Line:
+    """Those who wait for a place on one event loop."""
+
+    def __init__(self, places: int) -> None:
+        self._free = asyncio.Semaphore(places)
+        self._left = 0  # places given back so far
+
+    async def wait(self, patience_s: float) -> bool:
+        """Take a place; return whether there was one before ``patience_s`` went by without any given back."""
+        before = None
+        while before != self._left:
+            before = self._left
+            with contextlib.suppress(asyncio.TimeoutError):
+                return await _at_once_or_within(self._free, patience_s)
+        return False
+
+    def leave(self) -> None:
+        self._left += 1
+        self._free.release()
+
+
+async def _at_once_or_within(free: asyncio.Semaphore, timeout_s: float) -> bool:
+    if not free.locked():  # without the task that a time limit takes
+        return await free.acquire()
+    return await asyncio.wait_for(free.acquire(), timeout_s)
+
+
+def _in_thread(call: Function, leave: Leave) -> asyncio.Future[Any]:
     loop = asyncio.get_running_loop()
     result: asyncio.Future[Any] = loop.create_future()
 
     def settle(value: Any, error: BaseException | None) -> None:
+        leave()
         if not result.done():
             result.set_result(value) if error is None else result.set_exception(error)
 
@@ -76,7 +118,7 @@ async def _in_thread(call: Function) -> Any:
             loop.call_soon_threadsafe(settle, value, error)
 
     (_idle.pop() if _idle else Thread()).run(call, done)
-    return await result
+    return result
 
 
 class Thread:

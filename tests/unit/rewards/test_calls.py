@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from goldilocks.rewards import LimitedReward, RewardCaller, RewardCalls, RewardFailed, judge, spent
+from goldilocks.rewards import LimitedReward, RewardCaller, RewardCalls, RewardFailed, RewardTimeout, judge, spent
 from goldilocks.rewards.calls import Part
+from goldilocks.rewards.limited import Line
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +95,50 @@ def test_no_more_calls_than_allowed_are_in_flight_and_waiting_is_not_a_calls_tim
 
     assert asyncio.run(main()) == [1.0] * 20
     assert most == 3
+
+
+def test_a_plain_function_that_takes_too_long_keeps_its_place_until_it_returns() -> None:
+    begun: list[str] = []
+    judged = threading.Event()
+
+    def hang() -> float:
+        begun.append("hang")
+        judged.wait()
+        return 1.0
+
+    async def main() -> None:
+        call = caller(hang, concurrency=1, timeout=0.05, retries=2)
+        with pytest.raises(RewardTimeout, match=r"hang was not called within 0\.1 s: its places \(1\) are held"):
+            await call()
+        waiting = asyncio.create_task(call._room.enter("next", 3600.0))
+        await asyncio.sleep(0)
+        judged.set()
+        (await waiting)()
+
+    try:
+        asyncio.run(main())
+    finally:
+        judged.set()
+    assert begun == ["hang"]
+    assert spent.read()["calls"] == 1
+
+
+def test_a_place_given_back_to_another_begins_the_wait_anew() -> None:
+    patience_s = 0.05
+
+    async def main() -> tuple[bool, float]:
+        line = Line(1)
+        assert await line.wait(3600.0)
+        started = asyncio.get_running_loop().time()
+        first, second = asyncio.create_task(line.wait(3600.0)), asyncio.create_task(line.wait(patience_s))
+        await asyncio.sleep(0)
+        line.leave()
+        assert await first
+        return await second, asyncio.get_running_loop().time() - started
+
+    entered, waited = asyncio.run(main())
+    assert not entered
+    assert waited > 1.9 * patience_s
 
 
 def test_a_call_that_waits_for_its_next_try_holds_no_place() -> None:

@@ -69,8 +69,7 @@ def is_guarded(reward: Mapping[str, Any]) -> bool:
 async def compute_score(*, guarded_function: Mapping[str, Any], timeout_s: float, **arguments: Any) -> Any:
     """Call the function under the time limit; this is what verl sees."""
     function = _once(guarded_function, _function)
-    async with _room():
-        return await function.within(timeout_s, arguments)
+    return await function.within(timeout_s, arguments, await _room.enter(function.name, timeout_s))
 
 
 async def compute_reward(
