@@ -21,7 +21,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from goldilocks.drive.stopwatch import Stopwatch
 from goldilocks.hashing import content_key
-from goldilocks.rewards import spent
+from goldilocks.rewards import RewardFailed, spent
 from goldilocks.types import Failure, Paused, Rollout
 from goldilocks.verl.dispatch.client import StreamingClient
 from goldilocks.verl.dispatch.failures import publish, succeeded
@@ -254,7 +254,8 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         """Log the error, publish it to the trainer, and report the failure."""
         logger.error("rollout %s of group %s failed", session.index, session.uid, exc_info=error)
         await publish(error)
-        self.report_failed(session, type(error).__name__)
+        ends = isinstance(error, RewardFailed)  # Ray raises a class of its own, which is also the one raised remotely
+        self.report_failed(session, RewardFailed.__name__ if ends else type(error).__name__)
 
     def report_failed(self, session: Session, reason: str) -> None:
         """Report a failure, with the tokens that the session has generated."""

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import transfer_queue
+from ray.exceptions import RayTaskError
 from verl.experimental.agent_loop import agent_loop
 from verl_world import ABORTED, LIMIT, Queue, Server, Worker, comparable, prompt, worker_queue, written
 
 from goldilocks.drive.driver import ENDS_THE_RUN
 from goldilocks.engine.request import Generation
-from goldilocks.rewards import spent
+from goldilocks.rewards import RewardFailed, spent
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch.failures import published_error
 from goldilocks.verl.dispatch.single_turn import AGENT
@@ -122,6 +123,18 @@ def test_a_reward_that_must_not_fail_is_reported_as_what_ends_the_run(
     assert {event.reason for event in events if isinstance(event, Failure)} >= {ENDS_THE_RUN}
     assert not [event for event in events if isinstance(event, Rollout)]
     assert queue.rows == {}
+
+
+def test_a_reward_that_failed_in_a_process_of_rays_ends_the_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker_queue(monkeypatch)
+    raised = RayTaskError("compute_score", "Traceback", RewardFailed("the judge is busy")).as_instanceof_cause()
+
+    async def main() -> list[Rollout | Failure]:
+        worker = Worker(Server(drawn), whole=False)
+        await worker.report_error(worker.llm_client.begin("p", 0), raised)
+        return await worker.events()
+
+    assert [event.reason for event in asyncio.run(main())] == [ENDS_THE_RUN]
 
 
 def test_the_load_balancer_is_told_of_every_answer(monkeypatch: pytest.MonkeyPatch) -> None:
