@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from goldilocks.dotted_keys import dotted_keys, value_at
 
 logger = logging.getLogger(__name__)
 
 ERROR = "error"  # of goldilocks.on_stale_weights
 IN_A_ROW = 2  # updates beyond the limit before the guard speaks
-GROWTH = 4.0  # the limit, in smallest gaps that the run has seen
+RECENT = 20  # sound gaps that the next one is compared with
+GROWTH = 4.0  # the limit, in medians of the recent gaps
 # What rounding explains: a gap below the first is always sound, one above the second never is.
-FP32, HALF = (1e-3, 0.05), (0.02, 0.2)
+FP32, HALF = (1e-3, 0.05), (0.05, 0.2)
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # in configs of transformers
 
 
 class StaleWeights(RuntimeError):
@@ -35,14 +42,15 @@ class WeightsGuard:
         self._action = action
         self._bounds = FP32 if exact else HALF
         self._judges = judges
-        self._smallest = math.inf
+        self._sound: deque[float] = deque(maxlen=RECENT)
         self._beyond: list[float] = []  # the gaps of the last updates, while they are beyond the limit
 
     @property
     def limit(self) -> float:
         """The largest gap that the precision explains."""
         lowest, highest = self._bounds
-        return min(max(GROWTH * self._smallest, lowest), highest)
+        usual = median(self._sound) if self._sound else math.inf
+        return min(max(GROWTH * usual, lowest), highest)
 
     def observe(self, gap: float | None) -> dict[str, float]:
         """Return the metric of an update; ``gap`` is None where no row was fresh. Raises if the user asked for it."""
@@ -55,7 +63,7 @@ class WeightsGuard:
     def _judge(self, gap: float) -> None:
         if gap <= self.limit:
             self._beyond = []
-            self._smallest = min(self._smallest, gap)
+            self._sound.append(gap)
             return
         self._beyond.append(gap)  # a NaN is beyond any limit
         if len(self._beyond) == IN_A_ROW:
@@ -67,14 +75,20 @@ class WeightsGuard:
 
     def _message(self) -> str:
         gaps = " and ".join(f"{gap:.2g}" for gap in self._beyond)
-        if self._smallest < math.inf:
-            cause = f"It was {self._smallest:.2g} before, so most likely the engine has older weights"
+        if self._sound:
+            cause = f"It was {median(self._sound):.2g} before, so most likely the engine has older weights"
         else:
             cause = "It was so from the start, so most likely the engine has another model, precision or adapter"
         return (
             f"rollout/weights_gap is {gaps} in {IN_A_ROW} updates in a row, where the precision explains "
-            f"{self.limit:.2g}: the rollout engine does not sample from the policy that is trained. {cause}"
+            f"{self.limit:.2g}: trainer and rollout engine have different log-probs for the same tokens. {cause}"
         )
+
+
+def has_experts(config: Mapping[str, Any]) -> bool:
+    """Whether a model with this config routes tokens to experts: rounding decides which."""
+    found = [key for key in dotted_keys(config) if key.rpartition(".")[2] in EXPERTS]
+    return any(value_at(config, key) not in (None, 0, 1) for key in found)
 
 
 def gap_sums(trained: Tensor, sampled: Tensor, fresh: Tensor) -> Tensor:

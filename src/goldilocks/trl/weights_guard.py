@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from goldilocks.algorithms.weights_gap import WeightsGuard, gap_sums, mean_gap
+from goldilocks.algorithms.weights_gap import WeightsGuard, gap_sums, has_experts, mean_gap
 from goldilocks.trl.rows import LOG_PROBS, SAMPLED
 
 
@@ -68,7 +68,25 @@ def is_exact(args: Any, model: nn.Module) -> bool:
 
 
 def is_comparable(args: Any, model: nn.Module) -> bool:
-    """Whether nothing but rounding tells the engine's log-probs from the trainer's: no dropout, no cut distribution."""
-    cut = (args.top_p or 1.0) < 1 or (args.top_k or 0) > 0 or getattr(args, "min_p", None)
+    """Whether nothing but rounding tells the engine's log-probs from the trainer's."""
     dropped = any(isinstance(one, nn.Dropout) and one.p > 0 for one in model.modules())
-    return not cut and not dropped
+    config: Any = getattr(model, "config", None)
+    routed = config is not None and has_experts(config.to_dict())
+    return not (dropped or routed or _is_cut(args) or _is_altered(args) or _may_be_raw(args))
+
+
+def _is_cut(args: Any) -> bool:
+    """Whether tokens are left out of the distribution that the engine reports."""
+    bound = getattr(args, "vllm_structured_outputs_regex", None)
+    return bool((args.top_p or 1.0) < 1 or (args.top_k or 0) > 0 or getattr(args, "min_p", None) or bound)
+
+
+def _is_altered(args: Any) -> bool:
+    """Whether the engine reports logits that more than the temperature has changed."""
+    return bool((getattr(args, "repetition_penalty", None) or 1.0) != 1 or getattr(args, "generation_kwargs", None))
+
+
+def _may_be_raw(args: Any) -> bool:
+    """Whether a vLLM server, whose options are its own, may report log-probs without the temperature."""
+    served = getattr(args, "use_vllm", False) and args.vllm_mode == "server"
+    return bool(served and args.temperature != 1)

@@ -31,7 +31,8 @@ def test_two_updates_in_a_row_beyond_the_limit_are_named_once(caplog: pytest.Log
     for gap in (0.4, 0.5, 0.5):
         assert guard.observe(gap) == {METRIC: gap}
     (message,) = warnings(caplog)
-    assert "rollout/weights_gap is 0.3 and 0.4 in 2 updates in a row, where the precision explains 0.001" in message
+    assert "rollout/weights_gap is 0.3 and 0.4 in 2 updates in a row, where the precision explains 0.001: " in message
+    assert "trainer and rollout engine have different log-probs for the same tokens. It was 1e-06 before" in message
     assert "It was 1e-06 before, so most likely the engine has older weights" in message
     assert "goldilocks.on_stale_weights=error" in message
 
@@ -65,8 +66,26 @@ def test_rounding_in_half_precision_is_none_of_its_business(noise: float, growth
         guard.observe(min(noise * factor, HALF[1]))
 
 
+def test_one_small_gap_does_not_lower_the_limit_of_those_to_come() -> None:
+    guard = WeightsGuard("error", exact=False)
+    for gap in (0.005, 0.012, 0.021, 0.0215, 0.03, 0.06, 0.07, 0.08):
+        guard.observe(gap)
+
+
+def test_gaps_that_grow_with_the_run_are_compared_with_the_recent_ones() -> None:
+    """Gaps grow as answers do: a hundredfold in 40 updates. Then the weights are old."""
+    guard = WeightsGuard("error", exact=True)
+    for update in range(41):
+        guard.observe(2e-4 * 100 ** (update / 40))
+    usual = 2e-4 * 100 ** (30.5 / 40)  # the median of the last 20
+    assert guard.limit == pytest.approx(GROWTH * usual, rel=0.01)
+    guard.observe(1.1 * guard.limit)
+    with pytest.raises(StaleWeights):
+        guard.observe(1.1 * guard.limit)
+
+
 @given(st.floats(0, FP32[0]))
-def test_a_gap_far_beyond_the_smallest_is_seen(noise: float) -> None:
+def test_a_gap_far_beyond_the_usual_is_seen(noise: float) -> None:
     guard = WeightsGuard("error", exact=True)
     guard.observe(noise)
     guard.observe(0.02)

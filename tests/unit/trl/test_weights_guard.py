@@ -10,6 +10,7 @@ import pytest
 import torch
 import trl_world as world
 from torch import nn
+from transformers import Qwen2Config, Qwen3MoeConfig, Qwen3VLMoeConfig
 
 from goldilocks.trl.rows import LOG_PROBS
 from goldilocks.trl.weights_guard import is_comparable, is_exact, trainers_log_probs
@@ -49,6 +50,31 @@ def test_dropout_and_cut_distributions_explain_a_gap() -> None:
     assert not is_comparable(args(), nn.Sequential(nn.Dropout(0.1)))
     for cut in ({"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1}):
         assert not is_comparable(args(**cut), plain)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"repetition_penalty": 1.1},
+        {"generation_kwargs": {"logit_bias": {"5": 1.0}}},
+        {"vllm_structured_outputs_regex": "[0-9]+"},
+        {"vllm_mode": "server", "temperature": 0.7},
+    ],
+    ids=str,
+)
+def test_log_probs_of_vllm_that_are_not_the_trainers_are_not_judged(other: dict[str, Any]) -> None:
+    plain = nn.Linear(2, 2)
+    defaults = {"use_vllm": True, "vllm_mode": "colocate", "vllm_structured_outputs_regex": None, "temperature": 0.7}
+    assert is_comparable(args(**defaults, repetition_penalty=1.0, generation_kwargs=None), plain)
+    assert is_comparable(args(**{**defaults, "vllm_mode": "server", "temperature": 1.0}), plain)
+    assert not is_comparable(args(**{**defaults, **other}), plain)
+
+
+def test_experts_that_engine_and_trainer_choose_differently_explain_a_gap() -> None:
+    model = nn.Linear(2, 2)
+    for config, judged in ((Qwen2Config(), True), (Qwen3MoeConfig(), False), (Qwen3VLMoeConfig(), False)):
+        model.config = config
+        assert is_comparable(args(), model) == judged
 
 
 def test_only_fp32_on_both_sides_is_exact() -> None:

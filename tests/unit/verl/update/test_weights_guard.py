@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
+from transformers import MixtralConfig, Qwen2Config
 from verl_world import Queue
 
-from goldilocks.algorithms.weights_gap import FP32, HALF
+from goldilocks.algorithms.weights_gap import FP32, HALF, StaleWeights
 from goldilocks.verl.store.behaviour import VERSIONS
 from goldilocks.verl.update.weights_guard import ROWS, gap_of_rows, weights_guard
 
@@ -76,9 +79,38 @@ def test_the_precision_of_both_sides_decides_what_rounding_explains(rollout: str
 
 
 @pytest.mark.parametrize(
-    "other", [{"top_p": 0.9}, {"top_k": 20}, {"logprobs_mode": "raw_logprobs", "temperature": 0.7}]
+    "other",
+    [
+        {"top_p": 0.9},
+        {"top_k": 20},
+        {"logprobs_mode": "raw_logprobs", "temperature": 0.7},
+        {"quantization": "fp8"},
+    ],
+    ids=str,
 )
 def test_log_probs_of_another_distribution_than_the_trainers_are_not_judged(other: dict[str, Any]) -> None:
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"dtype": "float32", **other}, "actor": {}}})
     guard = weights_guard(config, "error")
     assert [guard.observe(1.0) for _ in range(3)] == [{"rollout/weights_gap": 1.0}] * 3
+
+
+@pytest.mark.parametrize(
+    ("model", "replays", "judged"),
+    [
+        (Qwen2Config(), False, True),
+        (MixtralConfig(), False, False),
+        (MixtralConfig(), True, True),
+        (None, False, True),  # not on this machine: nothing is known
+    ],
+)
+def test_experts_are_judged_where_the_trainer_replays_those_of_the_engine(
+    tmp_path: Path, model: Any, replays: bool, judged: bool
+) -> None:
+    if model is not None:
+        model.save_pretrained(tmp_path)
+    rollout = {"dtype": "float32", "enable_rollout_routing_replay": replays}
+    parts = {"rollout": rollout, "actor": {}, "model": {"path": str(tmp_path)}}
+    guard = weights_guard(OmegaConf.create({"actor_rollout_ref": parts}), "error")
+    guard.observe(1.0)
+    with pytest.raises(StaleWeights) if judged else nullcontext():
+        guard.observe(1.0)
