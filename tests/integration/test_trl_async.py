@@ -101,6 +101,7 @@ def test_a_rollout_whose_reward_fails_is_lost_and_the_run_goes_on(tmp_path: Path
     trainer = run(tmp_path / "run", sections={"goldilocks": {}}, reward_funcs=fails_on_the_third)
     last = [record for record in trainer.state.log_history if "loss" in record][-1]
     assert last["accounts/failed_rollouts"] > 0
+    assert last["accounts/failed_tokens"] >= last["accounts/failed_rollouts"]  # each was generated to its end
     assert all(
         row["input"] != "3+0=" for groups in batches(tmp_path / "run") for rows in groups.values() for row in rows
     )

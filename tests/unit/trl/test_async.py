@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import threading
@@ -19,12 +20,14 @@ from trl.experimental.async_grpo import async_rollout_worker
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from goldilocks.core import ListSource
+from goldilocks.drive.backend import CANCELLED
 from goldilocks.runs.checkpoints import FILE
 from goldilocks.testing import check_backend, check_rows
 from goldilocks.trl.asynchronous.rollouts import AskedRollouts, CollectedQueue, MicroBatches, SampleRows, Samples
 from goldilocks.trl.asynchronous.trainer import _asynchronous, _sizes, check
-from goldilocks.trl.asynchronous.worker import Answer, Ask, AskedWorker, Cancel
+from goldilocks.trl.asynchronous.worker import Answer, Ask, AskedLoop, AskedWorker, Cancel
 from goldilocks.trl.sections import Sections
+from goldilocks.types import Failure
 
 
 def sample(reward: float, group: int = 0) -> RolloutSample:
@@ -85,6 +88,38 @@ def test_a_child_that_reads_no_more_does_not_keep_the_trainer_from_its_end(monke
     with open(pipe, "rb") as rest:
         rest.read()  # lets the thread that writes end
     assert ended
+
+
+class TwoTurns(AskedLoop):
+    """A child's loop whose conversations stop in their second turn."""
+
+    def __init__(self) -> None:
+        self._tasks, self._places = {}, asyncio.Semaphore(1)
+        self.rollout_buffer: queue.Queue[Answer] = queue.Queue()
+        self.dataset, self.tools, self._standalone_tools = [{"prompt": "1+1="}], (), ()
+        self._model_version_value = SimpleNamespace(value=1)
+        self.second_turn = asyncio.Event()
+
+    async def _generate_one(self, *_: Any, **__: Any) -> Any:
+        await self._generate_one_turn([1])
+        self.second_turn.set()
+        await asyncio.Event().wait()
+
+
+def test_a_cancelled_rollout_has_cost_the_turns_that_it_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def turn(*_: Any) -> Any:
+        return [5, 6, 7], [-0.1, -0.2, -0.3]
+
+    async def cancelled() -> Answer:
+        loop = TwoTurns()
+        loop._take(Ask(("g0", 0), 0, 1))
+        await loop.second_turn.wait()
+        loop._take(Cancel(("g0",)))
+        await asyncio.gather(*loop._tasks.values(), return_exceptions=True)
+        return loop.rollout_buffer.get_nowait()
+
+    monkeypatch.setattr(async_rollout_worker._AsyncRolloutLoop, "_generate_one_turn", turn)
+    assert backend()._event(asyncio.run(cancelled())) == Failure("g0", 0, CANCELLED, 3)
 
 
 def test_samples_come_back_from_disk_as_they_were() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from goldilocks.drive import checkpoint
-from goldilocks.drive.backend import Backend, places
+from goldilocks.drive.backend import CANCELLED, Backend, places
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rows import MemoryRows, Place
 from goldilocks.runs.checkpoints import load_state, save_state
@@ -114,6 +114,8 @@ class AskedRollouts(Backend):
     def _event(self, answer: Answer) -> Event:
         uid, index = answer.place
         self._in_flight.discard(answer.place)
+        if answer.error == CANCELLED:
+            return Failure(uid, index, CANCELLED, answer.tokens)
         if not answer.samples:
             self._error = answer.error or "no token to train"
             return Failure(uid, index, "error" if answer.error else "empty_response", answer.tokens)

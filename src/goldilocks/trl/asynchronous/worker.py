@@ -23,12 +23,14 @@ from trl.experimental.async_grpo.async_rollout_worker import (
     _AsyncRolloutLoop,
 )
 
+from goldilocks.drive.backend import CANCELLED
 from goldilocks.drive.rows import Place
 from goldilocks.hashing import hashed
 
 BEAT_S = 0.1  # between two signs of life, and before the end of a run is seen
 OPTIONS = ("prompt", "completion", "completion_ids")  # columns that reward functions get under names of TRL's own
 seed_of_rollout: ContextVar[int] = ContextVar("seed_of_rollout")  # each task has its own
+turns_of_rollout: ContextVar[list[int]] = ContextVar("turns_of_rollout")  # the tokens of each turn that is finished
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a rollout: its samples, or the error that it failed with."""
+    """What became of a rollout: its samples, or the error that it failed with, which may be ``CANCELLED``."""
 
     place: Place
     samples: tuple[RolloutSample, ...] = ()
@@ -108,12 +110,17 @@ class AskedLoop(_AsyncRolloutLoop):  # type: ignore[misc]
 
     async def _answer(self, ask: Ask) -> None:
         async with self._places:
+            turns: list[int] = []
             seed_of_rollout.set(ask.seed)
+            turns_of_rollout.set(turns)
             self._inflight = len(self._tasks)
             try:
                 answer = await self._rolled_out(ask)
+            except asyncio.CancelledError:
+                self.rollout_buffer.put(Answer(ask.place, tokens=sum(turns), error=CANCELLED))
+                raise
             except Exception as error:  # a rollout that fails is one lost rollout: the parent counts them
-                answer = Answer(ask.place, error=f"{type(error).__name__}: {error}")
+                answer = Answer(ask.place, tokens=sum(turns), error=f"{type(error).__name__}: {error}")
         self.rollout_buffer.put(answer)
 
     async def _rolled_out(self, ask: Ask) -> Answer:
@@ -141,6 +148,12 @@ class AskedLoop(_AsyncRolloutLoop):  # type: ignore[misc]
         ended = bool(ids) and ids[-1] in (*self.eos_token_ids, self.tokenizer.pad_token_id)
         by_tools = sum(_between(sequence.completion_mask) for sequence in sequences)
         return Answer(ask.place, tuple(samples), version, len(ids), by_tools, truncated=not ended)
+
+    async def _generate_one_turn(self, prompt_ids: list[int]) -> tuple[list[int], list[float]]:
+        """TRL's; a rollout that fails or is cancelled later has cost these tokens."""
+        ids, log_probs = await super()._generate_one_turn(prompt_ids)
+        turns_of_rollout.get().append(len(ids))
+        return ids, log_probs
 
     async def _post(self, path: str, payload: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """TRL's; the noise of a turn is a function of the rollout's seed, not of what is generated beside it."""
