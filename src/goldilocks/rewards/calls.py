@@ -15,6 +15,8 @@ from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, get_type_hints
 
+import numpy as np
+
 from goldilocks.errors import refuse_unknown, require, require_type
 from goldilocks.rewards.limited import AT_ONCE, TIMEOUT_S, Function, LimitedReward, Room
 from goldilocks.types import Word
@@ -73,6 +75,8 @@ class RewardCalls:
     on_failure: str = str(OnFailure.FAIL)
 
     def __post_init__(self) -> None:
+        for name, hint in get_type_hints(RewardCalls).items():
+            require_type(f"{SECTION}.{name}", getattr(self, name), hint)
         OnFailure.parse(f"{SECTION}.on_failure", self.on_failure)
         for name, least in (("concurrency", 1), ("retries", 0), ("backoff", 0.0)):
             value = getattr(self, name)
@@ -204,23 +208,31 @@ def _zero(last: Any) -> Any:
     return {**{name: 0.0 if is_number(value) else None for name, value in last.items()}, SCORE: 0.0}
 
 
-def judge(function: Function, **calls: Any) -> Function:
+def judge(function: Function, **calls: Any) -> Judge:
     """Return a reward function for TRL of one that grades one answer, called as ``goldilocks.rewards`` says.
 
     ``function(completion, **row)`` is called with an answer and the columns of its row, and returns a number; it may be
     a coroutine function. ``calls`` are keys of the section: ``judge(ask, concurrency=16, timeout=20, retries=3)``.
     """
-    named = LimitedReward.of(function)
-    caller = RewardCaller({named.name: Part(named)}, RewardCalls(**calls))
-    one = partial(_or_none, caller)
+    refuse_unknown(SECTION, calls, get_type_hints(RewardCalls))
+    return Judge(LimitedReward.of(function), RewardCalls(**calls))
 
-    async def reward(completions: Sequence[Any], **columns: Any) -> list[float | None]:
+
+class Judge:
+    """A reward function for TRL; processes that are spawned are sent it, which a function of a function cannot be."""
+
+    def __init__(self, function: LimitedReward, calls: RewardCalls) -> None:
+        self.__name__ = function.name
+        self._caller = RewardCaller({function.name: Part(function)}, calls)
+
+    async def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
         per_row = {name: column for name, column in columns.items() if _is_column(column, len(completions))}
         rows = [{name: column[place] for name, column in per_row.items()} for place in range(len(completions))]
-        return list(await asyncio.gather(*map(one, completions, rows)))
+        return list(await asyncio.gather(*map(partial(_or_none, self._caller), completions, rows)))
 
-    reward.__name__ = named.name
-    return reward
+    # What ``inspect`` asks a function for, so that ``iscoroutinefunction``, which TRL calls, says yes.
+    __code__ = __call__.__code__
+    __defaults__ = __kwdefaults__ = None
 
 
 async def _or_none(caller: RewardCaller, completion: Any, row: dict[str, Any]) -> float | None:
@@ -233,4 +245,5 @@ async def _or_none(caller: RewardCaller, completion: Any, row: dict[str, Any]) -
 
 
 def _is_column(value: Any, rows: int) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and len(value) == rows
+    several = value.ndim > 0 if isinstance(value, np.ndarray) else isinstance(value, Sequence)
+    return several and not isinstance(value, str) and len(value) == rows

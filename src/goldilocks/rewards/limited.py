@@ -41,7 +41,7 @@ class LimitedReward:
     def of(cls, function: Function, name: str = "", **arguments: Any) -> LimitedReward:
         """Return the function with these arguments, which every call has."""
         named = name or getattr(function, "__name__", type(function).__name__)
-        return cls(named, partial(function, **arguments), inspect.iscoroutinefunction(function))
+        return cls(named, partial(function, **arguments), _is_async(function))
 
     async def within(self, timeout_s: float, arguments: dict[str, Any], leave: Leave) -> Any:
         """Call the function under the time limit; ``leave`` is called when it has ended, a plain one perhaps later."""
@@ -57,12 +57,23 @@ class LimitedReward:
                 leave()
 
 
+def _is_async(function: Function) -> bool:
+    """Return whether a call is to be awaited, also of an object whose ``__call__`` is a coroutine function."""
+    while isinstance(function, partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
 class Room:
     """Bounds the calls in flight on each event loop; waiting for a place does not count as a call's time."""
 
     def __init__(self, places: int) -> None:
         self._places = places
         self._lines: WeakKeyDictionary[asyncio.AbstractEventLoop, Line] = WeakKeyDictionary()
+
+    def __reduce__(self) -> tuple[type[Room], tuple[int]]:
+        """Another process has event loops of its own."""
+        return Room, (self._places,)
 
     async def enter(self, name: str, timeout_s: float) -> Leave:
         """Wait for a place; return what gives it back. ``name`` is the function's, ``timeout_s`` the limit of a call.

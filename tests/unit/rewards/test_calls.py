@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
+import pickle
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -175,6 +178,8 @@ def test_of_several_rewards_one_that_fails_is_zero_or_fails_the_answer() -> None
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"retries": "3"}, r"goldilocks\.rewards\.retries='3' is not accepted: a whole number"),
+        ({"concurrency": 1.5}, r"goldilocks\.rewards\.concurrency=1\.5 is not accepted: a whole number"),
         ({"retries": -1}, r"goldilocks\.rewards\.retries=-1 is not accepted: 0 or more"),
         ({"concurrency": 0}, r"goldilocks\.rewards\.concurrency=0 is not accepted: 1 or more"),
         ({"timeout": 0.0}, r"goldilocks\.rewards\.timeout=0\.0 is not accepted: above 0"),
@@ -200,3 +205,29 @@ def test_trl_is_given_a_function_of_whole_batches() -> None:
     found = asyncio.run(reward(["3", "4", "?"], answer=["3", "5", "6"], trainer_state=object()))
     assert (reward.__name__, found) == ("ask", [1.0, 0.0, None])
     assert spent.read()["calls"] == 4
+
+
+def test_judge_names_a_key_that_is_none() -> None:
+    with pytest.raises(ValueError, match=r"goldilocks\.rewards\.retry is not a key \(did you mean 'retries'\?\)"):
+        judge(len, retry=3)
+
+
+class AskingObject:
+    async def __call__(self, completion: str, answer: Any, **_: Any) -> float:
+        return float(completion == answer)
+
+
+@pytest.mark.parametrize("function", [AskingObject(), partial(AskingObject())])
+def test_an_object_may_be_called_as_a_coroutine_function_and_a_column_be_an_array(function: Any) -> None:
+    found = judge(function)(["3", "4"], answer=np.array(["3", "5"]), step=np.array(7))
+    assert asyncio.run(found) == [1.0, 0.0]
+
+
+def test_a_spawned_process_can_be_sent_a_judge() -> None:
+    sent = judge(AskingObject(), retries=1)
+    assert asyncio.run(sent(["3"], answer=["3"])) == [1.0]  # its event loop does not go along
+    reward = pickle.loads(pickle.dumps(sent))
+    assert reward.__name__ == "AskingObject"
+    assert inspect.iscoroutinefunction(reward)
+    assert LimitedReward.of(reward).is_async
+    assert asyncio.run(reward(["3", "4"], answer=["3", "5"])) == [1.0, 0.0]
