@@ -6,8 +6,8 @@ renamed, dropped or added. A file that cannot be read completely is an error tha
 verl writes one ``<step>.jsonl`` per step with ``input, output, gts, score, step`` and then
 
 - V0 (``RayPPOTrainer``): the reward function's extra infos, ``request_id`` where the rollout has one, and no uid;
-- V1 (``trainer.use_v1``): ``uid``, which is not the group's but the row's key ``{group}_{rollout}_{part}``. The parts
-  of a rollout are joined.
+- V1 (``trainer.use_v1``): ``uid``, which is not the group's but the row's key ``{group}_{rollout}_{part}``. Rows are in
+  the order of their keys, and the parts of a rollout are joined.
 
 A long run dumps more than a report can show. So at most ``MOST_STEPS`` are read, evenly spaced with the first and the
 last, and only the scores and two answers of each group are kept.
@@ -19,6 +19,7 @@ order in which they were chosen.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -81,16 +82,18 @@ def read_records(path: Path | str) -> list[Record]:
 
 
 def whole_rollouts(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield one row for each rollout: rows of verl's V1 dumps that are parts of one are joined, in their order."""
-    found: dict[object, dict[str, Any]] = {}
-    for number, row in enumerate(rows):
-        uid = row.get("uid")
-        part = row.keys() >= VERL_DUMP_KEYS and isinstance(uid, str) and _ROW_KEY.fullmatch(uid) is not None
-        name = (str(row["step"]), split_row_key(str(uid))) if part else number
-        before = found.setdefault(name, row)
-        if before is not row:
-            found[name] = {**before, "output": f"{before['output']}\n{row['output']}"}
-    yield from found.values()
+    """Yield one row for each rollout: neighbours in verl's V1 dumps that are parts of one are joined."""
+    for _, parts in itertools.groupby(enumerate(rows), _rollout):
+        first, *others = (row for _, row in parts)
+        yield {**first, "output": "\n".join(str(part["output"]) for part in (first, *others))} if others else first
+
+
+def _rollout(numbered: tuple[int, dict[str, Any]]) -> object:
+    """Return the name of a row's rollout; the row's number where it is none of verl's V1 dumps."""
+    number, row = numbered
+    uid = row.get("uid")
+    part = row.keys() >= VERL_DUMP_KEYS and isinstance(uid, str) and _ROW_KEY.fullmatch(uid) is not None
+    return (str(row["step"]), split_row_key(str(uid))) if part else number
 
 
 def write_records(path: Path | str, rows: Sequence[Mapping[str, object]]) -> None:

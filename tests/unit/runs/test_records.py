@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from goldilocks.runs.records import (
     read_records,
     row_key,
     split_row_key,
+    whole_rollouts,
     write_records,
 )
 
@@ -168,3 +171,14 @@ def test_parts_of_a_rollout_in_a_dump_are_one_row(tmp_path: Path) -> None:
     assert group_uids(read) == ["g"] * 3
     (dump,) = read_dumps(tmp_path)
     assert [group.scores for group in dump.groups] == [[1.0, 1.0, 1.0]]
+
+
+def test_a_rollout_is_read_without_the_rest_of_its_file() -> None:
+    def rows() -> Iterator[dict[str, Any]]:
+        yield from (verl_row(1, 1.0, uid=key) | {"output": key} for key in ("g_0_0", "g_0_1", "g_1_0"))
+        yield from ({"output": "not a dump"}, {"output": "not a dump"})
+        raise AssertionError("the rest was read")
+
+    rollouts = whole_rollouts(rows())
+    read = [next(rollouts)["output"] for _ in range(3)]
+    assert read == ["g_0_0\ng_0_1", "g_1_0", "not a dump"]
