@@ -41,12 +41,14 @@ class Answer:
     tokens: int
     metrics: Mapping[str, float]
     truncated: bool
+    tool_tokens: int  # that stand between them
 
     def event(self, uid: str, index: int, version: int) -> Rollout | Failure:
         """Return the event for the collector."""
         if not self.tokens:
             return Failure(uid, index, "empty_response")
-        return Rollout(uid, index, self.reward, self.tokens, self.metrics, self.truncated, version)
+        measured = (self.reward, self.tokens, self.metrics, self.truncated)
+        return Rollout(uid, index, *measured, version, tool_tokens=self.tool_tokens)
 
 
 class GenerationBatches(Rounds):
@@ -127,11 +129,12 @@ class GenerationBatches(Rounds):
         self._reward_keys.update(dict.fromkeys(keys))
         longest = output.batch["responses"].shape[1]
         rewards = output.batch["rm_scores"].sum(-1).tolist()
-        tokens = output.batch["response_mask"].sum(-1).tolist()
+        generated = output.batch["response_mask"].sum(-1).tolist()
         lengths = output.batch["attention_mask"][:, -longest:].sum(-1).tolist()
         for place, row in enumerate(rows_of(output)):
             metrics = {key: float(row.values[key]) for key in keys if _is_number(row.values[key])}
-            yield Answer(row, rewards[place], int(tokens[place]), metrics, truncated=lengths[place] >= longest)
+            tokens, length = int(generated[place]), int(lengths[place])
+            yield Answer(row, rewards[place], tokens, metrics, length >= longest, tool_tokens=length - tokens)
 
 
 def _priorities(requests: Sequence[Request]) -> np.ndarray:

@@ -75,6 +75,23 @@ def groups_of(batch: Any) -> dict[str, list[float]]:
     return groups
 
 
+def test_tokens_that_a_tool_wrote_are_counted_apart(tmp_path, monkeypatch):
+    world, said = World(monkeypatch, agents=1), 0
+    plain = world.engine.generate_sequences
+
+    def with_a_tool(prompts: Any) -> Any:
+        nonlocal said
+        answers = plain(prompts)
+        longer = answers.batch["response_mask"].sum(-1) > 1
+        answers.batch["response_mask"][longer, 0] = 0
+        said += int(longer.sum())
+        return answers
+
+    monkeypatch.setattr(world.engine, "generate_sequences", with_a_tool)
+    world.trainer(config(tmp_path, algorithm=filtered()), [50, 40] * 20).fit()
+    assert world.steps[-1]["accounts/tool_tokens"] == said > 0
+
+
 def test_only_groups_with_signal_are_trained_and_every_batch_is_full(tmp_path, monkeypatch):
     world = World(monkeypatch, agents=3)
     keys = {"gen_batch_size": 8}
