@@ -14,6 +14,7 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn, register_adv_est
 from goldilocks.algorithms import pool_estimator, rows_of_rollouts
 from goldilocks.algorithms.reward_pool import POOLED, SUFFIX, normalised_by_config, pooled
 from goldilocks.config.settings import Settings
+from goldilocks.errors import require
 from goldilocks.runs.records import part_of_row, split_row_key
 
 for name in POOLED:
@@ -40,6 +41,7 @@ def counting_rollouts(algorithm: Any, keys: Sequence[str]) -> Iterator[None]:
         return
     rows = [(split_row_key(key), part_of_row(key)) for key in keys]
     before = algorithm.adv_estimator
+    _check_penalty(before, algorithm.use_kl_in_reward)
     if before != "grpo":
         algorithm.adv_estimator = pool_estimator(before, use_kl_in_reward=False)
     try:
@@ -47,3 +49,14 @@ def counting_rollouts(algorithm: Any, keys: Sequence[str]) -> Iterator[None]:
             yield
     finally:
         algorithm.adv_estimator = before
+
+
+def _check_penalty(name: str, use_kl_in_reward: bool) -> None:
+    """Raise a ``ValueError`` for a KL penalty in the reward that the estimator would read in the last rows alone."""
+    require(
+        not use_kl_in_reward or name.removesuffix(SUFFIX) not in POOLED,
+        "algorithm.use_kl_in_reward",
+        use_kl_in_reward,
+        f"False with algorithm.adv_estimator={name} where rollouts have several rows: the reward of a rollout is that "
+        "of its last row, without the penalty of the others. Use actor_rollout_ref.actor.use_kl_loss=True",
+    )

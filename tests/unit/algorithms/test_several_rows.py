@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from goldilocks.algorithms import Untrained, rows_of_rollouts, untrained_rollouts
 from goldilocks.algorithms.reward_pool import POOLED
 from goldilocks.runs.records import part_of_row, row_key, split_row_key
+from goldilocks.verl.estimators import counting_rollouts
 
 WIDTH = 3
 QUARTERS = st.integers(-8, 8).map(lambda quarters: quarters / 4)  # exact, so that equal rewards differ by exactly 0
@@ -82,6 +84,24 @@ def test_grpo_over_a_pool_of_all_rollouts_is_verls_own(normalise: bool, groups: 
     rows = data.draw(st.permutations(rows_of(groups)))
     ours, verls = (by_verl(rows, name, normalise=normalise) for name in ("grpo_pool", "grpo"))
     torch.testing.assert_close(ours, verls)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "opo_pool"])
+def test_a_penalty_that_would_count_for_the_last_row_alone_is_refused(estimator: str) -> None:
+    algorithm = SimpleNamespace(adv_estimator=estimator, use_kl_in_reward=True)
+    accepted = (
+        rf"algorithm\.use_kl_in_reward=True is not accepted: False with .*{estimator} where rollouts have several"
+    )
+    with pytest.raises(ValueError, match=accepted), counting_rollouts(algorithm, ["g_0_0", "g_0_1"]):
+        raise AssertionError("not refused")
+    with counting_rollouts(algorithm, ["g_0_0", "g_1_0"]):
+        assert algorithm.adv_estimator == estimator
+
+
+def test_a_penalty_of_each_token_counts_in_every_row() -> None:
+    algorithm = SimpleNamespace(adv_estimator="gae", use_kl_in_reward=True)
+    with counting_rollouts(algorithm, ["g_0_0", "g_0_1"]):
+        assert algorithm.adv_estimator == "gae"
 
 
 @settings(max_examples=10)
