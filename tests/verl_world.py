@@ -171,7 +171,8 @@ def written(request_id: str, token_ids: list[int], stop_reason: str = "stop") ->
 
 def client_of(balancer: Actor, *, workers: int = 1, gates: bool = False, **rollout: Any) -> StreamingClient:
     """Return our client over verl's: that of one of so many workers, with these keys of ``rollout``."""
-    keys = {"name": "transformers", "max_num_seqs": 1024, "response_length": 10, "agent": {"num_workers": workers}}
+    keys = {"name": "transformers", "max_num_seqs": 1024, "prompt_length": 8, "response_length": 10}
+    keys["agent"] = {"num_workers": workers}
     config = {"actor_rollout_ref": {"rollout": {**keys, **rollout}}, "batch_filter": {"enable_two_gate_filter": gates}}
     return StreamingClient(LLMServerClient(config=OmegaConf.create(config), load_balancer_handle=balancer))
 

@@ -24,7 +24,7 @@ from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY
 
 from goldilocks.engine.request import Generation
 from goldilocks.verl.dispatch.aborts import ENDED, Aborts
-from goldilocks.verl.dispatch.sampling_seed import continued
+from goldilocks.verl.dispatch.sampling_seed import continued, of_turn
 from goldilocks.verl.dispatch.session import (
     Cancelled,
     Deliver,
@@ -153,12 +153,14 @@ class StreamingClient(LLMServerClient):
         session = current_session.get()
         if session is None:
             return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
+        config = self.config.actor_rollout_ref.rollout
+        turn = of_turn(sampling_params, config, session.asked)
         answer = session.next_answer(prompt_ids)
         while not answer.done:
             await self._going.wait()
             if self.is_cancelled(session):
                 raise Cancelled(session.uid)
-            params = continued(sampling_params, self.config.actor_rollout_ref.rollout, len(answer.token_ids))
+            params = continued(turn, config, prompt=len(prompt_ids), written=len(answer.token_ids))
             if params.get("max_tokens", 1) < 1:
                 break  # paused at its last token
             with contextlib.suppress(NotNow):

@@ -35,20 +35,33 @@ def seeded(sampling_params: Mapping[str, Any], rollout_config: Any, visit: int, 
     return {**sampling_params, name: hashed(visit, index)}
 
 
-def continued(sampling_params: Mapping[str, Any], rollout_config: Any, written: int) -> dict[str, Any]:
-    """The sampling parameters of the rest of an answer that has ``written`` tokens.
+def of_turn(sampling_params: Mapping[str, Any], rollout_config: Any, turn: int) -> dict[str, Any]:
+    """The sampling parameters of a conversation's request number ``turn``, counted from 0."""
+    return _reseeded(sampling_params, rollout_config, "turn", turn) if turn else dict(sampling_params)
 
-    Our engine draws by the seed and the position in the whole text, so the rest is as if it had not paused. Other
-    engines draw by the seed and the position in the request: the same seed would repeat the noise.
+
+def continued(sampling_params: Mapping[str, Any], rollout_config: Any, *, prompt: int, written: int) -> dict[str, Any]:
+    """The sampling parameters of the rest of an answer that has ``written`` tokens, to a prompt of ``prompt`` tokens.
+
+    Without a limit in the parameters the rest ends where verl's servers would have ended the whole answer.
     """
-    params = dict(sampling_params)
     if not written:
-        return params
-    limit = params.pop("max_new_tokens", rollout_config.response_length)
+        return dict(sampling_params)
+    params = _reseeded(sampling_params, rollout_config, written)
+    left = rollout_config.prompt_length + rollout_config.response_length - prompt
+    limit = params.pop("max_new_tokens", min(rollout_config.response_length, left))
     params["max_tokens"] = params.get("max_tokens", limit) - written
-    name = _PARAMETER.get(rollout_config.name)
+    return params
+
+
+def _reseeded(sampling_params: Mapping[str, Any], rollout_config: Any, *parts: object) -> dict[str, Any]:
+    """Our engine draws by the seed and the position in the whole text, so a later request goes on with the noise.
+
+    Other engines draw by the seed and the position in the request: the same seed would repeat the noise.
+    """
+    params, name = dict(sampling_params), _PARAMETER.get(rollout_config.name)
     if name in params and rollout_config.name not in _ALWAYS:
-        params[name] = hashed(params[name], written)
+        params[name] = hashed(params[name], *parts)
     return params
 
 

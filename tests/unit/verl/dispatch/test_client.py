@@ -9,6 +9,7 @@ import pytest
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl_world import ABORTED, Actor, Server, balancer_of, client_of
 
+from goldilocks.hashing import hashed
 from goldilocks.verl.dispatch.client import Cancelled, StreamingClient, current_session, taken_by
 from goldilocks.verl.fields import TOP
 
@@ -173,6 +174,34 @@ def test_gate_2_asks_vllm_for_the_largest_log_prob(name: str, asked: dict[str, b
         return server.params
 
     assert [params.get("extra_args") for params in asyncio.run(main())] == [asked]
+
+
+@pytest.mark.parametrize("name", ["transformers", "vllm"])
+def test_a_later_turn_draws_noise_of_its_own_and_ends_where_its_conversation_must(name: str) -> None:
+    later = [*range(12)]  # the first prompt, an answer and what a tool said: 18 - 12 tokens are left
+
+    async def main() -> list[dict[str, Any]]:
+        server = Server()
+        client = one_server(server, name=name)
+        current_session.set(client.begin("x", 0))
+        for prompt in ([1], later):
+            asked = client.generate("x0", prompt_ids=prompt, sampling_params={"seed": 11})
+            task = asyncio.create_task(asked)
+            (held,) = await server.holds(1)
+            await server.abort_request(held)
+            await server.holds(1)  # the rest
+            server.answer_all()
+            await task
+        return server.params
+
+    found = asyncio.run(main())
+    assert [params.get("max_tokens") for params in found] == [None, 10 - len(ABORTED), None, 6 - len(ABORTED)]
+    first, rest = found[0]["seed"], found[1]["seed"]
+    if name == "transformers":  # draws by the position in the whole text
+        assert {params["seed"] for params in found} == {11}
+    else:
+        assert (first, rest) == (11, hashed(11, len(ABORTED)))  # as of a single turn
+        assert len({params["seed"] for params in found}) == 4
 
 
 def test_a_paused_session_goes_on_from_what_it_has_and_its_agent_loop_sees_one_answer() -> None:

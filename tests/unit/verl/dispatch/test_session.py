@@ -114,13 +114,13 @@ def test_parts_that_one_policy_wrote_count_as_one() -> None:
 
 @pytest.mark.parametrize(("engine", "same"), [("transformers", True), ("vllm", False)])
 def test_the_rest_of_an_answer_draws_noise_of_its_own(engine: str, same: bool) -> None:
-    rollout = SimpleNamespace(name=engine, response_length=20)
+    rollout = SimpleNamespace(name=engine, prompt_length=10, response_length=20)
     given: dict[str, Any] = {"seed": 11, "temperature": 0.7}
-    assert continued(given, rollout, 0) == given
-    rest = continued(given, rollout, 6)
+    assert continued(given, rollout, prompt=10, written=0) == given
+    rest = continued(given, rollout, prompt=10, written=6)
     assert (rest["max_tokens"], rest["temperature"]) == (14, 0.7)
     assert (rest["seed"] == 11) is same
-    assert continued({"max_new_tokens": 9}, rollout, 6) == {"max_tokens": 3}
+    assert continued({"max_new_tokens": 9}, rollout, prompt=28, written=6) == {"max_tokens": 3}
 
 
 def test_arrays_of_an_answer_are_stored_as_tensors(tmp_path: Path) -> None:
