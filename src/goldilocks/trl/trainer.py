@@ -7,6 +7,7 @@ what does not depend on the algorithm; ``goldilocks.trl.rloo`` has the other tra
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import ChainMap
 from collections.abc import Iterator, Sequence
@@ -48,6 +49,8 @@ from goldilocks.trl.sections import Section, Sections
 from goldilocks.trl.supported import RETURNED, check_engine, check_trl
 from goldilocks.trl.weights_guard import WeightsGuardCallback, is_comparable, is_exact
 from goldilocks.trl.whole_checkpoints import WholeCheckpoints
+
+logger = logging.getLogger(__name__)
 
 TOTALS = ("accounts/", "data/", "budget/")  # running totals: of several steps, the last counts, not the mean
 NUMBERED = 64  # prompts of an evaluation whose rollouts are numbered together: its batches may have any size
@@ -268,7 +271,11 @@ class CollectedTrainer(WholeCheckpoints):
         whole = accuracy_name(ACCURACY if judged else "reward", self.num_generations_eval)
         columns = self._validate_by
         rows = [[whole, *(metric_name(column, value_of(row, column)) for column in columns)] for row in inputs]
-        for labels, one in zip(Processes(self.accelerator).gathered(rows), right.tolist(), strict=True):
+        failed = rewards.isnan().all(dim=1)  # no function has graded the answer, which may be right
+        if failed.any():
+            logger.warning("%d of %d answers do not count: no reward function graded them", failed.sum(), len(failed))
+        graded = zip(Processes(self.accelerator).gathered(rows), right.tolist(), failed.tolist(), strict=True)
+        for labels, one in ((labels, one) for labels, one, lost in graded if not lost):
             for label in labels:
                 self._metrics["eval"][label].append(one)
         shown = {name: sum(ones) / len(ones) for name, ones in self._metrics["eval"].items() if column_and_value(name)}

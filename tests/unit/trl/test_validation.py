@@ -100,6 +100,22 @@ def test_where_the_reward_has_no_acc_an_answer_counts_by_its_score(tmp_path: Pat
     assert sum(by_column) / 4 == pytest.approx(found["eval_reward"])
 
 
+def test_an_answer_that_the_judge_failed_on_does_not_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def acc(completions: list[Any], **_: Any) -> list[float | None]:
+        return [1.0 if place % 4 else None for place in range(len(completions))]
+
+    trainer = world.trainer(
+        tmp_path,
+        sections={"goldilocks": {"validate_by": ["right"]}, "run_dir": tmp_path},
+        reward_funcs=acc,
+        eval_dataset=world.dataset(4),
+        per_device_eval_batch_size=16,
+    )
+    found = evaluated(trainer)
+    assert {value for name, value in found.items() if "right" in name} == {1.0}
+    assert "4 of 16 answers do not count" in caplog.text
+
+
 def test_a_column_that_the_validation_data_lack_is_named(tmp_path: Path) -> None:
     sections = {"goldilocks": {"validate_by": ["level"]}}
     trainer = world.trainer(tmp_path, sections=sections, eval_dataset=world.dataset(4), per_device_eval_batch_size=16)

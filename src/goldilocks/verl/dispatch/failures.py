@@ -17,10 +17,13 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from goldilocks.rewards import RewardFailed
+
 Function = Callable[..., Any]
 
 # A partition of verl's transfer queue that holds no samples: a key for each process, tagged with reason and time.
 PARTITION = "failures"
+ENDS = "ends"  # the tag of an error after which the run must not go on, though other rollouts succeeded
 
 # The managers of this process's agent-loop workers, and for each worker a call that it has not answered yet.
 _managers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -36,7 +39,7 @@ def publish_first_error(original: Function) -> Function:
     async def settle(tasks: list[Any]) -> list[BaseException]:
         errors: list[BaseException] = await original(tasks)
         if errors:
-            await publish(errors[0])
+            await publish(next(filter(_ends_the_run, errors), errors[0]))
         else:
             succeeded()
         return errors
@@ -45,16 +48,23 @@ def publish_first_error(original: Function) -> Function:
 
 
 async def publish(error: BaseException) -> None:
-    """Put the reason into the table that the trainer polls, unless an earlier one of this process is there."""
+    """Put the reason into the table that the trainer polls, unless an earlier one of this process is there.
+
+    One that ends the run takes the earlier one's place.
+    """
     global _published
-    if _published:
+    if _published and not _ends_the_run(error):
         return
     _published = True
     import transfer_queue
 
     process = f"{platform.node()}/{os.getpid()}"
-    tag = {"reason": reason(error), "at": time.time()}
+    tag = {"reason": reason(error), "at": time.time(), ENDS: _ends_the_run(error)}
     await transfer_queue.async_kv_put(key=process, partition_id=PARTITION, tag=tag)
+
+
+def _ends_the_run(error: BaseException) -> bool:
+    return isinstance(error, RewardFailed)
 
 
 def succeeded() -> None:
@@ -66,7 +76,8 @@ def succeeded() -> None:
 def name_first_error(original: Function) -> Function:
     """Wraps ``ReplayBuffer.sample``: where no rollout of a batch succeeded, the run ends with the reason.
 
-    verl raises there in training without saying it, and goes on with an empty batch in validation.
+    verl raises there in training without saying it, and goes on with an empty batch in validation. A reward that must
+    not fail (``goldilocks.rewards.on_failure=error``) ends the run whatever became of the other rollouts.
     """
     last = 0.0  # when a batch came
 
@@ -79,6 +90,7 @@ def name_first_error(original: Function) -> Function:
             if "no materializable trajectories" not in str(error):
                 raise
             raise _none_succeeded(last) from error
+        _raise_what_ends_the_run()
         if not batch.keys:
             raise _none_succeeded(last)
         last = time.time()
@@ -130,11 +142,21 @@ def _none_succeeded(since: float) -> RuntimeError:
 
 def published_error(since: float = 0.0) -> str | None:
     """The reason of the first rollout that failed after the time ``since``; where none did, of the first of all."""
+    first = min(_tags(), key=lambda tag: (tag["at"] < since, tag["at"]), default=None)
+    return None if first is None else first["reason"]
+
+
+def _raise_what_ends_the_run() -> None:
+    for tag in _tags():
+        if tag[ENDS]:
+            raise RuntimeError(f"goldilocks.rewards.on_failure=error: {tag['reason']}")
+
+
+def _tags() -> list[dict[str, Any]]:
+    """Return what the processes of the run have published."""
     import transfer_queue
 
-    tags = (transfer_queue.kv_list() or {}).get(PARTITION, {}).values()
-    first = min(tags, key=lambda tag: (tag["at"] < since, tag["at"]), default=None)
-    return None if first is None else first["reason"]
+    return list((transfer_queue.kv_list() or {}).get(PARTITION, {}).values())
 
 
 def reason(error: BaseException) -> str:

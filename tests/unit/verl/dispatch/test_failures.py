@@ -9,6 +9,7 @@ import pytest
 from transfer_queue import KVBatchMeta
 from verl_world import Queue
 
+from goldilocks.rewards import RewardFailed
 from goldilocks.verl.dispatch import failures
 
 
@@ -94,3 +95,15 @@ def test_a_prompt_without_errors_is_a_success(processes: Processes) -> None:
     for _ in range(3):
         asyncio.run(settle([]))
     assert failures.published_error() == "LookupError: two"
+
+
+def test_a_reward_that_must_not_fail_ends_a_validation_whose_other_rollouts_succeed(processes: Processes) -> None:
+    async def original(tasks: list[Any]) -> list[BaseException]:
+        return [LookupError("another"), RewardFailed("the judge is busy")]
+
+    processes.fail(1.0, TimeoutError("an earlier one, which does not end the run"))
+    sample = failures.name_first_error(lambda self: (batch("row"), {}))
+    assert sample(None)[0].keys == ["row"]
+    asyncio.run(failures.publish_first_error(original)([]))
+    with pytest.raises(RuntimeError, match=r"goldilocks\.rewards\.on_failure=error: RewardFailed: the judge is busy"):
+        sample(None)
