@@ -72,6 +72,12 @@ def test_dynamic_sampling_trains_full_batches_of_groups_that_differ(tmp_path: Pa
             assert sum(row["advantage"] for row in rows) == pytest.approx(0, abs=1e-5)
     logged = [record for record in trainer.state.log_history if "loss" in record]
     of = logged[-1]
+    lines = [one["data"] for one in json_lines(tmp_path / "run" / "metrics.jsonl") if "timing_s/step" in one["data"]]
+    for line, groups, record in zip(lines, taken[:4], logged, strict=True):  # of the batch that the update trained
+        scores = [row["score"] for rows in groups.values() for row in rows]
+        assert line["critic/score/mean"] == pytest.approx(sum(scores) / len(scores))
+        assert line["timing_s/step"] >= record["perf/rollout_wait_s"] - 0.1  # the wait is part of it
+        assert line["accounts/generated_rollouts"] == record["accounts/generated_rollouts"]
     assert of["accounts/filtered_rollouts"] > 0
     assert max(record["train/age_max"] for record in logged if "train/age_max" in record) <= 3
     names = [one for one in of if one.startswith("accounts/") and one.endswith("_rollouts") and one.count("/") == 1]

@@ -31,13 +31,23 @@ class BudgetCallback(TrainerCallback):
         self._budget = budget
         self._meter = meter
         self._processes = processes
+        self._running = False  # the clock
+
+    def begin(self) -> None:
+        """Start the clock of an update, unless it runs."""
+        if self._meter is not None and not self._running:
+            self._meter.begin_update()
+        self._running = True
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._running = False
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self._meter is not None:
-            self._meter.begin_update()
+        self.begin()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> TrainerControl:
         """End training at the end of the budget; evaluate where another part of it is spent, if that is asked for."""
+        self._running = False
         if self._meter is not None:
             self._meter.end_update()
         if self._budget.costs:

@@ -67,16 +67,22 @@ class RunRecord(TrainerCallback):
         self._config = config
         self._spent = spent
         self._batch: dict[str, float] = {}
-        self._began = time.monotonic()
+        self._taken: dict[int, dict[str, float]] = {}  # by step, of batches that are not being trained yet
+        self._began: float | None = None
 
     def batch(self, step: int, collection: Taken) -> None:
-        """Write the rollouts of a new batch, and keep its metrics for the step's line."""
+        """Write the rollouts of a batch that is trained at once, and keep its metrics for the step's line."""
+        self.take(step, collection)
+        self.trains(step)
+
+    def take(self, step: int, collection: Taken) -> None:
+        """Write the rollouts of a new batch, and keep its metrics until it is trained."""
         batch = collection.batch
         assert batch is not None
         trained = [rollout for group in batch.groups for rollout in group.trained]  # as verl counts them
         mean = math.fsum(rollout.reward for rollout in trained) / max(1, len(trained))
         lengths = [rollout.tokens for rollout in trained]
-        self._batch = {
+        self._taken[step] = {
             **batch.metrics,
             SCORE: mean,
             LENGTH: sum(lengths) / max(1, len(lengths)),
@@ -86,8 +92,18 @@ class RunRecord(TrainerCallback):
         with file.open("w", encoding="utf-8") as out:
             out.writelines(_encode(line) + "\n" for line in _answers(step, collection))
 
+    def trains(self, step: int) -> None:
+        """Have the lines from here on show the batch of this step."""
+        for taken in [one for one in self._taken if one <= step]:
+            self._batch = self._taken.pop(taken)
+
+    def begin(self) -> None:
+        """Start the clock of an update, unless it runs."""
+        self._began = time.monotonic() if self._began is None else self._began
+
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Keep what an earlier start of the run wrote, and write the configuration unless it is there."""
+        self._began = None
         self._run.path.mkdir(parents=True, exist_ok=True)
         set_aside(self._run.metrics)
         if not self._run.config.exists():
@@ -95,11 +111,14 @@ class RunRecord(TrainerCallback):
             self._run.config.write_text(yaml.safe_dump(config, sort_keys=False))
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._began = time.monotonic()
+        self.begin()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Write the update's line. Several updates on one batch share its score; only the first counts its groups."""
-        self._write(state.global_step, {**self._batch, **self._spent(), SECONDS: time.monotonic() - self._began})
+        now = time.monotonic()
+        seconds = now - (now if self._began is None else self._began)
+        self._write(state.global_step, {**self._batch, **self._spent(), SECONDS: seconds})
+        self._began = None
         kept = (FRESH_SCORE, "critic/", "accounts/", "data/", "budget/")
         self._batch = {name: value for name, value in self._batch.items() if name.startswith(kept)}
 

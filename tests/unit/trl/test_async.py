@@ -16,16 +16,22 @@ import pytest
 
 pytest.importorskip("goldilocks.trl.asynchronous.trainer", exc_type=ImportError)  # an older TRL has another one
 
+from run_files import json_lines
 from trl.experimental.async_grpo import async_rollout_worker
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from goldilocks.core import ListSource
+from goldilocks.core.accounts import Accounts
 from goldilocks.drive.backend import CANCELLED
+from goldilocks.runs import costs
 from goldilocks.runs.checkpoints import FILE
+from goldilocks.runs.progress import SECONDS
 from goldilocks.testing import check_backend, check_rows
+from goldilocks.trl import record
 from goldilocks.trl.asynchronous.rollouts import AskedRollouts, CollectedQueue, MicroBatches, SampleRows, Samples
 from goldilocks.trl.asynchronous.trainer import _asynchronous, _sizes, check
 from goldilocks.trl.asynchronous.worker import Answer, Ask, AskedLoop, AskedWorker, Cancel
+from goldilocks.trl.callbacks import BudgetCallback
 from goldilocks.trl.sections import Sections
 from goldilocks.types import Failure
 
@@ -128,6 +134,22 @@ def test_samples_come_back_from_disk_as_they_were() -> None:
         return all(ids) and [a.metrics for a in one] == [b.metrics for b in other]
 
     check_rows(SampleRows, [Samples([sample(1.0)]), Samples([sample(0.0), sample(0.5)])], same=same)
+
+
+def test_the_wait_for_an_updates_samples_is_part_of_its_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = SimpleNamespace(now=0.0)
+    for module in (costs, record):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    meter = costs.Meter(costs.Budget(), Accounts())
+    written, state = record.RunRecord(tmp_path, {}, dict), SimpleNamespace(global_step=1)
+    callbacks: list[Any] = [BudgetCallback(costs.Budget(), meter, None), written]  # type: ignore[arg-type]
+    for callback in callbacks:
+        callback.begin()
+    for clock.now, event in ((30.0, "on_step_begin"), (60.0, "on_step_end")):
+        for callback in callbacks:
+            getattr(callback, event)(None, state, SimpleNamespace())
+    assert meter.seconds == 60
+    assert [one["data"] for one in json_lines(tmp_path / "metrics.jsonl")] == [{SECONDS: 60.0}]
 
 
 class OneBatch:

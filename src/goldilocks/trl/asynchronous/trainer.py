@@ -8,6 +8,7 @@ group bounds what is trained (``filter_groups.max_carry_steps``) where TRL drops
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,6 +63,7 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
             check(sections, kwargs)
         super().__init__(*args, **kwargs)
         self._collects = sections.given
+        self._taken: dict[int, Mapping[str, float]] = {}  # the metrics of batches that are not being trained yet
         if sections.given:
             self._collect(sections, Path(run_dir or self.args.output_dir))
 
@@ -75,7 +77,7 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
             prompts = DatasetPrompts(self.train_dataset)
             require(prompts.images is None, "train_dataset", prompts.images, f"no images {HERE}")
             self.collected = self._queue(settings, prompts)
-            self.collected.on_batch = self._log_batch
+            self.collected.on_batch = self._keep_metrics
             self._record = RunRecord(run_dir, sections.config(sizes), self._spent)
             self.add_callback(self._record)
         meter = None if self.collected is None else self.collected.driver.meter
@@ -108,21 +110,39 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
             self.collected.longest = self.args.token_budget
         return found
 
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        """TRL's; an update begins with the wait for its samples."""
+        if self._collects:
+            self._budget.begin()
+        if self.collected is not None:
+            self._record.begin()
+        return super().get_batch_samples(*args, **kwargs)
+
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self.collected is not None:
+            self._log_batches(self.collected.next_batch)
         loss = super().training_step(*args, **kwargs)
         if self.collected is not None:
             self.collected.trained_micro_batch()
         return loss
 
-    def _log_batch(self) -> None:
-        """Log the collector's metrics of a batch that was just taken."""
-        collected, metrics = self.collected, self._metrics["train"]
+    def _keep_metrics(self) -> None:
+        """Keep the collector's metrics of a batch that was just taken. TRL takes samples ahead of those it trains."""
+        collected = self.collected
         assert collected is not None
         assert collected.batch is not None
-        for name, value in collected.batch.metrics.items():
-            kept = [] if name.startswith(TOTALS) else metrics[name]
-            metrics[name] = [*kept, float(value)]
-        self._record.batch(collected.driver.collector.step + 1, collected)
+        step = collected.driver.collector.step
+        self._taken[step] = collected.batch.metrics
+        self._record.take(step + 1, collected)
+
+    def _log_batches(self, number: int) -> None:
+        """Log the collector's metrics of the batches up to this one, which is being trained."""
+        self._record.trains(number + 1)
+        logged = self._metrics["train"]
+        for taken in [one for one in self._taken if one <= number]:
+            for name, value in self._taken.pop(taken).items():
+                kept = [] if name.startswith(TOTALS) else logged[name]
+                logged[name] = [*kept, float(value)]
 
     def _spent(self) -> dict[str, float]:
         return self._budget.metrics()
