@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 def test_wandb_draws_our_metrics_over_what_was_generated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     from verl.utils.tracking import Tracking
 
     for name, value in {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}.items():
@@ -22,6 +22,7 @@ def test_wandb_draws_our_metrics_over_what_was_generated(tmp_path: Path, monkeyp
     show_grouped(tracking.logger, str(tmp_path / "checkpoints"))
     tracking.log({"accounts/generated_rollouts": 8.0, "reward/brevity": -0.5}, step=1)
     tracking.finish()
+    wandb.teardown()  # its service writes the file, and has written all of it when it has ended
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     written = file.read_bytes()
     assert [family for family in FAMILIES if f"{family}/*".encode() not in written] == []
