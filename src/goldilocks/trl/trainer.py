@@ -82,6 +82,8 @@ class CollectedTrainer(WholeCheckpoints):
     trl: type[Any]  # TRL's trainer
     train_dataset: Any  # TRL's own, which has no types
     data_collator: Any
+    num_generations: int
+    beta: Any  # the weight of the KL term
     _step: int
     _buffered_inputs: Any
 
@@ -99,12 +101,6 @@ class CollectedTrainer(WholeCheckpoints):
         run_dir: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
-        self.num_generations: int
-        self.beta: Any  # the weight of the KL term
-        self._step: int
-        self._buffered_inputs: Any
-        self.train_dataset: Any
-        self.data_collator: Any
         self.collection: Collection | None = None
         self._scored: Scored | None = None
         self._seeds: Seeds | None = None  # of the round that is being generated
