@@ -172,13 +172,7 @@ def trainer(
         "max_inflight_tasks": 4,
         "learning_rate": 1e-2,
         "max_steps": 4,
-        "save_strategy": "no",
-        "report_to": "none",
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "disable_tqdm": True,
-        "seed": 3,
+        **world.QUIET,
     }
     data, rewards = chosen.pop("data", None), chosen.pop("reward_funcs", world.reward)
     extra = {name: chosen.pop(name) for name in ("tools", "callbacks", "rollout_worker") if name in chosen}

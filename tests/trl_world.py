@@ -17,6 +17,17 @@ from goldilocks.trl.rows import SAMPLED
 QUESTIONS = 24
 ARGUMENTS = ("peft_config", "eval_dataset", "callbacks", "tools", "environment_factory")  # of the trainer itself
 
+# Arguments of every trainer that is tested: a short run on the CPU that reports to nobody and saves nothing by itself.
+QUIET: dict[str, Any] = {
+    "save_strategy": "no",
+    "report_to": "none",
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "disable_tqdm": True,
+    "seed": 3,
+}
+
 
 def dataset(size: int = QUESTIONS) -> Dataset:
     """Return questions that differ in difficulty: of seven kinds of answer, one to six are right."""
@@ -41,13 +52,7 @@ def arguments(out: Path, kind: type[Any] = GRPOConfig, **chosen: Any) -> Any:
         "learning_rate": 1e-2,
         "max_steps": 4,
         "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "disable_tqdm": True,
-        "seed": 3,
+        **QUIET,
     }
     return kind(**{**defaults, **chosen})
 
