@@ -6,11 +6,11 @@
 
 Both sides have the same weights and prompts and draw at temperature 1. Without a folder the weights are random: no
 speed here depends on their values, and every answer has the length the workload says it has. ``generate`` draws tokens
-only; vLLM returns the sampled token's log-prob too, as verl asks it to; the engine returns that and the largest. Either
-engine forgets the prompts of one run before the next. After a warm-up each figure is the best of three runs; on a GPU,
-where ``generate`` takes up to a minute, it runs once. The limit is that of a decode step which reads every weight and
-every cached key and value once at the copy bandwidth, or multiplies at the matrix rate, whichever takes longer; both
-rates are measured here.
+only; vLLM returns the sampled token's log-prob too, as verl asks it to (without it: ``--no-log-probs``); the engine
+returns that and the largest. Either engine forgets the prompts of one run before the next. After a warm-up each figure
+is the best of three runs; on a GPU, where ``generate`` takes up to a minute, it runs once. The limit is that of a
+decode step which reads every weight and every cached key and value once at the copy bandwidth, or multiplies at the
+matrix rate, whichever takes longer; both rates are measured here.
 """
 
 from __future__ import annotations
@@ -59,6 +59,10 @@ SHAPES: dict[str, PretrainedConfig] = {
     ),
     "0.5B": Qwen2Config(
         vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+        num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=True, **_IDS,
+    ),
+    "1.5B": Qwen2Config(
+        vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
         num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=True, **_IDS,
     ),
 }  # fmt: skip
@@ -132,7 +136,7 @@ def time_generate(model: PreTrainedModel, works: Sequence[Workload]) -> list[flo
     return [time_one(work) for work in works]
 
 
-def time_vllm(model: PreTrainedModel, works: Sequence[Workload]) -> list[float]:
+def time_vllm(model: PreTrainedModel, works: Sequence[Workload], log_probs: bool = True) -> list[float]:
     """vLLM in its default set-up on a GPU, with the same rows at a time and memory for every one of them.
 
     One engine for all workloads: on a GPU it takes a minute to compile and to capture its graphs.
@@ -148,22 +152,24 @@ def time_vllm(model: PreTrainedModel, works: Sequence[Workload]) -> list[float]:
             gpu_memory_utilization=0.5, enforce_eager=model.device.type == "cpu",
         )  # fmt: skip
     # The first of four is a warm-up.
-    found = [seconds(functools.partial(run_vllm, llm, work), model.device, 4) for work in works]
+    found = [seconds(functools.partial(run_vllm, llm, work, log_probs), model.device, 4) for work in works]
     llm.llm_engine.engine_core.shutdown()
     return found
 
 
-def run_vllm(llm: Any, work: Workload) -> None:
+def run_vllm(llm: Any, work: Workload, log_probs: bool) -> None:
     from vllm import SamplingParams
 
+    asked = 0 if log_probs else None
     prompts = [{"prompt_token_ids": prompt} for prompt in work.prompts.tolist()]
     params = [
-        SamplingParams(temperature=1.0, max_tokens=length, ignore_eos=True, logprobs=0, detokenize=False)
+        SamplingParams(temperature=1.0, max_tokens=length, ignore_eos=True, logprobs=asked, detokenize=False)
         for length in work.lengths.tolist()
     ]
     llm.reset_prefix_cache()
     answers = llm.generate(prompts, params, use_tqdm=False)
-    assert sum(len(answer.outputs[0].logprobs) for answer in answers) == work.tokens
+    assert sum(len(answer.outputs[0].token_ids) for answer in answers) == work.tokens
+    assert all((answer.outputs[0].logprobs is not None) == log_probs for answer in answers)
 
 
 PEERS = {"generate": time_generate, "vllm": time_vllm}
@@ -261,7 +267,9 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="default: 3M on a CPU, 30M and 0.5B on a GPU")
     parser.add_argument("--model", metavar="FOLDER", nargs="+", help="models to load, in place of random shapes")
     parser.add_argument("--peer", choices=PEERS, default="generate", help="what to measure beside (default: generate)")
+    parser.add_argument("--no-log-probs", action="store_true", help="vLLM returns tokens only")
     args = parser.parse_args()
+    peer = functools.partial(time_vllm, log_probs=False) if args.no_log_probs else PEERS[args.peer]
     device = torch.device(args.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     machine = Machine.measure(device, dtype)
@@ -273,7 +281,7 @@ def main() -> None:
         column.justify = "right"
     works = workloads(device)
     for name in args.model or args.shapes or (["30M", "0.5B"] if device.type == "cuda" else ["3M"]):
-        for work, slow in zip(works, PEERS[args.peer](load(name, dtype).to(device), works), strict=True):
+        for work, slow in zip(works, peer(load(name, dtype).to(device), works), strict=True):
             row = measure(work, slow, load(name, dtype).to(device), machine)
             print(f"{Path(name).name}, {row[0]}: {args.peer} {row[1]} tok/s, engine {row[2]}", file=sys.stderr)
             table.add_row(Path(name).name, *row)

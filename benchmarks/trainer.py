@@ -56,6 +56,7 @@ PARTS = {
     "weights": ("update_weights",),
 }
 MEMORY_S = 2.0
+FREE_GIB, FREE_S = 4, 30.0  # a GPU that holds less than this is free; how long it is waited for
 
 
 @dataclass(frozen=True)
@@ -265,6 +266,16 @@ def _gpu() -> int:
     return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[0]) << 20
 
 
+def await_gpu() -> None:
+    """Wait until the processes of the arm before have given the GPU's memory back."""
+    deadline = time.monotonic() + FREE_S
+    while (used := _gpu()) > FREE_GIB << 30:
+        if time.monotonic() > deadline:
+            print(f"the GPU still holds {used / 2**30:.1f} GiB", file=sys.stderr, flush=True)
+            return
+        time.sleep(0.5)
+
+
 def _processes(run: Path) -> int:
     used = 0
     for process in processes_of(run):
@@ -329,6 +340,8 @@ def measure(args: argparse.Namespace, kept: Kept) -> list[str]:
         data = args.runs / f"data-{args.model}-{keep}"
         random_task.make_data(data, shape, keep)
         print(f"{time.strftime('%H:%M:%S')} {arm.name}", file=sys.stderr, flush=True)
+        if args.device == "cuda":
+            await_gpu()
         try:
             kept.add(arm, run(args, arm, model, data))
         except RuntimeError as error:
