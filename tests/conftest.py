@@ -28,6 +28,32 @@ def _each_test_leaves_the_process_as_it_was() -> Iterator[None]:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the launches first: a launch that comes last keeps one core waiting. The shuffled order stays otherwise."""
-    items.sort(key=lambda item: "integration" not in item.path.parts)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the launches first, those of several runs before the others, on all workers alike.
+
+    What takes seconds is left for the end, where a worker that has nothing to do takes over half of another's rest. The
+    shuffled order stays otherwise.
+    """
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    items[:] = dealt(sorted(items, key=lambda item: (-runs(item), "integration" not in item.path.parts)), workers)
+
+
+def runs(item: pytest.Item) -> int:
+    """How many runs of a trainer a test starts, one after the other."""
+    several = item.get_closest_marker("runs")
+    return several.args[0] if several else int(item.get_closest_marker("integration") is not None)
+
+
+def dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Order the tests for workers that each begin with an equal part of the list, the first with the first.
+
+    The launches are dealt one by one. The other tests stay beside those of their file, with which they share fixtures.
+    """
+    launches, others = [one for one in items if runs(one)], [one for one in items if not runs(one)]
+    order: list[pytest.Item] = []
+    for worker in range(workers):
+        end = len(items) * (worker + 1) // workers
+        order += launches[worker::workers]
+        part = max(0, end - len(order))
+        order, others = [*order, *others[:part]], others[part:]
+    return order

@@ -173,6 +173,7 @@ def test_rollouts_of_several_rows_count_once_and_tools_of_cancelled_ones_are_tol
         assert journal["released", uid] == SIBLINGS + 3
 
 
+@pytest.mark.runs(2)
 def test_a_paused_conversation_goes_on_after_an_update_and_after_a_kill_without_a_second_call(
     launch: Launch, agent: list[str], task: Task, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ from .killed import assert_none_twice, dumped_every_step, killed, trained_groups
 from .test_partial import REWARD, untaught
 from .test_trainer import FILTER, assert_accounts_sum, assert_full_of_signal
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.runs(2)]
 
 
 def overrides(task: Task, folder: Path) -> list[str]:

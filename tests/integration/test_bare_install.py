@@ -14,7 +14,6 @@ from packaging.requirements import Requirement
 
 from .conftest import PATIENCE_S
 
-pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
 
 

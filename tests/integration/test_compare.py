@@ -16,7 +16,7 @@ from goldilocks.launch import defaults
 
 from .conftest import PATIENCE_S, SMALL, processes_of, wait_for_ray
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.runs(3)]
 
 SCRIPT = Path(__file__).parents[2] / "examples/grpo_trainer/run_adaptive_vs_baseline_comparison.sh"
 BUDGET = 48  # of rollouts: grpo makes 32 an update, so its second one is the last

@@ -13,7 +13,7 @@ from goldilocks.launch import defaults
 
 from .conftest import PATIENCE_S
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.runs(3)]
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "faults.py"
 

@@ -10,7 +10,7 @@ from .conftest import Launch
 from .killed import dumped_every_step
 from .test_trainer import FILTER, MODE
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.runs(2)]
 
 LORA = [
     "actor_rollout_ref.model.lora_rank=4",  # of all layers, and without model.lora.merge, as verl has it by default

@@ -27,7 +27,7 @@ from goldilocks.platforms import platform_env
 
 from .conftest import PATIENCE_S, SMALL
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(4 * PATIENCE_S)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.runs(4), pytest.mark.timeout(4 * PATIENCE_S)]
 
 SECOND = "127.0.0.2"  # every address of 127.0.0.0/8 is this machine
 

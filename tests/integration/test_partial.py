@@ -15,7 +15,7 @@ from .conftest import Launch, Task
 from .killed import assert_none_twice, dumped_every_step, killed, trained_groups
 from .test_trainer import FILTER, MODE, assert_accounts_sum, assert_full_of_signal
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.runs(2)]
 
 REWARD = '''
 import zlib

@@ -11,7 +11,7 @@ from goldilocks.runs.records import read_records
 
 from .conftest import Launch
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.runs(2)]
 
 EVERY_OTHER = '''
 import collections

@@ -82,6 +82,7 @@ def records(run: Path) -> list[dict]:
     return json_lines(run / "metrics.jsonl")
 
 
+@pytest.mark.runs(2)
 def test_a_run_ends_at_its_budget_with_a_summary_and_goes_on_when_it_is_given_more(train):
     def trained() -> list[tuple[int, float]]:
         key = "accounts/generated_rollouts"

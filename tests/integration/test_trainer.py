@@ -76,6 +76,7 @@ def assert_accounts_sum(run: Run) -> None:
         assert sum(step[f"accounts/{account}_tokens"] for account in Account) == step["accounts/generated_tokens"]
 
 
+@pytest.mark.runs(2)
 def test_dynamic_sampling_on_two_ranks_is_killed_and_goes_on_where_it_was(
     launch: Launch, task: Task, tmp_path: Path
 ) -> None:
@@ -137,6 +138,7 @@ def validation_answers(folder: Path, step: int) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.runs(3)
 def test_everything_off_trains_what_verl_trains_with_a_critic_too_and_again_to_the_letter(
     launch: Launch, tmp_path: Path
 ) -> None:
@@ -307,6 +309,7 @@ def test_ppo_with_a_critic_filters_on_the_reward_after_the_kl_penalty_and_fills_
     assert_accounts_sum(run)
 
 
+@pytest.mark.runs(2)
 def test_data_without_signal_end_the_run_in_the_documented_words_and_it_goes_on_to_the_end_of_its_epoch(
     launch: Launch, task: Task, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ TESTS = Path(__file__).parents[1]
 IN_PROCESS = ("test_trl.py", "test_trl_engine.py", "test_trl_guard.py")
 SAME = [TESTS / "unit" / "trl", *(TESTS / "integration" / name for name in IN_PROCESS)]
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.runs(4), pytest.mark.timeout(1800)]
 
 
 def run(*words: str | Path, first: Path) -> subprocess.CompletedProcess[str]:

@@ -109,6 +109,7 @@ def test_two_processes_train_one_batch_that_the_first_decided(two_processes: Pat
     ],
     ids=["whole batches", "in the middle of a batch"],
 )  # fmt: skip
+@pytest.mark.runs(1)
 def test_a_run_that_was_killed_goes_on_exactly(chosen: dict[str, Any], kill: int, tmp_path: Path) -> None:
     sections = {
         "filter_groups": {"enable": True, "max_carry_steps": 2},
