@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
+from goldilocks.filtering.batch_filter import TwoGateRejectionFilter
 from goldilocks.filtering.rows import Segments
 from goldilocks.filtering.selection import Draws
-from goldilocks.filtering.two_gate import TwoGateRejectionFilter
 
 GENERATED, TARGET, TOKENS = 16, 8, 64
 CONFIG = PPOFilterConfig(target_group_size=TARGET, sample_selection_strategy="efficiency_stochastic")

@@ -26,7 +26,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_from_nested
 
 from goldilocks.verl import plugin
-from goldilocks.verl.patches.one_pass import responses
+from goldilocks.verl.patches.log_probs import responses
 from goldilocks.verl.store.batched_puts import Columns
 
 ROUNDS = 7

@@ -34,7 +34,7 @@ from goldilocks.launch import defaults
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.platforms import cudnn
 from goldilocks.tasks.registry import compute_score
-from goldilocks.verl.patches.micro_batches import cut_by_length
+from goldilocks.verl.patches.rows import cut_by_length
 
 WARM_UP = 2
 TASKS = {"smollm2": "sums", "tiny": "arithmetic"}

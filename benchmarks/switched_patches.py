@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from goldilocks.verl.patches import packed_rows
+from goldilocks.verl.patches import rows
 from goldilocks.verl.patches.table import PATCHES
 
 # The environment names four files.
@@ -140,8 +140,8 @@ def install() -> None:
         if patch.name not in IN_TRAINER:
             both = {attribute: switched(patch.name, ours, board) for attribute, ours in patch.replaced.items()}
             object.__setattr__(patch, "replaced", both)
-    reduce = packed_rows.PackedRows.__reduce__
-    packed_rows.PackedRows.__reduce__ = lambda rows: (unpack, reduce(rows)[1])  # type: ignore[method-assign]
+    reduce = rows.PackedRows.__reduce__
+    rows.PackedRows.__reduce__ = lambda rows: (unpack, reduce(rows)[1])  # type: ignore[method-assign]
     from goldilocks.verl import plugin
 
     due = next(finder for finder in sys.meta_path if isinstance(finder, plugin._AfterImport))._due
@@ -178,8 +178,8 @@ def _switch_batched_turns(board: Board) -> None:
 
 
 def unpack(*packed: Any) -> Any:
-    """As ``packed_rows.unpack``: a storage unit imports nothing of verl, and becomes switched by what it is sent."""
-    return packed_rows.unpack(*packed)
+    """As ``rows.unpack``: a storage unit imports nothing of verl, and becomes switched by what it is sent."""
+    return rows.unpack(*packed)
 
 
 if SWITCHES in os.environ:

@@ -49,7 +49,7 @@ API = {
     "filtering": (
         "The batch filter",
         "See [the guide](../batch-filter.md).",
-        ["goldilocks.filtering.config", "goldilocks.filtering.batch_filter", "goldilocks.filtering.two_gate"],
+        ["goldilocks.filtering.config", "goldilocks.filtering.batch_filter", "goldilocks.filtering.batch_filter"],
     ),
     "engine": (
         "The rollout engine",

@@ -66,7 +66,7 @@ def storage():
     return seen | {"the platform is ours": registry.get("cpu") is cpu.PlatformCPU}
 
 def sampler():
-    import goldilocks.verl.update.sampler
+    import goldilocks.verl.update.trainer
     return loaded("goldilocks.verl.update.trainer")
 
 def replaced():

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 from goldilocks.filtering.config import PPOFilterConfig
 
 if TYPE_CHECKING:
-    from goldilocks.filtering.batch_filter import PPOBatchFilter
+    from goldilocks.filtering.batch_filter import PPOBatchFilter, TwoGateRejectionFilter
     from goldilocks.filtering.padding import pad_batch
-    from goldilocks.filtering.two_gate import TwoGateRejectionFilter
 
 __all__ = ["PPOBatchFilter", "PPOFilterConfig", "TwoGateRejectionFilter", "pad_batch"]
 
 # Imported when they are first used: settings are read and checked where torch is not installed.
 _NEED_TORCH = {
     "PPOBatchFilter": "goldilocks.filtering.batch_filter",
-    "TwoGateRejectionFilter": "goldilocks.filtering.two_gate",
+    "TwoGateRejectionFilter": "goldilocks.filtering.batch_filter",
     "pad_batch": "goldilocks.filtering.padding",
 }
 

@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
+from goldilocks.filtering.batch_filter import RowVerdicts, TwoGateRejectionFilter
 from goldilocks.filtering.rows import count_tokens
-from goldilocks.filtering.two_gate import RowVerdicts, TwoGateRejectionFilter
 
 
 def log_probs(rows: int = 4, tokens: int = 6) -> dict[str, torch.Tensor]:

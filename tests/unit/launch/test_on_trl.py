@@ -12,7 +12,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from goldilocks.launch import on_trl, trl_keys
+from goldilocks.launch import on_trl
 from goldilocks.launch.recipe import choose, compose_config, names, verl_defaults
 from goldilocks.launch.trl_data import dataset
 
@@ -84,19 +84,19 @@ def test_trl_has_one_seed_and_both_keys_may_name_it() -> None:
 def test_every_shipped_recipe_and_task_is_accepted() -> None:
     defaults = on_trl.verl_values()
     for recipe in names("recipe"):
-        trl_keys.check(composed(recipe=recipe), defaults)
+        on_trl.check_read(composed(recipe=recipe), defaults)
     tasks = [task for task in names("task") if task != "calculator"]
     for word in ["device=cuda", *(f"task={task}" for task in tasks)]:
-        trl_keys.check(composed(word), defaults)
+        on_trl.check_read(composed(word), defaults)
     with pytest.raises(ValueError, match=r"multi_turn\.enable=True is not accepted"):  # verl's tools are not TRL's
-        trl_keys.check(composed("task=calculator"), defaults)
+        on_trl.check_read(composed("task=calculator"), defaults)
 
 
 def test_a_key_is_in_one_part_of_the_table_and_is_one_of_verls_or_ours() -> None:
-    parts = [set(trl_keys.READ), set(trl_keys.NO_PART), set(trl_keys.ACCEPTED) - {"trainer.resume_mode"}]
+    parts = [set(on_trl.READ), set(on_trl.NO_PART), set(on_trl.ACCEPTED) - {"trainer.resume_mode"}]
     assert sum(map(len, parts)) == len(set.union(*parts))
     configs = verl_defaults(), composed("task=reasoning_gym"), composed("device=cuda"), composed("task=ladder")
-    known = {key for config in configs for key, _ in trl_keys.leaves(config)}
+    known = {key for config in configs for key in on_trl.leaves(config)}
     unknown = [name for name in set.union(*parts) if not any(key.startswith(name) for key in known)]
     assert unknown == []
 

@@ -42,8 +42,8 @@ from goldilocks.verl.dispatch.guarded_reward import guard_if_asked
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, schedule_note
 from goldilocks.verl.source import DatasetSource, hidden_states, loader_order
 from goldilocks.verl.update.gates import KLPenalty
+from goldilocks.verl.update.guards import weights_guard
 from goldilocks.verl.update.validation import ValidatesByColumn
-from goldilocks.verl.update.weights_guard import weights_guard
 
 
 class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):

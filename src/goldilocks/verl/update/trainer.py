@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
@@ -31,6 +32,7 @@ from goldilocks.verl.source import DatasetSource, hidden_states, loader_order
 from goldilocks.verl.store.behaviour import store_log_probs, use_behaviour_log_probs
 from goldilocks.verl.store.replayed_rows import ReplayedRows, without
 from goldilocks.verl.store.rows import (
+    PARTITION,
     batch_of,
     clear,
     fill_log_probs,
@@ -42,15 +44,39 @@ from goldilocks.verl.store.rows import (
 from goldilocks.verl.switch import named
 from goldilocks.verl.update.driver_queue import advantages
 from goldilocks.verl.update.gates import KLPenalty, build_gate
-from goldilocks.verl.update.guard import GuardedLoss, guard_metrics
+from goldilocks.verl.update.guards import GuardedLoss, gap_of_rows, guard_metrics, weights_guard
 from goldilocks.verl.update.loggers import show_grouped
 from goldilocks.verl.update.one_pass import OnePass
-from goldilocks.verl.update.sampler import DriverSampler
 from goldilocks.verl.update.validation import ValidatesByColumn
-from goldilocks.verl.update.weights_guard import gap_of_rows, weights_guard
 
+POLL_INTERVAL = 0.05  # seconds; validation waits on verl's own replay buffer
 PROMPT_MEAN = "prompt-mean"
 MULTI_MODAL = ("multi_modal_inputs",)
+
+
+class DriverSampler(ReplayBuffer):
+    """verl's replay buffer for validation; for training, whatever the driver takes."""
+
+    driver: Driver
+    backend: AgentLoops
+
+    def __init__(self, config: Any) -> None:
+        sampler = config.trainer.v1.sampler
+        super().__init__(
+            trainer_mode="sync",
+            trainer_config=OmegaConf.create(),
+            max_off_policy_threshold=sampler.max_off_policy_threshold,
+            max_off_policy_strategy=sampler.max_off_policy_strategy,
+            sampler_kwargs=sampler.sampler_kwargs,
+            poll_interval=POLL_INTERVAL,
+        )
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
+        if partition_id != PARTITION:
+            return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
+        self.backend.global_steps = global_steps
+        groups = self.driver.take()
+        return batch_of(groups), {**self.backend.manager.metrics(), **self.driver.watch.read()}
 
 
 class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):

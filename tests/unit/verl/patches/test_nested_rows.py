@@ -16,7 +16,7 @@ from verl.workers.utils.padding import response_from_nested
 from verl_world import nested
 
 from goldilocks.verl import plugin
-from goldilocks.verl.patches.one_pass import responses
+from goldilocks.verl.patches.log_probs import responses
 
 plugin.additions()
 

@@ -23,7 +23,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.losses import ppo_loss
 from verl_world import nested
 
-from goldilocks.verl.patches import log_probs, micro_batches, nested_rows, one_pass
+from goldilocks.verl.patches import log_probs, rows
 
 WORDS = 50
 
@@ -129,8 +129,8 @@ def reference(model, config, **changes):
 
 ENGINE = "verl.workers.engine.fsdp.transformer_impl.FSDPEngineWithLMHead"
 REPLACED = {
-    "verl.workers.engine.utils.rearrange_micro_batches": micro_batches.rows_by_length,
-    "verl.workers.utils.losses.no_padding_2_padding": nested_rows.responses_padded_at_once,
+    "verl.workers.engine.utils.rearrange_micro_batches": rows.rows_by_length,
+    "verl.workers.utils.losses.no_padding_2_padding": rows.responses_padded_at_once,
     f"{ENGINE}.prepare_model_inputs": log_probs.ask_for_a_window,
     f"{ENGINE}.prepare_model_outputs": log_probs.read_a_window,
 }
@@ -152,12 +152,12 @@ def quick(monkeypatch):
     """Every patch of the update."""
     for name, replace in REPLACED.items():
         monkeypatch.setattr(name, replace(verls_own(name)))
-    return one_pass.own_log_probs(ppo_loss)
+    return log_probs.own_log_probs(ppo_loss)
 
 
 def whole(data):
     tokens = int(data["response_mask"].values().sum())
-    return {one_pass.WHOLE_ROWS: len(data), one_pass.WHOLE_TOKENS: tokens}
+    return {log_probs.WHOLE_ROWS: len(data), log_probs.WHOLE_TOKENS: tokens}
 
 
 def with_signal(data):
@@ -262,18 +262,18 @@ def test_the_gap_to_the_rollout_engine_is_of_rows_that_this_policy_wrote(model, 
     quick = request.getfixturevalue("quick")
     _, _, metrics = update(model, data, partial(quick, config))
     tokens = sum(int(mask.sum()) for mask, old in zip(data["response_mask"].unbind(), older, strict=True) if not old)
-    assert sum(metrics[one_pass.GAP_TOKENS]) == tokens > 0
-    assert sum(metrics[one_pass.GAP_SUM]) / tokens == pytest.approx(0.25, abs=1e-4)
+    assert sum(metrics[log_probs.GAP_TOKENS]) == tokens > 0
+    assert sum(metrics[log_probs.GAP_SUM]) / tokens == pytest.approx(0.25, abs=1e-4)
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=80), st.integers(100, 1000), st.integers(0, 500))
 def test_parts_have_every_row_once_and_keep_to_the_limit(lengths, limit, start):
-    parts = micro_batches.cut_by_length(lengths, limit, start)
+    parts = rows.cut_by_length(lengths, limit, start)
     assert sorted(place for part in parts for place in part) == list(range(len(lengths)))
     assert all(len(part) * max(lengths[place] for place in part) <= limit for part in parts)
 
 
 def test_rows_of_like_length_are_computed_together():
     lengths = [10, 90] * 50
-    assert micro_batches.cut_by_length(lengths, 10_000, start=100) == [list(range(0, 100, 2)), list(range(1, 100, 2))]
-    assert micro_batches.cut_by_length(lengths, 10_000, start=100_000) == [list(range(100))]
+    assert rows.cut_by_length(lengths, 10_000, start=100) == [list(range(0, 100, 2)), list(range(1, 100, 2))]
+    assert rows.cut_by_length(lengths, 10_000, start=100_000) == [list(range(100))]

@@ -11,7 +11,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl_world import Worker
 
 from goldilocks.verl.dispatch.rewards import manager_of
-from goldilocks.verl.patches.rewards import graded_here
+from goldilocks.verl.patches.trainers import graded_here
 
 VERLS_OWN = inspect.unwrap(AgentLoopWorker._compute_score)
 ROW = {

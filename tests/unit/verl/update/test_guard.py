@@ -19,7 +19,7 @@ from verl_world import nested
 
 from goldilocks.core.replay import Guard
 from goldilocks.verl.fields import WHOLE_ROWS, WHOLE_TOKENS
-from goldilocks.verl.update.guard import GuardedLoss, guard_metrics
+from goldilocks.verl.update.guards import GuardedLoss, guard_metrics
 
 NOW = torch.tensor([[-1.0, -2.0, -0.5], [-0.3, -1.5, -2.5], [-0.7, -1.1, 0.0]])  # the log-probs of responses
 MOVED = torch.tensor([[0.1, 0.15, 0.2], [-0.1, -0.15, 0.9], [0.0, -0.7, 0.0]])  # less those of who wrote them

@@ -14,7 +14,7 @@ from verl_world import Queue
 
 from goldilocks.algorithms.weights_gap import FP32, HALF, StaleWeights
 from goldilocks.verl.store.behaviour import VERSIONS
-from goldilocks.verl.update.weights_guard import ROWS, gap_of_rows, weights_guard
+from goldilocks.verl.update.guards import ROWS, gap_of_rows, weights_guard
 
 POLICY = 4
 

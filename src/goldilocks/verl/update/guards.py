@@ -1,30 +1,45 @@
-"""``goldilocks.guard`` on verl: the actor's loss, which verl lets a trainer set on its workers (``set_loss_fn``).
+"""The guards of an update on verl: ``goldilocks.guard`` in the actor's loss, and the guard for old weights.
 
-The loss sees a mini-batch in micro-batches and gives the verdict with the last one, the same on all ranks.
-Torch calls a hook right before an optimizer steps; the hook removes the gradients of a skipped update. So no parameter,
-no moment and no step count of the optimizer changes; verl's counters and learning rate go on.
+verl lets a trainer set the loss on its workers (``set_loss_fn``). The loss sees a mini-batch in micro-batches and gives
+the verdict with the last one, the same on all ranks. Torch calls a hook right before an optimizer steps; the hook
+removes the gradients of a skipped update. So no parameter, no moment and no step count of the optimizer changes; verl's
+counters and learning rate go on.
+
+The update measures the gap to the rollout engine itself where it computes ``old_log_probs`` (patch ``one-pass``). Where
+verl computed them in a pass of its own, some fresh rows are read from the queue.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import torch
+import transfer_queue as tq
 from omegaconf import DictConfig
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from transfer_queue import KVBatchMeta
+from transformers import PretrainedConfig
 from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.metric import AggregationType, Metric
+from verl.utils.torch_dtypes import FLOAT_LIST
 from verl.workers import engine_workers
 from verl.workers.utils import losses, padding
 
-from goldilocks.algorithms.behaviour import GuardVerdict, UpdateGuard
+from goldilocks.algorithms.behaviour import GuardVerdict, UpdateGuard, is_bypassed
+from goldilocks.algorithms.weights_gap import WeightsGuard, gap_sums, has_experts, mean_gap
 from goldilocks.core.replay import Guard
+from goldilocks.dotted_keys import value_at
+from goldilocks.verl.store.behaviour import FIELDS, stale_rows
 
 COUNTS = ("replay/guarded_rows", "replay/guarded_tokens", "replay/skipped_updates")
 NAMES = ("replay/m2", *COUNTS)
+
+ROWS = 64  # that are read: the mean over their tokens tells one policy from another
+PRECISIONS = ("rollout.dtype", "actor.fsdp_config.mixed_precision.param_dtype")
 
 
 class GuardedLoss:
@@ -94,3 +109,44 @@ def guard_metrics(found: dict[str, Any], updates: int) -> dict[str, float]:
     """Take the guard's metrics out of verl's, which are means over the updates of a batch; sum up the counts."""
     mean = {name: found.pop(f"actor/{name}") for name in NAMES}
     return {name: value * updates if name in COUNTS else value for name, value in mean.items()}
+
+
+def weights_guard(config: DictConfig, action: str) -> WeightsGuard:
+    """Return the guard of a run; ``action`` is ``goldilocks.on_stale_weights``.
+
+    The engine's log-probs are those of the distribution that it samples from, which top-k and top-p cut; with
+    ``logprobs_mode=raw_logprobs`` they are without the temperature, by which the trainer divides. Quantized weights are
+    other weights, and experts that each side chooses for itself are other layers.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    exact = all(value_at(config, f"actor_rollout_ref.{key}") in FLOAT_LIST for key in PRECISIONS)
+    whole = rollout.get("top_p", 1.0) >= 1 and rollout.get("top_k", -1) <= 0
+    scaled = rollout.get("logprobs_mode") != "raw_logprobs" or rollout.get("temperature", 1.0) == 1
+    same = not rollout.get("quantization") and (rollout.get("enable_rollout_routing_replay") or not _is_routed(config))
+    return WeightsGuard(action, exact=exact, judges=bool(whole and scaled and same))
+
+
+def _is_routed(config: DictConfig) -> bool:
+    """Whether the model has experts, as far as its config is on this machine."""
+    model = config.actor_rollout_ref.get("model") or {}
+    path = model.get("hf_config_path") or model.get("path")
+    try:
+        found, _ = PretrainedConfig.get_config_dict(str(Path(str(path)).expanduser()), local_files_only=True)
+    except (OSError, ValueError):
+        return False
+    return has_experts(found)
+
+
+def gap_of_rows(batch: KVBatchMeta, policy: int, correction: Any) -> float | None:
+    """Return the mean gap of fresh rows in the queue; None where there is none, or no log-prob of either side."""
+    stale = stale_rows(batch, policy)
+    padding = [tag.get("is_padding", False) for tag in batch.tags]
+    fresh = [key for key, *left_out in zip(batch.keys, stale, padding, strict=True) if not any(left_out)]
+    if not fresh or is_bypassed(correction):  # bypassed: the trainer takes the engine's log-probs for its own
+        return None
+    keys = fresh[:: -(-len(fresh) // ROWS)]
+    rows = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=FIELDS).to_padded_tensor()
+    if not set(FIELDS) <= set(rows.keys()):
+        return None
+    old, sampled, mask = (rows[name] for name in FIELDS)
+    return mean_gap(gap_sums(old, sampled, mask.bool()).tolist())
