@@ -16,8 +16,8 @@ import numpy as np
 from goldilocks.core import Beliefs, Collector, ListSource
 from goldilocks.core.allocators import Fixed
 from goldilocks.core.filters import Variance
-from goldilocks.core.prompt_order import PromptOrder
 from goldilocks.core.selectors import Greso, Selector, Thompson, Uniform
+from goldilocks.core.source import PromptOrder
 from goldilocks.types import Rollout
 
 N = 8

@@ -44,12 +44,10 @@ from goldilocks.core.beliefs import Beliefs
 from goldilocks.core.filters import Filter
 from goldilocks.core.judged_groups import JudgedGroups
 from goldilocks.core.limits import Exhausted, Limits, Surplus
-from goldilocks.core.open_groups import OpenGroup, OpenGroups, find_prompt, group_name, was_issued
-from goldilocks.core.prompt_order import IssuedVisits, PromptOrder
-from goldilocks.core.prompt_queue import PromptQueue
+from goldilocks.core.open_groups import OpenGroup, OpenGroups, PromptQueue, find_prompt, group_name, was_issued
 from goldilocks.core.replay import Replay, ReplayBuffer
 from goldilocks.core.selectors import Selector
-from goldilocks.core.source import KeyedPositions, Source
+from goldilocks.core.source import IssuedVisits, KeyedPositions, PromptOrder, Source
 from goldilocks.core.statistics import KeepRate, StepStatistics
 from goldilocks.errors import require
 from goldilocks.html_table import html_table

@@ -11,7 +11,7 @@ from typing import Any
 
 from goldilocks.core.accounts import Accounts
 from goldilocks.core.open_groups import FindPrompt, issue_order, pack_group, unpack_group
-from goldilocks.core.prompt_order import PromptOrder
+from goldilocks.core.source import PromptOrder
 from goldilocks.errors import require
 from goldilocks.types import Account, AccountName, Group, Rollout, Verdict
 

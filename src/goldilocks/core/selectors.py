@@ -10,7 +10,7 @@ import numpy as np
 
 from goldilocks.core.beliefs import Beliefs
 from goldilocks.core.policy import Policy
-from goldilocks.core.prompt_order import PromptOrder
+from goldilocks.core.source import PromptOrder
 from goldilocks.errors import require
 from goldilocks.types import Group
 

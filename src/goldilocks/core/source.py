@@ -1,8 +1,9 @@
-"""Where prompts come from: random access by index, and a key for each."""
+"""Where prompts come from: random access by index, a key for each, and the order in which they are visited."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -87,3 +88,147 @@ class KeyedPositions:
         places = np.minimum(np.searchsorted(self._keys, keys, sorter=self._order), len(self._keys) - 1)
         candidates = self._order[places]
         return np.where(self._keys[candidates] == keys, candidates, -1)
+
+
+class PromptOrder:
+    """Indices into the source. ``next`` goes through them in shuffled order; ``free`` returns all not in hand.
+
+    The order of an epoch is a function of the epoch alone, so the cursor is its only state.
+    """
+
+    def __init__(self, size: int, *, seed: int, repeat: bool, order: Callable[[int], np.ndarray] | None = None) -> None:
+        """``order`` returns the pass of each epoch; default: a permutation seeded by ``seed`` and the epoch."""
+        self.size = size
+        self.epoch = 0
+        self._position = 0
+        self._order_of = order or (lambda epoch: np.random.default_rng([seed, epoch]).permutation(size))
+        self._repeat = repeat
+        self._held = np.zeros(size, dtype=np.uint16)
+        self._order = self._order_of(self.epoch)
+
+    def next(self, k: int) -> np.ndarray:
+        """Return the next ``k`` of the pass; a new pass begins where it ends. Fewer when prompts may not repeat."""
+        parts: list[np.ndarray] = []
+        while k > 0:
+            part = self._order[self._position : self._position + k]
+            self._position += len(part)
+            if not self._repeat:
+                part = part[self._held[part] == 0]  # some were chosen from ``free`` before their turn
+            k -= len(part)
+            parts.append(part)
+            if k > 0 and self._position >= len(self._order):  # a pass may leave prompts out
+                if not self._repeat:
+                    break
+                self.epoch, self._position = self.epoch + 1, 0
+                self._order = self._order_of(self.epoch)
+        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+
+    def free(self) -> np.ndarray:
+        """Return every index that is not in hand; without repeats, every index never handed out."""
+        return np.flatnonzero(self._held == 0)
+
+    def claim(self, chosen: Iterable[int]) -> None:
+        for index in chosen:
+            self._held[index] += 1
+
+    def release(self, index: int) -> None:
+        """Mark an index as no longer in hand; without repeats it stays claimed for good."""
+        if self._repeat:
+            self._held[index] -= 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the cursor and, without repeats, the prompts handed out. Holders of prompts claim them on loading."""
+        spent = np.empty(0, dtype=np.int64) if self._repeat else np.flatnonzero(self._held)
+        return {"epoch": self.epoch, "position": self._position, "spent": spent}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self._position = int(state["epoch"]), int(state["position"])
+        self._order = self._order_of(self.epoch)
+        self._held[:] = 0
+        self._held[np.asarray(state["spent"], dtype=np.int64)] = 1
+
+
+class IssuedVisits:
+    """How many visits to each prompt were issued, in one flat array. The number of a visit seeds its sampling noise.
+
+    Visits are counted when they are issued, not when they are judged: two visits to one prompt that are open at the
+    same time have different numbers, and so different noise.
+    """
+
+    def __init__(self, keys: np.ndarray) -> None:
+        self._keys = keys
+        self._counts = np.zeros(len(keys), dtype=np.uint32)
+
+    def number(self, index: int) -> int:
+        """Count a visit that is issued now; return how many were issued before it."""
+        before = int(self._counts[index])
+        self._counts[index] += 1
+        return before
+
+    def count_judged(self, visits: np.ndarray) -> None:
+        """Start from the judged visits: a state of an earlier version has no other count."""
+        self._counts[:] = visits
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts of visited prompts only: the file grows with the run, not with the data set."""
+        rows = np.flatnonzero(self._counts)
+        return {"keys": self._keys[rows], "rows": rows, "counts": self._counts[rows]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Find the prompt of each count by key; drop counts whose prompt is gone from the data."""
+        rows = KeyedPositions(self._keys).find(state["keys"], state["rows"])
+        self._counts[:] = 0
+        self._counts[rows[rows >= 0]] = np.asarray(state["counts"])[rows >= 0]
+
+
+class TablePrompts(ABC):
+    """A ``Source`` over verl's data frame or TRL's data set. A key hashes the messages, the same for every trainer."""
+
+    table: Any  # None where the data set has none
+
+    def __init__(self, size: int) -> None:
+        self._keys = np.fromiter(map(content_key, self.contents()), dtype=np.uint64, count=size)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __getitem__(self, index: int, /) -> Prompt:
+        return Prompt(key=int(self._keys[index]), index=index)
+
+    def keys(self) -> np.ndarray:
+        return self._keys
+
+    def contents(self) -> Iterable[Any]:
+        """What a prompt's key is a hash of."""
+        return self.messages()
+
+    @abstractmethod
+    def messages(self) -> Iterable[Any]:
+        """The chat messages of each prompt, or its text."""
+
+    def texts(self) -> list[str]:
+        """The text of each prompt's messages, for features."""
+        return list(map(conversation_text, self.messages()))
+
+    def column(self, name: str, key: str) -> list[Any]:
+        """A column of the table; ``key`` is the setting that names it."""
+        return column(self.table, name, key)
+
+
+def column(table: Any, name: str, key: str) -> list[Any]:
+    """Return a column of the table, or of its ``extra_info``; ``key`` is the setting that names it."""
+    columns = list(getattr(table, "column_names", ()))
+    if name in columns:
+        return list(table[name])
+    infos = table["extra_info"] if "extra_info" in columns else []
+    if any(name in (info or {}) for info in infos):
+        return [(info or {}).get(name) for info in infos]
+    known = ", ".join(sorted({*columns, *(one for info in infos for one in info or {})}))
+    raise ValueError(f"{key}={name!r} is not accepted: a column of the data: {known}")
+
+
+def conversation_text(messages: Any) -> str:
+    """Return the contents of a conversation's messages, a line each."""
+    if isinstance(messages, str):
+        return messages
+    return "\n".join(str(message.get("content")) for message in messages)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
+from goldilocks.core.source import conversation_text
 from goldilocks.errors import require
-from goldilocks.features.table import conversation_text
 from goldilocks.hashing import content_key, hashed
 from goldilocks.launch import defaults
 from goldilocks.launch.machine import find_device

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from goldilocks.config.recipes import CONFIG, DEFAULT, FILE, find, name_of, named_in, names, refuse_circle
-from goldilocks.config.renamed import rename_override
+from goldilocks.config.settings import rename_override
 from goldilocks.errors import closest, require, require_known
 
 DEFAULT_TASK = "arithmetic"

@@ -24,7 +24,7 @@ from markupsafe import Markup
 from goldilocks.report.run import Run
 from goldilocks.report.sections import SECTIONS, Plot, Section
 from goldilocks.report.sections.learning import reward, validation_metrics
-from goldilocks.report.sections.rollouts import INFORMATIVE
+from goldilocks.report.sections.prompts import INFORMATIVE
 from goldilocks.report.sections.tokens import accounts
 from goldilocks.report.theme import DARK, LIGHT, run_colour, vega_script
 from goldilocks.runs.history import validated_source

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from trl.trainer.utils import RepeatSampler
 
+from goldilocks.core.source import TablePrompts
 from goldilocks.errors import require
-from goldilocks.features.table import TablePrompts
 from goldilocks.trl import images
 
 IMAGES = ("images", "image")  # TRL reads the first of them that is there

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import yaml
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from goldilocks.core.source import conversation_text
 from goldilocks.drive.rows import MemoryRows, Place
-from goldilocks.features.table import conversation_text
 from goldilocks.runs.files import RunDir, set_aside
 from goldilocks.runs.history import column_and_value, validated_source
 from goldilocks.runs.progress import FRESH_SCORE, SCORE, SECONDS

@@ -17,7 +17,7 @@ import torch
 from omegaconf import DictConfig
 from torch.utils.data import SequentialSampler
 
-from goldilocks.features.table import TablePrompts
+from goldilocks.core.source import TablePrompts
 from goldilocks.runs.files import cache_folder, replacing
 
 

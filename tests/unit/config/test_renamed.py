@@ -8,7 +8,7 @@ import pytest
 from packaging.version import Version
 
 from goldilocks import __version__
-from goldilocks.config.renamed import RENAMED, Renamed, read_renamed, rename_override
+from goldilocks.config.settings import RENAMED, Renamed, read_renamed, rename_override
 
 TABLE = (Renamed("goldilocks.replay.count", "goldilocks.replay.groups", since="0.2"),)
 

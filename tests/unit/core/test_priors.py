@@ -15,8 +15,8 @@ from goldilocks.core.beliefs import BeliefScore
 from goldilocks.core.filters import Variance
 from goldilocks.core.priors import Flat, Forecast, Oracle, Prior, Strata
 from goldilocks.core.priors.forecast import Logistic, sigmoid
-from goldilocks.core.prompt_order import PromptOrder
 from goldilocks.core.selectors import Thompson
+from goldilocks.core.source import PromptOrder
 from goldilocks.types import Group, OnExhausted, OnFull, Prompt, Rollout
 
 SIZE = 400

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from goldilocks.core.prompt_order import PromptOrder
+from goldilocks.core.source import PromptOrder
 
 
 def test_a_pass_that_leaves_prompts_out_is_followed_by_the_next_one() -> None:

@@ -16,9 +16,8 @@ from goldilocks.report.run import Run, read_run, read_runs
 from goldilocks.report.sections import SECTIONS
 from goldilocks.report.sections.base import Plot, smoothed, thinned
 from goldilocks.report.sections.learning import by_column, learning
-from goldilocks.report.sections.pass_rates import BINS, bin_of, pass_rates
+from goldilocks.report.sections.prompts import BINS, bin_of, pass_rates, rollouts
 from goldilocks.report.sections.ratios import quantiles, ratios
-from goldilocks.report.sections.rollouts import rollouts
 from goldilocks.report.sections.tokens import accounts, tokens
 from goldilocks.runs.costs import spending
 from goldilocks.runs.history import History, increments

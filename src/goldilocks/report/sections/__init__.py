@@ -2,9 +2,8 @@
 
 from goldilocks.report.sections.base import Plot, Section, SectionMaker, Sheet
 from goldilocks.report.sections.learning import by_column, learning
-from goldilocks.report.sections.pass_rates import pass_rates
+from goldilocks.report.sections.prompts import lengths, pass_rates, rollouts
 from goldilocks.report.sections.ratios import ratios
-from goldilocks.report.sections.rollouts import lengths, rollouts
 from goldilocks.report.sections.tokens import tokens
 
 SECTIONS: tuple[SectionMaker, ...] = (learning, by_column, tokens, pass_rates, rollouts, lengths, ratios)

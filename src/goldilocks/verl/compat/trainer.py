@@ -34,10 +34,9 @@ from goldilocks.platforms import patches_env
 from goldilocks.types import Group
 from goldilocks.verl.checks import check_v0
 from goldilocks.verl.compat.backend import CollectingManager, GenerationBatches, Pending, is_placeholder, placeholder
-from goldilocks.verl.compat.gates import BatchFilter, FinalReward
 from goldilocks.verl.compat.python_config import TrainerConfig
 from goldilocks.verl.compat.rewards import RewardFunction, mark_validation, route
-from goldilocks.verl.compat.rows import STALE, TRAINED, ProtoRows, pad_to
+from goldilocks.verl.compat.rows import STALE, TRAINED, BatchFilter, FinalReward, ProtoRows, pad_to
 from goldilocks.verl.dispatch.guarded_reward import guard_if_asked
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, schedule_note
 from goldilocks.verl.source import DatasetSource, hidden_states, loader_order

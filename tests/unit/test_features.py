@@ -11,9 +11,8 @@ import pytest
 from datasets import Dataset
 from numpy.testing import assert_allclose
 
-from goldilocks.features import feature_matrix, text_features, with_intercept
-from goldilocks.features.matrix import LENGTHS, SAMPLE, column_features, reduce
-from goldilocks.features.table import column
+from goldilocks.core.source import column
+from goldilocks.features import LENGTHS, SAMPLE, column_features, feature_matrix, reduce, text_features, with_intercept
 
 SUMS = [f"Calculate {a} {'+-'[a % 2]} {b}." for a in range(20) for b in (3, 40, 500)]
 
