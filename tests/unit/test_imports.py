@@ -34,7 +34,7 @@ BELOW: dict[str, set[str]] = {
     "platforms": {"errors"},
     "simulate": SETTINGS | {"drive", "report"},
     "drive": {"core", "errors", "filtering", "rewards", "runs", "types"},
-    "tasks": {"errors", "runs"},
+    "tasks": {"errors", "hashing", "runs"},
     "report": CORE,
     "trl": SETTINGS | {"algorithms", "drive", "engine", "platforms"},
     "verl": SETTINGS | {"algorithms", "drive", "engine", "platforms", "tested"},

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -45,7 +45,6 @@ OBJECT_STORE = 1 << 30  # bytes, of each of several Rays; alone, Ray takes a thi
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.epilog = f"""\
 recipes: {", ".join(names("recipe"))}, or a YAML file
 
@@ -168,7 +167,7 @@ def _key(word: str) -> str:
 
 def _write(study: Study, results: Results, table: Table, folder: StudyFolder) -> None:
     """Write the table, then the picture and the report; without the packages they need, say so and go on."""
-    write_json(folder.path / "table.json", table.as_dict())
+    write_json(folder.path / "table.json", asdict(table))
     (folder.path / "table.md").write_text(in_markdown(table))
     try:
         from goldilocks.compare.pictures import write_pictures

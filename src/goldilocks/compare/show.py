@@ -63,7 +63,6 @@ def _main(table: Table) -> Shown:
 
 
 def _baseline(table: Table, place: int) -> Shown:
-    """Return the table against one baseline."""
 
     def against(row: RecipeRow) -> Against:
         return row.against[place]
@@ -165,7 +164,6 @@ def settings(values: Values) -> str:
 
 
 def on_terminal(shown: Shown) -> RichTable:
-    """Return a table for a terminal."""
     made = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     two_lines = any("\n" in heading for heading in shown.headings)
     for place, heading in enumerate(shown.headings):

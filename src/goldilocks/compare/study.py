@@ -82,7 +82,6 @@ class Study:
 
     @property
     def tuning_cost(self) -> EqualCost:
-        """Return the cost of each tuning run."""
         return self.tune_cost or self.cost
 
     @property
@@ -193,7 +192,6 @@ class StudyFolder:
             raise ValueError(f"--out={str(self.path)!r} has another study: {said}. Choose another --out")
 
     def run(self, arm: Arm) -> Path:
-        """Return the arm's run directory."""
         return self.path / arm.name
 
     def result(self, arm: Arm) -> Result | None:
@@ -209,7 +207,7 @@ class StudyFolder:
     def finish(self, arm: Arm, result: Result) -> None:
         """Write the result of an arm that has ended."""
         self.run(arm).mkdir(parents=True, exist_ok=True)
-        write_json(self.run(arm) / "result.json", result.as_dict())
+        write_json(self.run(arm) / "result.json", asdict(result))
 
 
 def write_json(file: Path, value: Any) -> None:
@@ -285,13 +283,8 @@ class Result:
         assert value is not None, f"{self.recipe}, seed {self.seed}, has no validation at or beyond {cost}"
         return value
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the result as JSON values."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Result:
-        """Restore a result from ``as_dict``."""
         return cls(**{**values, "validations": tuple(Validation(**one) for one in values["validations"])})
 
 

@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean, stdev
-from typing import Any
 
 import numpy as np
 
@@ -119,10 +118,6 @@ class Table:
             for column, own in self.start_levels.items()
         }
         return {column: values for column, values in found.items() if values}
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the table as JSON values."""
-        return asdict(self)
 
     def _repr_html_(self) -> str:
         from goldilocks.compare.show import in_html  # which shows this class
@@ -224,7 +219,6 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-        """Return the confidence interval of the mean."""
         mean = fmean(values)
         if len(values) < 2:
             return cls(mean, None)

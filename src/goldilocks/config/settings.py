@@ -315,7 +315,6 @@ class Settings:
         return FORECAST if self.policies.selector == FORECAST else self.policies.prior
 
     def prior(self, source: Any, hidden_states: Callable[[], np.ndarray] | None = None) -> Prior:
-        """Return the prior of the prompts of this source."""
         if self.prior_name == "strata":
             return Strata(self.strata().of(source), **self.policies.prior_kwargs)
         if self.prior_name == "oracle":

@@ -231,4 +231,4 @@ def conversation_text(messages: Any) -> str:
     """Return the contents of a conversation's messages, a line each."""
     if isinstance(messages, str):
         return messages
-    return "\n".join(str(message.get("content")) for message in messages)
+    return "\n".join(str(one.get("content") if isinstance(one, Mapping) else one) for one in messages)

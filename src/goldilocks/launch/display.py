@@ -56,7 +56,6 @@ class LiveLine:
         self._noticed, self._printed = False, (-1, 0)
 
     def close(self) -> None:
-        """Remove the line."""
         self._draw(None)
 
     def show(self, news: bool, progress: Progress, elapsed: float) -> None:

@@ -33,7 +33,6 @@ NEEDED = {"transformers": "<5.11", "verl": ">=0.9.1"}  # what verl needs, and wh
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.add_argument(
         "--runs", metavar="DIR", type=Path, default=Path("runs"), help="where runs will go (default runs/)"
     )

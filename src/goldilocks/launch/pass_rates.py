@@ -42,7 +42,6 @@ PROMPTS, N, BLOCK = 512, 8, 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.epilog = """\
 examples:
   goldilocks pass-rates task=ladder_tiny --out ladder.jsonl
@@ -105,7 +104,6 @@ class Asked:
     model: str
 
     def rollout(self, index: int, output: str, score: float, tokens: int) -> Row:
-        """Return a line of the file."""
         return {
             **{name: value for name, value in self.row.items() if name not in (PROMPT, "reward_model")},
             "input": conversation_text(self.row[PROMPT]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from yaml import YAMLError
 
 from goldilocks.config.recipes import CONFIG, DEFAULT, FILE, find, name_of, named_in, names, refuse_circle
 from goldilocks.config.settings import rename_override
+from goldilocks.dotted_keys import dotted_keys
 from goldilocks.errors import closest, require, require_known
 
 DEFAULT_TASK = "arithmetic"
@@ -130,7 +131,7 @@ def quoted(value: object) -> str:
 
 def _explain(error: Exception, base: DictConfig, overrides: Sequence[str]) -> str:
     """Return Hydra's message in one line; for an unknown key, name the nearest ones."""
-    keys = list(_keys(base))
+    keys = list(dotted_keys(OmegaConf.to_container(base)))  # type: ignore[arg-type]
     for override in overrides:
         key = re.split(r"[=@]", override.lstrip("~"), maxsplit=1)[0]
         if not override.startswith("+") and OmegaConf.select(base, key, default=_MISSING) is _MISSING:
@@ -145,14 +146,6 @@ def _nearest_keys(key: str, keys: Sequence[str]) -> list[str]:
     last = key.rsplit(".", 1)[-1]
     same_end = [known for known in keys if known.rsplit(".", 1)[-1] == last]
     return (closest(key, same_end, likeness=0) + closest(key, keys))[:3]
-
-
-def _keys(config: DictConfig, prefix: str = "") -> Iterator[str]:
-    for key in map(str, config):
-        node = config._get_node(key)
-        yield f"{prefix}{key}"
-        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
-            yield from _keys(node, f"{prefix}{key}.")
 
 
 def _verl_config() -> Path:

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from goldilocks.core.source import conversation_text
 from goldilocks.dotted_keys import value_at
 from goldilocks.errors import require
 from goldilocks.hashing import content_key
@@ -159,7 +160,7 @@ def _contents(config: Mapping[str, Any], dumps: Sequence[Dump]) -> Iterator[tupl
     column = value_at(config, "data.prompt_key") or "prompt"
     for file in _training_files(config):
         for prompt in _column(file, column):
-            yield prompt, _text(prompt)
+            yield prompt, conversation_text(prompt) if isinstance(prompt, list) else str(prompt)
 
 
 def _training_files(config: Mapping[str, Any]) -> list[Path]:
@@ -176,10 +177,3 @@ def _column(file: Path, name: str) -> list[Any]:
         return list(pq.read_table(file, columns=[name]).column(0).to_pylist())
     except (pa.ArrowException, KeyError, IndexError):  # the file has changed: keys are shown in place of texts
         return []
-
-
-def _text(prompt: object) -> str:
-    """Return the messages of a chat as one text."""
-    if not isinstance(prompt, list):
-        return str(prompt)
-    return "\n".join(str(turn.get("content")) if isinstance(turn, dict) else str(turn) for turn in prompt)

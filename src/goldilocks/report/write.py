@@ -77,7 +77,6 @@ def write_png(plot: Plot, folder: Path) -> Path:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.epilog = EPILOG
     add = parser.add_argument
     add("runs", metavar="RUN", type=Path, nargs="+", help="a run directory, as goldilocks train makes it")

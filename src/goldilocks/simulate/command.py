@@ -22,7 +22,6 @@ WIDEST = 160  # columns, also on a narrower terminal: a wrapped row is readable,
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     setup, engine = Setup(), EngineConfig()
     policies = "\n".join(f"  {name:<18} {about(name)}" for name in names())
     bands = ", ".join(f"{one.prompts} {one.name}" for one in DIFFICULTIES)

@@ -192,7 +192,6 @@ class Learner:
         return float(1 / (1 + (1 - p) / p * math.exp(-gain)))
 
     def train(self, batch: Iterable[Group]) -> None:
-        """One update."""
         for group in batch:
             if is_informative(group):
                 self._gain[group.prompt.index] += self._step

@@ -40,7 +40,6 @@ LITTLE = 0.02  # of the mean's log-loss: a prior that saves less is not recommen
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.add_argument("run", metavar="RUN", type=Path, help="a run directory, a directory of verl's rollout dumps, "
         "or a .jsonl, .csv or .parquet file with input, score and step a rollout")  # fmt: skip
     parser.add_argument("--column", metavar="NAME", action="append", default=[], help="a column of the rollouts for "
@@ -96,7 +95,6 @@ class Hindsight:
         return 1 - self.forecast_loss / self.mean_loss if self.mean_loss else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures as JSON values."""
         return {**asdict(self), "skill": self.skill}
 
 

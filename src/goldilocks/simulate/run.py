@@ -165,7 +165,6 @@ class Outcome:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the figures as JSON values."""
         return asdict(self)
 
     def _repr_html_(self) -> str:
@@ -193,7 +192,6 @@ def percent(share: float | None) -> str:
 
 
 def tables(outcomes: Sequence[Outcome]) -> Stack:
-    """Return both tables with their legend."""
     return Stack(yield_table(outcomes), Text(f"\n{LEGEND}\n"), token_table(outcomes))
 
 

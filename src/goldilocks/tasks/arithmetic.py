@@ -29,7 +29,6 @@ class ArithmeticLevel:
         return float(a * b + 1 if self.operation == "*" else max(a, b))
 
     def draw(self, rng: random.Random) -> Problem:
-        """Draw one problem, of either split."""
         a, b = (rng.randrange(10 ** (d - 1) if d > 1 else 0, 10**d) for d in self.digits)
         answer = {"+": a + b, "-": a - b, "*": a * b}[self.operation]
         return Problem(f"{a}{self.operation}{b}=", str(answer), self.difficulty, {"operation": self.operation})

@@ -78,5 +78,4 @@ class Calculator(LevelTask):
     key = staticmethod(split_key)
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
-        """Grade the last line."""
         return graded(answer.strip().rpartition("\n")[2].strip() == truth)

@@ -13,7 +13,6 @@ from goldilocks.tasks.registry import SPLITS, TASKS, Problem, Split, create, wri
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.epilog = "tasks:\n" + "\n".join(f"  {name:<15} {about}" for name, (_, _, about) in TASKS.items())
     parser.add_argument("action", choices=["make"])
     parser.add_argument("task", metavar="TASK", help=", ".join(TASKS))

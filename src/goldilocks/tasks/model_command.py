@@ -14,7 +14,6 @@ PROBLEMS, SAMPLES = 256, 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
     parser.add_argument("action", choices=["get", "make"], help="get a model by name, or make a tiny one for a task")
     parser.add_argument("name", nargs="?", metavar="NAME", help=f"get: which model ({', '.join(MODELS)})")
     parser.add_argument("--out", metavar="DIR", type=Path, help="gets the model (default of get: the cache folder)")

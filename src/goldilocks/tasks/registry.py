@@ -6,7 +6,6 @@ problem is never trained on, neither by a data set nor by the warm start of the 
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import random
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from goldilocks.errors import require_known
+from goldilocks.hashing import content_key
 from goldilocks.runs.files import replacing
 
 Split = Literal["train", "val"]
@@ -67,8 +67,7 @@ class Task(Protocol):
 
 def split_of(key: str) -> Split:
     """Return the split of the problem with this key."""
-    digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
-    return "val" if int.from_bytes(digest, "little") % VALIDATION_SHARE == 0 else "train"
+    return "val" if content_key(key) % VALIDATION_SHARE == 0 else "train"
 
 
 class Level(Protocol):
@@ -111,7 +110,6 @@ class LevelTask:
         return None
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
-        """Return the reward of an answer."""
         return graded(answer.strip() == truth)
 
 

@@ -33,7 +33,6 @@ class SumLevel:
         return float((self.terms - 1) * each)
 
     def draw(self, rng: random.Random) -> Problem:
-        """Draw one problem, of either split."""
         low, high = (10 ** (self.digits - 1) if self.digits > 1 else 1), 10**self.digits - 1
         numbers = [rng.randint(low, high) for _ in range(self.terms)]
         operations = [rng.choice(self.operations) for _ in numbers[1:]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -272,7 +273,7 @@ def test_a_result_is_read_from_the_run_directory_with_everything_charged(tmp_pat
     assert read.validations[0].rollouts == 0
     assert read.informative_groups == 12 * 16, "dapo trains no other groups"
     assert 0 < read.signal < read.rollouts
-    assert Result.from_dict(json.loads(json.dumps(read.as_dict()))) == read
+    assert Result.from_dict(json.loads(json.dumps(asdict(read)))) == read
 
 
 @pytest.mark.parametrize(("trainer", "updates"), [({}, 12 * 4 * 2), ({"backend": "trl"}, 12)])

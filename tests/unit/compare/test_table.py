@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given, settings
@@ -25,7 +25,7 @@ def table(*reported, tuned=(), **of_study):
 
 
 def values_of(made):
-    return json.loads(json.dumps(made.as_dict()))
+    return json.loads(json.dumps(asdict(made)))
 
 
 def test_accuracy_is_read_at_the_budget_and_not_at_the_end():
@@ -172,7 +172,7 @@ def test_a_level_that_an_arm_lacks_is_left_out():
 
 
 def test_results_of_an_older_study_have_no_levels_and_are_read_all_the_same():
-    values = result("grpo").as_dict()
+    values = asdict(result("grpo"))
     older = {
         **values,
         "validations": [{k: v for k, v in one.items() if k != "levels"} for one in values["validations"]],

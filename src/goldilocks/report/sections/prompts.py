@@ -131,7 +131,6 @@ def _lengths(runs: Sequence[Run]) -> list[Plot]:
 
 
 def bin_of(rate: float) -> str:
-    """Return the bin of a pass rate."""
     if rate <= 0:
         return BINS[0]
     return BINS[-1] if rate >= 1 else BINS[1 + min(int(rate * 10), 9)]

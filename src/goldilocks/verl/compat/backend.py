@@ -24,8 +24,9 @@ from goldilocks.core import Collector
 from goldilocks.core.open_groups import issue_order
 from goldilocks.drive.backend import Rounds, places
 from goldilocks.drive.driver import Driver
+from goldilocks.rewards.calls import is_number
 from goldilocks.types import Event, Failure, Request, Rollout
-from goldilocks.verl.compat.rows import ProtoRows, Row, rows_of
+from goldilocks.verl.compat.rows import ProtoRows, Row, objects, rows_of
 
 Timing = dict[str, float]
 SLOWEST = "agent_loop/slowest/"
@@ -44,7 +45,6 @@ class Answer:
     tool_tokens: int  # that stand between them
 
     def event(self, uid: str, index: int, version: int) -> Rollout | Failure:
-        """Return the event for the collector."""
         if not self.tokens:
             return Failure(uid, index, "empty_response")
         measured = (self.reward, self.tokens, self.metrics, self.truncated)
@@ -92,7 +92,7 @@ class GenerationBatches(Rounds):
         """Generate everything requested; yield what became of each rollout, in the order of the requests."""
         self._rows.retain(self._collector.alive)  # the rows of dropped groups are large
         prompts = self._prompts([request.prompt.index for request in requests])
-        prompts.non_tensor_batch["uid"] = _objects(request.uid for request in requests)
+        prompts.non_tensor_batch["uid"] = objects([request.uid for request in requests])
         generation = self._generation_batch(prompts)
         repeats = np.repeat(np.arange(len(requests)), [request.n for request in requests])
         generation = generation.select_idxs(repeats)
@@ -132,7 +132,7 @@ class GenerationBatches(Rounds):
         generated = output.batch["response_mask"].sum(-1).tolist()
         lengths = output.batch["attention_mask"][:, -longest:].sum(-1).tolist()
         for place, row in enumerate(rows_of(output)):
-            metrics = {key: float(row.values[key]) for key in keys if _is_number(row.values[key])}
+            metrics = {key: float(row.values[key]) for key in keys if is_number(row.values[key])}
             tokens, length = int(generated[place]), int(lengths[place])
             yield Answer(row, rewards[place], tokens, metrics, length >= longest, tool_tokens=length - tokens)
 
@@ -168,17 +168,6 @@ def merge_timings(calls: Sequence[tuple[int, Timing]]) -> Timing:
 def _of_slowest(timing: Timing) -> float:
     parts = ("generate_sequences", "tool_calls", "compute_score")
     return sum(timing.get(SLOWEST + part, 0.0) for part in parts)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating))
-
-
-def _objects(values: Iterator[str]) -> np.ndarray:
-    listed = list(values)
-    column = np.empty(len(listed), dtype=object)
-    column[:] = listed
-    return column
 
 
 class Pending(DataProto):

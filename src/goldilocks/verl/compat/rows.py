@@ -69,7 +69,7 @@ class ProtoRows(MemoryRows[Row]):
         tensors = {name: torch.stack([row.tensors[name] for row in rows]) for name in rows[0].tensors}
         names = dict.fromkeys(name for row in rows for name in row.values)
         values = {name: _column([row.values.get(name) for row in rows]) for name in names}
-        values["uid"] = _objects([uid for uid, _ in places])
+        values["uid"] = objects([uid for uid, _ in places])
         return DataProto.from_dict(tensors=tensors, non_tensors=values)
 
     def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
@@ -106,7 +106,7 @@ def pad_to(batch: DataProto, divisor: int) -> DataProto:
     rows = list(range(len(batch)))  # a uid per row, so that no row is moved to its group
     padded = pad_batch({**batch.batch, **columns}, rows, None, divisor)
     values = {name: padded.batch[name] for name in columns}
-    values["uid"] = _objects([*columns["uid"], *padded.uids[len(batch) :]])
+    values["uid"] = objects([*columns["uid"], *padded.uids[len(batch) :]])
     tensors = {name: padded.batch[name] for name in batch.batch.keys()}  # noqa: SIM118
     return DataProto.from_dict(tensors=tensors, non_tensors=values, meta_info=batch.meta_info)
 
@@ -115,10 +115,11 @@ def _column(values: list[Any]) -> np.ndarray:
     """Return numbers as a numeric array and anything else as objects, as verl has them."""
     if all(isinstance(value, (bool, int, float, np.generic)) for value in values):
         return np.array(values)
-    return _objects(values)
+    return objects(values)
 
 
-def _objects(values: list[Any]) -> np.ndarray:
+def objects(values: Sequence[Any]) -> np.ndarray:
+    """Return a column of objects: numpy would make a matrix of values that have a length."""
     column = np.empty(len(values), dtype=object)
     column[:] = values
     return column

@@ -14,7 +14,6 @@ class SamplingTaskRunner(main_ppo_v0.TaskRunner.__ray_metadata__.modified_class)
     """Runs in a process of its own, in which verl's name of the trainer class is bound to ours."""
 
     def run(self, config: Any) -> None:
-        """Train."""
         patch = named("v0-trainer")
         if not patch.apply():
             raise RuntimeError(f"{patch.targets[0]} has changed: verl's V0 task runner cannot be given our trainer")

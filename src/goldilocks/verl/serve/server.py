@@ -165,7 +165,6 @@ class RolloutServer:
         return {"aborted_count": len(request_ids), "request_ids": request_ids}
 
     async def resume_generation(self) -> None:
-        """Continue generation."""
         self._rejecting = False
         self._open.set()
 
@@ -197,7 +196,6 @@ class RolloutServer:
         """Do nothing: ``load_weights`` forgets cached prompts."""
 
     async def load_weights(self, bucket: transfer.Bucket) -> None:
-        """Overwrite the weights in ``bucket``."""
         await self._on_engine(lambda engine: engine.load_weights(bucket.tensors()))
 
     async def load_weights_by_ipc(self, handle: str) -> None:
