@@ -41,7 +41,6 @@ API = {
         [
             "goldilocks.drive.driver",
             "goldilocks.drive.backend",
-            "goldilocks.drive.backend",
             "goldilocks.drive.rows",
             "goldilocks.drive.gate",
         ],
@@ -49,7 +48,7 @@ API = {
     "filtering": (
         "The batch filter",
         "See [the guide](../batch-filter.md).",
-        ["goldilocks.filtering.config", "goldilocks.filtering.batch_filter", "goldilocks.filtering.batch_filter"],
+        ["goldilocks.filtering.config", "goldilocks.filtering.batch_filter"],
     ),
     "engine": (
         "The rollout engine",
