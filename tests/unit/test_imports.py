@@ -12,7 +12,7 @@ import shape
 import goldilocks
 
 # Every part (a folder, or a module at the top) and what it may import. A part stands below those that import it.
-BASE = {"errors", "dotted_keys", "types", "hashing", "html_table"}
+BASE = {"errors", "dotted_keys", "types", "hashing", "sheet"}
 CORE = BASE | {"core", "runs"}
 SETTINGS = CORE | {"features", "filtering", "config", "rewards"}
 BELOW: dict[str, set[str]] = {
@@ -20,9 +20,9 @@ BELOW: dict[str, set[str]] = {
     "dotted_keys": set(),
     "hashing": set(),
     "tested": set(),
-    "html_table": set(),
+    "sheet": set(),
     "types": {"errors"},
-    "core": {"errors", "hashing", "html_table", "types"},
+    "core": {"errors", "hashing", "sheet", "types"},
     "runs": BASE | {"core"},
     "testing": CORE | {"drive"},
     "features": BASE,

@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 
 from goldilocks.compare.arm import GROUPS, MINI_BATCH, SEEDS, STEPS, Arm, EqualCost, Grid, combinations, parse_grid
-from goldilocks.compare.show import LEGEND, in_markdown, notes, on_terminal, settings, tables
+from goldilocks.compare.show import LEGEND, in_markdown, notes, settings, tables
 from goldilocks.compare.study import GRID, ORDERS, Result, Results, Study, StudyFolder, read_result, write_json
 from goldilocks.compare.table import Table, make_table
 from goldilocks.config.recipes import names
@@ -179,9 +179,9 @@ def _write(study: Study, results: Results, table: Table, folder: StudyFolder) ->
 
 def _show(table: Table, folder: StudyFolder) -> None:
     console = Console(width=WIDEST)
-    for shown in tables(table):
-        console.print(f"\n{shown.title}\n", highlight=False, markup=False)
-        console.print(on_terminal(shown))
+    for sheet in tables(table):
+        console.print(f"\n{sheet.title}\n", highlight=False, markup=False)
+        console.print(sheet.on_terminal())
     console.print(f"\n{LEGEND}\n", highlight=False)
     for note in notes(table):
         console.print(note, highlight=False, markup=False)

@@ -6,6 +6,7 @@ They need the extra ``report``; the table is written without them. A recipe has 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import altair as alt
 
@@ -14,7 +15,7 @@ from goldilocks.compare.study import Results, Study, StudyFolder, at
 from goldilocks.compare.table import Interval, RecipeRow, Table, Target
 from goldilocks.config.recipes import name_of
 from goldilocks.report.page import Opening
-from goldilocks.report.sections import Section, Sheet
+from goldilocks.report.sections import Section
 from goldilocks.report.sections.base import Plot, Point, data, file_word, layered, number_axis, reference
 from goldilocks.report.theme import RUN_COLOURS, run_colour
 from goldilocks.report.write import write_png, write_report
@@ -159,8 +160,7 @@ def make_opening(study: Study, results: Results, table: Table, arms: str) -> Ope
 
 def _results(study: Study, results: Results, table: Table, colour: dict[str, str]) -> Section:
     lead = "Every arm spent the same. Accuracy is the mean over the seeds with its 95% interval."
-    main = tables(table)[0]
-    sheets = [Sheet(main.headings, main.rows, colour)]
+    sheets = [replace(tables(table)[0], colours=colour)]
     return Section("study", "Result", lead, [curves(study, results)], warnings(table), sheets=sheets)
 
 
@@ -171,7 +171,7 @@ def _against(table: Table, colour: dict[str, str]) -> list[Section]:
     )
     shown = tables(table)[1 : 1 + len(table.baselines)]
     titles = [one.title[0].upper() + one.title[1:] for one in shown]
-    sheets = [[Sheet(one.headings, one.rows, colour)] for one in shown]
+    sheets = [[replace(one, colours=colour)] for one in shown]
     return [
         Section(f"against-{place + 1}", title, lead, costs(table, place), by_seed(table, place), sheets=sheets[place])
         for place, title in enumerate(titles)
@@ -181,7 +181,7 @@ def _against(table: Table, colour: dict[str, str]) -> list[Section]:
 def _levels(table: Table, colour: dict[str, str]) -> list[Section]:
     shown = tables(table)[1 + len(table.baselines) :]
     lead = f"At {table.cost}, and before training."
-    sheets = [[Sheet(one.headings, one.rows, colour)] for one in shown]
+    sheets = [[replace(one, colours=colour)] for one in shown]
     return [
         Section(f"by-{place + 1}", f"Accuracy by {column}", lead, [levels(table, column)], sheets=sheets[place])
         for place, column in enumerate(table.columns)

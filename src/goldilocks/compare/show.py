@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-
-from rich.table import Table as RichTable
 
 from goldilocks.compare.arm import Values
 from goldilocks.compare.table import SHARES, Against, Estimate, Interval, RecipeRow, Spent, Table, Target
 from goldilocks.config.recipes import name_of
-from goldilocks.html_table import html_table
 from goldilocks.runs.progress import clock
+from goldilocks.sheet import Sheet
 
 Cell = Callable[[RecipeRow], str]
 
@@ -24,27 +21,18 @@ at the full cost, seed by seed; to N%: the cost at which the mean curve first ha
 to what the baseline itself needs for that, and the ratio's 95% interval by bootstrap over the seeds."""
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A table of cells; a line break in a heading makes its column narrower. The first column has the names."""
-
-    title: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-def tables(table: Table) -> list[Shown]:
+def tables(table: Table) -> list[Sheet]:
     """Return the study's table, one for each baseline, and the accuracies by column if there are any."""
     against = [_baseline(table, place) for place in range(len(table.baselines))]
     return [_main(table), *against, *(_by_column(table, *column) for column in table.columns.items())]
 
 
-def _shown(title: str, cells: Mapping[str, Cell], table: Table) -> Shown:
+def _sheet(title: str, cells: Mapping[str, Cell], table: Table) -> Sheet:
     rows = tuple(tuple(cell(row) for cell in cells.values()) for row in table.rows)
-    return Shown(title, tuple(cells), rows)
+    return Sheet(tuple(cells), rows, title)
 
 
-def _main(table: Table) -> Shown:
+def _main(table: Table) -> Sheet:
     cells: dict[str, Cell] = {
         "recipe": lambda row: name_of(row.recipe),
         "accuracy": lambda row: _percent(row.accuracy),
@@ -59,10 +47,10 @@ def _main(table: Table) -> Shown:
         "tokens": lambda row: _mean(row.tokens, 0),
         "time": lambda row: clock(60 * row.wall_minutes.mean),
     }
-    return _shown(caption(table), cells, table)
+    return _sheet(caption(table), cells, table)
 
 
-def _baseline(table: Table, place: int) -> Shown:
+def _baseline(table: Table, place: int) -> Sheet:
 
     def against(row: RecipeRow) -> Against:
         return row.against[place]
@@ -78,13 +66,13 @@ def _baseline(table: Table, place: int) -> Shown:
         heading = f"{kind} to {goal.share:.0%}\n({100 * goal.accuracy:.1f}%)"
         cells[heading] = lambda row, number=number: _paid(against(row).targets[number], kind)  # type: ignore[misc]
     title = f"against {baseline}" + ("" if goals else ", which has not gained: there is no cost to reach its gain")
-    return _shown(title, cells, table)
+    return _sheet(title, cells, table)
 
 
-def _by_column(table: Table, column: str, values: Sequence[str]) -> Shown:
+def _by_column(table: Table, column: str, values: Sequence[str]) -> Sheet:
     start = (BEFORE, *(f"{100 * table.start_levels[column][value].mean:.1f}%" for value in values))
     rows = [(name_of(row.recipe), *(_percent(row.levels[column][value]) for value in values)) for row in table.rows]
-    return Shown(f"accuracy by {column}", ("recipe", *values), (start, *rows))
+    return Sheet(("recipe", *values), (start, *rows), f"accuracy by {column}")
 
 
 def caption(table: Table) -> str:
@@ -163,36 +151,15 @@ def settings(values: Values) -> str:
     return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
 
 
-def on_terminal(shown: Shown) -> RichTable:
-    made = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    two_lines = any("\n" in heading for heading in shown.headings)
-    for place, heading in enumerate(shown.headings):
-        lines = f"\n{heading}" if two_lines and "\n" not in heading else heading
-        made.add_column(lines, justify="right" if place else "left", no_wrap=True)
-    for cells in shown.rows:
-        made.add_row(*cells)
-    return made
-
-
 def in_markdown(table: Table) -> str:
     """Return the tables, their legend and the notes as Markdown."""
     bullets = "\n".join(f"- {note}" for note in notes(table))
-    return "\n".join(map(_markdown, tables(table))) + f"\n{LEGEND}\n\n{bullets}\n"
+    return "\n".join(sheet.in_markdown() for sheet in tables(table)) + f"\n{LEGEND}\n\n{bullets}\n"
 
 
 def in_html(table: Table) -> str:
     """Return the tables for a notebook."""
-    return "".join(html_table(shown.headings, shown.rows, shown.title) for shown in tables(table))
-
-
-def _markdown(shown: Shown) -> str:
-    headings = [heading.replace("\n", " ") for heading in shown.headings]
-    rule = ["---", *["--:"] * (len(headings) - 1)]
-    return "\n".join([shown.title, "", _pipes(headings), _pipes(rule), *map(_pipes, shown.rows), ""])
-
-
-def _pipes(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return "".join(sheet.in_html() for sheet in tables(table))
 
 
 def _percent(value: Interval) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from goldilocks.html_table import html_table
+from goldilocks.sheet import Sheet
 from goldilocks.types import Account, AccountName, Event, Paused, Rollout
 
 RolloutName = tuple[str, int]  # its group and its index
@@ -99,7 +99,7 @@ class Accounts:
             if self.rollouts[account]
         ]
         total = ["generated", f"{self.generated_rollouts:,}", f"{self.generated_tokens:,}", ""]
-        return html_table(["account", "rollouts", "tokens", "share"], [*rows, total])
+        return Sheet(["account", "rollouts", "tokens", "share"], [*rows, total]).in_html()
 
     def state_dict(self) -> dict[str, Any]:
         parts = {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}

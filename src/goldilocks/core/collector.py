@@ -50,7 +50,7 @@ from goldilocks.core.selectors import Selector
 from goldilocks.core.source import IssuedVisits, KeyedPositions, PromptOrder, Source
 from goldilocks.core.statistics import KeepRate, StepStatistics
 from goldilocks.errors import require
-from goldilocks.html_table import html_table
+from goldilocks.sheet import Sheet
 from goldilocks.types import (
     Account,
     Event,
@@ -340,7 +340,7 @@ class Collector:
             "rollouts in flight": self.in_flight,
             "prompts issued": self.prompts_issued,
         }
-        return html_table(list(here), [[f"{value:,}" for value in here.values()]]) + self.accounts._repr_html_()
+        return Sheet(list(here), [[f"{value:,}" for value in here.values()]]).in_html() + self.accounts._repr_html_()
 
     # -- a step --------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Group as Stack
-from rich.table import Table
 from rich.text import Text
 
 from goldilocks.config.settings import Settings
@@ -25,7 +24,7 @@ from goldilocks.core.source import ListSource
 from goldilocks.drive.driver import Driver, Stalled
 from goldilocks.drive.rows import NoRows
 from goldilocks.errors import require
-from goldilocks.html_table import html_table
+from goldilocks.sheet import Sheet
 from goldilocks.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.simulate.pass_rates import PassRates
 from goldilocks.types import Group, is_informative, signal
@@ -178,7 +177,7 @@ class Comparison:
     outcomes: tuple[Outcome, ...]
 
     def _repr_html_(self) -> str:
-        return "".join(map(_in_html, (yield_table(self.outcomes), token_table(self.outcomes))))
+        return yield_table(self.outcomes).in_html() + token_table(self.outcomes).in_html()
 
 
 def figure(value: float | None, digits: int = 1) -> str:
@@ -192,12 +191,13 @@ def percent(share: float | None) -> str:
 
 
 def tables(outcomes: Sequence[Outcome]) -> Stack:
-    return Stack(yield_table(outcomes), Text(f"\n{LEGEND}\n"), token_table(outcomes))
+    return Stack(yield_table(outcomes).on_terminal(1), Text(f"\n{LEGEND}\n"), token_table(outcomes).on_terminal(1))
 
 
-def yield_table(outcomes: Sequence[Outcome]) -> Table:
+def yield_table(outcomes: Sequence[Outcome]) -> Sheet:
     """Return the table of what each policy yields per rollout, per token and per batch."""
     cells: dict[str, Callable[[Outcome], str]] = {
+        "policy": lambda one: one.policy,
         "groups per\n1k rollouts": lambda one: figure(one.informative_groups_per_1k_rollouts),
         "signal per\n1k rollouts": lambda one: figure(one.signal_per_1k_rollouts),
         "groups per\n1M tokens": lambda one: figure(one.informative_groups_per_1m_tokens),
@@ -206,33 +206,18 @@ def yield_table(outcomes: Sequence[Outcome]) -> Table:
         "steps per\nbatch": lambda one: figure(one.engine_steps_per_batch, 0),
         "hard\nreached": lambda one: percent(one.hard_prompts_reached),
     }
-    table = _table(*cells)
-    for one in outcomes:
-        table.add_row(one.policy, *(cell(one) for cell in cells.values()))
-    return table
+    return Sheet(list(cells), [[cell(one) for cell in cells.values()] for one in outcomes])
 
 
-def token_table(outcomes: Sequence[Outcome]) -> Table:
+def token_table(outcomes: Sequence[Outcome]) -> Sheet:
     """Return the table of the share of tokens in each account; accounts that no policy used are left out."""
     used = [account for account in outcomes[0].token_share if any(one.token_share[account] for one in outcomes)]
     again = any(one.trained_again for one in outcomes)
-    table = _table("rollouts", "tokens", *used, *(["trained\nagain"] if again else []), "pass rate\nat end")
+    headings = ["policy", "rollouts", "tokens", *used, *(["trained\nagain"] if again else []), "pass rate\nat end"]
+    rows = []
     for one in outcomes:
         shares = [percent(one.token_share[account]) for account in used]
         shares += [percent(one.trained_again)] if again else []
         spent = (f"{one.rollouts:,}", f"{one.tokens / 1e6:,.1f}M")
-        table.add_row(one.policy, *spent, *shares, figure(one.mean_pass_rate, 3))
-    return table
-
-
-def _in_html(table: Table) -> str:
-    headings = [str(column.header).replace("\n", " ") for column in table.columns]
-    return html_table(headings, zip(*(map(str, column.cells) for column in table.columns), strict=True))
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("\npolicy", no_wrap=True)
-    for column in columns:
-        table.add_column(column if "\n" in column else f"\n{column}", justify="right", no_wrap=True)
-    return table
+        rows.append([one.policy, *spent, *shares, figure(one.mean_pass_rate, 3)])
+    return Sheet(headings, rows)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
@@ -15,6 +15,7 @@ import altair as alt
 from goldilocks.report.run import Run
 from goldilocks.report.theme import run_colour
 from goldilocks.runs.history import Series
+from goldilocks.sheet import Sheet
 
 HEIGHT = 240
 MOST_POINTS = 240  # per line; more cannot be distinguished at the width of a page
@@ -41,15 +42,6 @@ class Plot:
         spec.pop("$schema")
         spec.pop("config")  # Altair's default; ours depends on the theme
         return {**spec, "datasets": {**spec.get("datasets", {}), VALUES: list(self.values)}}
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """A table of words. The first cell of a row is its name, which may have a colour."""
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    colours: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from goldilocks.report.sections.base import (
     Plot,
     Point,
     Section,
-    Sheet,
     by_run,
     data,
     file_word,
@@ -28,6 +27,7 @@ from goldilocks.report.sections.base import (
 )
 from goldilocks.runs.costs import COSTS, Cost
 from goldilocks.runs.history import History, Series, column_and_value, metric_name, place_of, validated_source
+from goldilocks.sheet import Sheet
 
 SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 MOST_LABELS = 5  # runs that are named at the end of their line; more would cover the lines

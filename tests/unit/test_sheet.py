@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 from builders import answer, plain_collector
 
-from goldilocks.html_table import html_table
+from goldilocks.sheet import Sheet
 from goldilocks.simulate import Comparison, Outcome, PassRates, Setup, mixture, recipe_settings, simulate
 from goldilocks.types import Account
 
@@ -37,7 +37,7 @@ class Cells(HTMLParser):
 
 
 def test_every_text_is_escaped() -> None:
-    found = Cells(html_table([BAD, "two\nlines"], [[BAD, "1"]], caption=BAD))
+    found = Cells(Sheet([BAD, "two\nlines"], [[BAD, "1"]], BAD).in_html())
     assert found.rows == [[BAD, "twolines"], [BAD, "1"]]
     assert "script" not in found.tags
     assert "br" in found.tags
