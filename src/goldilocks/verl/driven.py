@@ -15,13 +15,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omegaconf import DictConfig, open_dict
+
 from goldilocks.config.settings import Settings
 from goldilocks.core import Collector, Exhausted
 from goldilocks.dotted_keys import value_at
 from goldilocks.drive import checkpoint
 from goldilocks.drive.driver import Driver, Epochs
+from goldilocks.drive.rehearsal import rehearse
 from goldilocks.runs.checkpoints import FILE
 from goldilocks.tested import untested
+from goldilocks.verl.source import DatasetSource, hidden_states, loader_order
 
 OF_OLD = "interrupted_step_*"  # folders of an earlier version, which had no weights beside them
 
@@ -89,11 +93,27 @@ class Driven:
 
     if TYPE_CHECKING:
         config: Any
+        settings: Settings
+        train_dataset: Any
+        train_dataloader: Any
+        total_training_steps: int
         global_steps: int
         checkpoint_manager: Any
 
+    collector: Collector
     driver: Driver
     driver_checkpoint: DriverCheckpoint
+
+    def _collect(self) -> None:
+        """Rehearse the config, and make the collector of the trainer's data in the order of its loader."""
+        source = DatasetSource(self.train_dataset)
+        rehearse(self.settings, source)
+        order = loader_order(self.train_dataloader.sampler)
+        self.collector = self.settings.collector(
+            source, order, hidden_states=lambda: hidden_states(self.config, source)
+        )
+        if note := schedule_note(self.config, self.settings, self.total_training_steps):
+            print(note)
 
     def _drive(self, driver: Driver) -> None:
         if note := untested("verl"):
@@ -146,6 +166,18 @@ class Driven:
             self.checkpoint_manager.sleep_replicas()
             self._save_checkpoint()
         return self.driver_checkpoint.folder(self.global_steps)
+
+
+@contextmanager
+def changed(section: DictConfig, **values: Any) -> Iterator[None]:
+    """Set keys of a section of the config within the block."""
+    before = {key: section.get(key) for key in values}
+    with open_dict(section):
+        section.update(values)
+        try:
+            yield
+        finally:
+            section.update(before)
 
 
 class UpdatesPerEpoch(Epochs):

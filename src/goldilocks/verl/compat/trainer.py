@@ -11,13 +11,12 @@ import copy
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import ray
 import torch
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from torch.utils.data import Subset
 from verl import DataProto
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -28,7 +27,6 @@ from goldilocks.algorithms.weights_gap import gap_sums, mean_gap
 from goldilocks.config.settings import Settings
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.gate import Gate
-from goldilocks.drive.rehearsal import rehearse
 from goldilocks.errors import require
 from goldilocks.platforms import patches_env
 from goldilocks.types import Group
@@ -38,8 +36,7 @@ from goldilocks.verl.compat.python_config import TrainerConfig
 from goldilocks.verl.compat.rewards import RewardFunction, mark_validation, route
 from goldilocks.verl.compat.rows import STALE, TRAINED, BatchFilter, FinalReward, ProtoRows, pad_to
 from goldilocks.verl.dispatch.guarded_reward import guard_if_asked
-from goldilocks.verl.driven import Driven, UpdatesPerEpoch, schedule_note
-from goldilocks.verl.source import DatasetSource, hidden_states, loader_order
+from goldilocks.verl.driven import Driven, UpdatesPerEpoch, changed
 from goldilocks.verl.update.gates import KLPenalty
 from goldilocks.verl.update.guards import weights_guard
 from goldilocks.verl.update.validation import ValidatesByColumn
@@ -82,17 +79,10 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
 
     def _create_dataloader(self, train_dataset: Any, val_dataset: Any, collate_fn: Any, train_sampler: Any) -> None:
         """Create verl's data loaders, for validation and the number of updates; the collector chooses prompts."""
-        with self._set(self.config.data, gen_batch_size=None):
+        with changed(self.config.data, gen_batch_size=None):
             super()._create_dataloader(train_dataset, val_dataset, collate_fn, train_sampler)
         self._collate = collate_fn or verl_collate_fn
-        source = DatasetSource(self.train_dataset)
-        rehearse(self.settings, source)
-        order = loader_order(self.train_dataloader.sampler)
-        self.collector = self.settings.collector(
-            source, order, hidden_states=lambda: hidden_states(self.config, source)
-        )
-        if note := schedule_note(self.config, self.settings, self.total_training_steps):
-            print(note)
+        self._collect()
         self.train_dataloader = _Placeholders(self)
 
     def init_workers(self) -> None:
@@ -232,19 +222,8 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
         mini_batches = max(1, round(self.config.data.train_batch_size / section.ppo_mini_batch_size))
         trained = batch.non_tensor_batch[TRAINED]
         rows = pad_to(batch if trained.all() else batch.select_idxs(trained), self._ranks * mini_batches)
-        with self._set(section, ppo_mini_batch_size=len(rows) // mini_batches):
+        with changed(section, ppo_mini_batch_size=len(rows) // mini_batches):
             return update(rows)
-
-    @contextmanager
-    def _set(self, section: DictConfig, **values: Any) -> Iterator[None]:
-        """Set keys of the config within the block."""
-        before = {key: section.get(key) for key in values}
-        with open_dict(section):
-            section.update(values)
-            try:
-                yield
-            finally:
-                section.update(before)
 
     def _validate(self, *args: Any, **kwargs: Any) -> Any:
         self.driver.meter.end_update()  # a budget of minutes is without validation

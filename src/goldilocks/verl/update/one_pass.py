@@ -8,17 +8,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
 from goldilocks.algorithms.weights_gap import mean_gap
+from goldilocks.verl.driven import changed
 from goldilocks.verl.fields import DISTANCE, GAP_SUM, GAP_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
 from goldilocks.verl.store.behaviour import stale_rows
 from goldilocks.verl.switch import in_force
@@ -51,16 +51,9 @@ class OnePass:
         only_advantages = not actor.use_kl_loss and not actor.entropy_coeff and not actor.calculate_entropy
         return cls(own, one_update and not corrected and by_row and only_advantages)
 
-    @contextmanager
-    def without_correction(self, config: DictConfig) -> Iterator[None]:
+    def without_correction(self, config: DictConfig) -> AbstractContextManager[None]:
         """Without a correction, verl does not compare ``old_log_probs`` with the engine's for its metrics."""
-        before = config.algorithm.get("rollout_correction")
-        with open_dict(config):
-            config.algorithm.rollout_correction = None if self.own_log_probs else before
-            try:
-                yield
-            finally:
-                config.algorithm.rollout_correction = before
+        return changed(config.algorithm, rollout_correction=None) if self.own_log_probs else nullcontext()
 
     def metrics(self, part: KVBatchMeta, found: dict[str, Any]) -> dict[str, float]:
         """Return the number of rows computed, and the update's distances under the names of verl's separate pass."""

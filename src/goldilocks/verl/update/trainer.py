@@ -21,14 +21,12 @@ from verl.utils.debug import marked_timer
 from goldilocks.algorithms import untrained_rollouts
 from goldilocks.config.settings import Settings
 from goldilocks.drive.driver import Driver
-from goldilocks.drive.rehearsal import rehearse
 from goldilocks.types import Group
 from goldilocks.verl.checks import MANAGER, check_v1
 from goldilocks.verl.dispatch.backend import AgentLoops
 from goldilocks.verl.dispatch.guarded_reward import guard_if_asked
-from goldilocks.verl.driven import Driven, UpdatesPerEpoch, schedule_note
+from goldilocks.verl.driven import Driven, UpdatesPerEpoch, changed
 from goldilocks.verl.estimators import counting_rollouts, estimator_for
-from goldilocks.verl.source import DatasetSource, hidden_states, loader_order
 from goldilocks.verl.store.behaviour import store_log_probs, use_behaviour_log_probs
 from goldilocks.verl.store.replayed_rows import ReplayedRows, without
 from goldilocks.verl.store.rows import (
@@ -125,15 +123,8 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         super()._init_dataloader()
         with open_dict(self.config):
             self.config.data.gen_batch_size = gen_batch_size  # verl sets it to 1 where groups are filtered
-        source = DatasetSource(self.train_dataset)
-        rehearse(self.settings, source)
-        order = loader_order(self.train_dataloader.sampler)
-        self.collector = self.settings.collector(
-            source, order, hidden_states=lambda: hidden_states(self.config, source)
-        )
+        self._collect()
         self.steps_per_epoch = UpdatesPerEpoch(self.config.trainer, self.collector)
-        if note := schedule_note(self.config, self.settings, self.total_training_steps):
-            print(note)
         backend = self.replay_buffer.backend = self._build_backend()
         gate = build_gate(self.settings, self._kl_penalty, lambda: self._policy, self._prepare)
         budget, epochs = self.settings.budget(), self.steps_per_epoch
@@ -329,14 +320,9 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
     @contextmanager
     def _rows_per_mini_batch(self, section: DictConfig, rows: int) -> Iterator[None]:
         """verl multiplies prompts by ``rollout.n``; with groups of any size, rows are what there is to divide."""
-        rollout = self.config.actor_rollout_ref.rollout
-        n, prompts = rollout.n, section.ppo_mini_batch_size
-        with open_dict(self.config):
-            rollout.n, section.ppo_mini_batch_size = 1, rows // self._mini_batches(prompts)
-            try:
-                yield
-            finally:
-                rollout.n, section.ppo_mini_batch_size = n, prompts
+        size = rows // self._mini_batches(section.ppo_mini_batch_size)
+        with changed(self.config.actor_rollout_ref.rollout, n=1), changed(section, ppo_mini_batch_size=size):
+            yield
 
 
 @register_trainer("goldilocks")
