@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from goldilocks.report.draw import Plot, smoothed, thinned
 from goldilocks.report.page import figures
 from goldilocks.report.run import Run, read_run, read_runs
 from goldilocks.report.sections import SECTIONS
-from goldilocks.report.sections.base import Plot, smoothed, thinned
 from goldilocks.report.sections.learning import by_column, learning
 from goldilocks.report.sections.prompts import BINS, bin_of, pass_rates, rollouts
 from goldilocks.report.sections.ratios import quantiles, ratios

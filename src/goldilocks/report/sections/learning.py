@@ -7,24 +7,9 @@ from typing import Literal
 
 import altair as alt
 
+from goldilocks.report import draw
+from goldilocks.report.draw import Plot, Point, Section
 from goldilocks.report.run import Run
-from goldilocks.report.sections.base import (
-    Plot,
-    Point,
-    Section,
-    by_run,
-    data,
-    file_word,
-    heat_map,
-    lacking,
-    layered,
-    line_plot,
-    number_axis,
-    rounded,
-    titled,
-    until_next,
-    with_trend,
-)
 from goldilocks.runs.costs import COSTS, Cost
 from goldilocks.runs.history import History, Series, column_and_value, metric_name, place_of, validated_source
 from goldilocks.sheet import Sheet
@@ -51,12 +36,12 @@ def learning(runs: Sequence[Run]) -> Section:
     metrics = validation_metrics(runs)
     notes = [] if metrics else ["validation accuracy: not logged (trainer.test_freq)"]
     for metric in metrics:
-        notes += lacking(runs, lambda run, metric=metric: run.history.series(metric), metric)  # type: ignore[misc]
+        notes += draw.lacking(runs, lambda run, metric=metric: run.history.series(metric), metric)  # type: ignore[misc]
         plots += [plot for cost in COSTS for plot in _validation(runs, metric, cost)]
     plots += [plot for cost in COSTS for plot in _reward(runs, cost)]
-    notes += lacking(runs, lambda run: reward(run.history), "training reward")
+    notes += draw.lacking(runs, lambda run: reward(run.history), "training reward")
     for cost in COSTS:
-        notes += lacking(runs, lambda run, cost=cost: run.spending.totals[cost.name], cost.title)  # type: ignore[misc]
+        notes += draw.lacking(runs, lambda run, cost=cost: run.spending.totals[cost.name], cost.title)  # type: ignore[misc]
     return Section(
         "learning",
         "Learning",
@@ -72,34 +57,38 @@ def _validation(runs: Sequence[Run], metric: str, cost: Cost) -> list[Plot]:
     rows: list[Point] = []
     for run in runs:
         points = run.history.series(metric).items()  # validations are few: no smoothing
-        exact = [{"run": run.name, "step": step, "value": rounded(y), "trend": rounded(y)} for step, y in points]
+        exact = [
+            {"run": run.name, "step": step, "value": draw.rounded(y), "trend": draw.rounded(y)} for step, y in points
+        ]
         rows += _against(cost, run, exact)
     if not rows:
         return []
-    chart = line_plot(runs, ("value", "accuracy"), x=_cost_axis(cost), form="~%")
+    chart = draw.line_plot(runs, ("value", "accuracy"), x=_cost_axis(cost), form="~%")
     ends = _ends(rows, cost) if 1 < len(runs) <= MOST_LABELS else []
-    chart = layered(chart, *(_end_labels(runs, side) for side in SIDES if any(row["side"] == side for row in ends)))
+    chart = draw.layered(
+        chart, *(_end_labels(runs, side) for side in SIDES if any(row["side"] == side for row in ends))
+    )
     title = f"Accuracy on {source}, by {cost.name}"
-    return [Plot(f"accuracy-{file_word(source)}-by-{cost.name}", title, chart, rows + ends)]
+    return [Plot(f"accuracy-{draw.file_word(source)}-by-{cost.name}", title, chart, rows + ends)]
 
 
 def _reward(runs: Sequence[Run], cost: Cost) -> list[Plot]:
-    rows = [row for run in runs for row in _against(cost, run, with_trend(run, reward(run.history), "value"))]
+    rows = [row for run in runs for row in _against(cost, run, draw.with_trend(run, reward(run.history), "value"))]
     if not rows:
         return []
-    chart = line_plot(runs, ("value", "mean reward"), x=_cost_axis(cost), form="~r")
+    chart = draw.line_plot(runs, ("value", "mean reward"), x=_cost_axis(cost), form="~r")
     return [Plot(f"reward-by-{cost.name}", f"Reward while training, by {cost.name}", chart, rows)]
 
 
 def _cost_axis(cost: Cost) -> alt.X:
-    axis = number_axis(cost.title, cost.form)
+    axis = draw.number_axis(cost.title, cost.form)
     return alt.X(cost.name, type="quantitative", axis=axis, scale=alt.Scale(nice=False))
 
 
 def _against(cost: Cost, run: Run, rows: Sequence[Point]) -> list[Point]:
     """Return the rows with what had been spent by then."""
     spent = [(row, run.spending.until(cost.name, row["step"])) for row in rows]
-    return [{**row, cost.name: rounded(x)} for row, x in spent if x is not None]
+    return [{**row, cost.name: draw.rounded(x)} for row, x in spent if x is not None]
 
 
 def _ends(rows: Sequence[Point], cost: Cost) -> list[Point]:
@@ -126,9 +115,9 @@ def _ends(rows: Sequence[Point], cost: Cost) -> list[Point]:
 
 def _end_labels(runs: Sequence[Run], side: Literal["left", "right"]) -> alt.Chart:
     return (
-        alt.Chart(data())
+        alt.Chart(draw.data())
         .mark_text(align=side, dx=8 if side == "left" else 0, fontSize=11, fontWeight=600)
-        .encode(x=alt.X("label_x:Q"), y=alt.Y("label_y:Q"), text=alt.Text("run:N"), color=by_run(runs))
+        .encode(x=alt.X("label_x:Q"), y=alt.Y("label_y:Q"), text=alt.Text("run:N"), color=draw.by_run(runs))
         .transform_filter(alt.FieldEqualPredicate(field="side", equal=side))
     )
 
@@ -155,7 +144,7 @@ def by_column(runs: Sequence[Run]) -> Section:
 def _notes(runs: Sequence[Run], validated_by_column: bool) -> list[str]:
     """Say what is missing; a run that was validated as a whole misses nothing."""
     if validated_by_column:
-        return lacking(runs, lambda run: columns_of([run]), "accuracy by column (goldilocks.validate_by)")
+        return draw.lacking(runs, lambda run: columns_of([run]), "accuracy by column (goldilocks.validate_by)")
     validated = any(validated_source(name) for run in runs for name in run.history.names)
     return [] if validated else ["accuracy by column: nothing was validated"]
 
@@ -187,16 +176,16 @@ def _over_time(
     rows: list[Point] = []
     for value in values:
         series = accuracy(run, column, value)
-        for step, end in until_next(list(series)).items():
-            rows.append({"from": step, "to": end, "value": value, "accuracy": rounded(series[step])})
-    chart = heat_map(
+        for step, end in draw.until_next(list(series)).items():
+            rows.append({"from": step, "to": end, "value": value, "accuracy": draw.rounded(series[step])})
+    chart = draw.heat_map(
         number,
         alt.Y("value:O", sort=list(values), axis=alt.Axis(title=column, grid=False)),
         alt.Opacity("accuracy:Q", scale=alt.Scale(domain=[0, 1], range=[0.03, 1]), legend=None),
         alt.Tooltip("value:N", title=column),
         alt.Tooltip("accuracy:Q", format=".1%"),
     )
-    name, title = f"accuracy-by-column-{place}-{number + 1}", titled(runs, run, f"Accuracy by {column}")
+    name, title = f"accuracy-by-column-{place}-{number + 1}", draw.titled(runs, run, f"Accuracy by {column}")
     height = ROW * len(values) + MARGIN
     return [Plot(name, title, chart, rows, hint="darker: more often right", height=height)] if rows else []
 

@@ -6,28 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import altair as alt
 
+from goldilocks.report import draw
+from goldilocks.report.draw import Plot, Point, Section
 from goldilocks.report.run import Run
-from goldilocks.report.sections.base import (
-    Plot,
-    Point,
-    Section,
-    by_run,
-    dashed_lines,
-    data,
-    heat_map,
-    lacking,
-    layered,
-    line_plot,
-    number_axis,
-    reference,
-    rounded,
-    step_axis,
-    thinned,
-    titled,
-    trend_plot,
-    until_next,
-    with_trend,
-)
 from goldilocks.report.theme import run_colour
 
 MEAN = "adaptive_rollout/avg_rollouts_per_sample"
@@ -45,7 +26,7 @@ BINS = ("0", *BELIEF_BINS, "1")
 
 def rollouts(runs: Sequence[Run]) -> Section:
     """Plot rollouts per prompt and informative groups per 1,000 rollouts."""
-    informative = trend_plot(
+    informative = draw.trend_plot(
         runs,
         "informative-groups",
         "Informative groups",
@@ -59,22 +40,22 @@ def rollouts(runs: Sequence[Run]) -> Section:
         "Rollouts per prompt",
         "How many rollouts a prompt got before it was judged, and how many groups with differing rewards they gave.",
         [*_given(runs), *informative],
-        lacking(runs, lambda run: run.history.series(MEAN), "rollouts per prompt")
-        + lacking(runs, lambda run: run.history.series(INFORMATIVE), "informative groups"),
+        draw.lacking(runs, lambda run: run.history.series(MEAN), "rollouts per prompt")
+        + draw.lacking(runs, lambda run: run.history.series(INFORMATIVE), "informative groups"),
     )
 
 
 def _given(runs: Sequence[Run]) -> list[Plot]:
     """Plot rollouts per prompt on a log scale, since policies differ by factors; steps without a group are left out."""
-    rows = [row for run in runs for row in with_trend(run, _positive(run, MEAN), "mean")]
+    rows = [row for run in runs for row in draw.with_trend(run, _positive(run, MEAN), "mean")]
     if not rows:
         return []
     scale = alt.Scale(type="log", base=2, nice=False)
-    chart = line_plot(runs, ("mean", "rollouts per prompt"), form="~r", scale=scale)
+    chart = draw.line_plot(runs, ("mean", "rollouts per prompt"), form="~r", scale=scale)
     hint = "log scale"
     if len(runs) == 1:
         rows += _extremes(runs[0])
-        chart = layered(_band(scale), chart)
+        chart = draw.layered(_band(scale), chart)
         hint = "line: mean; band: fewest to most"
     return [Plot("rollouts-per-prompt", "Rollouts per prompt", chart, rows, hint=hint)]
 
@@ -84,37 +65,37 @@ def _positive(run: Run, name: str) -> dict[int, float]:
 
 
 def _extremes(run: Run) -> list[Point]:
-    fewest, most = thinned(_positive(run, FEWEST)), thinned(_positive(run, MOST))
+    fewest, most = draw.thinned(_positive(run, FEWEST)), draw.thinned(_positive(run, MOST))
     return [{"step": step, "fewest": low, "most": most[step]} for step, low in fewest.items() if step in most]
 
 
 def _band(scale: alt.Scale) -> alt.Chart:
     return (
-        alt.Chart(data())
+        alt.Chart(draw.data())
         .mark_area(opacity=0.13, color=run_colour(0))
-        .encode(x=step_axis(), y=alt.Y("fewest:Q", scale=scale), y2=alt.Y2("most:Q"))
+        .encode(x=draw.step_axis(), y=alt.Y("fewest:Q", scale=scale), y2=alt.Y2("most:Q"))
         .transform_filter("isValid(datum.fewest)")
     )
 
 
 def lengths(runs: Sequence[Run]) -> Section:
     """Plot both lengths and their ratio."""
-    ratio = trend_plot(
+    ratio = draw.trend_plot(
         runs,
         "length-ratio",
         "Kept over generated",
         ("ratio", "kept / generated length"),
         lambda run: run.history.series(RATIO),
         hint="below the dashed line, short answers are favoured",
-        below=[reference(1.0)],
+        below=[draw.reference(1.0)],
     )
     return Section(
         "lengths",
         "Kept and generated length",
         "Mean tokens per answer. If the kept answers are shorter than the generated ones, short answers are favoured.",
         [*_lengths(runs), *ratio],
-        lacking(runs, lambda run: run.history.first_of(*GENERATED), "generated length")
-        + lacking(runs, lambda run: run.history.series(KEPT), "kept length"),
+        draw.lacking(runs, lambda run: run.history.first_of(*GENERATED), "generated length")
+        + draw.lacking(runs, lambda run: run.history.series(KEPT), "kept length"),
     )
 
 
@@ -122,11 +103,11 @@ def _lengths(runs: Sequence[Run]) -> list[Plot]:
     rows: list[Point] = []
     for run in runs:
         for kind, series in (("generated", run.history.first_of(*GENERATED)), ("kept", run.history.series(KEPT))):
-            rows += [{**row, "of": kind} for row in with_trend(run, series, "tokens")]
+            rows += [{**row, "of": kind} for row in draw.with_trend(run, series, "tokens")]
     if not rows:
         return []
-    y = alt.Y("trend:Q", axis=number_axis("tokens per answer"), scale=alt.Scale(zero=False))
-    chart = dashed_lines(runs, "of", {"kept": [1, 0], "generated": [4, 4]}, y, "tokens:Q")
+    y = alt.Y("trend:Q", axis=draw.number_axis("tokens per answer"), scale=alt.Scale(zero=False))
+    chart = draw.dashed_lines(runs, "of", {"kept": [1, 0], "generated": [4, 4]}, y, "tokens:Q")
     return [Plot("lengths", "Length", chart, rows, hint="solid: kept; dashed: generated")]
 
 
@@ -143,9 +124,9 @@ def pass_rates(runs: Sequence[Run]) -> Section:
         trained = {dump.step: [group.pass_rate for group in dump.groups] for dump in run.dumps}
         believed = {one.step: [row.pass_rate for row in one.rows] for one in run.beliefs}
         if trained:
-            plots.append(_over_time(number, "trained", titled(runs, run, "Groups trained"), trained, BINS))
+            plots.append(_over_time(number, "trained", draw.titled(runs, run, "Groups trained"), trained, BINS))
         if len(believed) > 1:
-            title = titled(runs, run, "Believed pass rates")
+            title = draw.titled(runs, run, "Believed pass rates")
             plots.append(_over_time(number, "believed", title, believed, BELIEF_BINS))
     plots += _beliefs_now(runs)
     return Section(
@@ -153,8 +134,8 @@ def pass_rates(runs: Sequence[Run]) -> Section:
         "How hard the prompts were",
         "The share of prompts at each pass rate. A group at 0 or at 1 teaches nothing: every advantage in it is zero.",
         plots,
-        lacking(runs, lambda run: run.dumps, "pass rates of trained groups", "no answers in rollouts/")
-        + lacking(runs, lambda run: run.beliefs, "believed pass rates", "no beliefs in checkpoints/"),
+        draw.lacking(runs, lambda run: run.dumps, "pass rates of trained groups", "no answers in rollouts/")
+        + draw.lacking(runs, lambda run: run.beliefs, "believed pass rates", "no beliefs in checkpoints/"),
     )
 
 
@@ -167,14 +148,14 @@ def _histogram(rates: Sequence[float]) -> dict[str, float]:
 
 def _over_time(number: int, kind: str, title: str, rates: Mapping[int, Sequence[float]], bins: Sequence[str]) -> Plot:
     rows: list[Point] = [
-        {"from": step, "to": end, "bin": name, "share": rounded(share), "groups": len(rates[step])}
-        for step, end in until_next(sorted(rates)).items()
+        {"from": step, "to": end, "bin": name, "share": draw.rounded(share), "groups": len(rates[step])}
+        for step, end in draw.until_next(sorted(rates)).items()
         for name, share in _histogram(rates[step]).items()
         if share
     ]
     order = list(reversed(bins))
     axis = alt.Axis(title="pass rate", grid=False)
-    chart = heat_map(
+    chart = draw.heat_map(
         number,
         alt.Y("bin:O", sort=order, scale=alt.Scale(domain=order), axis=axis),
         alt.Opacity("share:Q", scale=alt.Scale(range=[0.06, 1], type="sqrt"), legend=None),
@@ -191,15 +172,15 @@ def _beliefs_now(runs: Sequence[Run]) -> list[Plot]:
         if run.beliefs:
             shares = _histogram([row.pass_rate for row in run.beliefs[-1].rows])
             rows += [
-                {"run": run.name, "rate": (place + 0.5) / 10, "share": rounded(shares[name])}
+                {"run": run.name, "rate": (place + 0.5) / 10, "share": draw.rounded(shares[name])}
                 for place, name in enumerate(BELIEF_BINS)
             ]
     if not rows:
         return []
-    base = alt.Chart(data()).encode(
-        x=alt.X("rate:Q", axis=number_axis("believed pass rate", "~r"), scale=alt.Scale(domain=[0, 1])),
-        y=alt.Y("share:Q", axis=number_axis("share of prompts visited", "~%"), stack=None),
-        color=by_run(runs),
+    base = alt.Chart(draw.data()).encode(
+        x=alt.X("rate:Q", axis=draw.number_axis("believed pass rate", "~r"), scale=alt.Scale(domain=[0, 1])),
+        y=alt.Y("share:Q", axis=draw.number_axis("share of prompts visited", "~%"), stack=None),
+        color=draw.by_run(runs),
         tooltip=["run:N", alt.Tooltip("rate:Q", title="pass rate"), alt.Tooltip("share:Q", format=".1%")],
     )
     chart = base.mark_line(interpolate="monotone", point=alt.OverlayMarkDef(size=30))

@@ -9,23 +9,9 @@ from typing import Any
 import altair as alt
 
 from goldilocks.dotted_keys import value_at
+from goldilocks.report import draw
+from goldilocks.report.draw import Plot, Point, Section
 from goldilocks.report.run import Run
-from goldilocks.report.sections.base import (
-    Plot,
-    Point,
-    Section,
-    dashed_lines,
-    data,
-    lacking,
-    layered,
-    number_axis,
-    reference,
-    rounded,
-    step_axis,
-    thinned,
-    titled,
-    with_trend,
-)
 from goldilocks.report.theme import run_colour
 from goldilocks.runs.history import History, Series
 
@@ -51,36 +37,36 @@ def ratios(runs: Sequence[Run]) -> Section:
         "Importance ratios and clipping",
         "How far the policy moved within a step, per sequence (GSPO), and the share of tokens that was clipped.",
         [*plots, *_clips(runs)],
-        lacking(runs, lambda run: quantiles(run.history), f"quantiles of GSPO's {RATIO}")
-        + lacking(runs, lambda run: run.history.first_of(*CLIPS.values()), "actor/pg_clipfrac*"),
+        draw.lacking(runs, lambda run: quantiles(run.history), f"quantiles of GSPO's {RATIO}")
+        + draw.lacking(runs, lambda run: run.history.first_of(*CLIPS.values()), "actor/pg_clipfrac*"),
     )
 
 
 def _ratio(runs: Sequence[Run], number: int, run: Run) -> list[Plot]:
-    levels, mean = quantiles(run.history), thinned(run.history.series(RATIO))
+    levels, mean = quantiles(run.history), draw.thinned(run.history.series(RATIO))
     if not levels and not mean:
         return []
-    rows: list[Point] = [{"step": step, "mean": rounded(value)} for step, value in mean.items()]
+    rows: list[Point] = [{"step": step, "mean": draw.rounded(value)} for step, value in mean.items()]
     layers: list[alt.Chart] = []
     for low, high in _pairs(levels):
         name = f"{low:g}–{high:g}%"
-        rows += _band(name, thinned(levels[low]), thinned(levels[high]))
+        rows += _band(name, draw.thinned(levels[low]), draw.thinned(levels[high]))
         layers.append(_band_layer(name, run_colour(number)))
     if 50.0 in levels:
-        rows += [{"step": step, "median": rounded(value)} for step, value in thinned(levels[50.0]).items()]
+        rows += [{"step": step, "median": draw.rounded(value)} for step, value in draw.thinned(levels[50.0]).items()]
     centre = "median" if 50.0 in levels else "mean"
     line = (
-        alt.Chart(data())
+        alt.Chart(draw.data())
         .mark_line(color=run_colour(number))
-        .encode(x=step_axis(), y=_ratio_axis(centre), tooltip=["step:Q", f"{centre}:Q"])
+        .encode(x=draw.step_axis(), y=_ratio_axis(centre), tooltip=["step:Q", f"{centre}:Q"])
         .transform_filter(f"isValid(datum.{centre})")
     )
     hint = f"line: {centre}" + "".join(f"; band: {low:g}–{high:g}%" for low, high in _pairs(levels))
     bounds = _clip_bounds(run.config)
     if bounds:
         hint += "; dashed: clip bounds"
-    chart = layered(*layers, *map(reference, bounds or [1.0]), line)
-    return [Plot(f"ratios-{number + 1}", titled(runs, run, "Sequence ratio"), chart, rows, hint=hint)]
+    chart = draw.layered(*layers, *map(draw.reference, bounds or [1.0]), line)
+    return [Plot(f"ratios-{number + 1}", draw.titled(runs, run, "Sequence ratio"), chart, rows, hint=hint)]
 
 
 def _clip_bounds(config: Mapping[str, Any]) -> list[float]:
@@ -100,7 +86,7 @@ def _pairs(levels: Mapping[float, Series]) -> list[tuple[float, float]]:
 
 def _band(name: str, low: Series, high: Series) -> list[Point]:
     return [
-        {"step": step, "band": name, "low": rounded(low[step]), "high": rounded(high[step])}
+        {"step": step, "band": name, "low": draw.rounded(low[step]), "high": draw.rounded(high[step])}
         for step in low
         if step in high
     ]
@@ -108,9 +94,9 @@ def _band(name: str, low: Series, high: Series) -> list[Point]:
 
 def _band_layer(name: str, colour: str) -> alt.Chart:
     return (
-        alt.Chart(data())
+        alt.Chart(draw.data())
         .mark_area(color=colour, opacity=0.16)
-        .encode(x=step_axis(), y=_ratio_axis("low"), y2=alt.Y2("high:Q"))
+        .encode(x=draw.step_axis(), y=_ratio_axis("low"), y2=alt.Y2("high:Q"))
         .transform_filter(alt.FieldEqualPredicate(field="band", equal=name))
     )
 
@@ -126,11 +112,11 @@ def _clips(runs: Sequence[Run]) -> list[Plot]:
         if sides["above"]:
             del sides["both"]
         for side, series in sides.items():
-            rows += [{**row, "side": side} for row in with_trend(run, series, "share")]
+            rows += [{**row, "side": side} for row in draw.with_trend(run, series, "share")]
     if not rows:
         return []
-    y = alt.Y("trend:Q", axis=number_axis("share clipped", "~%"))
-    chart = dashed_lines(runs, "side", DASHES, y, alt.Tooltip("share:Q", format=".2%"))
+    y = alt.Y("trend:Q", axis=draw.number_axis("share clipped", "~%"))
+    chart = draw.dashed_lines(runs, "side", DASHES, y, alt.Tooltip("share:Q", format=".2%"))
     sides_there = {row["side"] for row in rows}
     names = {"above": "solid: above", "below": "dashed: below", "both": "dotted: either side"}
     hint = "; ".join(text for side, text in names.items() if side in sides_there)

@@ -11,18 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import altair as alt
 
+from goldilocks.report import draw
+from goldilocks.report.draw import Plot, Point, Section
 from goldilocks.report.run import Run
-from goldilocks.report.sections.base import (
-    Plot,
-    Point,
-    Section,
-    data,
-    lacking,
-    layered,
-    number_axis,
-    rounded,
-    step_axis,
-)
 from goldilocks.report.theme import account_colour, account_order, account_title
 from goldilocks.runs.history import History, Series, at_or_before, increments
 from goldilocks.types import Account
@@ -58,7 +49,7 @@ def tokens(runs: Sequence[Run]) -> Section:
         "Where every token went",
         "Below zero: tokens of earlier steps, judged or trained now. The bars of a step sum to what it generated.",
         plots,
-        lacking(runs, lambda run: by_run[run.name], "accounts/*_tokens"),
+        draw.lacking(runs, lambda run: by_run[run.name], "accounts/*_tokens"),
         [(account_title(account), account_colour(account)) for account in used],
     )
 
@@ -79,20 +70,22 @@ def _shares(there: Mapping[str, Mapping[str, Series]], used: Sequence[str]) -> P
                     "run": name,
                     "account": account_title(account),
                     "tokens": count,
-                    "share": rounded(share),
-                    "from": rounded(start),
-                    "to": rounded(start + share),
-                    "middle": rounded(start + share / 2),
+                    "share": draw.rounded(share),
+                    "from": draw.rounded(start),
+                    "to": draw.rounded(start + share),
+                    "middle": draw.rounded(start + share / 2),
                     "label": f"{share:.0%}" if share >= LABELLED_SHARE else "",
                 }
             )
             start += share
     y = alt.Y("run:N", sort=list(there), axis=alt.Axis(title=None, labelLimit=110, grid=False))
     bars = (
-        alt.Chart(data())
+        alt.Chart(draw.data())
         .mark_bar(height=24)
         .encode(
-            x=alt.X("from:Q", axis=number_axis("share of all generated tokens", "~%"), scale=alt.Scale(domain=[0, 1])),
+            x=alt.X(
+                "from:Q", axis=draw.number_axis("share of all generated tokens", "~%"), scale=alt.Scale(domain=[0, 1])
+            ),
             x2=alt.X2("to:Q"),
             y=y,
             color=alt.Color("account:N", scale=_scale(used)),
@@ -100,11 +93,11 @@ def _shares(there: Mapping[str, Mapping[str, Series]], used: Sequence[str]) -> P
         )
     )
     labels = (
-        alt.Chart(data())
+        alt.Chart(draw.data())
         .mark_text(fontSize=11, fontWeight=600, fill="#16181c")
         .encode(x=alt.X("middle:Q"), y=y, text=alt.Text("label:N"))
     )
-    chart, height = layered(bars, labels), ROW * len(there)
+    chart, height = draw.layered(bars, labels), ROW * len(there)
     return Plot("tokens-by-account", "Over the whole run", chart, rows, height=height, wide=True)
 
 
@@ -117,12 +110,12 @@ def _steps(number: int, title: str, wide: bool, totals: Mapping[str, Series]) ->
     }
     rows = [row for start, end in edges for row in _stack(start, end, {one: sampled[one][end] for one in order})]
     chart = (
-        alt.Chart(data())
+        alt.Chart(draw.data())
         .mark_rect()
         .encode(
-            x=step_axis("from"),
+            x=draw.step_axis("from"),
             x2=alt.X2("to:Q"),
-            y=alt.Y("low:Q", axis=number_axis("tokens per step")),
+            y=alt.Y("low:Q", axis=draw.number_axis("tokens per step")),
             y2=alt.Y2("high:Q"),
             color=alt.Color("account:N", scale=_scale(order)),
             tooltip=["account:N", "steps:N", alt.Tooltip("tokens:Q", format=",", title="tokens per step")],
@@ -151,9 +144,9 @@ def _stack(start: int, end: int, counts: Mapping[str, float]) -> list[Point]:
                 "account": account_title(account),
                 "from": start - 0.44,
                 "to": end + 0.44,
-                "low": rounded(tops[up]),
-                "high": rounded(tops[up] + a_step),
-                "tokens": rounded(a_step),
+                "low": draw.rounded(tops[up]),
+                "high": draw.rounded(tops[up] + a_step),
+                "tokens": draw.rounded(a_step),
                 "steps": str(start) if start == end else f"{start}–{end}",
             }
         )

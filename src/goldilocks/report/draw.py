@@ -1,4 +1,4 @@
-"""A section of the page, and the kinds of plots that sections share.
+"""What the sections of the page are made of: plots of a few kinds, axes, colours, and notes of what is missing.
 
 A section shows what its runs have. A plot without data is left out, and a note says what is missing.
 """
