@@ -31,6 +31,16 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
     return float(scored[extra_info["index"]] > wrong)
 """
 
+# A script whose workers are forked; `ppo.py` runs as a user would start it.
+FORKS = """
+import os, runpy, sys
+from goldilocks.launch.prefork import serve_in_background
+serve_in_background()
+del sys.argv[0]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
 # `python3 -m verl.trainer.main_ppo_adaptive …` on a machine where nobody has said that there is no GPU.
 GUIDES_LINE = """
 import os, runpy, sys
@@ -58,7 +68,7 @@ def dump(tmp_path: Path) -> Path:
 def test_the_first_example_trains_only_what_varies_goes_on_and_says_when_the_data_run_dry(
     launch: Launch, dump: Path
 ) -> None:
-    run = launch(f"+dump={dump}", program=[str(EXAMPLES / "grpo.py")])
+    run = launch(f"+dump={dump}", program=["-c", FORKS, str(EXAMPLES / "grpo.py")])
     assert [step["step"] for step in run.steps] == [1, 2, 3, 4, 5], run.tail()
     for step in run.steps:
         groups = trained_groups(dump, int(step["step"]))
