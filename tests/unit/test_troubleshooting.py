@@ -12,7 +12,7 @@ import pytest
 
 import goldilocks
 
-PAGE = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
+PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 NOT_OURS = ("Unknown trainer", "train/num_gen_batches")  # verl's words; a metric
 HEADINGS = [
     text

@@ -13,7 +13,7 @@ from trl import GRPOConfig
 from goldilocks.launch.on_trl import leaves
 from goldilocks.launch.recipe import choose, compose_config
 
-PAGE = (Path(__file__).parents[3] / "docs" / "coming-from.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text()
 KEY = re.compile(r"\+?((?:actor_rollout_ref|algorithm|data|goldilocks|reward|trainer)(?:\.\w+)+)")
 
 
