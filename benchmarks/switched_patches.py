@@ -19,8 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from goldilocks.verl.patches import rows
-from goldilocks.verl.patches.table import PATCHES
+from goldilocks.verl.patches import PATCHES, rows
 
 # The environment names four files.
 SWITCHES, SCHEDULE, STEPS, CALLERS = "PATCH_SWITCHES", "PATCH_SCHEDULE", "PATCH_STEPS", "PATCH_CALLERS"

@@ -23,7 +23,7 @@ from goldilocks.core.policy import Policy
 from goldilocks.core.selectors import SELECTORS
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.launch import recipe
-from goldilocks.verl.patches.table import PATCHES
+from goldilocks.verl.patches import PATCHES
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 KEYS = recipe.CONFIG / "goldilocks" / "defaults.yaml"
@@ -62,7 +62,7 @@ restarts; the others are of one update.
 PATCHES_INTRODUCTION = """\
 # What is replaced in verl
 
-Written by `make docs` from `goldilocks.verl.patches.table`; a test fails when it is stale, and another when anything
+Written by `make docs` from `goldilocks.verl.patches`; a test fails when it is stale, and another when anything
 else is replaced. Most of Goldilocks gets into verl by verl's registries (`goldilocks.verl.plugin.ADDITIONS`) and
 replaces nothing. Where verl has no registry, attributes are replaced or wrapped. Each patch has the digests of the
 sources it was written for, in each [release that was tested](compatibility.md), and is skipped, with a sentence in the

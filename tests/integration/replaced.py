@@ -73,7 +73,7 @@ def compared() -> dict[str, list[str]]:
     """Compare twice."""
     os.environ["VERL_USE_EXTERNAL_PLUGINS"] = "none"
     from goldilocks.platforms import PATCHES_VARIABLE
-    from goldilocks.verl.patches.table import PATCHES
+    from goldilocks.verl.patches import PATCHES
 
     for module in [*MODULES, *(patch.module for patch in PATCHES if patch.possible)]:
         importlib.import_module(module)

@@ -17,7 +17,7 @@ from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 
 from goldilocks.verl import plugin
 from goldilocks.verl.patch import Kind
-from goldilocks.verl.patches.table import PATCHES
+from goldilocks.verl.patches import PATCHES
 
 plugin.additions()
 

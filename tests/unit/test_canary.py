@@ -33,7 +33,7 @@ from goldilocks.verl import plugin
 from goldilocks.verl.dispatch.rewards import RUN_SINGLE
 from goldilocks.verl.dispatch.single_turn import FOLLOWED
 from goldilocks.verl.patch import Patch
-from goldilocks.verl.patches.table import PATCHES
+from goldilocks.verl.patches import PATCHES
 from goldilocks.verl.serve.server import RolloutServer
 from goldilocks.verl.store.batched_puts import READERS
 

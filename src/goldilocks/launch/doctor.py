@@ -21,7 +21,7 @@ from goldilocks.platforms import PATCHES_VARIABLE, platform_env
 from goldilocks.runs.files import cache_folder
 from goldilocks.tested import TESTED, installed, is_tested, is_within, tested_versions
 from goldilocks.verl.patch import Kind
-from goldilocks.verl.patches.table import PATCHES
+from goldilocks.verl.patches import PATCHES
 from goldilocks.verl.switch import selected
 
 GIB = 1 << 30

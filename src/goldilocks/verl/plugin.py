@@ -1,4 +1,4 @@
-"""What Goldilocks adds to verl, and when: ``ADDITIONS`` is all of it, ``patches.table`` all that it replaces.
+"""What Goldilocks adds to verl, and when: ``ADDITIONS`` is all of it, ``patches`` all that it replaces.
 
 At the end of ``import verl``, in every process of a run, verl loads the entry point ``goldilocks.verl.plugin:register``
 (group ``verl.plugins``). It only *loads* it, so importing this module registers. An addition is made right after the
@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from goldilocks.verl.patch import Kind
-from goldilocks.verl.patches.table import PATCHES
+from goldilocks.verl.patches import PATCHES
 from goldilocks.verl.switch import apply_selected, selected
 
 

@@ -13,7 +13,7 @@ import sys
 from goldilocks.errors import require
 from goldilocks.platforms import PATCHES_VARIABLE
 from goldilocks.verl.patch import Kind, Patch
-from goldilocks.verl.patches.table import PATCHES
+from goldilocks.verl.patches import PATCHES
 
 
 def selected(patch: Patch) -> bool:

@@ -7,8 +7,8 @@ import pytest
 from goldilocks.launch import doctor
 from goldilocks.platforms import PATCHES_VARIABLE
 from goldilocks.verl.patch import Kind
+from goldilocks.verl.patches import PATCHES
 from goldilocks.verl.patches.log_probs import LOG_PROBS
-from goldilocks.verl.patches.table import PATCHES
 
 AT_IMPORT = [patch.name for patch in PATCHES if patch.kind is not Kind.TRAINER and patch.possible_on("cpu")]
 

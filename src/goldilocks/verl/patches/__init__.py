@@ -1,1 +1,33 @@
-"""Every function of another package that is replaced."""
+"""Every attribute of verl, and of the TransferQueue under it, that Goldilocks replaces; ``docs/patches.md`` shows it.
+
+A patch is defined beside its code. torch and verl are imported only inside the replacements, so that this module costs
+a process nothing.
+"""
+
+from __future__ import annotations
+
+from goldilocks.verl.patch import Patch
+from goldilocks.verl.patches import cpu, log_probs, rows, trainers, vllm
+
+PATCHES: tuple[Patch, ...] = (
+    cpu.PROCESS_GROUP,
+    cpu.CRITIC_ATTENTION,
+    cpu.TRL_VALUE_HEADS,
+    log_probs.LOG_PROBS,
+    log_probs.ONE_PASS,
+    rows.ROWS_BY_LENGTH,
+    log_probs.RESPONSE_LOGITS,
+    rows.LOSS_PADDING,
+    rows.ROW_SELECTION,
+    rows.ONE_PARTITION,
+    rows.PACKED_ROWS,
+    trainers.REWARDS_HERE,
+    trainers.GATHERED_PUTS,
+    trainers.GROUP_NUMBERS,
+    trainers.FAILURES_TOLD,
+    trainers.FAILURES_HEARD,
+    vllm.WEIGHTS_WATCHED,
+    trainers.GSPO_METRICS,
+    vllm.LARGEST_LOG_PROB,
+    trainers.V0_TRAINER,
+)

@@ -20,9 +20,8 @@ from goldilocks.hashing import Sources
 from goldilocks.platforms import DEVICES, PATCHES_VARIABLE, platform_env
 from goldilocks.verl import plugin
 from goldilocks.verl.patch import Kind, Patch
-from goldilocks.verl.patches import log_probs
+from goldilocks.verl.patches import PATCHES, log_probs
 from goldilocks.verl.patches.cpu import PROCESS_GROUP, trl_with_value_heads
-from goldilocks.verl.patches.table import PATCHES
 from goldilocks.verl.switch import ask_for, selected
 
 plugin.additions()
