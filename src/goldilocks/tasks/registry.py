@@ -70,18 +70,11 @@ def split_of(key: str) -> Split:
     return "val" if content_key(key) % VALIDATION_SHARE == 0 else "train"
 
 
-class Level(Protocol):
-    """Problems that are about equally hard."""
-
-    def draw(self, rng: random.Random) -> Problem:
-        """Draw one problem, of either split."""
-        ...
-
-
 class LevelTask:
     """A task of levels, each drawn by its share for as long as it has problems left. ``key`` names a question's split.
 
-    An answer is right if it is the truth, with nothing but spaces around it.
+    The problems of a level are about equally hard; its ``draw(rng)`` returns one, of either split. An answer is right
+    if it is the truth, with nothing but spaces around it.
     """
 
     data_source: str
@@ -102,7 +95,7 @@ class LevelTask:
                 chosen[problem.question] = problem
         return list(chosen.values())
 
-    def _draw_new(self, level: Level, split: Split, seen: Mapping[str, Problem], rng: random.Random) -> Problem | None:
+    def _draw_new(self, level: Any, split: Split, seen: Mapping[str, Problem], rng: random.Random) -> Problem | None:
         for _ in range(_TRIES):
             problem = level.draw(rng)
             if problem.question not in seen and split_of(self.key(problem.question)) == split:

@@ -1,12 +1,8 @@
-"""``filter_groups.metric=seq_final_reward``: groups judged by their rewards after the KL penalty, in both trainers.
+"""The gates on rows of the queue: the batch filter, and ``filter_groups.metric=seq_final_reward``.
 
-The penalty differs from row to row once the policy has moved, so a penalised reward always varies. A group teaches
-something of the task if its reward varies by more than its penalties alone do.
-
-Judging after log-probs are known, inside the refill loop: what is rejected is replaced, not masked.
-
-A gate is shown rows of the batch in hand and says which rollouts of which groups may not be trained. The collector is
-told, judges the rest of each group again, and hands out others in the place of those it lost.
+The final reward, in both trainers, is the one after the KL penalty. The penalty differs from row to row once the policy
+has moved, so a penalised reward always varies. A group teaches something of the task if its reward varies by more than
+its penalties alone do.
 """
 
 from __future__ import annotations
