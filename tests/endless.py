@@ -7,6 +7,7 @@ trainer. An answer that ends only at its limit, far away, is unfinished on any m
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -16,17 +17,21 @@ FIRM = 12.0  # makes logits of about 35
 
 
 def make_endless(folder: Path, tokens: list[str]) -> None:
-    """Change the random Llama in ``folder``: after one of ``tokens`` comes one of them again, and never after others.
-
-    The first place of a hidden state has the kind of the last token. No layer writes there, and the logits of
-    ``tokens`` follow it.
-    """
+    """Change the random Llama in ``folder``: ``tokens`` are those of answers that do not end."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    ids = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(tokens)
+    never_ends(model, AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids(tokens))
+    model.save_pretrained(folder)
+
+
+def never_ends(model: Any, ids: list[int], place: int = 0) -> None:
+    """After one of the tokens ``ids`` comes one of them again, and never after others.
+
+    This place of a hidden state has the kind of the last token. No layer writes there, and the logits of ``ids`` follow
+    it.
+    """
     with torch.no_grad():
         embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-        embedding[:, 0], head[:, 0] = -KIND, 0.0
-        embedding[ids, 0], head[ids, 0] = KIND, FIRM
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight[0], layer.mlp.down_proj.weight[0] = 0.0, 0.0
-    model.save_pretrained(folder)
+        embedding[:, place], head[:, place] = -KIND, 0.0
+        embedding[ids, place], head[ids, place] = KIND, FIRM
+        for layer in model.get_decoder().layers:
+            layer.self_attn.o_proj.weight[place], layer.mlp.down_proj.weight[place] = 0.0, 0.0

@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Sources = str | tuple[str, ...]  # the digest of a source, or of each that a supported release has
+
+# The keys of verl's ``data`` that name what prompts have beside text, and the columns that they name by default.
+MEDIA = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}
 
 
 def hashed(*parts: object) -> int:
@@ -28,5 +32,33 @@ def is_known(function: Any, sources: Sources) -> bool:
 
 def content_key(content: object) -> int:
     """Return a hash of 64 bits of a prompt's content: the same in every process, epoch and restart."""
-    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
+    text = content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=_written)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def with_media(messages: object, media: Sequence[Any]) -> object:
+    """Return the content of a prompt with images, films or sounds: two prompts may differ in these alone.
+
+    ``media`` are as a data set stores them: files, paths or decoded images, and lists of these.
+    """
+    keys = [_media_key(one) for one in media]
+    return [messages, *keys] if any(keys) else messages
+
+
+def _media_key(media: Any) -> Any:
+    if isinstance(media, Mapping):
+        stored = media.get("bytes") or media.get("path")
+        return _media_key(stored or sorted((name, _media_key(one)) for name, one in media.items()))
+    if isinstance(media, list | tuple):
+        return [_media_key(one) for one in media]
+    if isinstance(media, str | int | float | None):
+        return media
+    return _written(media.tobytes() if hasattr(media, "shape") else media)  # ``str`` of an array leaves numbers out
+
+
+def _written(value: Any) -> Any:
+    """Return JSON for a value that has none; an image and bytes are their hash: ``str`` of an image has its address."""
+    if isinstance(value, bytes):
+        return hashlib.blake2b(value, digest_size=8).hexdigest()
+    is_image = hasattr(value, "tobytes") and hasattr(value, "mode")
+    return [value.mode, list(value.size), _written(value.tobytes())] if is_image else str(value)

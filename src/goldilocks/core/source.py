@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from goldilocks.errors import require
-from goldilocks.hashing import content_key
+from goldilocks.hashing import content_key, with_media
 from goldilocks.types import Prompt
 
 
@@ -200,7 +200,15 @@ class TablePrompts(ABC):
 
     def contents(self) -> Iterable[Any]:
         """What a prompt's key is a hash of."""
-        return self.messages()
+        names = self.media()
+        if not names:
+            return self.messages()
+        media = zip(*(undecoded(self.table, name) for name in names), strict=True)
+        return map(with_media, self.messages(), media)
+
+    def media(self) -> Sequence[str]:
+        """The columns of images, films and sounds, if there are any."""
+        return ()
 
     @abstractmethod
     def messages(self) -> Iterable[Any]:
@@ -232,3 +240,15 @@ def conversation_text(messages: Any) -> str:
     if isinstance(messages, str):
         return messages
     return "\n".join(str(one.get("content") if isinstance(one, Mapping) else one) for one in messages)
+
+
+def undecoded(table: Any, name: str) -> Any:
+    """Return a column of images as they are stored, where the table says how: reading files is cheap."""
+    from datasets import Image
+
+    feature: Any = getattr(table, "features", {}).get(name)
+    if isinstance(feature, Image):
+        return table.cast_column(name, Image(decode=False))[name]
+    if isinstance(getattr(feature, "feature", None), Image):
+        return table.cast_column(name, type(feature)(Image(decode=False)))[name]
+    return table[name] if hasattr(table, "column_names") else [row[name] for row in table]

@@ -20,6 +20,7 @@ from goldilocks.launch.preflight import files_of, prompt_length
 from goldilocks.rewards import RewardFailed, RewardTimeout
 from goldilocks.rewards.calls import is_number
 from goldilocks.verl.dispatch import guarded_reward
+from goldilocks.verl.media import check_text
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ RewardFunction = Callable[..., list[float | None]]
 def dataset(config: DictConfig, split: str) -> Any:
     """Return the rows of ``data.train_files`` or ``data.val_files`` that verl would use, in their order."""
     data = config.data
+    check_text(data, "trainer=trl and goldilocks pass-rates take text", [split])
     rows = read(data[f"{split}_files"])
     if data.prompt_key != PROMPT:
         rows = rows.rename_column(data.prompt_key, PROMPT)

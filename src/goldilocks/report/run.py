@@ -23,7 +23,7 @@ import yaml
 from goldilocks.core.source import conversation_text
 from goldilocks.dotted_keys import value_at
 from goldilocks.errors import require
-from goldilocks.hashing import content_key
+from goldilocks.hashing import MEDIA, content_key, with_media
 from goldilocks.runs.checkpoints import SavedBeliefs, checkpoints, read_beliefs
 from goldilocks.runs.costs import Spending, spending
 from goldilocks.runs.files import Lines
@@ -157,10 +157,12 @@ def _contents(config: Mapping[str, Any], dumps: Sequence[Dump]) -> Iterator[tupl
     for dump in dumps:
         for group in dump.groups:
             yield group.prompt, group.prompt
-    column = value_at(config, "data.prompt_key") or "prompt"
+    prompt = value_at(config, "data.prompt_key") or "prompt"
+    media = [value_at(config, f"data.{key}") or column for key, column in MEDIA.items()]
     for file in _training_files(config):
-        for prompt in _column(file, column):
-            yield prompt, conversation_text(prompt) if isinstance(prompt, list) else str(prompt)
+        for row in _rows(file, [prompt, *media]):
+            if prompt in row:
+                yield with_media(row[prompt], [row[name] for name in media if name in row]), _text(row[prompt])
 
 
 def _training_files(config: Mapping[str, Any]) -> list[Path]:
@@ -169,11 +171,17 @@ def _training_files(config: Mapping[str, Any]) -> list[Path]:
     return [Path(name).expanduser() for name in names if isinstance(name, str)]
 
 
-def _column(file: Path, name: str) -> list[Any]:
-    """Return a column of a parquet file; empty if the file has changed since the run."""
+def _rows(file: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a parquet file with those of these columns that it has; none if it cannot be read any more."""
     if file.suffix != ".parquet" or not file.is_file():
-        return []
+        return
     try:
-        return list(pq.read_table(file, columns=[name]).column(0).to_pylist())
-    except (pa.ArrowException, KeyError, IndexError):  # the file has changed: keys are shown in place of texts
-        return []
+        opened = pq.ParquetFile(file)
+        for batch in opened.iter_batches(columns=[name for name in opened.schema_arrow.names if name in names]):
+            yield from batch.to_pylist()
+    except (pa.ArrowException, KeyError, IndexError):  # keys are shown in place of texts
+        return
+
+
+def _text(prompt: object) -> str:
+    return conversation_text(prompt) if isinstance(prompt, list) else str(prompt)

@@ -6,7 +6,6 @@ each row has. A row keeps its own part, so that rows of several rounds, and of e
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,30 +99,3 @@ def texts_alone(messages: Any) -> Any:
 
 def _text(content: list[dict[str, Any]]) -> str:
     return "".join(part["text"] if part.get("type") == "text" else f"<{part.get('type')}>" for part in content)
-
-
-def undecoded(dataset: Any, column: str) -> Any:
-    """Return a column of images as they are stored, where the data set says how: reading files is cheap."""
-    from datasets import Image
-
-    feature: Any = getattr(dataset, "features", {}).get(column)
-    if isinstance(feature, Image):
-        return dataset.cast_column(column, Image(decode=False))[column]
-    if isinstance(getattr(feature, "feature", None), Image):
-        return dataset.cast_column(column, type(feature)(Image(decode=False)))[column]
-    return dataset[column] if hasattr(dataset, "column_names") else [row[column] for row in dataset]
-
-
-def image_key(image: Any) -> Any:
-    """Return what tells images apart, the same in every process: two prompts may differ in their images alone."""
-    if image is None or isinstance(image, str):
-        return image
-    if isinstance(image, list | tuple):
-        return [image_key(one) for one in image]
-    if isinstance(image, Mapping):
-        return _digest(image["bytes"]) if image.get("bytes") else image.get("path")
-    return [image.mode, list(image.size), _digest(image.tobytes())]
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=8).hexdigest()

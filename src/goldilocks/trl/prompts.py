@@ -30,12 +30,8 @@ class DatasetPrompts(TablePrompts):
         self._dataset = self.table = dataset
         super().__init__(len(dataset))
 
-    def contents(self) -> Iterable[Any]:
-        """Prompts that differ in their images alone are different prompts."""
-        if self.images is None:
-            return self.messages()
-        pictures = images.undecoded(self._dataset, self.images)
-        return ([one, images.image_key(seen)] for one, seen in zip(self.messages(), pictures, strict=True))
+    def media(self) -> Sequence[str]:
+        return () if self.images is None else (self.images,)
 
     def messages(self) -> Iterable[Any]:
         named = hasattr(self._dataset, "column_names")

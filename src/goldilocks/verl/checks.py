@@ -31,12 +31,15 @@ def check_run(config: DictConfig) -> None:
 
 def _mistakes(config: DictConfig) -> list[str]:
     from goldilocks.algorithms.checks import check_algorithm  # imports torch
+    from goldilocks.verl import media
     from goldilocks.verl.serve import limits
 
     warnings = check_algorithm(config)
     if config.actor_rollout_ref.rollout.get("name", None) == limits.NAME:
         limits.check(config.actor_rollout_ref.rollout, config.actor_rollout_ref.model)
-        limits.check_data(config.data)
+        media.check_text(config.data, f"rollout.name={limits.NAME} takes text; or use rollout.name=vllm")
+    else:
+        media.check_readable(config)
     return warnings
 
 

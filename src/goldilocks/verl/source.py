@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from torch.utils.data import SequentialSampler
 
 from goldilocks.core.source import TablePrompts
+from goldilocks.hashing import MEDIA
 from goldilocks.runs.files import cache_folder, replacing
 
 
@@ -36,6 +37,12 @@ class DatasetSource(TablePrompts):
             messages: Iterable[Any] = self.table[key]
             return messages
         return (self.dataset[index]["raw_prompt"] for index in range(len(self.dataset)))
+
+    def media(self) -> Sequence[str]:
+        if getattr(self.dataset, "prompt_key", None) is None:
+            return ()  # the messages are whole
+        names = [getattr(self.dataset, key, None) for key in MEDIA]
+        return [name for name in names if name in getattr(self.table, "column_names", ())]
 
 
 def loader_order(sampler: Any) -> Callable[[int], np.ndarray]:

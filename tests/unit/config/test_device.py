@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pandas
@@ -91,7 +93,30 @@ def test_models_and_data_with_pictures_are_refused_before_anything_starts(tmp_pa
     with pytest.raises(ValueError, match=r"data\.image_key='images' is not accepted: .* takes text; .*name=vllm"):
         _validate(_compose(*sizes, f"data.train_files={file}"))
     _validate(_compose(*sizes, f"data.train_files=[{file}]", "data.image_key=pictures"))
-    _validate(_compose(*sizes, f"data.train_files={file}", "actor_rollout_ref.rollout.name=vllm"))
+
+
+def test_images_that_verl_could_not_read_are_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """verl drops every such prompt, or fails at the first one."""
+    file, model = tmp_path / "train.parquet", tmp_path / "model"
+    pandas.DataFrame({"prompt": ["What is it?"], "images": [[b"a picture"]]}).to_parquet(file)
+    Qwen2VLConfig().save_pretrained(model)
+    words = ["+device=cpu", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.train_batch_size=8"]
+    words += [f"data.train_files={file}", "actor_rollout_ref.rollout.name=vllm"]
+    refused = rf"data\.image_key='images' is not accepted: a name that is no column of {file}, since verl "
+    monkeypatch.setitem(sys.modules, "qwen_vl_utils", None)
+    with pytest.raises(ValueError, match=rf"{refused}reads images with qwen_vl_utils and torchvision, which fail here"):
+        _validate(_compose(*words))
+    _validate(_compose(*words, "data.custom_cls.path=mine.py", "data.custom_cls.name=Mine"))
+    monkeypatch.setitem(sys.modules, "qwen_vl_utils", ModuleType("qwen_vl_utils"))
+    with pytest.raises(ValueError, match=rf"{refused}makes no processor of {model} \(Failed to create processor: "):
+        _validate(_compose(*words, f"actor_rollout_ref.model.path={model}"))
+    _validate(_compose(*words))  # a model of the hub is not looked at
+    with pytest.raises(
+        ValueError, match=r"goldilocks\.features\.kind='hidden' is not accepted: text, since .*'images'"
+    ):
+        _validate(_compose(*words, "+goldilocks.features.kind=hidden"))
 
 
 def test_texts_longer_than_a_models_window_are_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -140,3 +141,10 @@ def test_a_file_of_another_task_is_not_gone_on_with(words, tmp_path, capsys):
 def test_a_task_with_turns_is_refused(tmp_path, capsys):
     assert main(["pass-rates", "task=calculator", "device=cpu", "--out", str(tmp_path / "a.jsonl")]) != 0
     assert "multi_turn.enable=True is not accepted: False: a pass asks for single answers" in capsys.readouterr().err
+
+
+def test_data_with_images_is_refused(words, tmp_path, capsys):
+    file = tmp_path / "train.parquet"
+    pq.write_table(pa.table({"prompt": ["What is it?"], "images": [[b"a picture"]]}), file)
+    assert main(["pass-rates", *words, f"data.train_files={file}", "--out", str(tmp_path / "out.jsonl")]) == 2
+    assert "data.image_key='images' is not accepted: " in capsys.readouterr().err

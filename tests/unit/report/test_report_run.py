@@ -6,10 +6,13 @@ import json
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from unit.report.run_directories import HOSTILE, VALIDATION
 
-from goldilocks.report.run import read_run, read_runs, run_names
+from goldilocks.hashing import content_key, with_media
+from goldilocks.report.run import prompt_texts, read_run, read_runs, run_names
 from goldilocks.runs.history import History, at_or_before, increments, running_total
 from goldilocks.runs.records import MOST_STEPS, evenly, read_dumps
 
@@ -45,6 +48,17 @@ def test_beliefs_find_their_texts_in_the_training_data(dapo: Path) -> None:
     run = read_run(dapo, "dapo")
     assert len(run.texts) == len(run.beliefs[-1].rows) > 100
     assert HOSTILE in run.texts.values()
+
+
+def test_prompts_with_images_find_their_texts_too(tmp_path: Path) -> None:
+    file, images = (
+        tmp_path / "train.parquet",
+        [[{"bytes": b"first", "path": None}], [{"bytes": b"second", "path": None}]],
+    )
+    pq.write_table(pa.table({"prompt": ["<image> which?", "<image> which?"], "images": images}), file)
+    keys = [content_key(with_media("<image> which?", [image])) for image in images]
+    assert len(set(keys)) == 2
+    assert prompt_texts(keys, {"data": {"train_files": str(file)}}, []) == dict.fromkeys(keys, "<image> which?")
 
 
 def test_beliefs_without_texts_are_counted(dapo: Path, tmp_path: Path) -> None:

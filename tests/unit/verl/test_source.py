@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset, Features, Image, List, Value
 from omegaconf import OmegaConf
+from PIL import Image as Pictures
 from torch.utils.data import Sampler, SequentialSampler, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import RandomSampler
 from verl.trainer.ppo.utils import create_rl_sampler
 
-from goldilocks.verl.source import loader_order
+from goldilocks.hashing import content_key
+from goldilocks.verl.source import DatasetSource, loader_order
 
 SIZE = 20
 
@@ -52,3 +57,37 @@ def test_a_sampler_whose_order_is_not_known_is_refused(sampler: Any) -> None:
     name = type(sampler).__name__
     with pytest.raises(ValueError, match=rf"train_sampler={name} is not accepted: .* write a selector"):
         loader_order(sampler)
+
+
+def png(shade: int) -> bytes:
+    file = io.BytesIO()
+    Pictures.new("L", (4, 4), shade).save(file, format="PNG")
+    return file.getvalue()
+
+
+class Frame(SimpleNamespace):
+    """The attributes of verl's data set."""
+
+    def __len__(self) -> int:
+        return len(self.dataframe)
+
+
+STORED = {"bytes": Value("binary"), "path": Value("string")}
+
+
+@pytest.mark.parametrize("feature", [STORED, Image()])
+def test_prompts_that_differ_in_their_images_alone_have_keys_of_their_own(feature: Any) -> None:
+    seen = [[{"bytes": png(shade), "path": None}] for shade in (0, 1, 0)] + [None]
+    features = Features({"prompt": Value("string"), "images": List(feature)})
+    table = Dataset.from_dict({"prompt": ["<image> which?"] * 3 + ["which?"], "images": seen}, features=features)
+    keys = DatasetSource(Frame(dataframe=table, prompt_key="prompt", image_key="images")).keys().tolist()
+    assert keys[0] == keys[2] != keys[1]
+    assert keys[3] == content_key("which?")  # of a prompt without images nothing changes
+
+
+def test_the_key_of_messages_with_an_image_is_that_of_its_pixels() -> None:
+    first, same, other = (
+        [{"role": "user", "content": [{"image": Pictures.new("L", (2, 2), shade)}]}] for shade in (0, 0, 1)
+    )
+    assert content_key(first) == content_key(same) != content_key(other)
+    assert content_key([b"a"]) != content_key([b"b"])

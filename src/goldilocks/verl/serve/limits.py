@@ -15,7 +15,6 @@ NAME = "transformers"
 
 _ONE = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
 _OFF = ("quantization", "enable_rollout_routing_replay")
-_MODALITIES = ("image_key", "video_key", "audio_key")
 
 
 def check(rollout: Any, model: Any) -> None:
@@ -30,29 +29,6 @@ def check(rollout: Any, model: Any) -> None:
     if config is not None:
         _check_model(config, model)
         _check_length(config, rollout)
-
-
-def check_data(data: Any) -> None:
-    """Raise ``ValueError`` for data with pictures, films or sounds, where the files are on this machine.
-
-    The server refuses each such prompt, but only once the run has begun.
-    """
-    for key in _MODALITIES:
-        column = data.get(key)
-        for file in (*_parquet(data.get("train_files")), *_parquet(data.get("val_files"))):
-            accepted = f"a name that is no column of {file}: rollout.name={NAME} takes text; or use rollout.name=vllm"
-            require(column not in _columns(file), f"data.{key}", column, accepted)
-
-
-def _parquet(files: Any) -> list[Path]:
-    names = [files] if isinstance(files, str) else list(files or ())
-    return [path for path in (Path(str(name)).expanduser() for name in names) if path.suffix == ".parquet"]
-
-
-def _columns(file: Path) -> list[str]:
-    from pyarrow import parquet
-
-    return list(parquet.read_schema(file).names) if file.is_file() else []
 
 
 def _model_config(model: Any) -> Any:
