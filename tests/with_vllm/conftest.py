@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from goldilocks.launch.supervisor import processes_of
 from goldilocks.tasks.tiny_model import make
 
 SMALL = (
@@ -61,3 +64,16 @@ def log_probs(policy: Any, prompt: list[int], answer: list[int]) -> torch.Tensor
     with torch.no_grad():
         logits = policy(ids[None]).logits[0, len(prompt) - 1 : -1]
     return logits.log_softmax(-1).gather(-1, ids[len(prompt) :, None])[:, 0]
+
+
+def kill_after_a_step(process: subprocess.Popen[str], run: Path) -> int:
+    """Kill the run once it has a checkpoint; return the step of its last one when nothing of it is left."""
+    latest = run / "checkpoints" / "latest_checkpointed_iteration.txt"
+    while not latest.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.5)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    while any(processes_of(run.resolve())):
+        time.sleep(0.5)
+    return int(latest.read_text())

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import runpy
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("vllm")
 
-from goldilocks.launch.supervisor import processes_of
-
-from .conftest import BENCHMARKS, Train, make_model, steps
+from .conftest import BENCHMARKS, Train, kill_after_a_step, make_model, steps
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(2400)]
 
@@ -38,16 +33,3 @@ def test_adaptive_cancels_inside_the_engine_and_a_killed_run_goes_on(train: Trai
     assert last["aborts/ended"] > 0
     assert all(step["aborts/left"] == 0 for step in after.values())
     assert last["aborts/tokens"] < TOKENS * last["aborts/ended"]
-
-
-def kill_after_a_step(process: subprocess.Popen[str], run: Path) -> int:
-    """Kill the run once it has a checkpoint; return the step of its last one when nothing of it is left."""
-    latest = run / "checkpoints" / "latest_checkpointed_iteration.txt"
-    while not latest.exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.5)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    while any(processes_of(run.resolve())):
-        time.sleep(0.5)
-    return int(latest.read_text())

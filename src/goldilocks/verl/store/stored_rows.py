@@ -1,8 +1,8 @@
 """Rows of rollouts on disk: tensors, arrays, bytes and pictures as safetensors, the rest as JSON. Loading runs no code.
 
 A row is any nesting of dicts and lists. A tensor comes back as a tensor, an array of numbers as an array, bytes as
-bytes and a picture as a picture, pixel by pixel. Bytes that several rows have, such as the picture of their prompt, are
-stored once. Any other value cannot be saved, and the error names it.
+bytes and a picture as a picture, pixel by pixel. Bytes and large tensors that several rows have, such as the picture of
+their prompt, are stored once. Any other value cannot be saved, and the error names it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from goldilocks.runs.checkpoints import ARRAY, from_json, to_json
 
 FILE_OF_TENSORS, FILE_OF_VALUES = "tensors.safetensors", "values.json"
 TENSOR, BYTES, PNG, PIXELS = "__tensor__", "__bytes__", "__png__", "__pixels__"
+SHARED = 1 << 14  # bytes of a tensor that rows may have in common; answers of usual lengths are smaller
 AS_PNG = ("1", "L", "LA", "P", "RGB", "RGBA")  # the modes that a PNG file keeps as they are
 
 
@@ -69,19 +70,27 @@ class _Stored:
         return to_json(_plain(value), self.put, self.marks)
 
     def _put_tensor(self, tensor: torch.Tensor) -> str:
-        name = str(len(self.tensors))
-        self.tensors[name] = tensor.detach().cpu().contiguous().clone()
+        """Store a large tensor under a name that is a function of it; the name of any other is a number."""
+        whole, name = tensor.detach().cpu().contiguous(), str(len(self.tensors))
+        if whole.nbytes >= SHARED:
+            name = f"{whole.dtype}-{list(whole.shape)}-{_digest(whole.flatten().view(torch.uint8).numpy().data)}"
+        if name not in self.tensors:
+            self.tensors[name] = whole.clone()
         return name
 
     def _put_bytes(self, data: bytes | bytearray) -> str:
-        """Store bytes under a name that is a function of them; a tensor's name is a number."""
-        name = f"bytes-{hashlib.blake2b(data, digest_size=16).hexdigest()}"
+        """Store bytes under a name that is a function of them."""
+        name = f"bytes-{_digest(data)}"
         if name not in self.tensors:
             self.tensors[name] = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
         return name
 
     def _bytes(self, name: str) -> bytes:
         return self.tensors[name].numpy().tobytes()
+
+
+def _digest(data: bytes | bytearray | memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def _plain(value: Any) -> Any:

@@ -86,3 +86,14 @@ def test_any_values_come_back_whatever_their_keys_are_called(tmp_path_factory: A
     folder = tmp_path_factory.mktemp("rows")
     save_rows(rows, folder)
     assert load_rows(folder) == rows
+
+
+def test_the_pixels_that_the_rollouts_of_a_prompt_share_are_stored_once(tmp_path: Path) -> None:
+    pixels = torch.randn(256, 64)
+    inputs = [pixels.clone(), pixels.clone(), pixels.bfloat16(), pixels.reshape(64, 256), -pixels]
+    save_rows([{"multi_modal_inputs": {"pixel_values": one}} for one in inputs], tmp_path)
+    written = sum(file.stat().st_size for file in tmp_path.iterdir())
+    assert written < 4 * pixels.nbytes  # of five, one is there twice and one is half as large
+    for row, one in zip(load_rows(tmp_path), inputs, strict=True):
+        assert row["multi_modal_inputs"]["pixel_values"].dtype == one.dtype
+        assert torch.equal(row["multi_modal_inputs"]["pixel_values"], one)
