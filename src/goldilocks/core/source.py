@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -244,11 +245,9 @@ def conversation_text(messages: Any) -> str:
 
 def undecoded(table: Any, name: str) -> Any:
     """Return a column of images as they are stored, where the table says how: reading files is cheap."""
-    from datasets import Image
-
     feature: Any = getattr(table, "features", {}).get(name)
-    if isinstance(feature, Image):
-        return table.cast_column(name, Image(decode=False))[name]
-    if isinstance(getattr(feature, "feature", None), Image):
-        return table.cast_column(name, type(feature)(Image(decode=False)))[name]
+    if hasattr(feature, "decode"):
+        return table.cast_column(name, replace(feature, decode=False))[name]
+    if hasattr(getattr(feature, "feature", None), "decode"):  # a list of images
+        return table.cast_column(name, type(feature)(replace(feature.feature, decode=False)))[name]
     return table[name] if hasattr(table, "column_names") else [row[name] for row in table]

@@ -41,8 +41,8 @@ class DatasetSource(TablePrompts):
     def media(self) -> Sequence[str]:
         if getattr(self.dataset, "prompt_key", None) is None:
             return ()  # the messages are whole
-        names = [getattr(self.dataset, key, None) for key in MEDIA]
-        return [name for name in names if name in getattr(self.table, "column_names", ())]
+        names = (getattr(self.dataset, key, None) for key in MEDIA)
+        return [str(name) for name in names if name in getattr(self.table, "column_names", ())]
 
 
 def loader_order(sampler: Any) -> Callable[[int], np.ndarray]:
