@@ -146,6 +146,8 @@ def test_two_processes_train_one_batch_with_trls_own_child_process(tmp_path: Pat
     first, second = (json.loads((out / f"seen{rank}.json").read_text()) for rank in range(2))
     assert first["weights"] == second["weights"]
     assert any(first["losses"])
+    last = [one["data"] for one in json_lines(out / "metrics.jsonl") if "timing_s/step" in one["data"]][-1]
+    assert last["accounts/reward_calls"] >= last["accounts/trained_rollouts"] > 0  # by the judge, in the child
     for groups in batches(out):
         assert len(groups) == 2
         assert all(len({row["score"] for row in rows}) == 2 for rows in groups.values())

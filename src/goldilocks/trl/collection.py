@@ -20,6 +20,7 @@ from goldilocks.drive.backend import places
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rows import Place
 from goldilocks.hashing import hashed
+from goldilocks.rewards import spent
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts
 from goldilocks.trl.rows import LOG_PROBS, SAMPLED, CompletionRows, Row, join_rows
@@ -143,12 +144,20 @@ class Collection:
         inputs = self._prompts.rows(self._processes.share(even))
         size = self._sizes.n if self._whole(requests) else 1
         generated = self._generate(inputs, size, lambda: self._processes.share(self._processes.even(decided.seeds)))
-        rows = self._processes.gathered(generated.rows)[: len(indices)]
+        rows = self._gathered(generated.rows)[: len(indices)]
         for (request, number, _), row in zip(places(requests), rows, strict=True):
             self.rows.put((request.uid, number), row)
         self._rounds.append((decided, generated))
         self._together = False
         return rows
+
+    def _gathered(self, rows: list[Row]) -> list[Row]:
+        """Return the rows of all processes; the first one takes over what the others' reward functions have cost."""
+        parts = self._processes.gathered([(rows, spent.read())])
+        if self._processes.first:
+            for _, costs in parts:
+                spent.add(**costs)
+        return [row for part, _ in parts for row in part]
 
     def _whole(self, requests: Sequence[Request]) -> bool:
         """Whether every group is complete in this round, so that TRL's own view of groups holds."""

@@ -23,6 +23,7 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 from goldilocks.core import ListSource
 from goldilocks.core.accounts import Accounts
 from goldilocks.drive.backend import CANCELLED
+from goldilocks.rewards import spent
 from goldilocks.runs import costs
 from goldilocks.runs.checkpoints import FILE
 from goldilocks.runs.progress import SECONDS
@@ -126,6 +127,27 @@ def test_a_cancelled_rollout_has_cost_the_turns_that_it_finished(monkeypatch: py
 
     monkeypatch.setattr(async_rollout_worker._AsyncRolloutLoop, "_generate_one_turn", turn)
     assert backend()._event(asyncio.run(cancelled())) == Failure("g0", 0, CANCELLED, 3)
+
+
+class Judged(TwoTurns):
+    async def _rolled_out(self, ask: Ask) -> Answer:
+        spent.add(calls=2, retries=1, cost=0.25)
+        return Answer(ask.place, (sample(1.0),), 1, 2)
+
+
+def test_what_reward_functions_cost_in_the_child_is_counted_by_the_trainer() -> None:
+    async def answered() -> Answer:
+        loop = Judged()
+        loop._take(Ask(("g0", 0), 0, 1))
+        await asyncio.gather(*loop._tasks.values())
+        return loop.rollout_buffer.get_nowait()
+
+    spent.read()
+    answer = asyncio.run(answered())
+    assert spent.read() == {}  # the child's
+    one = backend()
+    one._event(answer)
+    assert one.rewards_spent() == {"calls": 2, "retries": 1, "cost": 0.25}
 
 
 def test_samples_come_back_from_disk_as_they_were() -> None:

@@ -16,6 +16,7 @@ from builders import plain_collector
 from goldilocks.core import Exhausted, Limits
 from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import MAX_FAILURES, Driver
+from goldilocks.rewards.calls import RewardCosts
 from goldilocks.trl.collection import Collection, Generated, Rewards, Sizes
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.rows import CompletionRows, Row
@@ -32,6 +33,7 @@ class Wire:
         self._sent: Queue[bytes] = Queue()
         self._parts: dict[int, list[Any]] = {}
         self._all = threading.Barrier(2, timeout=SECONDS)
+        self._costs = (RewardCosts(), RewardCosts())
 
     def broadcast(self, box: list[Any]) -> None:
         if self.rank.value == 0:
@@ -46,6 +48,13 @@ class Wire:
         self._all.wait()
         return found
 
+    def add(self, **counts: float) -> None:
+        """Count what a reward function of this process costs, in the place of ``goldilocks.rewards.spent``."""
+        self._costs[self.rank.value].add(**counts)
+
+    def read(self) -> dict[str, float]:
+        return self._costs[self.rank.value].read()
+
 
 def collected(wire: Wire, rank: int, tokens: int, limits: Limits) -> Any:
     """Return this process's batch, or what ended it; every answer has so many tokens."""
@@ -58,6 +67,7 @@ def collected(wire: Wire, rank: int, tokens: int, limits: Limits) -> Any:
         subject.driver = Driver(plain_collector(limits=limits), Rounds(subject.events), rows)
 
     def generate(inputs: list[dict[str, Any]], *_: Any) -> Generated:
+        wire.add(calls=len(inputs), seconds=1.5 + rank)
         ids = torch.ones(tokens, dtype=torch.long)
         tensors = dict.fromkeys(("prompt_ids", "prompt_mask", "completion_ids", "completion_mask"), ids)
         return Generated({}, [Row(tensors, (float(place % 2),), "", "") for place in range(len(inputs))])
@@ -74,6 +84,8 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     made = Wire()
     monkeypatch.setattr("goldilocks.trl.processes.broadcast_object_list", made.broadcast)
     monkeypatch.setattr("goldilocks.trl.processes.gather_object", made.gather)
+    for module in ("trl.collection", "drive.backend"):
+        monkeypatch.setattr(f"goldilocks.{module}.spent", made)
     return made
 
 
@@ -85,6 +97,12 @@ def both(wire: Wire, tokens: int, limits: Limits) -> list[Any]:
 def test_all_processes_have_the_batch_that_the_first_decided(wire: Wire) -> None:
     first, second = both(wire, 3, Limits())
     assert [group.uid for group in first.groups] == [group.uid for group in second.groups] == ["g0", "g1"]
+
+
+def test_what_reward_functions_cost_is_summed_over_the_processes(wire: Wire) -> None:
+    first, _ = both(wire, 3, Limits())
+    assert first.metrics["accounts/reward_calls"] == first.metrics["accounts/generated_rollouts"] == 4
+    assert first.metrics["accounts/reward_seconds"] == 1.5 + 2.5
 
 
 def test_what_ends_the_first_process_ends_the_others(wire: Wire) -> None:

@@ -17,6 +17,7 @@ from goldilocks.drive import checkpoint
 from goldilocks.drive.backend import CANCELLED, Backend, places
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rows import MemoryRows, Place
+from goldilocks.rewards import spent
 from goldilocks.runs.checkpoints import load_state, save_state
 from goldilocks.trl.asynchronous.worker import Answer, Ask, AskedWorker, Cancel
 from goldilocks.trl.collection import Batch, Round
@@ -114,6 +115,7 @@ class AskedRollouts(Backend):
     def _event(self, answer: Answer) -> Event:
         uid, index = answer.place
         self._in_flight.discard(answer.place)
+        spent.add(**answer.costs)
         if answer.error == CANCELLED:
             return Failure(uid, index, CANCELLED, answer.tokens)
         if not answer.samples:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -26,6 +26,7 @@ from trl.experimental.async_grpo.async_rollout_worker import (
 from goldilocks.drive.backend import CANCELLED
 from goldilocks.drive.rows import Place
 from goldilocks.hashing import hashed
+from goldilocks.rewards import spent
 
 BEAT_S = 0.1  # between two signs of life, and before the end of a run is seen
 OPTIONS = ("prompt", "completion", "completion_ids")  # columns that reward functions get under names of TRL's own
@@ -60,6 +61,7 @@ class Answer:
     tool_tokens: int = 0
     truncated: bool = False
     error: str = ""
+    costs: Mapping[str, float] = field(default_factory=dict)  # of reward functions, since the answer before it
 
 
 class Inbox:
@@ -117,11 +119,14 @@ class AskedLoop(_AsyncRolloutLoop):  # type: ignore[misc]
             try:
                 answer = await self._rolled_out(ask)
             except asyncio.CancelledError:
-                self.rollout_buffer.put(Answer(ask.place, tokens=sum(turns), error=CANCELLED))
+                self._send(Answer(ask.place, tokens=sum(turns), error=CANCELLED))
                 raise
             except Exception as error:  # a rollout that fails is one lost rollout: the parent counts them
                 answer = Answer(ask.place, tokens=sum(turns), error=f"{type(error).__name__}: {error}")
-        self.rollout_buffer.put(answer)
+        self._send(answer)
+
+    def _send(self, answer: Answer) -> None:
+        self.rollout_buffer.put(replace(answer, costs=spent.read()))
 
     async def _rolled_out(self, ask: Ask) -> Answer:
         row, version = self.dataset[ask.row], self.model_version
