@@ -1,4 +1,4 @@
-"""An asynchronous run for ``accelerate launch``, with TRL's own child: ``python -m trl_async_script OPTIONS.json``."""
+"""Asynchronous runs for ``accelerate launch``, with TRL's own child: ``python -m trl_async_script OPTIONS.json …``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import trl_async_world as asynchronous
 import trl_world as world
 
+from goldilocks.core import Exhausted
 from goldilocks.rewards import judge
 
 
@@ -17,16 +18,19 @@ def grade(completion: Any, right: int, **_: Any) -> float:
     return world.reward([completion], [right])[0]
 
 
-def main() -> None:
+def train(options: dict[str, Any]) -> None:
     """Train to the end, and write down what every process saw."""
-    options = json.loads(Path(sys.argv[1]).read_text())
-    out = Path(options.pop("out"))
-    asynchronous.on_the_cpu(setattr, threads=False)
+    out, error = Path(options.pop("out")), ""
     trainer = asynchronous.trainer(out, reward_funcs=judge(grade), **options)
-    trainer.train()
-    seen = {"losses": world.losses(trainer), "weights": world.weights(trainer).double().sum().item()}
+    try:
+        trainer.train()
+    except Exhausted as raised:
+        error = str(raised)
+    seen = {"error": error, "losses": world.losses(trainer), "weights": world.weights(trainer).double().sum().item()}
     (out / f"seen{trainer.accelerator.process_index}.json").write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":
-    main()
+    asynchronous.on_the_cpu(setattr, threads=False)
+    for file in sys.argv[1:]:
+        train(json.loads(Path(file).read_text()))

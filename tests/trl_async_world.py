@@ -55,6 +55,7 @@ class Server:
         self._asked: Counter[tuple[int, ...]] = Counter()
         self._one = threading.Lock()
         self.failing = 0  # so many requests are answered with an error
+        self.adapters: list[str] = []  # by the names that they were loaded under
 
     @torch.no_grad()
     def complete(self, prompt: list[int], max_tokens: int, seed: int) -> dict[str, Any]:
@@ -69,6 +70,17 @@ class Server:
                 log_probs.append(float(likely[ids[-1]]))
         choice = {"token_ids": ids[len(prompt) :], "logprobs": {"token_logprobs": log_probs}}
         return {"choices": [choice]}
+
+    def control(self, path: str, asked: dict[str, Any]) -> int:
+        """Do what the trainer asks the server for; return HTTP's status. As in vLLM, no adapter has two versions."""
+        name = asked.get("lora_name", "")
+        if path == "/v1/load_lora_adapter":
+            if name in self.adapters:
+                return 400
+            self.adapters.append(name)
+        elif path == "/v1/unload_lora_adapter" and name in self.adapters:
+            self.adapters.remove(name)
+        return 200
 
     @contextmanager
     def running(self) -> Iterator[str]:
@@ -86,19 +98,24 @@ class Server:
                 """Say nothing."""
 
             def do_GET(self) -> None:
-                self._reply({"data": [{"max_model_len": LENGTH}]})
+                models = [{"id": name, "max_model_len": LENGTH} for name in ("model", *server.adapters)]
+                parallel, lora = {"data_parallel_size": 1}, {"max_lora_rank": 8, "max_loras": 8}
+                self._reply({"data": models, "vllm_config": {"parallel_config": parallel, "lora_config": lora}})
 
             def do_POST(self) -> None:
-                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                asked = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+                if not self.path.startswith("/v1/completions"):
+                    self._reply({}, server.control(self.path, asked))
+                    return
                 if server.failing > 0:
                     server.failing -= 1
                     self.send_error(400)
                     return
                 self._reply(server.complete(asked["prompt"], asked["max_tokens"], asked["seed"]))
 
-            def _reply(self, value: dict[str, Any]) -> None:
+            def _reply(self, value: dict[str, Any], status: int = 200) -> None:
                 body = json.dumps(value).encode()
-                self.send_response(200)
+                self.send_response(status)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -175,13 +192,14 @@ def trainer(
         **world.QUIET,
     }
     data, rewards = chosen.pop("data", None), chosen.pop("reward_funcs", world.reward)
-    extra = {name: chosen.pop(name) for name in ("tools", "callbacks", "rollout_worker") if name in chosen}
+    extra = {name: chosen.pop(name) for name in ("tools", "callbacks", "peft_config") if name in chosen}
+    if "peft_config" not in extra:  # an adapter goes to the server by TRL's own way, as a folder
+        extra["weight_transfer"] = NoTransfer()
     return kind(
         model=model_folder(out.parent),
         reward_funcs=rewards,
         args=AsyncGRPOConfig(**{**defaults, **chosen}),
         train_dataset=data or world.dataset(10),
-        weight_transfer=NoTransfer(),
         **extra,
         **(sections or {}),
     )

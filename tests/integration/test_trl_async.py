@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -17,8 +18,12 @@ pytest.importorskip("goldilocks.trl.asynchronous.trainer", exc_type=ImportError)
 import trl_async_world as asynchronous
 import trl_world as world
 from documented_metrics import undocumented
+from peft import LoraConfig
 from run_files import json_lines
 from trl.experimental.async_grpo import AsyncGRPOTrainer
+
+from goldilocks.core import Exhausted
+from goldilocks.runs.checkpoints import last_whole
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +128,48 @@ def test_a_run_that_goes_on_trains_what_it_would_have_trained(tmp_path: Path) ->
     assert len(set(world.losses(whole))) == 6
 
 
+def test_an_adapter_gets_no_name_that_the_server_holds_of_an_earlier_run(tmp_path: Path) -> None:
+    """A run ends, and another goes on from a checkpoint before its end, or begins anew, beside the same server."""
+    server, adapter = asynchronous.Server(seeded=True), LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    chosen = {"sections": {"goldilocks": {}}, "peft_config": adapter, "save_strategy": "steps", "save_steps": 1}
+    with server.running() as address:
+        for name, resume in (("run", None), ("run", "checkpoint-1"), ("new", None)):
+            out = tmp_path / name
+            trainer = asynchronous.trainer(out, address, max_steps=2, max_staleness=2, **chosen)
+            trainer.train(resume_from_checkpoint=resume and str(out / resume))
+    assert server.adapters == [f"trl-policy-v{version}" for version in (6, 7, 8)]
+
+
+class Alternates:
+    """A reward of 1 and 0 in turn for the first prompts, whatever they are answered; 0 for the others."""
+
+    __name__ = "alternates"
+
+    def __init__(self, prompts: int) -> None:
+        self._turns = {f"{one}+{one % 3}=": itertools.count() for one in range(prompts)}
+
+    def __call__(self, completions: list[Any], prompts: list[Any], **_: Any) -> list[float]:
+        turns = [self._turns.get(prompt[-1]["content"], itertools.repeat(0)) for prompt in prompts]
+        return [float(next(turn) % 2) for turn in turns]
+
+
+@pytest.mark.parametrize(("differ", "trained"), [(1, 0), (3, 1)])
+def test_a_limit_that_leaves_too_few_groups_is_an_error_and_nothing_generated_is_lost(
+    differ: int, trained: int, tmp_path: Path
+) -> None:
+    """Two groups are a batch: the last one that differs waits for a second."""
+    out, limited = tmp_path / "run", {"enable": True, "max_carry_steps": 50, "max_num_gen_batches": 2}
+    chosen = {"data": world.dataset(40), "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    sections = {"filter_groups": limited, "gen_batch_size": 2}
+    with pytest.raises(Exhausted, match=rf"What was generated is saved in .*checkpoint-{trained}\."):
+        run(out, sections=sections, reward_funcs=Alternates(differ), **chosen)
+    whole = last_whole(out)
+    assert whole == out / f"checkpoint-{trained}"
+    sections = {**sections, "filter_groups": {**limited, "max_num_gen_batches": 0}}
+    run(out, sections=sections, reward_funcs=Alternates(40), resume=str(whole), max_steps=trained + 1, **chosen)
+    assert f"g{differ - 1}" in batches(out)[trained]
+
+
 TWO_PROCESSES = [
     *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"),
     *("--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"),
@@ -131,19 +178,25 @@ TWO_PROCESSES = [
 
 @pytest.mark.slow
 def test_two_processes_train_one_batch_with_trls_own_child_process(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    out.mkdir()
+    out, ended = tmp_path / "run", tmp_path / "ended"
     sections = {"filter_groups": {"enable": True, "max_carry_steps": 3}, "goldilocks": {"selector": "thompson"}}
-    options = {"out": str(out), "sections": sections, "per_device_train_batch_size": 4, "max_steps": 3}
+    never = {"filter_groups": {"enable": True, "min_std": 9.0, "max_num_gen_batches": 2}}
+    files = [tmp_path / f"options{place}.json" for place in range(2)]
     asynchronous.model_folder(tmp_path)
     path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with asynchronous.Server(seeded=True).running() as address:
-        (tmp_path / "options.json").write_text(json.dumps({**options, "address": address}))
-        command = [sys.executable, *TWO_PROCESSES, "-m", "trl_async_script", str(tmp_path / "options.json")]
+        for folder, own, file in ((out, sections, files[0]), (ended, never, files[1])):
+            folder.mkdir()
+            options = {"out": str(folder), "sections": own, "per_device_train_batch_size": 4, "max_steps": 3}
+            file.write_text(json.dumps({**options, "address": address}))
+        command = [sys.executable, *TWO_PROCESSES, "-m", "trl_async_script", *map(str, files)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     first, second = (json.loads((out / f"seen{rank}.json").read_text()) for rank in range(2))
+    errors = [json.loads((ended / f"seen{rank}.json").read_text())["error"] for rank in range(2)]
+    assert f"What was generated is saved in {ended / 'checkpoint-0'}." in errors[0] == errors[1]
+    assert last_whole(ended) == ended / "checkpoint-0"
     assert first["weights"] == second["weights"]
     assert any(first["losses"])
     last = [one["data"] for one in json_lines(out / "metrics.jsonl") if "timing_s/step" in one["data"]][-1]

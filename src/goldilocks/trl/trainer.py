@@ -183,8 +183,9 @@ class CollectedTrainer(WholeCheckpoints):
         try:
             output = self.collection.collect(self._generate_round, self._log_probs, self._rewards())
         except Exhausted as error:
-            folder = self._save_unfinished()
-            raise Exhausted(f"{error} What was generated is saved in {folder}.") from error
+            if self.collection.driver is not None:
+                self.collection.driver.put_back()
+            raise self._save_unfinished(error) from error
         self._log_batch(logged)
         return output if self._on_host else moved(output, self._device)
 
@@ -502,19 +503,6 @@ class CollectedTrainer(WholeCheckpoints):
             between = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
             self._saved.write(folder, self._step, self._buffered_inputs if between else None)
         super()._save_checkpoint(model, trial)
-
-    def _save_unfinished(self) -> Path:
-        """Save what was generated for a batch that cannot be filled: a run that goes on begins with it."""
-        assert self.collection is not None
-        if self.collection.driver is not None:
-            self.collection.driver.put_back()
-        self._save_checkpoint(self.model, None)
-        return self._checkpoint_folder(None)
-
-    def _save_rng_state(self, output_dir: str) -> None:
-        """TRL's; what makes the checkpoint count comes next, and every process must have written its part by then."""
-        super()._save_rng_state(output_dir)
-        self.accelerator.wait_for_everyone()
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

@@ -1,10 +1,14 @@
-"""A run goes on from the last checkpoint that was written to its end, whichever trainer of TRL's wrote it."""
+"""A run goes on from the last checkpoint that was written to its end, whichever trainer of TRL's wrote it.
+
+One that ends because its batch cannot be filled writes a checkpoint first.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from goldilocks.core import Exhausted
 from goldilocks.errors import require
 from goldilocks.runs import checkpoints
 
@@ -45,6 +49,19 @@ class WholeCheckpoints(Base):  # type: ignore[misc]
         self._renamed = bool(load_result.unexpected_keys and load_result.missing_keys)
         if not self._renamed:
             super()._issue_warnings_after_load(load_result)
+
+    def _save_unfinished(self, why: object) -> Exhausted:
+        """Save what was generated for a batch that cannot be filled; return the error that says where.
+
+        A run that goes on begins with what is saved here.
+        """
+        self._save_checkpoint(self.model, None)
+        return Exhausted(f"{why} What was generated is saved in {self._checkpoint_folder(None)}.")
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """TRL's; what makes the checkpoint count comes next, and every process must have written its part by then."""
+        super()._save_rng_state(output_dir)
+        self.accelerator.wait_for_everyone()
 
     def _checkpoint_folder(self, trial: Any) -> Path:
         return Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
+from goldilocks.core import Exhausted
 from goldilocks.drive import checkpoint
 from goldilocks.drive.backend import CANCELLED, Backend, places
 from goldilocks.drive.driver import Driver
@@ -156,6 +157,20 @@ class MicroBatches(set[int]):
         super().update(counted)
 
 
+class UntilExhausted:
+    """TRL's samples, which end where no batch can be filled any more: so the loaders of all processes end together."""
+
+    def __init__(self, samples: Iterable[Any], collected: CollectedQueue) -> None:
+        self._samples = samples
+        self._collected = collected
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            yield from self._samples
+        except Exhausted as error:
+            self._collected.exhausted = error
+
+
 class CollectedQueue:
     """In the place of TRL's queue: ``get`` returns the next sample of the batch that the driver has filled.
 
@@ -173,6 +188,7 @@ class CollectedQueue:
         self._groups = 0  # that were numbered
         self.longest: float = math.inf  # tokens of a sample that TRL trains; it drops longer ones, and counts them
         self.on_batch: Any = lambda: None
+        self.exhausted: Exhausted | None = None  # why there is no next batch
 
     def get(self, timeout: float | None = None) -> RolloutSample:
         """Return the next sample. Waits as long as the batch takes; the backend looks after the worker."""

@@ -7,6 +7,7 @@ group bounds what is trained (``filter_groups.max_carry_steps``) where TRL drops
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import requests
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 
@@ -22,7 +24,13 @@ from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.errors import require
 from goldilocks.runs import checkpoints
-from goldilocks.trl.asynchronous.rollouts import AskedRollouts, CollectedQueue, MicroBatches, SampleRows
+from goldilocks.trl.asynchronous.rollouts import (
+    AskedRollouts,
+    CollectedQueue,
+    MicroBatches,
+    SampleRows,
+    UntilExhausted,
+)
 from goldilocks.trl.asynchronous.supported import check_trl
 from goldilocks.trl.asynchronous.worker import AskedWorker
 from goldilocks.trl.callbacks import BudgetCallback
@@ -34,6 +42,7 @@ from goldilocks.trl.trainer import TOTALS
 from goldilocks.trl.whole_checkpoints import WholeCheckpoints
 from goldilocks.types import OnFull
 
+TIMEOUT_S = 60.0  # of a question to the server
 HERE = "on TRL's asynchronous trainer"
 
 
@@ -45,6 +54,7 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
 
     collected: CollectedQueue | None = None  # on the first process
     rollout_worker: Any  # TRL's own, which has no types
+    model_version: int
 
     def __init__(
         self,
@@ -72,7 +82,7 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
         sizes = _sizes(self.args, self.accelerator.num_processes)
         sections = _asynchronous(sections, self.args)
         settings = Settings.from_config(sections.config(sizes))
-        processes = Processes(self.accelerator)
+        processes = self._processes = Processes(self.accelerator)
         if processes.first:
             prompts = DatasetPrompts(self.train_dataset)
             require(prompts.images is None, "train_dataset", prompts.images, f"no images {HERE}")
@@ -106,17 +116,32 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
             found = super().get_train_dataloader()
         finally:
             self.args.max_staleness = before
-        if self.collected is not None and self.args.token_budget > 0:  # TRL has asked the server if it was None
-            self.collected.longest = self.args.token_budget
+        if self.collected is not None:
+            batches = found.dataset  # TRL's, which takes samples from a data set of its own
+            batches.dataset = UntilExhausted(batches.dataset, self.collected)
+            if self.args.token_budget > 0:  # TRL has asked the server if it was None
+                self.collected.longest = self.args.token_budget
+        self._loader = found
         return found
 
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """TRL's; an update begins with the wait for its samples."""
-        if self._collects:
-            self._budget.begin()
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, *args: Any) -> Any:
+        """TRL's; an update begins with the wait for its samples. An update that lacks some is not made."""
+        if not self._collects:
+            return super().get_batch_samples(epoch_iterator, num_batches, *args)
+        self._budget.begin()
         if self.collected is not None:
             self._record.begin()
-        return super().get_batch_samples(*args, **kwargs)
+        try:
+            found = super().get_batch_samples(epoch_iterator, num_batches, *args)
+        except Exception:
+            if not self._loader._stop_iteration:  # accelerate's word, the same on every process
+                raise
+            found = [], None  # accelerate stumbles over a loader that ends before its first batch
+        if len(found[0]) < num_batches:
+            raise self._save_unfinished(
+                self._processes.decided(lambda: str(self.collected and self.collected.exhausted))
+            )
+        return found
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if self.collected is not None:
@@ -125,6 +150,16 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
         if self.collected is not None:
             self.collected.trained_micro_batch()
         return loss
+
+    def _sync_weight_lora(self, t0: float) -> Any:
+        """TRL's, under a name that the server does not hold: it refuses a second adapter of the same name.
+
+        An earlier run may have left adapters there: one that is done, or the part of this one behind its checkpoint.
+        """
+        if self.vllm_client is not None:  # on the first process
+            held = last_adapter(self.vllm_client.server_url, self._lora_name)
+            self.model_version = max(self.model_version, held)
+        return super()._sync_weight_lora(t0)
 
     def _keep_metrics(self) -> None:
         """Keep the collector's metrics of a batch that was just taken. TRL takes samples ahead of those it trains."""
@@ -161,6 +196,13 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
         super()._load_optimizer_and_scheduler(checkpoint)
         if self.collected is not None and checkpoint is not None:
             self.collected.load(Path(checkpoint))
+
+
+def last_adapter(server: str, name: str) -> int:
+    """Return the highest version of the adapter that the server holds; 0 where it holds none."""
+    models = requests.get(f"{server}/v1/models", timeout=TIMEOUT_S).json()["data"]
+    found = [re.fullmatch(rf"{re.escape(name)}-v(\d+)", one["id"]) for one in models]
+    return max((int(match[1]) for match in found if match), default=0)
 
 
 def check(sections: Sections, given: dict[str, Any]) -> None:
