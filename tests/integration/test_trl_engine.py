@@ -14,6 +14,7 @@ import trl_world as world
 from peft import LoraConfig
 
 from goldilocks.algorithms.weights_gap import StaleWeights
+from goldilocks.trl import GoldilocksGRPOTrainer
 from goldilocks.trl.rows import LOG_PROBS
 
 GAP = "rollout/weights_gap"
@@ -192,6 +193,19 @@ def test_what_the_engine_cannot_do_is_an_error_that_names_the_key(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         world.trainer(tmp_path, sections={"engine_slots": 8}, **chosen)
+
+
+class Sharded(GoldilocksGRPOTrainer):  # type: ignore[misc]
+    """A trainer whose processes each have a part of the weights."""
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        self.is_fsdp_enabled = True
+
+
+def test_the_engine_is_refused_where_no_process_has_all_weights(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="engine_slots=4 is not accepted: none with FSDP or DeepSpeed ZeRO-3"):
+        world.trainer(tmp_path, ours=Sharded, sections={"engine_slots": 4})
 
 
 def test_the_engine_leaves_the_attention_of_the_model_that_is_trained_alone(tmp_path: Path) -> None:

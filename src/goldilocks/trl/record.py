@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from goldilocks.trl.collection import Batch
 from goldilocks.types import Group
 
 LENGTH = "response_length/mean"
+TOTALS = ("accounts/", "data/", "budget/")
 _encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder for each line
 
 # What TRL logs, by the name that a report knows.
@@ -49,6 +50,13 @@ class Taken(Protocol):
     @property
     def rows(self) -> MemoryRows[Any]:
         """Rows have a ``prompt`` and a ``completion``."""
+
+
+def add_logged(logged: MutableMapping[str, list[Any]], metrics: Mapping[str, float]) -> None:
+    """Add a batch's metrics to the values that TRL logs the means of; of running totals the last one counts."""
+    for name, value in metrics.items():
+        kept = [] if name.startswith(TOTALS) else logged[name]
+        logged[name] = [*kept, float(value)]
 
 
 def accuracy_name(value: str, samples: int) -> str:
@@ -119,7 +127,7 @@ class RunRecord(TrainerCallback):
         seconds = now - (now if self._began is None else self._began)
         self._write(state.global_step, {**self._batch, **self._spent(), SECONDS: seconds})
         self._began = None
-        kept = (FRESH_SCORE, "critic/", "accounts/", "data/", "budget/")
+        kept = (FRESH_SCORE, "critic/", *TOTALS)
         self._batch = {name: value for name, value in self._batch.items() if name.startswith(kept)}
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any) -> None:

@@ -7,6 +7,7 @@ code.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,13 @@ from goldilocks.trl.collection import Collection
 from goldilocks.trl.images import COUNTS
 from goldilocks.trl.processes import Processes
 
+logger = logging.getLogger(__name__)
+
 Buffered = list[dict[str, Any]]
+ANOTHER_NUMBER = (
+    "%s was written by %d processes, and this run has %d: updates that its batch had left are not made, and the run "
+    "goes on with a new batch"
+)
 
 
 class Saved:
@@ -36,23 +43,28 @@ class Saved:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(_flat(buffered or ()), folder / self._batch_file)
         if self._collection.driver is not None:
-            self._collection.driver.save(folder, step=step)
+            self._collection.driver.save(folder, step=step, processes=self._processes.count)
 
     def read(self, folder: Path, device: torch.device) -> tuple[int, Buffered | None]:
         """Take up where ``write`` was called; returns TRL's step and the batch it was training.
 
-        A checkpoint without our state, as ``GRPOTrainer`` writes them, starts a collector anew.
+        A checkpoint without our state, as ``GRPOTrainer`` writes them, starts a collector anew. So does another number
+        of processes start a batch anew: each has saved its own part.
         """
         if not self._processes.decided(lambda: checkpoint.exists(folder)):
             return 0, None
-        step, rows = self._processes.decided(lambda: self._take_up(folder))
+        step, processes, rows = self._processes.decided(lambda: self._take_up(folder))
         if not self._processes.first:
             self._collection.rows.unpack(rows)
-        file = folder / self._batch_file
-        return step, _nested(load_file(file, device=str(device))) if file.exists() else None
+        file, own = folder / self._batch_file, self._processes.count
+        batch = _nested(load_file(file, device=str(device))) if file.exists() else None
+        if processes == own or self._processes.decided(lambda: batch is None):
+            return step, batch
+        logger.warning(ANOTHER_NUMBER, folder, processes, own)
+        return 0, None
 
-    def _take_up(self, folder: Path) -> tuple[int, list[dict[str, Any]]]:
-        """Load the driver; return TRL's step, and the rows as they travel to the other processes."""
+    def _take_up(self, folder: Path) -> tuple[int, int, list[dict[str, Any]]]:
+        """Load the driver; return TRL's step, who wrote it, and the rows as they travel to the other processes."""
         driver, rows = self._collection.driver, self._collection.rows
         assert driver is not None
         state = load_state(folder / FILE)
@@ -60,7 +72,8 @@ class Saved:
         unfinished = rows.load(folder / kept) if isinstance(kept, str) else rows.unpack(kept)
         driver.load_state_dict(state, unfinished)
         alone = self._processes.count == 1
-        return state["step"], [] if alone else rows.packed(dict(rows.items()))
+        processes = state.get("processes", self._processes.count)  # an earlier version did not save it
+        return state["step"], processes, [] if alone else rows.packed(dict(rows.items()))
 
     @property
     def _batch_file(self) -> str:

@@ -31,7 +31,6 @@ from goldilocks.engine.reach import check_length
 from goldilocks.errors import require
 from goldilocks.hashing import hashed
 from goldilocks.platforms import cudnn
-from goldilocks.runs import checkpoints
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
 from goldilocks.trl import images, signal_rows
 from goldilocks.trl.advantages import advantages
@@ -42,7 +41,7 @@ from goldilocks.trl.host import HOST, Unread, Unsent, moved, on_host
 from goldilocks.trl.images import texts_alone
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts, SamplerOrder
-from goldilocks.trl.record import RunRecord, accuracy_name
+from goldilocks.trl.record import RunRecord, accuracy_name, add_logged
 from goldilocks.trl.rows import LOG_PROBS, CompletionGate, CompletionRows, Row, join_rows, split_rows
 from goldilocks.trl.saved import Saved
 from goldilocks.trl.sections import Section, Sections
@@ -52,7 +51,6 @@ from goldilocks.trl.whole_checkpoints import WholeCheckpoints
 
 logger = logging.getLogger(__name__)
 
-TOTALS = ("accounts/", "data/", "budget/")  # running totals: of several steps, the last counts, not the mean
 NUMBERED = 64  # prompts of an evaluation whose rollouts are numbered together: its batches may have any size
 ACCURACY = "acc"  # the reward function, of those there are, that says whether an answer is right
 MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses whose policy term is divided by the number of rows
@@ -414,6 +412,10 @@ class CollectedTrainer(WholeCheckpoints):
         if adapters.is_adapted(self.model):
             adapters.check(self.model, "engine_slots", slots)
         require(not self._sees_images, "engine_slots", slots, "none with a model that sees images")
+        stage = getattr(self.accelerator.state.deepspeed_plugin, "zero_stage", 0)
+        whole = not self.is_fsdp_enabled and stage < 3
+        accepted = "none with FSDP or DeepSpeed ZeRO-3, where no process has all the weights that an engine needs"
+        require(whole, "engine_slots", slots, accepted)
         tokenizer, device = self.processing_class, self._device
         eos = getattr(self, "eos_token_ids", [tokenizer.eos_token_id])  # TRL 1.0 knows the tokenizer's alone
         made = EngineRollouts(self.args, slots=slots, eos_ids=eos, pad_id=tokenizer.pad_token_id, device=device)
@@ -473,10 +475,7 @@ class CollectedTrainer(WholeCheckpoints):
         flat = [len(set(group.rewards)) == 1 for group in collection.batch.groups if not group.replays]
         metrics["frac_reward_zero_std"].append(sum(flat) / max(1, len(flat)))
         self._log_advantages(collection)
-        own = {**collection.batch.metrics, "train/padding_rollouts": collection.padding_rollouts}
-        for name, value in own.items():
-            kept = [] if name.startswith(TOTALS) else metrics[name]
-            metrics[name] = [*kept, float(value)]
+        add_logged(metrics, {**collection.batch.metrics, "train/padding_rollouts": collection.padding_rollouts})
         if collection.driver is not None:
             self._record.batch(self.state.global_step + 1, collection)
 
@@ -495,20 +494,15 @@ class CollectedTrainer(WholeCheckpoints):
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """The collector's state first: TRL writes the file that makes the checkpoint count last."""
-        folder = self._checkpoint_folder(trial)
-        checkpoints.begin_again(folder)
+    def _save_collected(self, folder: Path) -> None:
         if self.collection is not None:
             between = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
             self._saved.write(folder, self._step, self._buffered_inputs if between else None)
-        super()._save_checkpoint(model, trial)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if self.collection is not None and checkpoint is not None:
+    def _load_collected(self, folder: Path) -> None:
+        if self.collection is not None:
             device = HOST if self._on_host else self._device
-            self._step, self._buffered_inputs = self._saved.read(Path(checkpoint), device)
+            self._step, self._buffered_inputs = self._saved.read(folder, device)
 
 
 class GoldilocksGRPOTrainer(CollectedTrainer, GRPOTrainer):  # type: ignore[misc]

@@ -50,6 +50,27 @@ class WholeCheckpoints(Base):  # type: ignore[misc]
         if not self._renamed:
             super()._issue_warnings_after_load(load_result)
 
+    def _save_collected(self, folder: Path) -> None:
+        """Write the collector's state into the folder of a checkpoint, on every process."""
+        raise NotImplementedError
+
+    def _load_collected(self, folder: Path) -> None:
+        """Go on from what ``_save_collected`` wrote."""
+        raise NotImplementedError
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """The collector's state first: TRL writes the file that makes the checkpoint count last."""
+        folder = self._checkpoint_folder(trial)
+        if self.args.should_save:  # one process: another might be late, and find the checkpoint whole
+            checkpoints.begin_again(folder)
+        self._save_collected(folder)
+        super()._save_checkpoint(model, trial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self._load_collected(Path(checkpoint))
+
     def _save_unfinished(self, why: object) -> Exhausted:
         """Save what was generated for a batch that cannot be filled; return the error that says where.
 

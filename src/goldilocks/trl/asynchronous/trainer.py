@@ -23,7 +23,6 @@ from goldilocks.config.settings import Policies, Settings
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.errors import require
-from goldilocks.runs import checkpoints
 from goldilocks.trl.asynchronous.rollouts import (
     AskedRollouts,
     CollectedQueue,
@@ -36,9 +35,8 @@ from goldilocks.trl.asynchronous.worker import AskedWorker
 from goldilocks.trl.callbacks import BudgetCallback
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts
-from goldilocks.trl.record import RunRecord
+from goldilocks.trl.record import RunRecord, add_logged
 from goldilocks.trl.sections import Section, Sections
-from goldilocks.trl.trainer import TOTALS
 from goldilocks.trl.whole_checkpoints import WholeCheckpoints
 from goldilocks.types import OnFull
 
@@ -173,29 +171,21 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
     def _log_batches(self, number: int) -> None:
         """Log the collector's metrics of the batches up to this one, which is being trained."""
         self._record.trains(number + 1)
-        logged = self._metrics["train"]
         for taken in [one for one in self._taken if one <= number]:
-            for name, value in self._taken.pop(taken).items():
-                kept = [] if name.startswith(TOTALS) else logged[name]
-                logged[name] = [*kept, float(value)]
+            add_logged(self._metrics["train"], self._taken.pop(taken))
 
     def _spent(self) -> dict[str, float]:
         return self._budget.metrics()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """The collector's state first: TRL writes the file that makes the checkpoint count last."""
+    def _save_collected(self, folder: Path) -> None:
         if self.collected is not None:
-            folder = self._checkpoint_folder(trial)
-            checkpoints.begin_again(folder)
             self.collected.save(folder)
-        super()._save_checkpoint(model, trial)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if self.collected is not None and checkpoint is not None:
-            self.collected.load(Path(checkpoint))
+    def _load_collected(self, folder: Path) -> None:
+        if self.collected is not None:
+            self.collected.load(folder)
 
 
 def last_adapter(server: str, name: str) -> int:

@@ -1,0 +1,53 @@
+"""What TRL's checkpoint lacks: the batch that each process was training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from builders import plain_collector
+
+from goldilocks.drive.backend import Rounds
+from goldilocks.drive.driver import Driver
+from goldilocks.trl.processes import Processes
+from goldilocks.trl.rows import CompletionRows
+from goldilocks.trl.saved import Saved
+
+CPU = torch.device("cpu")
+
+
+def saved(processes: int) -> Saved:
+    """Return the first process's of so many; what it decides reaches nobody."""
+    rows = CompletionRows()
+    collection: Any = SimpleNamespace(rows=rows, driver=Driver(plain_collector(), Rounds(lambda _: ()), rows))
+    alone = Processes(SimpleNamespace(num_processes=1, process_index=0))
+    alone.count = processes
+    return Saved(collection, alone)
+
+
+def test_a_batch_that_is_only_partly_trained_goes_on(tmp_path: Path) -> None:
+    saved(1).write(tmp_path, 3, [{"advantages": torch.ones(2)}])
+    step, batch = saved(1).read(tmp_path, CPU)
+    assert step == 3
+    assert batch is not None
+    assert torch.equal(batch[0]["advantages"], torch.ones(2))
+
+
+def test_with_another_number_of_processes_a_new_batch_is_generated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process has its own part of the batch only: half of it would be trained as if it were all."""
+    saved(2).write(tmp_path, 3, [{"advantages": torch.ones(2)}])
+    assert saved(1).read(tmp_path, CPU) == (0, None)
+    assert "written by 2 processes, and this run has 1" in caplog.text
+
+
+def test_between_two_batches_the_number_of_processes_does_not_matter(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(2).write(tmp_path, 4, None)
+    assert saved(1).read(tmp_path, CPU) == (4, None)
+    assert not caplog.text
