@@ -7,9 +7,11 @@ have seen.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from inspect import signature
 from typing import Any
 
+import trl
 from trl import GRPOTrainer, RLOOTrainer
 
 from goldilocks.hashing import digest
@@ -94,13 +96,11 @@ def check_trl(trainer: type[Any]) -> None:
     missing = [name for name in KNOWN if not hasattr(trainer, name)]
     if missing:
         raise ImportError(f"this TRL has no {kind}.{', '.join(missing)}; Goldilocks works with TRL {versions}")
-    if names := changed(trainer):
-        import trl
+    warn_of([f"{kind}.{name}" for name in changed(trainer)], versions)
 
-        logger.warning(
-            "TRL %s has another %s.%s than TRL %s: Goldilocks was not tested with it",
-            trl.__version__,
-            kind,
-            ", ".join(names),
-            versions,
-        )
+
+def warn_of(names: Sequence[str], versions: str) -> None:
+    """Name functions of TRL that are not those of the tested versions."""
+    if names:
+        message = "TRL %s has another %s than TRL %s: Goldilocks was not tested with it"
+        logger.warning(message, trl.__version__, ", ".join(names), versions)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
-import trl
 from trl.experimental.async_grpo import async_grpo_trainer, async_rollout_worker
 
 from goldilocks.hashing import digest
-
-logger = logging.getLogger(__name__)
+from goldilocks.trl.supported import warn_of
 
 VERSION = "1.16"
 KNOWN: list[tuple[Callable[..., Any], str]] = [
@@ -20,6 +17,7 @@ KNOWN: list[tuple[Callable[..., Any], str]] = [
     (async_grpo_trainer.AsyncGRPOTrainer.get_train_dataloader, "2950938428f1c183"),
     (async_grpo_trainer.AsyncGRPOTrainer._inner_training_loop, "83ea8e8f30f62e92"),
     (async_grpo_trainer.AsyncGRPOTrainer._save_checkpoint, "ac7c7c0f73d720da"),
+    (async_grpo_trainer.AsyncGRPOTrainer._sync_weight_lora, "4a4ad08eb92eaf64"),
     (async_rollout_worker._AsyncRolloutLoop._generate_one, "a412fb0898da0d95"),
     (async_rollout_worker._AsyncRolloutLoop._generate_one_turn, "3bb24a643860d38e"),
     (async_rollout_worker._AsyncRolloutLoop._score_group, "d032308d2e87d971"),
@@ -35,6 +33,4 @@ def changed() -> list[str]:
 
 def check_trl() -> None:
     """Warn where TRL has changed under our feet."""
-    if names := changed():
-        message = "TRL %s has another %s than TRL %s: Goldilocks was not tested with it"
-        logger.warning(message, trl.__version__, ", ".join(names), VERSION)
+    warn_of(changed(), VERSION)

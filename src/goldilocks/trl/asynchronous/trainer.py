@@ -132,7 +132,7 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
         try:
             found = super().get_batch_samples(epoch_iterator, num_batches, *args)
         except Exception:
-            if not self._loader._stop_iteration:  # accelerate's word, the same on every process
+            if not getattr(self._loader, "_stop_iteration", False):  # accelerate's word, the same on every process
                 raise
             found = [], None  # accelerate stumbles over a loader that ends before its first batch
         if len(found[0]) < num_batches:
