@@ -72,7 +72,7 @@ def served(model: str, log: Path) -> Iterator[str]:
 def is_up(address: str) -> bool:
     try:
         return requests.get(f"{address}/health", timeout=5).status_code == 200
-    except requests.ConnectionError:
+    except (requests.ConnectionError, requests.Timeout):
         return False
 
 
