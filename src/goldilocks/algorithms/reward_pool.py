@@ -169,12 +169,9 @@ def _with_untrained(rewards: Tensor, mask: Tensor, index: np.ndarray) -> tuple[T
     width = max(mask.shape[1], int(tokens.max()))
     more = _rows_of(rewards.new_tensor([one.reward for _, one in others]), tokens, width, rewards, mask)
     uids = np.concatenate([index, np.array([uid for uid, _ in others], dtype=object)])
-    rewards, mask = (torch.cat([_widened(own, width), new]) for own, new in zip((rewards, mask), more, strict=True))
-    return rewards, mask, uids
-
-
-def _widened(tokens: Tensor, width: int) -> Tensor:
-    return torch.nn.functional.pad(tokens, (0, width - tokens.shape[1]))
+    wider = (0, width - mask.shape[1])
+    rewards, mask = (torch.nn.functional.pad(own, wider) for own in (rewards, mask))
+    return torch.cat([rewards, more[0]]), torch.cat([mask, more[1]]), uids
 
 
 def normalised_by_config(estimator: Estimator) -> Estimator:

@@ -191,13 +191,10 @@ def edges(grid: Grid, recipe: str, chosen: Values) -> list[Edge]:
         if len(values) < 2 or len(known) < len(values):
             continue
         ends = {min(known): "lowest", max(known): "highest"}
-        side = None if _is_least(key, chosen[key]) else ends.get(float(chosen[key]))
+        least = key in SIZES and float(chosen[key]) == 1
+        side = None if least else ends.get(float(chosen[key]))
         found += [Edge(recipe, key, chosen[key], side)] if side else []
     return found
-
-
-def _is_least(key: str, value: str) -> bool:
-    return key in SIZES and float(value) == 1
 
 
 def _number(text: str) -> float | None:

@@ -17,7 +17,7 @@ too. A draw that does not reach its target has an infinite cost.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean, stdev
@@ -127,7 +127,8 @@ class Table:
 
 def make_table(study: Study, results: Results) -> Table:
     """Return the table of a study whose arms have all ended."""
-    arms = {recipe: _of(recipe, results.reported) for recipe in study.recipes}
+    by_seed = sorted(results.reported, key=attrgetter("seed"))
+    arms = {recipe: [one for one in by_seed if one.recipe == recipe] for recipe in study.recipes}
     baselines = [arms[recipe] for recipe in study.baselines]
     starts = [one.validations[0] for one in results.reported]
     chosen = study.choose(results.tuned)
@@ -137,16 +138,15 @@ def make_table(study: Study, results: Results) -> Table:
         start_levels=_over_arms([one.levels for one in starts]),
         baselines=study.baselines,
         rows=tuple(_row(own, baselines, study.cost) for own in arms.values()),
-        trials=tuple(_trials(study, results.tuned, chosen)),
+        trials=tuple(
+            Trial(recipe, settings, accuracy, settings == chosen[recipe])
+            for recipe in study.recipes
+            for settings, accuracy in study.trials(recipe, results.tuned)
+        ),
         edges=tuple(edge for recipe in study.recipes for edge in edges(study.grid, recipe, chosen[recipe])),
         tuning=Spent.of(results.tuned),
         reported=Spent.of(results.reported),
     )
-
-
-def _of(recipe: str, results: Sequence[Result]) -> list[Result]:
-    """Return the results of a recipe in the order of the seeds."""
-    return sorted((one for one in results if one.recipe == recipe), key=lambda one: one.seed)
 
 
 def _over_arms(levels: Sequence[Levels]) -> dict[str, dict[str, Interval]]:
@@ -202,12 +202,6 @@ def _differences(
     """Return accuracies at a share of the cost less the baseline's at a share of it, in the order of the seeds."""
     part, its = (EqualCost(cost.kind, part * cost.amount) for part in (share, of_baseline))
     return tuple(one.accuracy_at(part) - other.accuracy_at(its) for one, other in zip(own, baseline, strict=True))
-
-
-def _trials(study: Study, tuned: Sequence[Result], chosen: Mapping[str, Values]) -> Iterator[Trial]:
-    for recipe in study.recipes:
-        for settings, accuracy in study.trials(recipe, tuned):
-            yield Trial(recipe, settings, accuracy, settings == chosen[recipe])
 
 
 @dataclass(frozen=True)

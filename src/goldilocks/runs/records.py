@@ -208,10 +208,6 @@ def json_lines(rows: Iterable[Mapping[str, object]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
 
 
-def _write_jsonl(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    path.write_text(json_lines(rows), encoding="utf-8")
-
-
 def _write_parquet(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     import pyarrow
     from pyarrow import parquet
@@ -230,8 +226,8 @@ _READERS: dict[str, Callable[[Path], list[Record]]] = {
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }
-_WRITERS: dict[str, Callable[[Path, Sequence[Mapping[str, object]]], None]] = {
-    ".jsonl": _write_jsonl,
+_WRITERS: dict[str, Callable[[Path, Sequence[Mapping[str, object]]], object]] = {
+    ".jsonl": lambda path, rows: path.write_text(json_lines(rows), encoding="utf-8"),
     ".parquet": _write_parquet,
 }
 

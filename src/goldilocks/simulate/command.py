@@ -66,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
     )
     policies = apply_overrides(_configs(args.policy or names()), args.set, setup)
     prompts = read_pass_rates(args.pass_rates) if args.pass_rates else mixture()
-    with _progress() as bar:
+    errors = Console(stderr=True)
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
         outcomes = [simulate(name, one, prompts, setup, _teller(bar, name, setup)) for name, one in policies.items()]
     if args.json:
         print(json.dumps(_as_json(prompts, setup, outcomes), indent=2))
@@ -84,12 +85,6 @@ def _configs(recipes: Sequence[str]) -> dict[str, Config]:
         name = name_of(recipe)
         configs[recipe if recipe.endswith(FILE) and name in configs else name] = recipe_config(recipe)
     return configs
-
-
-def _progress() -> Progress:
-    """Return progress bars on stderr, shown only on a terminal and removed at the end."""
-    console = Console(stderr=True)
-    return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
 def _teller(bar: Progress, name: str, setup: Setup) -> Tell:
