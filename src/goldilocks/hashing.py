@@ -26,8 +26,11 @@ def digest(function: Any) -> str:
 
 
 def is_known(function: Any, sources: Sources) -> bool:
-    """Return whether a function or class has one of these sources."""
-    return digest(function) in ((sources,) if isinstance(sources, str) else sources)
+    """Return whether a function or class has one of these sources; a builtin or a partial has none."""
+    try:
+        return digest(function) in ((sources,) if isinstance(sources, str) else sources)
+    except (OSError, TypeError):
+        return False
 
 
 def content_key(content: object) -> int:

@@ -92,12 +92,12 @@ class Patch:
     def _is_known(self, path: str) -> bool:
         """Whether the module has this, with a source it was written for if it was written for one.
 
-        A module that cannot be imported, and what has no source to compare (a builtin, a partial), are not known.
+        A module that cannot be imported has nothing that is known.
         """
         try:
             found = self._find(path)
             return path not in self.written_for or is_known(found, self.written_for[path])
-        except (AttributeError, ImportError, OSError, TypeError):
+        except (AttributeError, ImportError, OSError):
             return False
 
     def _find(self, path: str) -> Any:
