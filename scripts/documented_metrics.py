@@ -112,6 +112,8 @@ METRICS: dict[str, str] = {
     "budget/spent": "share of `goldilocks.budget` that is spent: the largest of its costs; at 1 the run ends",
     "val/<column>/<value>/acc": "validation accuracy over the rows with this value of a column of "
     "`goldilocks.validate_by`",
+    "val/failed_answers": "V1: answers of a validation that have no reward, since the rollout or the reward function "
+    "failed; verl's `acc` counts them as wrong, its `acc_success_only` and the accuracy by column leave them out",
     # Policies.
     "selector/greso_p": "`greso`: probability that a prompt with a streak of one visit without variance is tried",
     "selector/greso_skipped": "`greso`: prompts skipped since the run began",

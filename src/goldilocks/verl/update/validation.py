@@ -1,11 +1,14 @@
 """Adds accuracy by the columns of ``goldilocks.validate_by`` to the validation metrics of verl's trainers.
 
+On V1 it also adds how many answers failed.
+
 verl's validation names an answer by the uid of its prompt and does not keep the row of the data. So a data loader
 remembers the rows: verl 0.9.1 writes the uid into them (V1) or takes the uid that they have (V0).
 """
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from goldilocks.runs.history import accuracy_by, value_of
+
+logger = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
 
@@ -45,8 +50,22 @@ class ValidatesByColumn:
         for column in columns:
             values = [value_of(rows[str(uid)], column) for uid in uids]
             metrics |= accuracy_by(column, values, [float(one or 0.0) for one in right])
+        metrics |= failed_answers(kwargs.get("expected_acc_counts"), len(uids))
         self.collector.beliefs.prior.tell(metrics)
         return metrics
+
+
+def failed_answers(expected: Mapping[Any, int] | None, graded: int) -> dict[str, float]:
+    """Return the metric of the answers that are missing; ``expected`` has how many each prompt was asked for.
+
+    verl's V1 counts a rollout that failed as a wrong answer, though it may be the reward function that failed.
+    """
+    if expected is None:  # V0, where a failure ends the run
+        return {}
+    asked = sum(expected.values())
+    if failed := asked - graded:
+        logger.warning("%d of %d answers of the validation failed: verl's acc counts them as wrong", failed, asked)
+    return {"val/failed_answers": failed}
 
 
 class RememberingLoader:

@@ -91,6 +91,24 @@ def test_without_columns_the_metrics_are_verls_own():
     assert not [name for name in trainer._validate() if name.startswith("val/")]
 
 
+class WithAFailure(OfV1):
+    """Of the four prompts, the last has no answer: its rollout failed, or the function that grades it."""
+
+    def _val_metrics_update(self, sources, uids, infos, turns):
+        expected = dict.fromkeys((("a", uid) for uid in uids), 1)
+        graded = {name: values[:3] for name, values in infos.items()}
+        return super()._val_metrics_update(sources[:3], uids[:3], graded, turns, expected_acc_counts=expected)
+
+
+def test_answers_that_failed_are_counted_and_said_and_left_out_by_column(caplog):
+    trainer = type("Trainer", (WithAFailure, ValidatesByColumn, OfV1), {})(["level"])
+    metrics = trainer._validate()
+    assert metrics["val/failed_answers"] == 1
+    assert {metrics["val/level/1/acc"], metrics["val/level/2/acc"]} == {1.0}
+    assert metrics["val-core/a/acc/mean@1"] == 0.75, "verl counts it as wrong"
+    assert "1 of 4 answers of the validation failed" in caplog.text
+
+
 @pytest.mark.parametrize("kind", [RayPPOTrainerWithSampling, GoldilocksTrainer, GoldilocksAsyncTrainer])
 @pytest.mark.parametrize("name", ["_validate", "_val_metrics_update"])
 def test_every_trainer_of_ours_validates_by_column(kind, name):
