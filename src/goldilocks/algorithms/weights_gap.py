@@ -46,6 +46,11 @@ class WeightsGuard:
         self._beyond: list[float] = []  # the gaps of the last updates, while they are beyond the limit
 
     @property
+    def judges(self) -> bool:
+        """Whether a gap means something, and nothing was said of it yet."""
+        return self._judges
+
+    @property
     def limit(self) -> float:
         """The largest gap that the precision explains."""
         lowest, highest = self._bounds

@@ -40,15 +40,19 @@ def counting_rollouts(algorithm: Any, keys: Sequence[str]) -> Iterator[None]:
         yield
         return
     rows = [(split_row_key(key), part_of_row(key)) for key in keys]
-    before = algorithm.adv_estimator
-    _check_penalty(before, algorithm.use_kl_in_reward)
-    if before != "grpo":
-        algorithm.adv_estimator = pool_estimator(before, use_kl_in_reward=False)
+    before, algorithm.adv_estimator = algorithm.adv_estimator, several_rows_estimator(algorithm)
     try:
         with rows_of_rollouts(rows):
             yield
     finally:
         algorithm.adv_estimator = before
+
+
+def several_rows_estimator(algorithm: Any) -> str:
+    """Return the estimator for rollouts of several rows; raise ``ValueError`` if this config has none for them."""
+    name: str = algorithm.adv_estimator
+    _check_penalty(name, algorithm.use_kl_in_reward)
+    return name if name == "grpo" else pool_estimator(name, use_kl_in_reward=False)
 
 
 def _check_penalty(name: str, use_kl_in_reward: bool) -> None:

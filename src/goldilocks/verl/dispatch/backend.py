@@ -34,6 +34,7 @@ class AgentLoops(Backend):
         self._dataset = dataset
         self._refilling = refilling
         self._succeeded_at = 0.0
+        self.check_several_rows: Callable[[], object] = lambda: None  # raises where such rollouts cannot be trained
         self.rows = QueueRows(Unfinished(self.unfinished))
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -73,6 +74,8 @@ class AgentLoops(Backend):
         for event in events:
             if isinstance(event, Rollout):
                 self._succeeded_at = time.time()
+                if len(event.payload) > 1:
+                    self.check_several_rows()
                 self.rows.put((event.uid, event.index), event.payload)
             yield event
 

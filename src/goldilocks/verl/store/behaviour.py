@@ -47,6 +47,12 @@ def version_of(tag: dict[str, Any]) -> int:
     return int(tag["global_steps"]) - 1 if version is None else int(version)
 
 
+def newest_version_of(tag: dict[str, Any]) -> int:
+    """The newest of the policies that wrote a row."""
+    spans = tag.get(VERSIONS)
+    return int(spans[-1][0]) if spans else version_of(tag)
+
+
 def stale_rows(batch: KVBatchMeta, policy: int) -> list[bool]:
     """Whether each row is older than the policy; padding is not."""
     return [not tag.get("is_padding", False) and version_of(tag) < policy for tag in batch.tags]

@@ -5,7 +5,8 @@ Saved with them are the answers of unfinished rollouts, which continue from ther
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ class QueueRows(RowStore[Payload]):
     def __init__(self, unfinished: Unfinished) -> None:
         self.unfinished = unfinished
         self._payloads: dict[str, dict[int, Payload]] = {}
+        self._left: set[str] = set()  # keys of rows that verl frees
 
     def put(self, place: Place, row: Payload) -> None:
         """Note that the rows of this rollout are in the queue: the worker has put them there."""
@@ -78,11 +80,25 @@ class QueueRows(RowStore[Payload]):
     def get(self, places: Sequence[Place]) -> list[Payload]:
         return [self._payloads[uid][index] for uid, index in places]
 
+    def waiting(self, but: Collection[str]) -> KVBatchMeta:
+        """Return all rows but those with these keys."""
+        return _batch([pair for pair in self._pairs(self._payloads) if pair[0] not in but])
+
+    def leave(self, keys: Iterable[str]) -> None:
+        """Note that verl frees these rows: the TransferQueue warns of each that is freed twice."""
+        self._left |= {key for key, _ in self._pairs(self._payloads)}.intersection(keys)
+
     def retain(self, alive: Collection[str]) -> None:
-        """Free the rows of every other group; verl itself frees those of the batch it trained."""
-        gone = [uid for uid in self._payloads if uid not in alive]
-        clear(key for uid in gone for payload in self._payloads.pop(uid).values() for key, _ in payload)
+        """Free the rows of every other group, but those that are left to verl."""
+        gone = {key for key, _ in self._pairs(self._payloads.keys() - set(alive))}
+        self._payloads = {uid: group for uid, group in self._payloads.items() if uid in alive}
+        clear(gone - self._left)
+        self._left -= gone
         self.unfinished.retain(alive)
+
+    def _pairs(self, uids: Iterable[str]) -> Iterator[list[Any]]:
+        """The key and the tag of each row of these groups."""
+        return (pair for uid in uids for payload in self._payloads[uid].values() for pair in payload)
 
     def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
         """Copy the rows of these rollouts out of the queue."""
@@ -108,8 +124,23 @@ class QueueRows(RowStore[Payload]):
 
 def batch_of(groups: Iterable[Group]) -> KVBatchMeta:
     """The rows that are trained, of groups that were taken, group by group."""
-    pairs = [pair for group in groups for rollout in group.trained for pair in rollout.payload]
+    return _batch([pair for group in groups for rollout in group.trained for pair in rollout.payload])
+
+
+def _batch(pairs: Payload) -> KVBatchMeta:
     return KVBatchMeta(partition_id=PARTITION, keys=[key for key, _ in pairs], tags=[dict(tag) for _, tag in pairs])
+
+
+@contextmanager
+def copied(keys: list[str], tags: list[dict[str, Any]]) -> Iterator[KVBatchMeta]:
+    """Lend copies of these rows, with the fields that they have so far."""
+    copies = _batch([[f"copy_{key}", tag] for key, tag in zip(keys, tags, strict=True)])
+    stored = tq.kv_batch_get(keys=keys, partition_id=PARTITION)
+    tq.kv_batch_put(keys=copies.keys, partition_id=PARTITION, fields=stored, tags=copies.tags)
+    try:
+        yield copies
+    finally:
+        clear(copies.keys)
 
 
 def untrained_of(groups: Iterable[Group]) -> dict[str, list[Untrained]]:

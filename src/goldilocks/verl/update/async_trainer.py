@@ -19,9 +19,11 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import logger as verl_logger
 from verl.utils.debug import marked_timer
 
+from goldilocks.algorithms.behaviour import is_bypassed
 from goldilocks.errors import require
 from goldilocks.types import OnFull
 from goldilocks.verl.dispatch.backend import NeverPausing
+from goldilocks.verl.update.guards import gap_of_waiting_rows, has_fresh_row
 from goldilocks.verl.update.trainer import CollectorTrainer
 
 ENGINE = "goldilocks.verl.serve.ray_weights"  # registers the checkpoint engine ``ray``
@@ -61,6 +63,22 @@ class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
         with self._tensors_only(batch):
             return PPOTrainer._compute_old_log_prob(self, batch, metrics)
 
+    def _gap_before_update(self, batch: KVBatchMeta, correction: Any) -> float | None:
+        """Where nothing in the batch is of the newest weights, that of rows which they have written since."""
+        gap = super()._gap_before_update(batch, correction)
+        known = gap is not None or has_fresh_row(batch, self._policy) or is_bypassed(correction)
+        if known or not self.weights_guard.judges:
+            return gap
+        backend = self._observe_so_far()
+        waiting = backend.rows.waiting(but=set(batch.keys))
+        return gap_of_waiting_rows(waiting, self._policy, self._ranks, lambda rows: self._log_probs(rows, {}))
+
+    def _observe_so_far(self) -> NeverPausing:
+        backend = self.replay_buffer.backend
+        assert isinstance(backend, NeverPausing)
+        self.driver.observe(backend.so_far())
+        return backend
+
     @contextmanager
     def _refilling(self) -> Iterator[None]:
         """Wait for more groups; the servers never stopped."""
@@ -69,9 +87,7 @@ class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
 
     def _save_checkpoint(self) -> None:
         """Save the moment up to which everything has been observed."""
-        backend = self.replay_buffer.backend
-        assert isinstance(backend, NeverPausing)
-        self.driver.observe(backend.so_far())
+        self._observe_so_far()
         super()._save_checkpoint()
 
 

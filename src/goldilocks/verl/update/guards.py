@@ -6,11 +6,13 @@ removes the gradients of a skipped update. So no parameter, no moment and no ste
 counters and learning rate go on.
 
 The update measures the gap to the rollout engine itself where it computes ``old_log_probs`` (patch ``one-pass``). Where
-verl computed them in a pass of its own, some fresh rows are read from the queue.
+verl computed them in a pass of its own, some fresh rows are read from the queue. Where generation never stops a batch
+may have none: then the gap is that of rows which the newest weights have written since, for a later batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -33,12 +35,14 @@ from goldilocks.algorithms.behaviour import GuardVerdict, UpdateGuard, is_bypass
 from goldilocks.algorithms.weights_gap import WeightsGuard, gap_sums, has_experts, mean_gap
 from goldilocks.core.replay import Guard
 from goldilocks.dotted_keys import value_at
-from goldilocks.verl.store.behaviour import FIELDS, stale_rows
+from goldilocks.verl.store.behaviour import FIELDS, newest_version_of, stale_tokens, version_of
+from goldilocks.verl.store.rows import copied
 
 COUNTS = ("replay/guarded_rows", "replay/guarded_tokens", "replay/skipped_updates")
 NAMES = ("replay/m2", *COUNTS)
 
 ROWS = 64  # that are read: the mean over their tokens tells one policy from another
+Tag = dict[str, Any]
 PRECISIONS = ("rollout.dtype", "actor.fsdp_config.mixed_precision.param_dtype")
 
 
@@ -138,15 +142,48 @@ def _is_routed(config: DictConfig) -> bool:
 
 
 def gap_of_rows(batch: KVBatchMeta, policy: int, correction: Any) -> float | None:
-    """Return the mean gap of fresh rows in the queue; None where there is none, or no log-prob of either side."""
-    stale = stale_rows(batch, policy)
-    padding = [tag.get("is_padding", False) for tag in batch.tags]
-    fresh = [key for key, *left_out in zip(batch.keys, stale, padding, strict=True) if not any(left_out)]
-    if not fresh or is_bypassed(correction):  # bypassed: the trainer takes the engine's log-probs for its own
+    """Return the mean gap of fresh tokens in the queue; None where there is none, or no log-prob of either side.
+
+    Rows that the newest policy wrote alone are read, or, where there is none, rows that it wrote the end of.
+    """
+    pairs = _fresh(batch, policy, version_of) or _fresh(batch, policy, newest_version_of)
+    if not pairs or is_bypassed(correction):  # bypassed: the trainer takes the engine's log-probs for its own
         return None
-    keys = fresh[:: -(-len(fresh) // ROWS)]
+    keys, tags = map(list, zip(*_some(pairs), strict=True))
     rows = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=FIELDS).to_padded_tensor()
     if not set(FIELDS) <= set(rows.keys()):
         return None
     old, sampled, mask = (rows[name] for name in FIELDS)
-    return mean_gap(gap_sums(old, sampled, mask.bool()).tolist())
+    return mean_gap(gap_sums(old, sampled, mask.bool() & ~stale_tokens(tags, policy, mask)).tolist())
+
+
+def has_fresh_row(batch: KVBatchMeta, policy: int) -> bool:
+    """Whether the newest policy wrote a whole row of the batch."""
+    return bool(_fresh(batch, policy, version_of))
+
+
+def gap_of_waiting_rows(
+    waiting: KVBatchMeta, policy: int, multiple: int, log_probs: Callable[[KVBatchMeta], Any]
+) -> float | None:
+    """Return the mean gap of rows that are trained later; ``log_probs`` computes the trainer's, of a multiple of rows.
+
+    It is given copies: a row that has more fields than others cannot be in a batch with them.
+    """
+    pairs = _some(_fresh(waiting, policy, version_of))
+    pairs = pairs[: len(pairs) // multiple * multiple]
+    if not pairs:
+        return None
+    keys, tags = map(list, zip(*pairs, strict=True))
+    with copied(keys, tags) as copies:
+        log_probs(copies)
+        return gap_of_rows(copies, policy, None)
+
+
+def _fresh(batch: KVBatchMeta, policy: int, version: Callable[[Tag], int]) -> list[tuple[str, Tag]]:
+    """The key and the tag of each row, but padding, that is by this policy."""
+    pairs = zip(batch.keys, batch.tags, strict=True)
+    return [(key, tag) for key, tag in pairs if not tag.get("is_padding", False) and version(tag) >= policy]
+
+
+def _some(pairs: list[tuple[str, Tag]]) -> list[tuple[str, Tag]]:
+    return pairs[:: -(-len(pairs) // ROWS) or 1]

@@ -26,7 +26,7 @@ from goldilocks.verl.checks import MANAGER, check_v1
 from goldilocks.verl.dispatch.backend import AgentLoops
 from goldilocks.verl.dispatch.guarded_reward import guard_if_asked
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, changed
-from goldilocks.verl.estimators import counting_rollouts, estimator_for
+from goldilocks.verl.estimators import counting_rollouts, estimator_for, several_rows_estimator
 from goldilocks.verl.store.behaviour import store_log_probs, use_behaviour_log_probs
 from goldilocks.verl.store.replayed_rows import ReplayedRows, without
 from goldilocks.verl.store.rows import (
@@ -42,7 +42,7 @@ from goldilocks.verl.store.rows import (
 from goldilocks.verl.switch import named
 from goldilocks.verl.update.driver_queue import advantages
 from goldilocks.verl.update.gates import KLPenalty, build_gate
-from goldilocks.verl.update.guards import GuardedLoss, gap_of_rows, guard_metrics, weights_guard
+from goldilocks.verl.update.guards import GuardedLoss, gap_of_rows, guard_metrics, has_fresh_row, weights_guard
 from goldilocks.verl.update.loggers import show_grouped
 from goldilocks.verl.update.one_pass import OnePass
 from goldilocks.verl.update.validation import ValidatesByColumn
@@ -126,6 +126,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         self._collect()
         self.steps_per_epoch = UpdatesPerEpoch(self.config.trainer, self.collector)
         backend = self.replay_buffer.backend = self._build_backend()
+        backend.check_several_rows = lambda: several_rows_estimator(self.config.algorithm)  # before a batch is full
         gate = build_gate(self.settings, self._kl_penalty, lambda: self._policy, self._prepare)
         budget, epochs = self.settings.budget(), self.steps_per_epoch
         self._drive(Driver(self.collector, backend, backend.rows, gate, budget=budget, epochs=epochs))
@@ -159,6 +160,10 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
             batch = super()._step_once(metrics, timing_raw, sample_batch_size)
         metrics.update(self.driver.metrics())
         return batch
+
+    def _spare(self, batch: KVBatchMeta) -> None:
+        super()._spare(batch)
+        self.replay_buffer.backend.rows.leave(batch.keys)  # verl clears them next
 
     # -- an end ------------------------------------------------------------------------------------------------------
 
@@ -295,18 +300,24 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Rows that add nothing to the gradient are counted and not computed."""
         correction = self.config.algorithm.get("rollout_correction", None)
-        gap = None if self.one_pass.own_log_probs else gap_of_rows(batch, self._policy, correction)
+        gap = self._gap_before_update(batch, correction)
         metrics.update(use_behaviour_log_probs(batch, self._policy, correction))
         part = self.one_pass.rows(batch, self._ranks)
         with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(part)), self._tensors_only(part):
             super()._update_actor(part, metrics)
         measured = self.one_pass.take_gap(metrics)
-        metrics.update(self.weights_guard.observe(measured if self.one_pass.own_log_probs else gap))
+        metrics.update(self.weights_guard.observe(gap if measured is None else measured))
         metrics.update(self.one_pass.metrics(part, metrics))
         if self.settings.guard().enable:
             actor = self.config.actor_rollout_ref.actor
             metrics.update(guard_metrics(metrics, self._mini_batches(actor.ppo_mini_batch_size) * actor.ppo_epochs))
         return batch
+
+    def _gap_before_update(self, batch: KVBatchMeta, correction: Any) -> float | None:
+        """Return the gap to the rollout engine's log-probs; None where the update itself measures it."""
+        if self.one_pass.own_log_probs and has_fresh_row(batch, self._policy):
+            return None
+        return gap_of_rows(batch, self._policy, correction)
 
     @property
     def _ranks(self) -> int:

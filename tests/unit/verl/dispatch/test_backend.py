@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from goldilocks.core.selectors import Uniform
 from goldilocks.drive.driver import MAX_FAILURES, Driver
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch.backend import AgentLoops, NeverPausing
+from goldilocks.verl.estimators import several_rows_estimator
 from goldilocks.verl.source import DatasetSource
 from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED
 
@@ -117,6 +119,18 @@ def test_a_checkpoint_of_servers_that_never_stop_is_of_one_moment_and_has_every_
     reborn.load(tmp_path)
     started = [prompt for prompt in submitted(reborn, again) if prompt["uid"] != "g8"]  # which takes the place of g0
     assert sum(prompt[ROLLOUTS] for prompt in started) == sum(len(prompt[ANSWERS]) for prompt in started) == 14
+
+
+def test_the_first_rollout_of_several_rows_ends_a_run_that_cannot_train_it() -> None:
+    subject, backend = driver(AgentLoops, prompts=4, target_groups=2)
+    algorithm = SimpleNamespace(adv_estimator="gdpo", use_kl_in_reward=False)
+    backend.check_several_rows = lambda: several_rows_estimator(algorithm)
+    submitted(subject, backend)
+    backend.manager.ended = [Rollout("g0", 0, 1.0, 2, payload=[["g0_0_0", {}]])]
+    subject.observe(backend.events())
+    backend.manager.ended = [Rollout("g0", 1, 1.0, 2, payload=[["g0_1_0", {}], ["g0_1_1", {}]])]
+    with pytest.raises(ValueError, match=r"algorithm\.adv_estimator='gdpo' is not accepted: .* several rows"):
+        subject.observe(backend.events())
 
 
 def test_servers_that_take_turns_with_the_trainer_are_waited_for_and_those_that_never_stop_are_not() -> None:

@@ -51,6 +51,19 @@ def test_rows_come_back_into_the_queue_as_they_were(queue: Queue, tmp_path: Path
     assert list(queue.rows) == ["g1_0_0"]
 
 
+def test_rows_that_verl_frees_are_not_freed_again(queue: Queue) -> None:
+    rows = QueueRows(Unfinished(list))
+    for uid in ("g0", "g1"):
+        rows.put((uid, 0), rollout(queue, uid, 0).payload)
+    trained = ["g0_0_0"]
+    rows.leave([*trained, "pad0_0_0"])
+    queue.kv_clear(trained, "train")
+    rows.retain(["g0"])  # it is in hand until the next batch is
+    assert list(queue.rows) == []
+    rows.retain([])
+    assert rows.waiting(but=()).keys == []
+
+
 def test_nothing_that_waits_is_saved_as_nothing(queue: Queue, tmp_path: Path) -> None:
     QueueRows(Unfinished(list)).save([], tmp_path)
     before = dict(queue.rows)

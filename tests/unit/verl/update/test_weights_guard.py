@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
 from transformers import MixtralConfig, Qwen2Config
 from verl_world import Queue
 
 from goldilocks.algorithms.weights_gap import FP32, HALF, StaleWeights
 from goldilocks.verl.store.behaviour import VERSIONS
-from goldilocks.verl.update.guards import ROWS, gap_of_rows, weights_guard
+from goldilocks.verl.update.guards import ROWS, gap_of_rows, gap_of_waiting_rows, has_fresh_row, weights_guard
 
 POLICY = 4
 
@@ -35,6 +36,59 @@ def test_only_rows_of_the_newest_policy_count(monkeypatch: pytest.MonkeyPatch) -
     queue.add("pad_0_0", POLICY, 1, old_log_probs=0.0, rollout_log_probs=-9.0)
     queue.tags["pad_0_0"]["is_padding"] = True
     assert gap_of_rows(queue.batch(), POLICY, None) == pytest.approx(0.1)
+
+
+def test_where_no_row_is_fresh_the_tokens_count_that_the_newest_policy_wrote_of_paused_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = queue_of(monkeypatch, POLICY - 1, POLICY - 2)
+    queue.tags["g1_0_0"][VERSIONS] = [[POLICY - 2, 1], [POLICY, 1]]
+    queue.rows["g1_0_0"]["response_mask"] = torch.tensor([1, 0, 1])  # a tool wrote the second token
+    queue.rows["g1_0_0"]["rollout_log_probs"] = torch.tensor([-5.0, 0.0, -1.3])
+    assert not has_fresh_row(queue.batch(), POLICY)
+    assert gap_of_rows(queue.batch(), POLICY, None) == pytest.approx(0.3)
+
+
+class Trainer:
+    """Computes the trainer's log-probs of rows in the queue: -1 for each token."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue, self.computed = queue, 0
+
+    def log_probs(self, rows: KVBatchMeta) -> None:
+        self.computed = len(rows.keys)
+        for key in rows.keys:
+            row = self.queue.rows[key]
+            row["old_log_probs"] = torch.full_like(row["rollout_log_probs"], -1.0)
+
+
+def waiting(monkeypatch: pytest.MonkeyPatch, *versions: int) -> Queue:
+    queue = queue_of(monkeypatch, *versions)
+    for row in queue.rows.values():
+        del row["old_log_probs"]
+    return queue
+
+
+@pytest.mark.parametrize(("ranks", "computed"), [(1, 3), (2, 2), (3, 3)])
+def test_the_gap_of_rows_that_wait_is_computed_on_copies_of_fresh_ones(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, computed: int
+) -> None:
+    queue = waiting(monkeypatch, POLICY, POLICY - 1, POLICY, POLICY)
+    before = {key: set(row) for key, row in queue.rows.items()}
+    trainer = Trainer(queue)
+    assert gap_of_waiting_rows(queue.batch(), POLICY, ranks, trainer.log_probs) == pytest.approx(0.1)
+    assert trainer.computed == computed
+    assert {key: set(row) for key, row in queue.rows.items()} == before
+
+
+@pytest.mark.parametrize(("versions", "ranks"), [([POLICY - 1], 1), ([POLICY], 2), ([], 1)])
+def test_without_enough_fresh_rows_nothing_is_computed(
+    monkeypatch: pytest.MonkeyPatch, versions: list[int], ranks: int
+) -> None:
+    queue = waiting(monkeypatch, *versions)
+    trainer = Trainer(queue)
+    assert gap_of_waiting_rows(queue.batch(), POLICY, ranks, trainer.log_probs) is None
+    assert trainer.computed == 0
 
 
 def test_tokens_that_no_policy_wrote_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

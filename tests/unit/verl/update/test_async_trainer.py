@@ -1,0 +1,96 @@
+"""The trainer beside servers that never stop: it finds rows of the newest weights where its batch has none."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from builders import plain_collector
+from transfer_queue import KVBatchMeta
+from verl_world import Queue
+
+from goldilocks.algorithms.weights_gap import StaleWeights, WeightsGuard
+from goldilocks.core import Surplus
+from goldilocks.drive.driver import Driver
+from goldilocks.types import Rollout
+from goldilocks.verl.dispatch.backend import NeverPausing
+from goldilocks.verl.update.async_trainer import GoldilocksAsyncTrainer
+from goldilocks.verl.update.one_pass import OnePass
+
+
+class Servers:
+    """In the place of ``StreamingManager``: they have ended the second half of a group since the batch was taken."""
+
+    def __init__(self, ended: list[Rollout]) -> None:
+        self._ended = ended
+
+    def so_far(self) -> tuple[list[Rollout], list[Any]]:
+        ended, self._ended = self._ended, []
+        return ended, []
+
+
+class Trainer(GoldilocksAsyncTrainer):
+    """Before its second update; a row that the trainer computes has log-probs of -1."""
+
+    _ranks = 1
+    global_steps = 2
+
+    def __init__(self, queue: Queue, rollouts: list[Rollout], guard: WeightsGuard) -> None:
+        backend = NeverPausing(None, [], nullcontext)
+        backend.manager = Servers(rollouts)  # type: ignore[assignment]
+        self.queue, self.weights_guard, self.one_pass = queue, guard, OnePass(True, True)
+        self.replay_buffer = type("Buffer", (), {"backend": backend})()
+        collector = plain_collector(4, target_groups=1, surplus=Surplus(4, "partial"))
+        collector.requests()
+        self.collector, self.driver = collector, Driver(collector, backend, backend.rows)
+
+    def _log_probs(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        for key in batch.keys:
+            row = self.queue.rows[key]
+            row["old_log_probs"] = torch.full_like(row["rollout_log_probs"], -1.0)
+        return batch
+
+
+def rollout(queue: Queue, index: int, version: int, log_prob: float) -> Rollout:
+    key = f"g0_{index}_0"
+    queue.add(key, version, 3, rollout_log_probs=log_prob)
+    return Rollout("g0", index, 1.0, 3, version=version, payload=[[key, queue.tags[key]]])
+
+
+def carried(queue: Queue) -> KVBatchMeta:
+    """Return a batch in which every row is of the policy before."""
+    queue.add("g9_0_0", 0, 3, rollout_log_probs=-1.0, old_log_probs=-3.0)
+    return KVBatchMeta(partition_id="train", keys=["g9_0_0"], tags=[queue.tags["g9_0_0"]])
+
+
+def test_a_batch_without_fresh_rows_is_measured_by_rows_that_came_since(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(monkeypatch)
+    rollouts = [rollout(queue, 0, 0, -7.0), rollout(queue, 1, 1, -1.25)]
+    trainer = Trainer(queue, rollouts, WeightsGuard("warn", exact=True))
+    assert trainer._gap_before_update(carried(queue), None) == pytest.approx(0.25)
+    assert trainer.collector.accounts.generated_rollouts == 2
+    assert "old_log_probs" not in queue.rows["g0_1_0"]
+
+
+def test_servers_with_old_weights_end_the_run_though_every_batch_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(monkeypatch)
+    guard = WeightsGuard("error", exact=True)
+    for update in range(2):
+        trainer = Trainer(queue, [rollout(queue, 0, 1, -1.5)], guard)
+        gap = trainer._gap_before_update(carried(queue), None)
+        if update:
+            with pytest.raises(StaleWeights):
+                guard.observe(gap)
+        else:
+            guard.observe(gap)
+
+
+@pytest.mark.parametrize("correction", [{"bypass_mode": True}, None])
+def test_where_a_gap_means_nothing_no_row_is_computed(monkeypatch: pytest.MonkeyPatch, correction: Any) -> None:
+    queue = Queue(monkeypatch)
+    guard = WeightsGuard("warn", exact=True, judges=correction is not None)
+    trainer = Trainer(queue, [rollout(queue, 0, 1, -1.5)], guard)
+    assert trainer._gap_before_update(carried(queue), correction) is None
+    assert trainer.collector.accounts.generated_rollouts == 0
