@@ -14,7 +14,7 @@ from goldilocks.compare.show import BEFORE, by_seed, caption, spent, tables, war
 from goldilocks.compare.study import Results, Study, StudyFolder, at
 from goldilocks.compare.table import Interval, RecipeRow, Table, Target
 from goldilocks.config.recipes import name_of
-from goldilocks.report.draw import Plot, Point, data, file_word, layered, number_axis, reference
+from goldilocks.report.draw import Plot, Point, data, file_word, layered, number_axis, reference, tips
 from goldilocks.report.page import Opening
 from goldilocks.report.sections import Section
 from goldilocks.report.theme import RUN_COLOURS, run_colour
@@ -75,7 +75,7 @@ def costs(table: Table, place: int) -> list[Plot]:
         x=alt.X("share:O", axis=alt.Axis(title=None, labelAngle=0), sort=None),
         xOffset=alt.XOffset("recipe:N", sort=[name_of(row.recipe) for row in others]),
         color=_by_recipe(colours([row.recipe for row in table.rows])),
-        tooltip=["recipe:N", "share:O", "ratio:Q", "interval:N"],
+        tooltip=tips("recipe:N", "share:O", "ratio:Q", "interval:N"),
     )
     y = alt.Y("ratio:Q", axis=number_axis(f"{table.cost.kind}, as a multiple", "~r"), scale=alt.Scale(zero=True))
     intervals = base.mark_rule(strokeWidth=2, opacity=0.5).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
@@ -123,7 +123,7 @@ def levels(table: Table, column: str) -> Plot:
     base = alt.Chart(data()).encode(
         x=alt.X("value:O", axis=alt.Axis(title=column, labelAngle=0), sort=values),
         color=_by_recipe({BEFORE: BEFORE_COLOUR, **colours([row.recipe for row in table.rows])}),
-        tooltip=["recipe:N", "value:O", alt.Tooltip("accuracy:Q", format=".1%")],
+        tooltip=tips("recipe:N", "value:O", alt.Tooltip("accuracy:Q", format=".1%")),
     )
     band = base.mark_area(opacity=0.1).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
     y = alt.Y("accuracy:Q", axis=number_axis("accuracy", "~%"))

@@ -87,6 +87,11 @@ def step_axis(field: str = "step") -> alt.X:
     return alt.X(field, type="quantitative", axis=axis, scale=alt.Scale(nice=False, zero=False))
 
 
+def tips(*fields: str | alt.Tooltip) -> list[alt.Tooltip]:
+    """Return what is shown of a point. Altair takes words as well, but asks all of its 500 classes for each one."""
+    return [alt.Tooltip(one) if isinstance(one, str) else one for one in fields]
+
+
 def line_plot(
     runs: Sequence[Run],
     y: tuple[str, str],
@@ -105,11 +110,11 @@ def line_plot(
     def at(field: str) -> alt.Y:
         return alt.Y(field, type="quantitative", axis=number_axis(y[1], form), scale=y_scale)
 
-    tips = ["run:N", "step:Q", alt.Tooltip(y[0], type="quantitative", title=y[1])]
+    shown = tips("run:N", "step:Q", alt.Tooltip(y[0], type="quantitative", title=y[1]))
     return layered(
         base.mark_line(strokeWidth=1, opacity=0.35, point=False).encode(y=at(y[0])),
         base.mark_line().encode(y=at("trend")),
-        base.mark_circle(size=140, opacity=0).encode(y=at(y[0]), tooltip=tips),
+        base.mark_circle(size=140, opacity=0).encode(y=at(y[0]), tooltip=shown),
     )
 
 
@@ -135,15 +140,15 @@ def dashed_lines(
 ) -> alt.Chart:
     """Return a line per run and value of the field ``kind``, which ``dashes`` tell apart."""
     dash = alt.StrokeDash(kind, type="nominal", scale=alt.Scale(domain=list(dashes), range=list(dashes.values())))
-    tips = ["run:N", f"{kind}:N", "step:Q", value]
-    return alt.Chart(data()).mark_line().encode(x=step_axis(), y=y, color=by_run(runs), strokeDash=dash, tooltip=tips)
+    shown = tips("run:N", f"{kind}:N", "step:Q", value)
+    return alt.Chart(data()).mark_line().encode(x=step_axis(), y=y, color=by_run(runs), strokeDash=dash, tooltip=shown)
 
 
-def heat_map(number: int, y: alt.Y, darkness: alt.Opacity, *tips: alt.Tooltip) -> alt.Chart:
+def heat_map(number: int, y: alt.Y, darkness: alt.Opacity, *more: alt.Tooltip) -> alt.Chart:
     """Return cells from the step ``from`` to the step ``to`` in the colour of a run."""
-    tooltip = [alt.Tooltip("from:Q", title="step"), *tips]
+    shown = [alt.Tooltip("from:Q", title="step"), *more]
     cells = alt.Chart(data()).mark_rect(fill=run_colour(number), stroke=None)
-    return cells.encode(x=step_axis("from"), x2="to:Q", y=y, opacity=darkness, tooltip=tooltip)
+    return cells.encode(x=step_axis("from"), x2=alt.X2("to:Q"), y=y, opacity=darkness, tooltip=shown)
 
 
 def until_next(steps: Sequence[int]) -> dict[int, int]:

@@ -181,7 +181,7 @@ def _beliefs_now(runs: Sequence[Run]) -> list[Plot]:
         x=alt.X("rate:Q", axis=draw.number_axis("believed pass rate", "~r"), scale=alt.Scale(domain=[0, 1])),
         y=alt.Y("share:Q", axis=draw.number_axis("share of prompts visited", "~%"), stack=None),
         color=draw.by_run(runs),
-        tooltip=["run:N", alt.Tooltip("rate:Q", title="pass rate"), alt.Tooltip("share:Q", format=".1%")],
+        tooltip=draw.tips("run:N", alt.Tooltip("rate:Q", title="pass rate"), alt.Tooltip("share:Q", format=".1%")),
     )
     chart = base.mark_line(interpolate="monotone", point=alt.OverlayMarkDef(size=30))
     return [Plot("beliefs", "Believed pass rates at the last checkpoint", chart, rows, wide=True)]

@@ -58,7 +58,7 @@ def _ratio(runs: Sequence[Run], number: int, run: Run) -> list[Plot]:
     line = (
         alt.Chart(draw.data())
         .mark_line(color=run_colour(number))
-        .encode(x=draw.step_axis(), y=_ratio_axis(centre), tooltip=["step:Q", f"{centre}:Q"])
+        .encode(x=draw.step_axis(), y=_ratio_axis(centre), tooltip=draw.tips("step:Q", f"{centre}:Q"))
         .transform_filter(f"isValid(datum.{centre})")
     )
     hint = f"line: {centre}" + "".join(f"; band: {low:g}–{high:g}%" for low, high in _pairs(levels))

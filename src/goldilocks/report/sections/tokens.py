@@ -89,7 +89,9 @@ def _shares(there: Mapping[str, Mapping[str, Series]], used: Sequence[str]) -> P
             x2=alt.X2("to:Q"),
             y=y,
             color=alt.Color("account:N", scale=_scale(used)),
-            tooltip=["run:N", "account:N", alt.Tooltip("tokens:Q", format=","), alt.Tooltip("share:Q", format=".1%")],
+            tooltip=draw.tips(
+                "run:N", "account:N", alt.Tooltip("tokens:Q", format=","), alt.Tooltip("share:Q", format=".1%")
+            ),
         )
     )
     labels = (
@@ -118,7 +120,7 @@ def _steps(number: int, title: str, wide: bool, totals: Mapping[str, Series]) ->
             y=alt.Y("low:Q", axis=draw.number_axis("tokens per step")),
             y2=alt.Y2("high:Q"),
             color=alt.Color("account:N", scale=_scale(order)),
-            tooltip=["account:N", "steps:N", alt.Tooltip("tokens:Q", format=",", title="tokens per step")],
+            tooltip=draw.tips("account:N", "steps:N", alt.Tooltip("tokens:Q", format=",", title="tokens per step")),
         )
     )
     return Plot(f"tokens-by-step-{number + 1}", title, chart, rows, wide=wide)
