@@ -99,26 +99,42 @@ def test_two_processes_train_one_batch_that_the_first_decided(two_processes: Pat
     assert first["guard"]["replay/skipped_updates"] == 1
 
 
-@pytest.mark.parametrize(
-    ("chosen", "kill"),
-    [
-        ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}, 5),
-        # a batch serves four updates, and the checkpoint falls between two of them
-        ({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 4,
-          "num_iterations": 2}, 7),
-    ],
-    ids=["whole batches", "in the middle of a batch"],
-)  # fmt: skip
-@pytest.mark.runs(1)
-def test_a_run_that_was_killed_goes_on_exactly(chosen: dict[str, Any], kill: int, tmp_path: Path) -> None:
+# The sizes of a run, and the step in which it is killed. In the second, a batch serves four updates, and the checkpoint
+# falls between two of them.
+CUT: dict[str, tuple[dict[str, int], int]] = {
+    "whole batches": ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}, 5),
+    "in the middle of a batch": (
+        {
+            "per_device_train_batch_size": 4,
+            "gradient_accumulation_steps": 2,
+            "steps_per_generation": 4,
+            "num_iterations": 2,
+        },
+        7,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of runs that were killed and went on, and of the same runs uncut, all forked from one process."""
+    folder = tmp_path_factory.mktemp("cut")
     sections = {
         "filter_groups": {"enable": True, "max_carry_steps": 2},
         "adaptive_rollout": ADAPTIVE,
         "goldilocks": {"selector": "thompson", "guard": {"enable": True, "bound": 1e-3}},
     }
-    common = {"sections": sections, "max_steps": 9, "save_strategy": "steps", "save_steps": 3, **chosen}
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    runs = [{"out": str(cut), "kill": kill}, {"out": str(whole)}, {"out": str(cut), "resume": True}]
-    done = start(tmp_path, [{**common, **own} for own in runs])
-    assert json.loads(done.stdout.splitlines()[-1]) == [KILLED, ENDED, ENDED], done.stderr[-4000:]
-    assert seen(cut) == seen(whole)
+    runs: list[dict[str, Any]] = []
+    for name, (sizes, step) in CUT.items():
+        common = {"sections": sections, "max_steps": 9, "save_strategy": "steps", "save_steps": 3, **sizes}
+        whole, killed = str(folder / name / "whole"), str(folder / name / "killed")
+        own = {"out": killed, "kill": step}, {"out": whole}, {"out": killed, "resume": True}
+        runs += [{**common, **one} for one in own]
+    done = start(folder, runs)
+    assert json.loads(done.stdout.splitlines()[-1]) == [KILLED, ENDED, ENDED] * len(CUT), done.stderr[-4000:]
+    return folder
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_run_that_was_killed_goes_on_exactly(name: str, cut: Path) -> None:
+    assert seen(cut / name / "killed") == seen(cut / name / "whole")
