@@ -19,3 +19,13 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 pip --no-deps "$wheel"
 "$venv/bin/python" "$root/scripts/vllm_requirements.py" > "$venv/vllm-requirements.txt"
 pip --constraint "$root/constraints.txt" --requirement "$venv/vllm-requirements.txt"
+# verl reads images with qwen-vl-utils, which imports torchvision. Where its wheel is for a torch with CUDA, its operators do
+# not load beside one without. Nothing here calls them: what describes them to torch, and fails at the import, is emptied.
+images="torchvision==0.28.0 qwen-vl-utils==0.0.14 av"
+# shellcheck disable=SC2086
+if pip --no-deps $images; then
+    site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    "$venv/bin/python" -c 'import torchvision' 2>/dev/null || : > "$site/torchvision/_meta_registrations.py"
+else
+    echo "$images cannot be installed: the test of images is skipped"
+fi

@@ -35,6 +35,7 @@ class StreamingManager(AgentLoopManagerTQ):
         ask_for(Kind.REPORTS)
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(StreamingWorker)
+        self._next = 0  # the worker that is given prompts first
         self._waiting: dict[Any, int] = {}  # replies that have not come, each with the number of its worker
         self._replies: Counter[int] = Counter()  # that came, by worker
         self._drained: list[Drained] = []
@@ -47,10 +48,12 @@ class StreamingManager(AgentLoopManagerTQ):
         return replies
 
     def start(self, prompts: list[dict[str, Any]]) -> None:
-        """Start the sessions of these prompts, spread evenly over the workers."""
-        size = math.ceil(len(prompts) / len(self.agent_loop_workers))
+        """Start the sessions of these prompts, spread evenly over the workers, also if they come one by one."""
+        workers = self.agent_loop_workers[self._next :] + self.agent_loop_workers[: self._next]
+        size = math.ceil(len(prompts) / len(workers))
         parts = [prompts[place : place + size] for place in range(0, len(prompts), size)]
-        ray.get([worker.start.remote(part) for worker, part in zip(self.agent_loop_workers, parts, strict=False)])
+        self._next = (self._next + len(parts)) % len(workers)
+        ray.get([worker.start.remote(part) for worker, part in zip(workers, parts, strict=False)])
 
     def events(self, within: float | None = None) -> list[Rollout | Failure]:
         """Return the events since the last call; wait until there is one, or ``within`` seconds have passed.

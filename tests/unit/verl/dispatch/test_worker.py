@@ -127,3 +127,16 @@ def test_a_reply_on_its_way_is_waited_for_and_comes_before_what_happened_since(m
     assert manager.so_far() == ([old, new], ["answer"])
     assert manager.events(within=0.0) == []
     assert manager.so_far() == ([], [])
+
+
+def test_prompts_that_come_one_by_one_are_spread_over_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refill is often of one prompt: one worker would render, grade and store them all."""
+    given: list[list[Any]] = [[], [], []]
+    workers = [SimpleNamespace(start=SimpleNamespace(remote=own.extend)) for own in given]
+    monkeypatch.setattr("goldilocks.verl.dispatch.manager.ray", SimpleNamespace(get=list))
+    manager = StreamingManager.__new__(StreamingManager)
+    manager.agent_loop_workers, manager._next = workers, 0
+    for prompts in ([0], [1], [2, 3], [4, 5, 6, 7]):
+        manager.start(prompts)
+    assert sorted(prompt for own in given for prompt in own) == list(range(8))
+    assert [len(own) for own in given] == [2, 3, 3]
