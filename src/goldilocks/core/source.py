@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -243,11 +243,12 @@ def conversation_text(messages: Any) -> str:
     return "\n".join(str(one.get("content") if isinstance(one, Mapping) else one) for one in messages)
 
 
-def undecoded(table: Any, name: str) -> Any:
-    """Return a column of images as they are stored, where the table says how: reading files is cheap."""
+def undecoded(table: Any, name: str) -> Iterator[Any]:
+    """Yield a column of images as they are stored, one at a time: together they may not fit in memory."""
     feature: Any = getattr(table, "features", {}).get(name)
-    if hasattr(feature, "decode"):
-        return table.cast_column(name, replace(feature, decode=False))[name]
-    if hasattr(getattr(feature, "feature", None), "decode"):  # a list of images
-        return table.cast_column(name, type(feature)(replace(feature.feature, decode=False)))[name]
-    return table[name] if hasattr(table, "column_names") else [row[name] for row in table]
+    image = getattr(feature, "feature", feature)  # of a list of images
+    if hasattr(image, "decode"):
+        stored = replace(image, decode=False)
+        table = table.cast_column(name, stored if image is feature else type(feature)(stored))
+    rows = table.select_columns(name) if hasattr(table, "select_columns") else table
+    return (row[name] for row in rows)
