@@ -17,6 +17,8 @@ import pytest
 
 pytest.importorskip("trl")
 
+import trl_world as world
+
 from goldilocks.runs.checkpoints import last_whole
 
 ENDED = 0
@@ -67,12 +69,21 @@ DECIDED = {
     "max_steps": 4,
 }
 
+# Groups differ in size, so that one process and two fill their batches up with different numbers of silent rows.
+SHARED = {
+    "sections": {"filter_groups": {"enable": True}, "adaptive_rollout": ADAPTIVE, "engine_slots": 8},
+    "gradient_accumulation_steps": 2,
+    "loss_type": "dr_grpo",
+    "optim": "sgd",
+    "max_steps": 3,
+}
+
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of two runs, ``judged`` and ``decided``, that the same two processes made."""
+    """The folder of runs that the same two processes made."""
     folder = tmp_path_factory.mktemp("two_processes")
-    runs = {"judged": JUDGED, "decided": DECIDED}
+    runs = {"judged": JUDGED, "decided": DECIDED, "shared": {**SHARED, "per_device_train_batch_size": 4}}
     start(folder, [{"out": str(folder / name), **options} for name, options in runs.items()], *TWO_PROCESSES)
     return folder
 
@@ -97,6 +108,16 @@ def test_two_processes_train_one_batch_that_the_first_decided(two_processes: Pat
     assert first["metrics"] == second["metrics"]
     assert first["guard"] == second["guard"]
     assert first["guard"]["replay/skipped_updates"] == 1
+
+
+def test_two_processes_train_what_one_trains(two_processes: Path, tmp_path: Path) -> None:
+    alone = world.trainer(tmp_path, per_device_train_batch_size=8, **SHARED)
+    alone.train()
+    both = seen(two_processes / "shared")
+    assert [uid for uid, *_ in both["batch"]] == [group.uid for group in alone.collection.batch.groups]
+    assert both["losses"] == pytest.approx(world.losses(alone), rel=1e-3, abs=1e-6)
+    assert both["weights"] == pytest.approx(world.weights(alone).double().sum().item(), abs=1e-5)
+    assert min(map(abs, both["losses"])) > 1e-4
 
 
 # The sizes of a run, and the step in which it is killed. In the second, a batch serves four updates, and the checkpoint
