@@ -29,11 +29,25 @@ class KillAfter(TrainerCallback):  # type: ignore[misc]
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def counted_answers(trainer: Any) -> list[int]:
+    """Return a list that gets, for each evaluation, how many answers count."""
+    log, counts = trainer.log, []
+
+    def logged(*args: Any) -> None:
+        counts.extend(len(ones) for name, ones in trainer._metrics["eval"].items() if name.startswith("val-core/"))
+        log(*args)
+
+    trainer.log = logged
+    return counts
+
+
 def train(options: dict[str, Any]) -> None:
     """Train to the end, and write down what every process saw."""
     out, resume, kill = Path(options.pop("out")), options.pop("resume", False), options.pop("kill", None)
     callbacks = [] if kill is None else [KillAfter(kill)]
-    trainer = world.trainer(out, callbacks=callbacks, **options)
+    validation = world.dataset(prompts) if (prompts := options.pop("eval_prompts", 0)) else None
+    trainer = world.trainer(out, callbacks=callbacks, eval_dataset=validation, **options)
+    answers = counted_answers(trainer)
     trainer.train(resume_from_checkpoint=resume)
     collection = trainer.collection
     assert collection is not None
@@ -44,6 +58,7 @@ def train(options: dict[str, Any]) -> None:
         "batch": [[group.uid, len(group), group.prompt.index] for group in collection.batch.groups],
         "rows": [len(part["advantages"]) for part in trainer._buffered_inputs],
         "metrics": collection.batch.metrics,
+        "answers": answers,
         "guard": {} if trainer._guard is None else trainer._guard.metrics,
     }
     (out / f"seen{trainer.accelerator.process_index}.json").write_text(json.dumps(seen))

@@ -56,6 +56,10 @@ JUDGED = {
     "max_steps": 2,
     "save_strategy": "steps",
     "save_steps": 1,
+    "eval_prompts": 5,  # four answers each, in batches of eight for both processes
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "per_device_eval_batch_size": 4,
 }
 DECIDED = {
     "sections": {
@@ -96,6 +100,10 @@ def test_two_processes_judge_a_batch_and_write_one_checkpoint(two_processes: Pat
     whole = last_whole(out)
     assert whole == out / "checkpoint-2"
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= {file.name for file in whole.iterdir()}
+
+
+def test_answers_that_fill_the_last_batch_of_a_validation_up_do_not_count(two_processes: Path) -> None:
+    assert [seen(two_processes / "judged", rank)["answers"] for rank in (0, 1)] == [[20], [20]]
 
 
 def test_two_processes_train_one_batch_that_the_first_decided(two_processes: Path) -> None:

@@ -258,6 +258,7 @@ class CollectedTrainer(WholeCheckpoints):
 
         TRL's own ``eval_reward`` is a mean over batches, of which the last may be small.
         """
+        rewards = rewards[: self._answers_asked_for(len(rewards))]
         judged = ACCURACY in self.reward_func_names
         right = rewards.nan_to_num() @ self.reward_weights.to(rewards)
         if judged:  # NaN where the reward function returned none
@@ -269,7 +270,8 @@ class CollectedTrainer(WholeCheckpoints):
         failed = rewards.isnan().all(dim=1)  # no function has graded the answer, which may be right
         if failed.any():
             logger.warning("%d of %d answers do not count: no reward function graded them", failed.sum(), len(failed))
-        graded = zip(Processes(self.accelerator).gathered(rows), right.tolist(), failed.tolist(), strict=True)
+        labelled = Processes(self.accelerator).gathered(rows)[: len(rewards)]
+        graded = zip(labelled, right.tolist(), failed.tolist(), strict=True)
         for labels, one in ((labels, one) for labels, one, lost in graded if not lost):
             for label in labels:
                 self._metrics["eval"][label].append(one)
@@ -277,6 +279,18 @@ class CollectedTrainer(WholeCheckpoints):
         for column, values in by_column(shown).items():
             check_values(column, len(values))
         self._tell_prior(shown)
+
+    def _answers_asked_for(self, answers: int) -> int:
+        """Return how many answers of a validation's batch the data ask for.
+
+        So that every process has a whole batch, accelerate fills the last one up with the first rows again.
+        """
+        state = self.accelerator.gradient_state
+        if not state.end_of_dataloader or not hasattr(state.active_dataloader.dataset, "__len__"):
+            return answers
+        asked = len(state.active_dataloader.dataset) * self.num_generations_eval
+        together = self.args.eval_batch_size * self.accelerator.num_processes
+        return min(answers, (asked - 1) % together + 1)
 
     def _tell_prior(self, shown: dict[str, float]) -> None:
         """Tell the first process's prior what this validation has shown so far; only an oracle listens."""
