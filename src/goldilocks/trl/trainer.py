@@ -288,8 +288,8 @@ class CollectedTrainer(WholeCheckpoints):
         state = self.accelerator.gradient_state
         if not state.end_of_dataloader or not hasattr(state.active_dataloader.dataset, "__len__"):
             return answers
-        asked = len(state.active_dataloader.dataset) * self.num_generations_eval
-        together = self.args.eval_batch_size * self.accelerator.num_processes
+        asked: int = len(state.active_dataloader.dataset) * self.num_generations_eval
+        together: int = self.args.eval_batch_size * self.accelerator.num_processes
         return min(answers, (asked - 1) % together + 1)
 
     def _tell_prior(self, shown: dict[str, float]) -> None:
