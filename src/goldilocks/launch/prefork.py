@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -23,7 +24,8 @@ from typing import Any
 
 SOCKET = "GOLDILOCKS_PREFORK"  # the variable that tells a client where the server listens
 HOOK = "RAY_RUNTIME_ENV_HOOK"  # Ray's: a function that is shown the runtime environment of ``ray.init``
-# What verl imports: 9 of 11 CPU seconds. Without Ray and verl, which read their environment as they are imported.
+# What Ray, verl and this package import: 9 of 10 CPU seconds. Without Ray and verl: both read their environment as they
+# are imported, and Ray seeds the generator of its ids then, so that forked workers would draw the same ids.
 PRELOADED = (
     "torch._dynamo",
     "torch.distributed.checkpoint",
@@ -36,14 +38,42 @@ PRELOADED = (
     "fastapi",
     "aiohttp",
     "zmq",
+    "uvicorn",
+    "requests",
+    "jsonschema",
+    "google.protobuf.text_format",
+    "goldilocks.drive.driver",
+    "goldilocks.engine",
 )
 MODULE = "-m"  # before a module's name, as Python has it
+SETUP = "GOLDILOCKS_RAY_SETUP"  # the variable with Ray's own script that sets a worker up
+LANGUAGE, CONTEXT = "--language=", "--serialized-runtime-env-context="  # what Ray tells that script
+# Spare workers, which Ray starts before it knows what a run needs, would import for themselves.
+NO_SPARE_WORKERS = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
 RUN = "GOLDILOCKS_RUN"  # the variable by which a supervisor finds the processes of its run
 _LENGTH = struct.Struct("!q")
 _PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG, _PR_SET_NAME = 1, 2, 15
 
 
 # -- the worker's side: what Ray starts --------------------------------------------------------------------------------
+
+
+def main(argv: list[str]) -> None:
+    """Be Ray's script that sets a worker up, or the worker's Python."""
+    if any(word.startswith(LANGUAGE) for word in argv):
+        set_up_worker(argv)
+    become_worker(argv)
+
+
+def set_up_worker(argv: list[str]) -> None:
+    """Set the worker's variables and become the worker; Ray's own script sets up one that needs more."""
+    context = json.loads(next((word[len(CONTEXT) :] for word in argv if word.startswith(CONTEXT)), "{}"))
+    needs = {key for key, value in context.items() if value}
+    if context.get("py_executable") != py_executable() or needs - {"py_executable", "env_vars"}:
+        os.execv(sys.executable, [sys.executable, os.environ[SETUP], *argv])
+    for key, value in context.get("env_vars", {}).items():
+        os.environ[key] = re.sub(r"\$\{[A-Z0-9_]+\}", "", os.path.expandvars(value))  # as Ray does
+    become_worker([word for word in argv if not word.startswith((LANGUAGE, CONTEXT))])
 
 
 def become_worker(argv: list[str]) -> None:
@@ -98,23 +128,50 @@ def py_executable() -> str:
 def runtime_env_hook(runtime_env: dict[str, Any] | None) -> dict[str, Any]:
     """Have workers forked, unless the user chose a Python for them (``RAY_RUNTIME_ENV_HOOK``)."""
     given = runtime_env or {}
-    return {**given, "py_executable": given.get("py_executable") or py_executable()}  # verl says None
+    if given.get("py_executable"):  # verl says None
+        return given
+    _replace_setup_script()
+    return {**given, "py_executable": py_executable()}
+
+
+def _replace_setup_script() -> None:
+    """Have Ray start each worker with this file: its own script imports Ray, half a second, to set a few variables."""
+    from ray._private import node, ray_constants
+
+    rays, ours = ray_constants.SETUP_WORKER_FILENAME, os.path.abspath(__file__)
+    if rays != ours:
+        os.environ[SETUP] = os.path.join(os.path.dirname(node.__file__), "workers", rays)
+        ray_constants.SETUP_WORKER_FILENAME = ours
 
 
 def serve_in_background(folder: str | None = None) -> bool:
-    """Import what workers need, fork the server, and tell Ray of it; False where that is not possible.
+    """Import what workers need, fork the server, and tell Ray of it; False where that is not possible."""
+    listener = listen(folder)
+    if listener is not None:
+        serve(listener)
+    return listener is not None
+
+
+def listen(folder: str | None = None) -> socket.socket | None:
+    """Tell Ray of the server that ``serve`` will start; None where workers cannot be forked.
 
     The server listens in ``folder``, or in one of its own, and ends with this process, as its workers do.
     """
     if not hasattr(os, "pidfd_open") or os.environ.get("VERL_PLATFORM") != "cpu" or HOOK in os.environ:
-        return False
+        return None
     if "ray" in sys.modules:  # it is too late: Ray took its settings from this process's environment
-        return False
-    preload(PRELOADED)
+        return None
     address = os.path.join(folder or _temporary_folder(), "prefork")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
+    os.environ |= {**NO_SPARE_WORKERS, SOCKET: address, HOOK: f"{__name__}.runtime_env_hook"}
+    return listener
+
+
+def serve(listener: socket.socket) -> None:
+    """Import what workers need and fork the server; Ray must not have been imported."""
+    preload(PRELOADED)
     if os.fork() == 0:
         os.setsid()  # Ctrl-C in a terminal is the driver's
         end_with_parent()
@@ -123,8 +180,6 @@ def serve_in_background(folder: str | None = None) -> bool:
         finally:  # the server must not return into the driver's code
             os._exit(1)
     listener.close()
-    os.environ |= {SOCKET: address, HOOK: f"{__name__}.runtime_env_hook"}
-    return True
 
 
 def _temporary_folder() -> str:
@@ -292,4 +347,4 @@ def process_name(run: str) -> str:
 
 
 if __name__ == "__main__":
-    become_worker(sys.argv[1:])
+    main(sys.argv[1:])

@@ -126,10 +126,61 @@ def test_without_a_server_a_client_is_the_ordinary_python(script: Path) -> None:
         assert done.stdout == "word\n"
 
 
-def test_a_python_that_the_user_chose_for_workers_stays() -> None:
-    assert prefork.runtime_env_hook({"py_executable": "mine"}) == {"py_executable": "mine"}
+RAYS_WORDS = ["--language=PYTHON", "--serialized-runtime-env-context="]
+
+
+def test_a_worker_that_needs_variables_alone_is_set_up_without_ray(script: Path) -> None:
+    script.write_text(
+        "import os, sys\nprint(*sys.argv[1:], os.environ['B'], 'numpy' in sys.modules, 'ray' in sys.modules)\n"
+    )
+    body = f"""
+    import json
+    env_vars = {{"B": "${{A}}${{NONE}}2"}}
+    context = json.dumps({{"env_vars": env_vars, "py_executable": prefork.py_executable(), "java_jars": []}})
+    words = [{RAYS_WORDS[0]!r}, {RAYS_WORDS[1]!r} + context]
+    subprocess.run([sys.executable, prefork.__file__, {str(script)!r}, "word", *words], env={{**os.environ, "A": "1"}})
+    """
+    out, _ = driver(body).communicate(timeout=PATIENCE_S)
+    assert out.split() == ["word", "12", "True", "False"]
+
+
+@pytest.mark.parametrize("context", ['{"py_executable": "mine"}', '{"command_prefix": ["cd /"]}', "{}"])
+def test_ray_sets_up_a_worker_that_needs_more_than_variables(script: Path, context: str) -> None:
+    script.write_text("import sys\nprint(*sys.argv[1:])\n")
+    words = ["default_worker.py", RAYS_WORDS[0], RAYS_WORDS[1] + context]
+    env = {**os.environ, prefork.SETUP: str(script)}
+    done = subprocess.run(
+        [sys.executable, prefork.__file__, *words], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == " ".join(words)
+
+
+@pytest.fixture
+def rays_script(monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of Ray's script; what the hook changes is as it was after the test."""
+    from ray._private import ray_constants
+
+    name = "setup_worker.py"
+    monkeypatch.setattr(ray_constants, "SETUP_WORKER_FILENAME", name)
+    monkeypatch.setenv(prefork.SETUP, "")
+    return name
+
+
+def test_ray_starts_its_workers_with_this_file(rays_script: str) -> None:
+    from ray._private import ray_constants
+
     for nothing_chosen in (None, {}, {"py_executable": None}):
         assert prefork.runtime_env_hook(nothing_chosen) == {"py_executable": prefork.py_executable()}
+        assert os.path.abspath(prefork.__file__) == ray_constants.SETUP_WORKER_FILENAME
+        assert Path(os.environ[prefork.SETUP]).name == rays_script
+        assert Path(os.environ[prefork.SETUP]).is_file()
+
+
+def test_a_python_that_the_user_chose_for_workers_stays(rays_script: str) -> None:
+    from ray._private import ray_constants
+
+    assert prefork.runtime_env_hook({"py_executable": "mine"}) == {"py_executable": "mine"}
+    assert rays_script == ray_constants.SETUP_WORKER_FILENAME
 
 
 FORKING = """
