@@ -2,9 +2,10 @@
 
     python benchmarks/launch.py [--steps 2] [--each]
 
-Two runs of the default task with a few rollouts each. In the first, Ray's workers are forked from a process that has
-imported what they need; in the second, each imports for itself. A process is looked at five times a second (user and
-system time from ``/proc``), so the last moments of each are missing. ``--each`` names the workers.
+Two runs of the default task with a few rollouts each, and when their first step was logged. In the first, Ray's workers
+are forked from a process that has imported what they need; in the second, each imports for itself. A process is looked
+at five times a second (user and system time from ``/proc``), so the last moments of each are missing. ``--each`` names
+the workers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -72,12 +73,26 @@ def processes(root: int, run: Path) -> list[psutil.Process]:
     return found
 
 
-def launch(env: dict[str, str], steps: int, each: bool) -> tuple[float, dict[tuple[int, float], Seen]]:
-    """Train, and return the wall time with what every process of the run cost."""
-    seen: dict[tuple[int, float], Seen] = {}
+@dataclass
+class Launched:
+    """A run that has ended: seconds to its first step and to its end, and what every process cost."""
+
+    first: float = 0.0
+    first_cpu: float = 0.0
+    wall: float = 0.0
+    seen: dict[tuple[int, float], Seen] = field(default_factory=dict)
+
+    @property
+    def cpu(self) -> float:
+        return sum(process.seconds for process in self.seen.values())
+
+
+def launch(env: dict[str, str], steps: int, each: bool) -> Launched:
+    """Train, and look at the run until it ends."""
+    run = Launched()
     with tempfile.TemporaryDirectory() as folder:
         words = ["train", *SMALL, f"trainer.total_training_steps={steps}", "--runs", folder, "--name", "run"]
-        began = time.monotonic()
+        began, metrics = time.monotonic(), Path(folder) / "run" / "metrics.jsonl"
         command = subprocess.Popen(
             [sys.executable, "-m", "goldilocks.cli", *words], env={**os.environ, **env}, stdout=subprocess.DEVNULL
         )
@@ -86,11 +101,14 @@ def launch(env: dict[str, str], steps: int, each: bool) -> tuple[float, dict[tup
                 with contextlib.suppress(psutil.Error):
                     times = process.cpu_times()
                     cost = Seen(kind_of(process, command.pid, each), times.user + times.system)
-                    seen[process.pid, process.create_time()] = cost
+                    run.seen[process.pid, process.create_time()] = cost
+            run.wall = time.monotonic() - began
+            if not run.first and metrics.exists() and metrics.stat().st_size:
+                run.first, run.first_cpu = run.wall, run.cpu
             time.sleep(INTERVAL_S)
         if command.returncode != 0:
             raise SystemExit(f"goldilocks train ended with status {command.returncode}")
-        return time.monotonic() - began, seen
+        return run
 
 
 def main() -> None:
@@ -99,17 +117,19 @@ def main() -> None:
     parser.add_argument("--each", action="store_true", help="name every kind of worker")
     args = parser.parse_args()
     defaults.provide(compose_config(choose([], "cpu")))  # what the first run of a user makes is no part of a launch
-    walls, costs, counts = {}, {}, {}
+    runs, costs, counts = {}, {}, {}
     for way, env in WAYS.items():
-        walls[way], seen = launch(env, args.steps, args.each)
-        costs[way], counts[way] = Counter[str](), Counter(process.kind for process in seen.values())
-        for process in seen.values():
+        runs[way] = launch(env, args.steps, args.each)
+        seen = runs[way].seen.values()
+        costs[way], counts[way] = Counter[str](), Counter(process.kind for process in seen)
+        for process in seen:
             costs[way][process.kind] += process.seconds
     print(f"{'':<28}" + "".join(f"{way:>15}{'processes':>11}" for way in WAYS))
     for kind in sorted(set().union(*costs.values()), key=lambda kind: -max(cost[kind] for cost in costs.values())):
         print(f"{kind:<28}" + "".join(f"{costs[way][kind]:>15.1f}{counts[way][kind]:>11}" for way in WAYS))
-    for name, figures in (("all, CPU s", {way: cost.total() for way, cost in costs.items()}), ("wall, s", walls)):
-        print(f"{name:<28}" + "".join(f"{figures[way]:>15.1f}{'':>11}" for way in WAYS))
+    figures = {"all, CPU s": "cpu", "wall, s": "wall", "first step, CPU s": "first_cpu", "first step, wall, s": "first"}
+    for name, figure in figures.items():
+        print(f"{name:<28}" + "".join(f"{getattr(runs[way], figure):>15.1f}{'':>11}" for way in WAYS))
 
 
 if __name__ == "__main__":
