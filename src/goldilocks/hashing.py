@@ -56,7 +56,8 @@ def _media_key(media: Any) -> Any:
         return [_media_key(one) for one in media]
     if isinstance(media, str | int | float | None):
         return media
-    return _written(media.tobytes() if hasattr(media, "shape") else media)  # ``str`` of an array leaves numbers out
+    array = media.numpy() if hasattr(media, "numpy") else media  # ``str`` of an array or a tensor leaves numbers out
+    return _written(array.tobytes() if hasattr(array, "shape") else array)
 
 
 def _written(value: Any) -> Any:

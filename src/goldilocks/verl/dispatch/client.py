@@ -38,6 +38,7 @@ from goldilocks.verl.dispatch.session import (
 from goldilocks.verl.fields import TOP
 
 ASK_AGAIN_S = 1.0  # an abort may overtake its request: it is repeated
+MEDIA_ARGUMENTS = ("image_data", "video_data", "audio_data")  # of verl's ``generate``, beside the text
 Server = tuple[str, Any]  # its name and its handle
 
 # The request for which this task has a server. Not every verl names it where the server is released.
@@ -155,7 +156,7 @@ class StreamingClient(LLMServerClient):
             return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
         config = self.config.actor_rollout_ref.rollout
         turn = of_turn(sampling_params, config, session.asked)
-        answer = session.next_answer(prompt_ids)
+        answer = session.next_answer(prompt_ids, [kwargs.get(name) for name in MEDIA_ARGUMENTS])
         while not answer.done:
             await self._going.wait()
             if self.is_cancelled(session):

@@ -20,6 +20,7 @@ import numpy as np
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.request import Generation
+from goldilocks.hashing import content_key, with_media
 from goldilocks.rewards.calls import is_number
 from goldilocks.runs.records import row_key
 from goldilocks.types import Rollout
@@ -97,9 +98,11 @@ def _oldest_and_newest(versions: Versions) -> dict[str, int | None]:
     return {"min_global_steps": min(known, default=None), "max_global_steps": max(known, default=None)}
 
 
-def name_of(prompt_ids: Sequence[int]) -> str:
-    """A name for a prompt: a saved answer continues only if the same prompt is asked again."""
-    return hashlib.blake2b(np.asarray(prompt_ids, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
+def name_of(prompt_ids: Sequence[int], media: Sequence[Any] = ()) -> str:
+    """A name for a prompt: a saved answer continues only if the same prompt is asked again, about the same images."""
+    name = hashlib.blake2b(np.asarray(prompt_ids, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
+    whole = with_media(name, media)
+    return name if whole == name else f"{name}-{content_key(whole):016x}"
 
 
 def _packed(part: TokenOutput) -> dict[str, Any]:
@@ -195,9 +198,9 @@ class Session:
         """Which policy wrote how many of its tokens, in order."""
         return [span for answer in self.answers for span in answer.versions]
 
-    def next_answer(self, prompt_ids: Sequence[int]) -> ResumableAnswer:
+    def next_answer(self, prompt_ids: Sequence[int], media: Sequence[Any] = ()) -> ResumableAnswer:
         """The answer to the agent loop's next request: the saved one if the request is the same, or a new one."""
-        name, place = name_of(prompt_ids), self.asked
+        name, place = name_of(prompt_ids, media), self.asked
         self.asked += 1
         if place < len(self.answers) and self.answers[place].prompt == name:
             return self.answers[place]

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.types import Prompt, Request
@@ -126,3 +128,17 @@ def test_the_rest_of_an_answer_draws_noise_of_its_own(engine: str, same: bool) -
 def test_arrays_of_an_answer_are_stored_as_tensors(tmp_path: Path) -> None:
     save_rows([written([[1], [2]]).state_dict()], tmp_path)
     assert "[1" not in (tmp_path / "values.json").read_text()
+
+
+def test_an_answer_to_the_same_words_about_another_image_does_not_go_on() -> None:
+    """A tool that is called again after a restart may return another picture of the same size."""
+    black, again, white = (Image.new("L", (2, 2), shade) for shade in (0, 0, 255))
+    session = Session("g0", 0)
+    answer = session.next_answer([1, 2], [[black], None, None])
+    session.asked = 0
+    assert session.next_answer([1, 2], [[again], None, None]) is answer
+    session.asked = 0
+    assert session.next_answer([1, 2], [[white], None, None]) is not answer
+    session.asked = 0
+    assert session.next_answer([1, 2], [None, [(torch.zeros(2, 2), {"fps": 2.0})], None]).prompt != name_of([1, 2])
+    assert name_of([1, 2], [None, None, None]) == name_of([1, 2])
