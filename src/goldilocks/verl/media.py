@@ -50,10 +50,23 @@ def _parquet(files: Any) -> list[Path]:
     return [path for path in (Path(str(name)).expanduser() for name in names) if path.suffix == ".parquet"]
 
 
-def _columns(file: Path) -> list[str]:
+def _columns(file: Path) -> set[str]:
+    """Return the columns that have a value somewhere, by what the file says of its chunks."""
     from pyarrow import parquet
 
-    return list(parquet.read_schema(file).names) if file.is_file() else []
+    if not file.is_file():
+        return set()
+    opened = parquet.ParquetFile(file)
+    groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
+    leaves = [opened.schema.column(place) for place in range(opened.metadata.num_columns)]
+    typed = [place for place, leaf in enumerate(leaves) if str(leaf.logical_type) != "Null"]
+    chunks = (group.column(place) for group in groups for place in typed)
+    return {chunk.path_in_schema.split(".")[0] for chunk in chunks if not _is_empty(chunk)}
+
+
+def _is_empty(chunk: Any) -> bool:
+    known = chunk.statistics
+    return known is not None and known.has_null_count and known.null_count == chunk.num_values
 
 
 def _missing_library() -> str:

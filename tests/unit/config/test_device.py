@@ -95,6 +95,15 @@ def test_models_and_data_with_pictures_are_refused_before_anything_starts(tmp_pa
     _validate(_compose(*sizes, f"data.train_files=[{file}]", "data.image_key=pictures"))
 
 
+@pytest.mark.parametrize("images", [[[], None], [None, None]])
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_an_empty_column_of_images_is_text(tmp_path: Path, engine: str, images: list[Any]) -> None:
+    file = tmp_path / "train.parquet"
+    pandas.DataFrame({"prompt": ["What is it?", "And this?"], "images": images}).to_parquet(file)
+    sizes = ["+device=cpu", "actor_rollout_ref.actor.ppo_mini_batch_size=8", "data.train_batch_size=8"]
+    _validate(_compose(*sizes, f"data.train_files={file}", f"actor_rollout_ref.rollout.name={engine}"))
+
+
 def test_images_that_verl_could_not_read_are_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
