@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from goldilocks.engine import weights
-from goldilocks.engine.decoder import Decoder
+from goldilocks.engine.decoder import Decoder, Sampled
 from goldilocks.engine.reach import check_length
 from goldilocks.engine.request import Generation, SamplingParams, StopReason
 from goldilocks.engine.sampling import uniforms
 from goldilocks.errors import require
+
+_STEADY = 8  # rows that go on for each that ended: then steps beyond those that are looked at are seldom in vain
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,14 @@ class _Request:
     def last(self) -> int:
         """The position of the last token it may generate."""
         return len(self.prompt) + self.params.max_tokens - 1
+
+
+@dataclass(frozen=True)
+class _Stride:
+    """A few decode steps under way: the columns [rows, steps] that they fill, and how to wait for them."""
+
+    columns: npt.NDArray[np.int64]
+    wait: Callable[[], Sampled]
 
 
 class Engine:
@@ -64,7 +75,9 @@ class Engine:
         self._max_length = max_length
         self._decoder = _decoder(model, slots, max_length, pad_id, torch.device(device))
         self._waiting: deque[_Request] = deque()
-        self._aborted: list[Generation] = []
+        self._ended: list[Generation] = []  # since the last step
+        self._under_way: _Stride | None = None
+        self._steady = False  # whether most rows went on at the last look
         self._ids: set[str] = set()
         self._live: list[_Request | None] = [None] * slots
         self._resident: dict[tuple[int, ...], int] = {}  # prompt -> a slot whose cache still begins with it
@@ -72,6 +85,7 @@ class Engine:
         self._position = np.zeros(slots, dtype=np.int64)  # of the token fed next
         self._last = np.zeros(slots, dtype=np.int64)
         self._seed = np.zeros(slots, dtype=np.uint64)
+        self._cuts = np.zeros(slots, dtype=bool)
         self._stops = np.full((slots, 1), -1, dtype=np.int64)
         columns = max_length + self._decoder.stride  # a row that has ended runs on to the end of the stride
         self._tokens = np.zeros((slots, columns), dtype=np.int64)
@@ -81,7 +95,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether any request has not come back yet."""
-        return bool(self._ids)
+        return bool(self._ids or self._ended)
 
     @property
     def free(self) -> int:
@@ -107,12 +121,12 @@ class Engine:
         running = bool(self._waiting) or any(self._live)
         if running and self._decoder.asleep:
             raise RuntimeError("the engine is asleep and has requests to run: call wake() first")
-        ended, self._aborted = self._aborted, []
+        ended, self._ended = self._ended, []
         self._ids.difference_update(generation.request_id for generation in ended)
         if running:
-            self._admit()
-            self._compact()
             ended += self._decode()
+        else:
+            self._under_way = None  # of requests that were aborted
         return ended
 
     def abort(self, request_id: str) -> None:
@@ -122,19 +136,19 @@ class Engine:
         """
         for slot, request in enumerate(self._live):
             if request is not None and request.request_id == request_id:
-                self._aborted.append(self._end(slot, int(self._position[slot]), "aborted"))
+                self._ended.append(self._end(slot, int(self._position[slot]), "aborted"))
                 return
         for request in self._waiting:
             if request.request_id == request_id:
                 self._waiting.remove(request)
-                self._aborted.append(Generation.unstarted(request_id))
+                self._ended.append(Generation.unstarted(request_id))
                 return
 
     def abort_all(self) -> None:
         """Abort every request."""
         live = [slot for slot, request in enumerate(self._live) if request is not None]
-        self._aborted += [self._end(slot, int(self._position[slot]), "aborted") for slot in live]
-        self._aborted += [Generation.unstarted(request.request_id) for request in self._waiting]
+        self._ended += [self._end(slot, int(self._position[slot]), "aborted") for slot in live]
+        self._ended += [Generation.unstarted(request.request_id) for request in self._waiting]
         self._waiting.clear()
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> None:
@@ -142,6 +156,7 @@ class Engine:
 
         A mapping, with all weights in memory, loads faster than an iterable.
         """
+        self._settle()
         self._forget()
         if isinstance(named_tensors, Mapping):
             weights.load_all(self._model, named_tensors)
@@ -152,6 +167,7 @@ class Engine:
         """Give the cache's memory back. Requests in flight must have come back or be aborted first."""
         if any(self._live):
             raise RuntimeError(f"sleep with {sum(r is not None for r in self._live)} live requests: abort_all() first")
+        self._settle()
         self._forget()
         self._decoder.release()
 
@@ -203,6 +219,7 @@ class Engine:
             self._decoder.prefill(list(prompts), list(prompts.values()))
         self._copy(new)
         self._place(taken)
+        self._steady = False  # their answers may be short
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
         length = max((len(self._held[target] or ()) - 1 for _, target in pairs), default=0)
@@ -214,6 +231,7 @@ class Engine:
         self._position[slot] = len(request.prompt) - 1
         self._last[slot] = request.last
         self._seed[slot] = request.seed
+        self._cuts[slot] = request.params.cuts
         missing = len(request.stops) - self._stops.shape[1]
         if missing > 0:
             self._stops = np.pad(self._stops, ((0, 0), (0, missing)), constant_values=-1)
@@ -245,6 +263,7 @@ class Engine:
             self._position,
             self._last,
             self._seed,
+            self._cuts,
             self._stops,
             self._tokens,
             self._log_probs,
@@ -258,16 +277,48 @@ class Engine:
                 self._hold(slot, prompt)
 
     def _decode(self) -> list[Generation]:
-        live = np.array([request is not None for request in self._live])
+        """Decode a stride and look at it. Where the next one is the same rows again, it runs in the meantime."""
+        stride, self._under_way = self._under_way, None
+        if stride is None:
+            self._admit()
+            self._compact()
+            stride = self._launch()
+        if self._goes_on(stride):
+            self._under_way = self._launch(stride.columns.shape[1])
+        return self._look(stride)
+
+    def _goes_on(self, stride: _Stride) -> bool:
+        """Whether the same rows can be decoded further before it is known which of them end in ``stride``.
+
+        Not where a request waits for a slot, where the batch is due to shrink, or where many rows may have ended.
+        """
+        rows, steps = stride.columns.shape
+        live = self._live_rows()
+        if not (self._decoder.ahead and self._steady) or self._waiting:
+            return False
+        shrinks = self._decoder.bucket(int(live.sum())) < rows
+        return not shrinks and bool((self._position + steps < self._last)[live].any())
+
+    def _live_rows(self) -> npt.NDArray[np.bool_]:
+        return np.array([request is not None for request in self._live])
+
+    def _launch(self, ahead: int = 0) -> _Stride:
+        """Begin a stride, ``ahead`` steps after what has been looked at."""
+        live = self._live_rows()
         rows = self._decoder.bucket(int(live.nonzero()[0].max()) + 1)
         live = live[:rows]
-        left = self._last[:rows] - self._position[:rows]
-        steps = int(min(self._decoder.stride, left[live].max()))
-        columns = self._position[:rows, None] + np.arange(1, steps + 1)
+        begin = self._position[:rows] + ahead
+        steps = int(min(self._decoder.stride, (self._last[:rows] - begin)[live].max()))
+        columns = begin[:, None] + np.arange(1, steps + 1)
         extent = int(min(columns[live].max(), self._max_length))
         noise = uniforms(self._seed[:rows, None], columns).swapaxes(0, 1)
-        cuts = any(request.params.cuts for request in self._live if request is not None)
-        sampled = self._decoder.decode(rows, extent, noise, cuts)
+        cuts = bool(self._cuts[:rows][live].any())
+        return _Stride(columns, self._decoder.launch(rows, extent, noise, cuts))
+
+    def _look(self, stride: _Stride) -> list[Generation]:
+        """Wait for a stride, keep its draws, and end the requests that it ended."""
+        sampled, columns = stride.wait(), stride.columns
+        rows, steps = columns.shape
         index = np.arange(rows)[:, None], np.minimum(columns, self._tokens.shape[1] - 1)
         self._tokens[index] = sampled.tokens.T
         self._log_probs[index] = sampled.log_probs.T
@@ -276,10 +327,21 @@ class Engine:
         stopped = (sampled.tokens.T[:, :, None] == self._stops[:rows, None, :]).any(-1)
         over = stopped | (columns >= self._last[:rows, None])
         first = over.argmax(1)
-        return [
+        ended = [
             self._end(slot, int(columns[slot, first[slot]]), "stop" if stopped[slot, first[slot]] else "length")
-            for slot in np.flatnonzero(over.any(1) & live).tolist()
+            for slot in np.flatnonzero(over.any(1) & self._live_rows()[:rows]).tolist()
         ]
+        left = sum(request is not None for request in self._live)
+        self._steady = left >= _STEADY * len(ended)
+        if not left:  # what is under way is of nobody
+            self._under_way = None
+        return ended
+
+    def _settle(self) -> None:
+        """Look at what is under way, so that nothing is drawn from weights that are gone."""
+        if self._under_way is not None:
+            stride, self._under_way = self._under_way, None
+            self._ended += self._look(stride)
 
     def _end(self, slot: int, last: int, reason: StopReason) -> Generation:
         """Free the slot; its answer reaches to position ``last``."""

@@ -7,6 +7,7 @@ reads and writes lies at fixed addresses; weights are updated in place; so a gra
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from goldilocks.engine import kernels
+from goldilocks.engine import kernels, layers
 from goldilocks.engine.cache import KernelWindow
 from goldilocks.engine.decoder import Decoder, Sampled
 from goldilocks.engine.fused import fuse_norms, fused_rotary, settle_rotary
@@ -23,6 +24,7 @@ from goldilocks.engine.sampling import cut
 
 SMALLEST = 8  # rows of the smallest graph: with fewer, a step takes as long
 PROMPTS = (8, 64)  # batch sizes of captured prefills
+FUSED_LAYERS = True  # of a model that allows it; a benchmark compares with its own modules
 FEW_TOKENS = 8192  # a prefill of more tokens takes the GPU longer than the host takes to launch it: no need for a graph
 
 
@@ -38,6 +40,7 @@ class GraphDecoder(Decoder):
     """Runs decode steps as CUDA graphs, in batch sizes that are powers of two, and small prefills likewise."""
 
     stride = 8
+    ahead = True
     spare = 1  # where the padding rows of a captured prefill go
 
     def __init__(self, model: PreTrainedModel, slots: int, max_length: int, pad_id: int, device: torch.device) -> None:
@@ -51,9 +54,11 @@ class GraphDecoder(Decoder):
         super().__init__(model, slots, max_length, pad_id, device)
         fuse_norms(model)
         settle_rotary(model)
+        self._fused = layers.Fused(model, max_length) if FUSED_LAYERS and layers.fits(model) else None
 
     def release(self) -> None:
         """Give back the cache and the graphs, which hold its addresses."""
+        torch.cuda.synchronize(self.device)  # a replay that nobody waits for may still run
         self._graphs.clear()
         self._prefills.clear()
         self._pool = torch.cuda.graph_pool_handle()  # the old one died with the last graph that used it
@@ -76,6 +81,11 @@ class GraphDecoder(Decoder):
         prefill.graph.replay()
         return None
 
+    def _fill(self, rows: Tensor, tokens: Tensor) -> None:
+        if self._fused is None:
+            return super()._fill(rows, tokens)
+        return self._fused.fill(tokens, rows, self.store)
+
     def _capture_prefill(self, height: int, width: int) -> _Prefill:
         rows = torch.full((height,), self.slots, device=self.device)
         tokens = torch.full((height, width), self.pad_id, device=self.device)
@@ -83,17 +93,24 @@ class GraphDecoder(Decoder):
         self._prefills[height, width] = _Prefill(graph, rows, tokens)
         return self._prefills[height, width]
 
-    @torch.inference_mode()
     def decode(self, rows: int, extent: int, uniforms: npt.NDArray[np.float32], cuts: bool) -> Sampled:
         """Replay the graph of this batch size once per step; the host waits once, at the end."""
+        return self.launch(rows, extent, uniforms, cuts)()
+
+    @torch.inference_mode()
+    def launch(self, rows: int, extent: int, uniforms: npt.NDArray[np.float32], cuts: bool) -> Callable[[], Sampled]:
+        """Queue the replays and the copy of their draws to the host, behind whatever the device still does."""
         graph = self._graphs.get((rows, cuts)) or self._capture(rows, cuts)
         steps = len(uniforms)
         self._uniforms[:steps, :rows] = self._device(uniforms)
         self._tick.zero_()
         for _ in range(steps):
             graph.replay()
-        drawn = self._drawn[:steps, :, :rows].cpu().numpy()
-        return Sampled(drawn[:, 2].astype(np.int64), drawn[:, 0], drawn[:, 1])
+        host = torch.empty(steps, 3, rows, pin_memory=True)
+        host.copy_(self._drawn[:steps, :, :rows], non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return partial(_waited, done, host)
 
     def _capture(self, rows: int, cuts: bool) -> torch.cuda.CUDAGraph:
         """Capture a step. The run before capture is undone; what it wrote into the cache, the step writes again."""
@@ -131,9 +148,17 @@ class GraphDecoder(Decoder):
         self._tick.add_(1)
 
     def _logits(self, rows: int, extent: int) -> Tensor:
+        if self._fused is not None:
+            return self._fused.step(self._tokens[:rows], self._positions[:rows], self.store)
         positions = self._positions[:rows, None]
         window = KernelWindow(self.store, self._positions[:rows])
         return self._forward(self._tokens[:rows, None], positions, self._last(positions), window)
+
+
+def _waited(done: torch.cuda.Event, host: Tensor) -> Sampled:
+    done.synchronize()
+    drawn = host.numpy()
+    return Sampled(drawn[:, 2].astype(np.int64), drawn[:, 0], drawn[:, 1])
 
 
 def _power_of_two(number: int) -> int:

@@ -310,3 +310,64 @@ def test_an_answer_that_is_stopped_and_gone_on_with_is_what_it_would_have_been(s
         reason = done[0].stop_reason
     assert (written, reason) == (whole.token_ids, whole.stop_reason)
     np.testing.assert_allclose(log_probs, whole.log_probs, atol=1e-5)
+
+
+def answers_with_aborts(ahead: bool) -> tuple[dict[str, Generation], int]:
+    """Requests that come, end and are aborted at other times; weights change on the way. Also the steps it took."""
+    engine = make(slots=16, eos_ids=(EOS,))
+    engine._decoder.ahead = ahead
+    done: dict[str, Generation] = {}
+    prompts = random_prompts(24)
+    for i in range(12):
+        engine.submit(str(i), prompts[i], SamplingParams(max_tokens=25, seed=i, top_k=20 if i == 3 else -1))
+    steps = 0
+    while engine.busy:
+        done |= {generation.request_id: generation for generation in engine.step()}
+        steps += 1
+        if steps == 6:
+            engine.abort("0")
+            for i in range(12, 24):
+                engine.submit(str(i), prompts[i], SamplingParams(max_tokens=2 + i % 15, seed=i))
+    return done, steps
+
+
+def test_steps_that_run_ahead_of_the_looks_change_no_answer() -> None:
+    plain, steps = answers_with_aborts(ahead=False)
+    ahead, more = answers_with_aborts(ahead=True)
+    assert steps <= more <= steps + 2  # a request may wait for what is under way when it comes
+    assert ahead.keys() == plain.keys() == {str(i) for i in range(24)}
+    for request, generation in plain.items():
+        ours = ahead[request]
+        assert (ours.token_ids, ours.stop_reason) == (generation.token_ids, generation.stop_reason)
+        assert ours.log_probs == pytest.approx(generation.log_probs, abs=1e-5)
+
+
+def test_weights_are_loaded_after_the_steps_under_way_and_their_answers_come_back() -> None:
+    engine = make(slots=16, eos_ids=())
+    engine._decoder.ahead = True
+    for i in range(16):
+        engine.submit(str(i), [i], SamplingParams(max_tokens=3, seed=i))
+    assert engine.step() == engine.step() == []
+    assert engine._under_way is not None  # the third token, by the old weights
+    engine.load_weights({name: torch.zeros_like(tensor) for name, tensor in engine._model.state_dict().items()})
+    assert engine._under_way is None
+    assert engine.busy
+    done = drain(engine)
+    assert len(done) == 16
+    uniform = -np.log(VOCABULARY)
+    assert all(abs(one.log_probs[-1] - uniform) > 1e-3 for one in done.values())
+
+
+def test_what_is_under_way_of_aborted_requests_is_dropped() -> None:
+    engine = make(slots=16, eos_ids=())
+    engine._decoder.ahead = True
+    for i in range(16):
+        engine.submit(str(i), [i], SamplingParams(max_tokens=9, seed=i))
+    assert engine.step() == engine.step() == []
+    assert engine._under_way is not None
+    engine.abort_all()
+    assert {len(one.token_ids) for one in drain(engine).values()} == {2}
+    engine.sleep()
+    engine.wake()
+    alone = generate(make(eos_ids=()), [7, 8], seed=3)
+    assert generate(engine, [7, 8], seed=3).token_ids == alone.token_ids

@@ -1,0 +1,212 @@
+"""A model of plain layers in half the kernels: eight to a layer of a decode step, where its modules launch 17.
+
+The projections to queries, keys and values become one matrix product, and so do gate and up. Their weights are laid
+side by side, and the model's parameters become views of the result: new weights still arrive in place, and nothing is
+held twice. Between the products stand the kernels of ``layer_kernels``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from goldilocks.engine import attention
+from goldilocks.engine.cache import DecodeWindow, KVStore
+
+# Models whose layers are known to be attention and a gated MLP, each after a norm. ``agrees`` makes sure of it.
+MODELS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+
+
+class Joined(NamedTuple):
+    """Linear layers side by side."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, states: Tensor) -> Tensor:
+        return F.linear(states, self.weight, self.bias)
+
+
+@torch.no_grad()
+def join(*linears: nn.Linear) -> Joined:
+    """Lay linear layers side by side; their own parameters become views of the result."""
+    weight = _side_by_side([one.weight for one in linears])
+    biases = [one.bias for one in linears if one.bias is not None]
+    return Joined(weight, _side_by_side(biases) if biases else None)
+
+
+def _side_by_side(parameters: Sequence[Tensor]) -> Tensor:
+    whole = torch.cat([one.data for one in parameters])
+    for one, view in zip(parameters, whole.split([len(one) for one in parameters]), strict=True):
+        one.data = view
+    return whole
+
+
+class _Layer(NamedTuple):
+    """What a step needs of a layer."""
+
+    qkv: Joined
+    heads: Any  # layer_kernels.Heads
+    attended: nn.Module
+    after_attention: Any
+    gate_and_up: Joined
+    down: nn.Module
+    after_mlp: Any  # the next layer's first norm, or the model's last
+
+
+class Fused:
+    """Prompts and single tokens through a model that ``fits``."""
+
+    def __init__(self, model: Any, length: int) -> None:
+        from goldilocks.engine import layer_kernels  # needs Triton, which only comes with a CUDA build of torch
+
+        self._kernels = layer_kernels
+        self._body, self._head = model.model, model.lm_head
+        layers = [*self._body.layers]
+        norms = [*(layer.input_layernorm for layer in layers[1:]), self._body.norm]
+        self._layers = [_layer(layer, after, model.config) for layer, after in zip(layers, norms, strict=True)]
+        self._angles = self._all_angles(length, model.dtype, model.device)
+
+    @torch.no_grad()
+    def _all_angles(self, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+        kind = torch.zeros((), dtype=dtype, device=device)
+        cosines, sines = self._body.rotary_emb(kind, torch.arange(length, device=device)[None])
+        return cosines[0].contiguous(), sines[0].contiguous()
+
+    def step(self, tokens: Tensor, columns: Tensor, store: KVStore) -> Tensor:
+        """Feed one token per row at its column of the cache. Returns the logits."""
+        residual, states = self._begin(tokens)
+        for layer, keys, values in zip(self._layers, store.keys, store.values, strict=True):
+            projected = layer.qkv(states)
+            seen = self._kernels.attend(projected, self._angles, keys, values, columns, layer.heads)
+            states = self._finish(layer, seen, residual)
+        logits: Tensor = self._head(states)
+        return logits
+
+    def fill(self, tokens: Tensor, rows: Tensor, store: KVStore) -> None:
+        """Write the keys and values of prompts ``tokens`` [prompts, width] to the ``rows`` of the cache."""
+        width = tokens.shape[1]
+        residual, states = self._begin(tokens.flatten())
+        for layer, keys, values in zip(self._layers, store.keys, store.values, strict=True):
+            query, key, value = self._rotated(layer, states.view(*tokens.shape, -1), keys.shape[3])
+            keys[rows, :, :width] = key
+            values[rows, :, :width] = value
+            if layer is not self._layers[-1]:  # nothing comes after the last layer's keys
+                states = self._finish(layer, _causal(query, key, value, layer.heads.scaling), residual)
+
+    def _begin(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        residual = self._body.embed_tokens(tokens)
+        return residual, self._body.layers[0].input_layernorm(residual)
+
+    def _finish(self, layer: _Layer, seen: Tensor, residual: Tensor) -> Tensor:
+        """The rest of a layer after attention, up to the norm that follows it; ``residual`` is advanced in place."""
+        states = self._sum(layer.attended(seen), residual, layer.after_attention)
+        states = layer.down(self._kernels.swiglu(layer.gate_and_up(states)))
+        return self._sum(states, residual, layer.after_mlp)
+
+    def _sum(self, delta: Tensor, residual: Tensor, norm: Any) -> Tensor:
+        return self._kernels.add_norm(delta, residual, norm.weight, norm.variance_epsilon)
+
+    def _rotated(self, layer: _Layer, states: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of prompts, [prompts, heads, width, size] each."""
+        from goldilocks.engine.kernels import rms_norm, rotate
+
+        heads = layer.qkv(states).unflatten(-1, (-1, size))
+        count = layer.heads.queries
+        shared = (heads.shape[2] - count) // 2
+        query, key, value = heads.split([count, shared, shared], 2)
+        if layer.heads.norms is not None:
+            query, key = (
+                rms_norm(one, weight, layer.heads.eps)
+                for one, weight in zip((query, key), layer.heads.norms, strict=True)
+            )
+        cos, sin = (table[None, : states.shape[1]] for table in self._angles)
+        turned = (rotate(one.transpose(1, 2), cos, sin) for one in (query, key))
+        return (*turned, value.transpose(1, 2))
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """Each token attends to those before it and itself; [tokens of all prompts, heads · size]."""
+    seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=True)
+    return seen.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+def _layer(layer: Any, after: nn.Module, config: Any) -> _Layer:
+    from goldilocks.engine.layer_kernels import Heads
+
+    own, mlp = layer.self_attn, layer.mlp
+    normed = hasattr(own, "q_norm")
+    norms = (own.q_norm.weight, own.k_norm.weight) if normed else None
+    heads = Heads(config.num_attention_heads, own.scaling, norms, own.q_norm.variance_epsilon if normed else 0.0)
+    return _Layer(
+        join(own.q_proj, own.k_proj, own.v_proj),
+        heads,
+        own.o_proj,
+        layer.post_attention_layernorm,
+        join(mlp.gate_proj, mlp.up_proj),
+        mlp.down_proj,
+        after,
+    )
+
+
+def fits(model: Any) -> bool:
+    """Whether ``Fused`` computes what the model does: by its kind, then by a comparison."""
+    return type(model).__name__ in MODELS and _is_plain(model) and agrees(model)
+
+
+def _is_plain(model: Any) -> bool:
+    """Whether every weight is one that ``Fused`` reads, in layers of the ordinary kind, all of one type."""
+    linears = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
+    found = [(name.split(".")[-1], module) for name, module in model.named_modules()]
+    size = getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads
+    return (
+        model.config.hidden_act in ("silu", "swish")
+        and size % 2 == 0
+        and all(type(module) is nn.Linear for name, module in found if name in linears)
+        and {parameter.dtype for parameter in model.parameters()} == {model.dtype}
+    )
+
+
+@torch.inference_mode()
+def agrees(model: Any) -> bool:
+    """Whether one layer of the model's sizes, with weights drawn at random, gives the logits of its own modules."""
+    rows, length = 8, 40
+    drawn = _one_layer(model)
+    size = drawn.model.layers[0].self_attn.head_dim
+    store = KVStore([(drawn.config.num_key_value_heads, size, size)], rows, length, model.dtype, model.device)
+    _draw([*drawn.parameters(), *store.keys, *store.values])
+    row = torch.arange(rows, device=model.device)
+    columns = row * 5
+    hidden = torch.arange(length, device=model.device) > columns[:, None, None, None]
+    theirs = drawn(
+        input_ids=columns[:, None],
+        position_ids=columns[:, None],
+        attention_mask=hidden.to(model.dtype).masked_fill(hidden, -torch.inf),
+        past_key_values=DecodeWindow(store, row, columns, length),
+        use_cache=True,
+    ).logits[:, -1]
+    ours = Fused(drawn, length).step(columns, columns, store)
+    rounding = max(4 * torch.finfo(model.dtype).eps, 1e-4)
+    return bool((ours.float() - theirs.float()).norm() < rounding * theirs.float().norm())
+
+
+def _one_layer(model: Any) -> Any:
+    """A model of the same kind and sizes, with one layer and few words."""
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers, config.vocab_size, config.pad_token_id = 1, 64, None
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:1]
+    with torch.random.fork_rng(), model.device:
+        return type(model)._from_config(config, attn_implementation=attention.NAME, dtype=model.dtype).eval()
+
+
+def _draw(tensors: list[Tensor]) -> None:
+    """Random values of a size that keeps the states of a model near one."""
+    for seed, tensor in enumerate(tensors):
+        generator = torch.Generator(tensor.device).manual_seed(seed)
+        tensor.normal_(generator=generator).div_(tensor.shape[-1] ** 0.5 if tensor.ndim == 2 else 1.0)

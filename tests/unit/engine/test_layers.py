@@ -1,0 +1,126 @@
+"""Which models may have their layers fused on a GPU, and that they then compute the same.
+
+The comparisons with the kernels need a GPU, or Triton's interpreter: ``TRITON_INTERPRET=1 pytest …``.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
+from unit.engine.architectures import fresh
+from unit.engine.test_fused import DEVICE, with_kernels
+
+from goldilocks.engine import attention, layers, weights
+from goldilocks.engine.cache import KernelWindow, KVStore, PrefillWindow
+
+PARTS = ("weight", "bias")
+PLAIN = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def test_joined_layers_are_one_product_and_their_weights_still_arrive_in_place() -> None:
+    model = fresh("qwen2")
+    own = model.model.layers[0].self_attn
+    parts = [own.q_proj, own.k_proj, own.v_proj]
+    names = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    joined = layers.join(*parts)
+    states = torch.randn(3, 32)
+    torch.testing.assert_close(joined(states), torch.cat([part(states) for part in parts], 1))
+    new = {name: torch.randn_like(tensor) for name, tensor in model.state_dict().items() if "lm_head" not in name}
+    for load in (weights.load_all, lambda model, given: weights.load(model, given.items())):
+        for tensor in new.values():
+            tensor.add_(1)
+        load(model, new)
+        expected = [torch.cat([new[f"model.layers.0.self_attn.{one}_proj.{part}"] for one in "qkv"]) for part in PARTS]
+        assert torch.equal(joined.weight, expected[0])
+        assert torch.equal(joined.bias, expected[1])
+    moved = {name for name, parameter in model.named_parameters() if parameter.data_ptr() != names[name]}
+    assert moved == {f"model.layers.0.self_attn.{one}_proj.{part}" for one in "qkv" for part in PARTS}
+
+
+def test_a_model_with_other_parts_keeps_its_own_modules() -> None:
+    class Adapted(nn.Linear):
+        pass
+
+    assert not layers.fits(fresh("granite"))  # scales its residuals
+    other = fresh("llama")
+    other.model.layers[1].mlp.up_proj = Adapted(32, 48, bias=False)
+    assert not layers.fits(other)
+    mixed = fresh("llama")
+    mixed.model.norm.to(torch.bfloat16)
+    assert not layers.fits(mixed)
+    rectified = fresh("llama")
+    rectified.config.hidden_act = "relu"
+    assert not layers.fits(rectified)
+
+
+@with_kernels
+@pytest.mark.parametrize("name", PLAIN)
+def test_the_logits_and_the_cache_are_those_of_the_models_own_modules(name: str) -> None:
+    model = fresh(name).to(DEVICE)
+    model.set_attn_implementation(attention.NAME)
+    assert layers.fits(model)
+    own = model.model.layers[0].self_attn
+    rows, length = 5, 60
+    shape = model.config.num_key_value_heads, own.head_dim, own.head_dim
+    torch.manual_seed(0)
+    stores = [KVStore([shape, shape], rows + 1, length, torch.float32, torch.device(DEVICE)) for _ in range(2)]
+    for ours, theirs in zip(_tensors(stores[0]), _tensors(stores[1]), strict=True):
+        theirs.copy_(ours.normal_())
+    columns = torch.tensor([0, 1, 17, 40, 59], device=DEVICE)
+    with torch.inference_mode():
+        expected = _own(model, columns, stores[1])
+        logits = layers.Fused(model, length).step(columns, columns, stores[0])
+        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(_own(model, columns, stores[1]), expected)  # of weights that are views now
+    for ours, theirs in zip(_tensors(stores[0]), _tensors(stores[1]), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@with_kernels
+@pytest.mark.parametrize("name", PLAIN)
+def test_prompts_fill_the_cache_as_the_models_own_modules_do(name: str) -> None:
+    model = fresh(name).to(DEVICE)
+    model.set_attn_implementation(attention.NAME)
+    own = model.model.layers[0].self_attn
+    shape = model.config.num_key_value_heads, own.head_dim, own.head_dim
+    stores = [KVStore([shape, shape], 6, 20, torch.float32, torch.device(DEVICE)) for _ in range(2)]
+    torch.manual_seed(0)
+    tokens, rows = torch.randint(61, (3, 9), device=DEVICE), torch.tensor([4, 0, 2], device=DEVICE)
+    positions = torch.arange(9, device=DEVICE).expand(3, -1)
+    with torch.inference_mode():
+        mask, window = positions.int()[:, None, :, None], PrefillWindow(stores[1], rows)
+        model(input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=window, use_cache=True)
+        layers.Fused(model, 20).fill(tokens, rows, stores[0])
+    assert stores[0].keys[1][rows, :, :9].abs().min() > 0
+    for ours, theirs in zip(_tensors(stores[0]), _tensors(stores[1]), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@with_kernels
+def test_layers_that_compute_something_else_do_not_agree() -> None:
+    class Other(LlamaForCausalLM):
+        def __init__(self, config: object) -> None:
+            super().__init__(config)
+            for layer in self.model.layers:
+                layer.mlp.register_forward_hook(lambda _, __, out: 1.1 * out)
+
+    model = fresh("llama").to(DEVICE)
+    assert layers.agrees(model)
+    assert not layers.agrees(Other(model.config).to(DEVICE))
+
+
+def _tensors(store: KVStore) -> list[Tensor]:
+    return [*store.keys, *store.values]
+
+
+def _own(model: nn.Module, columns: Tensor, store: KVStore) -> Tensor:
+    logits: Tensor = model(
+        input_ids=columns[:, None],
+        position_ids=columns[:, None],
+        attention_mask=columns.int()[:, None, None, None],
+        past_key_values=KernelWindow(store, columns),
+        use_cache=True,
+    ).logits[:, -1]
+    return logits
