@@ -3,6 +3,7 @@
     python benchmarks/rollout.py                  # CPU: answers of ragged lengths
     python benchmarks/rollout.py --device cuda    # one GPU: 512 sequences of 32 + 128 tokens, bf16, 30M and 0.5B shapes
     python benchmarks/rollout.py --peer vllm --model FOLDER      # beside vLLM, on the weights in a folder
+    python benchmarks/rollout.py --device cuda --peer plain   # beside the engine without fused layers or steps ahead
 
 Both sides have the same weights and prompts and draw at temperature 1. Without a folder the weights are random: no
 speed here depends on their values, and every answer has the length the workload says it has. ``generate`` draws tokens
@@ -16,6 +17,7 @@ matrix rate, whichever takes longer; both rates are measured here.
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import os
 import sys
@@ -172,7 +174,18 @@ def run_vllm(llm: Any, work: Workload, log_probs: bool) -> None:
     assert all((answer.outputs[0].logprobs is not None) == log_probs for answer in answers)
 
 
-PEERS = {"generate": time_generate, "vllm": time_vllm}
+def time_plain(model: PreTrainedModel, works: Sequence[Workload]) -> list[float]:
+    """Our engine with the model's own modules between its kernels, and each step waiting for a look at those before."""
+    from goldilocks.engine import graphs
+
+    graphs.FUSED_LAYERS = graphs.GraphDecoder.ahead = False
+    try:
+        return [time_engine(model, work) for work in works]
+    finally:
+        graphs.FUSED_LAYERS = graphs.GraphDecoder.ahead = True
+
+
+PEERS = {"generate": time_generate, "vllm": time_vllm, "plain": time_plain}
 
 
 def run_engine(engine: Engine, work: Workload) -> None:
@@ -231,12 +244,13 @@ class Machine:
         return max(moved / self.bytes_per_s, computed / self.flops_per_s)
 
 
-def load(name: str, dtype: torch.dtype) -> PreTrainedModel:
+def load(name: str, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     """The model of a folder, or one of a shape with random weights."""
     torch.manual_seed(0)
-    if name in SHAPES:
-        return AutoModelForCausalLM.from_config(SHAPES[name], dtype=dtype)
-    return AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
+    with device:
+        if name in SHAPES:
+            return AutoModelForCausalLM.from_config(copy.deepcopy(SHAPES[name]), dtype=dtype)
+        return AutoModelForCausalLM.from_pretrained(name, dtype=dtype)
 
 
 def workloads(device: torch.device) -> list[Workload]:
@@ -245,8 +259,8 @@ def workloads(device: torch.device) -> list[Workload]:
     return [ragged(12, 8, 16, 128, 32)]
 
 
-def measure(work: Workload, slow: float, model: PreTrainedModel, machine: Machine) -> tuple[str, ...]:
-    """A row of the table, but for the model's name; ``slow`` is what the peer took. The engine takes the model over."""
+def time_engine(model: PreTrainedModel, work: Workload) -> float:
+    """The engine takes the model over."""
     device = model.device
     engine = Engine(model, slots=work.batch, max_length=work.longest, eos_ids=(), pad_id=0, device=device)
     run_engine(engine, work)
@@ -255,10 +269,15 @@ def measure(work: Workload, slow: float, model: PreTrainedModel, machine: Machin
         engine.load_weights([])  # forgets the prompts of the run before
         run_engine(engine, work)
 
-    fast = seconds(cold, device, 3)
+    return seconds(cold, device, 3)
+
+
+def measure(work: Workload, slow: float, model: PreTrainedModel, machine: Machine) -> tuple[str, ...]:
+    """A row of the table, but for the model's name; ``slow`` is what the peer took."""
+    fast = time_engine(model, work)
     least = machine.seconds(model, work)
     speeds = [f"{work.tokens / took:,.0f}" for took in (slow, fast, least)]
-    return work.name, speeds[0], speeds[1], f"{slow / fast:.1f}×", speeds[2], f"{least / fast:.0%}"
+    return work.name, speeds[0], speeds[1], f"{slow / fast:.2f}×", speeds[2], f"{least / fast:.0%}"
 
 
 def main() -> None:
@@ -271,6 +290,8 @@ def main() -> None:
     args = parser.parse_args()
     peer = functools.partial(time_vllm, log_probs=False) if args.no_log_probs else PEERS[args.peer]
     device = torch.device(args.device)
+    if args.peer == "plain" and device.type != "cuda":
+        parser.error("--peer plain needs --device cuda: on a CPU the engine is plain")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     machine = Machine.measure(device, dtype)
     print(
@@ -281,8 +302,8 @@ def main() -> None:
         column.justify = "right"
     works = workloads(device)
     for name in args.model or args.shapes or (["30M", "0.5B"] if device.type == "cuda" else ["3M"]):
-        for work, slow in zip(works, peer(load(name, dtype).to(device), works), strict=True):
-            row = measure(work, slow, load(name, dtype).to(device), machine)
+        for work, slow in zip(works, peer(load(name, dtype, device), works), strict=True):
+            row = measure(work, slow, load(name, dtype, device), machine)
             print(f"{Path(name).name}, {row[0]}: {args.peer} {row[1]} tok/s, engine {row[2]}", file=sys.stderr)
             table.add_row(Path(name).name, *row)
     Console(width=110).print(table)
