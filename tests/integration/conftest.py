@@ -8,7 +8,6 @@ import os
 import random
 import secrets
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from goldilocks.platforms import platform_env
 from goldilocks.tasks.arithmetic import Arithmetic
 from goldilocks.tasks.registry import write_split
 from goldilocks.tasks.tiny_model import make
+
+from .forks import Drivers, forking
 
 PATIENCE_S = 800.0  # for what is sure to happen: a busy machine is not a mistake
 
@@ -78,14 +79,6 @@ class Run:
 
 Launch = Callable[..., Run]
 
-# verl's own `main_ppo` in a process that forks its workers, which is most of what a launch would cost.
-PREFORKED = """
-import runpy
-from goldilocks.launch.prefork import serve_in_background
-serve_in_background()
-runpy.run_module("verl.trainer.main_ppo", run_name="__main__", alter_sys=True)
-"""
-
 
 @pytest.fixture(scope="session")
 def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
@@ -102,14 +95,22 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return Task(root / "model", root / "train.parquet", root / "validation.parquet", root / "reward.py")
 
 
+@pytest.fixture(scope="session")
+def drivers() -> Iterator[Drivers]:
+    """Where launches are forked from, made once for all tests."""
+    made = Drivers({**_inherited(), **SETTINGS})
+    yield made
+    made.end()
+
+
 @pytest.fixture
-def launch(task: Task, tmp_path: Path) -> Iterator[Launch]:
+def launch(task: Task, drivers: Drivers, tmp_path: Path) -> Iterator[Launch]:
     """``launch(*overrides, within=seconds)`` runs verl's own ``main_ppo``, or another program, to its end."""
     launched: dict[Path, subprocess.Popen[bytes]] = {}
 
     def run(
         *overrides: str,
-        program: Sequence[str] = ("-c", PREFORKED),
+        program: Sequence[str] = forking("verl.trainer.main_ppo"),
         within: float = PATIENCE_S,
         during: Callable[[Path], None] | None = None,
     ) -> Run:
@@ -117,13 +118,15 @@ def launch(task: Task, tmp_path: Path) -> Iterator[Launch]:
         folder.mkdir()
         log = folder / "log"
         started = time.monotonic()
+        FORKED[folder] = drivers
+        command, variables = drivers.starts(program)
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, *program, *_overrides(task, tmp_path, folder), *overrides],
+                [*command, *_overrides(task, tmp_path, folder), *overrides],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
-                env=_environment(folder),
+                env={**_environment(folder), **variables},
                 start_new_session=True,
             )
         launched[folder] = process
@@ -202,23 +205,24 @@ def _wait(log: Path, for_what: Callable[[], bool]) -> None:
         time.sleep(0.5)
 
 
+SETTINGS = {**platform_env("cpu"), "HF_HUB_OFFLINE": "1", "HYDRA_FULL_ERROR": "1", "RAY_DEDUP_LOGS": "0"}
+
+
 def _environment(folder: Path) -> dict[str, str]:
     token = folder / "ray_token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
-    inherited = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
-    return (
-        inherited
-        | platform_env("cpu")
-        | {
-            "HF_HUB_OFFLINE": "1",
-            "HYDRA_FULL_ERROR": "1",
-            "RAY_AUTH_TOKEN_PATH": str(token),
-            "RAY_DEDUP_LOGS": "0",
-            "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
-            "GOLDILOCKS_TEST_RUN": str(folder),
-        }
-    )
+    return {
+        **_inherited(),
+        **SETTINGS,
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+        "GOLDILOCKS_TEST_RUN": str(folder),
+    }
+
+
+def _inherited() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
 
 
 def _overrides(task: Task, root: Path, folder: Path) -> list[str]:
@@ -245,8 +249,12 @@ def _overrides(task: Task, root: Path, folder: Path) -> list[str]:
     ]
 
 
+FORKED: dict[Path, Drivers] = {}  # by the folder of a launch. One launch at a time: what is forked is the last one's
+
+
 def _processes(folder: Path) -> list[psutil.Process]:
-    return _marked("GOLDILOCKS_TEST_RUN", folder)
+    forked = FORKED[folder].forked() if folder in FORKED else []
+    return list({*_marked("GOLDILOCKS_TEST_RUN", folder), *(one for one in forked if _command(one))})
 
 
 def _marked(variable: str, folder: Path) -> list[psutil.Process]:

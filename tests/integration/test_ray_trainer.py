@@ -14,6 +14,7 @@ import pytest
 from run_files import json_lines
 
 from .conftest import Launch
+from .forks import forking
 
 pytestmark = pytest.mark.integration
 
@@ -29,16 +30,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kw
     scored[extra_info["index"]] += 1
     wrong = 2 - extra_info["index"] % 3
     return float(scored[extra_info["index"]] > wrong)
-"""
-
-# A script whose workers are forked; `ppo.py` runs as a user would start it.
-FORKS = """
-import os, runpy, sys
-from goldilocks.launch.prefork import serve_in_background
-serve_in_background()
-del sys.argv[0]
-sys.path[0] = os.path.dirname(sys.argv[0])
-runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 # `python3 -m verl.trainer.main_ppo_adaptive …` on a machine where nobody has said that there is no GPU.
@@ -68,7 +59,7 @@ def dump(tmp_path: Path) -> Path:
 def test_the_first_example_trains_only_what_varies_goes_on_and_says_when_the_data_run_dry(
     launch: Launch, dump: Path
 ) -> None:
-    run = launch(f"+dump={dump}", program=["-c", FORKS, str(EXAMPLES / "grpo.py")])
+    run = launch(f"+dump={dump}", program=forking(str(EXAMPLES / "grpo.py")))
     assert [step["step"] for step in run.steps] == [1, 2, 3, 4, 5], run.tail()
     for step in run.steps:
         groups = trained_groups(dump, int(step["step"]))
@@ -93,7 +84,7 @@ def test_the_first_example_trains_only_what_varies_goes_on_and_says_when_the_dat
 
 @pytest.mark.slow
 def test_the_second_example_trains_a_critic_and_validates_with_its_own_reward(launch: Launch, dump: Path) -> None:
-    run = launch(f"+dump={dump}", program=[str(EXAMPLES / "ppo.py")])
+    run = launch(f"+dump={dump}", program=forking(str(EXAMPLES / "ppo.py")))
     assert run.status == 0, run.tail()
     assert [step["step"] for step in run.steps] == [1, 2, 3]
     for step in run.steps:
