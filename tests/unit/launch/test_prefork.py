@@ -26,7 +26,7 @@ from goldilocks.launch import prefork
 prefork.PRELOADED = ("numpy",)
 os.environ["VERL_PLATFORM"] = "cpu"
 assert prefork.serve_in_background()
-python = shlex.split(prefork.runtime_env_hook({"env_vars": {"A": "1"}})["py_executable"])
+python = shlex.split(prefork.py_executable())
 """
 
 
