@@ -31,3 +31,15 @@ def test_a_process_that_outlives_its_driver_is_found(drivers: Drivers, tmp_path:
         assert left in drivers.forked()
     finally:
         left.kill()
+
+
+def test_a_launch_finds_the_modules_of_its_own_path(drivers: Drivers, tmp_path: Path) -> None:
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "of_this_launch.py").write_text("WORD = 'found'")
+    script = tmp_path / "script.py"
+    script.write_text("import of_this_launch; print(of_this_launch.WORD)")
+    command, variables = drivers.starts(forking(str(script)))
+    path = os.pathsep.join(filter(None, [str(tmp_path / "modules"), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, **variables, "PYTHONPATH": path}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout.split() == ["found"]
