@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trl_world as world
 from run_files import logged
-
-from tests import trl_world as world
 
 
 def evaluated(trainer: Any) -> dict[str, Any]:
