@@ -189,7 +189,7 @@ def words(args: argparse.Namespace, arm: Arm, model: Path, data: Path) -> list[s
         f"actor_rollout_ref.rollout.n={args.n}",
         f"actor_rollout_ref.rollout.max_num_seqs={args.slots}",
         f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={max(16_384, longest + 2 * random_task.PROMPT_WORDS)}",
-        "actor_rollout_ref.actor.optim.lr=1e-6",  # lengths stay what they are
+        "actor_rollout_ref.actor.optim.lr=0",  # in bf16 even 1e-6 changes how long the random model's answers are
         "data.seed=1",
         f"trainer.total_training_steps={args.warm_up + args.steps}",
         "trainer.val_before_train=False",

@@ -103,6 +103,7 @@ METRICS: dict[str, str] = {
     # Where the time of `timing_s/gen` goes (V1). The parts overlap: the driver waits while workers and engines work.
     "timing_s/gen_submit": "driver: prompts chosen, read from the dataset and sent",
     "timing_s/gen_wait": "driver: waiting for rollouts",
+    "timing_s/gen_pause": "driver: with `on_full: partial`, until every server has stopped with what it has",
     "timing_s/gen_drain": "driver: waiting until nothing is left at the servers",
     "timing_s/gen_clear": "driver: rows freed that nobody needs",
     "timing_s/gen_engine": "the rollout engine's own steps (`rollout.name=transformers`), of the busiest server",

@@ -11,7 +11,7 @@ import asyncio
 import functools
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,7 +93,7 @@ class Server:
     ``write`` answers at once; without it a request is held until ``answer`` or an abort.
     """
 
-    STANDS_FOR = ("generate", "generate_all", "more_answers", "abort_request")
+    STANDS_FOR = ("generate", "generate_all", "more_answers", "abort_request", "abort_requests")
 
     def __init__(self, write: Write | None = None, *, aborts: bool = True) -> None:
         self._write, self._aborts = write, aborts
@@ -104,6 +104,7 @@ class Server:
         self.held: dict[str, asyncio.Future[Generation]] = {}
         self.most_held = 0
         self.asked_to_abort: list[str] = []
+        self.aborts_asked_at_once: list[int] = []
         self._batches: dict[str, dict[asyncio.Task[Generation], str]] = {}
 
     async def holds(self, requests: int) -> list[str]:
@@ -151,6 +152,11 @@ class Server:
         if ends:
             self.held.pop(request_id).set_result(written(request_id, ABORTED, "aborted"))
         return {"aborted": ends, "request_id": request_id}
+
+    async def abort_requests(self, request_ids: Sequence[str]) -> list[str]:
+        self.aborts_asked_at_once.append(len(request_ids))
+        answers = [await self.abort_request(name) for name in request_ids]
+        return [answer["request_id"] for answer in answers if answer["aborted"]]
 
     async def _answered(self, request_id: str, prompt_ids: list[int], params: dict[str, Any]) -> Generation:
         self.prompts.append(prompt_ids)

@@ -81,8 +81,7 @@ async def check(model: Path) -> None:
 
         names = [f"r{i}" for i in range(24)]  # 8 at a time: most wait inside the engine
         tasks = [asyncio.create_task(server.generate(PROMPT, params(), name)) for name in names]
-        for name in names:  # some before the engine has seen the request
-            abort_in_vllm(server, name)
+        abort_in_vllm(server, names)  # some before the engine has seen the request
         outputs = await asyncio.gather(*tasks)
         assert [output.stop_reason in ENDED for output in outputs] == [True] * len(names)
         assert sum(len(output.token_ids) for output in outputs) < LONGEST * len(names) / 2

@@ -154,7 +154,9 @@ class Driver:
         """Wait until nothing is being generated, since the trainer is about to train; free rows that no batch needs."""
         self._cancel()
         if self.collector.surplus.pauses:
-            self.observe(self.backend.pause())
+            with self.watch.timed("pause"):
+                paused = self.backend.pause()
+            self.observe(paused)
         while self.collector.in_flight and not self.collector.surplus.pauses:
             if not self._wait():
                 raise Stalled(f"{self.collector.in_flight} rollouts are in flight, and nothing is being generated")

@@ -8,6 +8,7 @@ import time
 TIMED = {
     "timing_s/gen_submit": "driver",
     "timing_s/gen_wait": "driver",
+    "timing_s/gen_pause": "driver",
     "timing_s/gen_drain": "driver",
     "timing_s/gen_clear": "driver",
     "timing_s/gen_render": "worker",

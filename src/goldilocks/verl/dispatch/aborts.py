@@ -8,9 +8,8 @@ actor is asked; the prefix cache stays. Servers import this module, so it import
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any
 
 from goldilocks.hashing import is_known
@@ -24,43 +23,56 @@ ENDED = ("aborted", "abort")  # what servers call it
 IDLE_TO_SLEEP = ("sglang",)  # engines that assert that they have no request when memory is released
 
 
-def abort_in_vllm(server: Any, request_id: str) -> None:
-    """Runs inside the server: end the request on the engine's own event loop."""
+def abort_in_vllm(server: Any, request_ids: Sequence[str]) -> None:
+    """Runs inside the server: end the requests on the engine's own event loop."""
     own, engine = type(server).abort_request, server.engine
     if engine.output_handler is None:  # no request was ever made
         return
     if not is_known(own, BROKEN_ON_VLLM):
-        ending = own(server, request_id, reset_prefix_cache=False)
+        ending = _each(own, server, request_ids)
     else:
         requests = engine.output_processor
         known = getattr(requests, "external_req_ids", requests.request_states)
-        ending = _end_when_known(known, request_id, engine.abort)
+        ending = _end_when_known(known, request_ids, engine.abort)
     asyncio.run_coroutine_threadsafe(ending, engine.output_handler.get_loop())
 
 
-def abort_in_sglang(server: Any, request_id: str) -> None:
+def abort_in_sglang(server: Any, request_ids: Sequence[str]) -> None:
     """Runs inside the server: as ``abort_in_vllm``; SGLang forgets an abort of a request that it does not know yet."""
     manager = server.tokenizer_manager
+
+    async def end(names: list[str]) -> None:
+        for name in names:
+            manager.abort_request(name)
+
     if manager.event_loop is not None:  # else no request was ever made
-        ending = _end_when_known(manager.rid_to_state, request_id, manager.abort_request)
+        ending = _end_when_known(manager.rid_to_state, request_ids, end)
         asyncio.run_coroutine_threadsafe(ending, manager.event_loop)
 
 
-async def _end_when_known(known: Container[str], request_id: str, end: Callable[[str], Any]) -> None:
+async def _each(own: Callable[..., Any], server: Any, request_ids: Sequence[str]) -> None:
+    await asyncio.gather(*(own(server, name, reset_prefix_cache=False) for name in request_ids))
+
+
+async def _end_when_known(
+    known: Container[str], request_ids: Sequence[str], end: Callable[[list[str]], Awaitable[Any]]
+) -> None:
+    left = list(request_ids)
     for _ in range(TRIES):
-        if request_id in known:
-            ending = end(request_id)
-            if inspect.isawaitable(ending):
-                await ending
+        if found := [name for name in left if name in known]:
+            await end(found)
+            left = [name for name in left if name not in found]
+        if not left:
             return
         await asyncio.sleep(PAUSE_S)
 
 
-# The requests of any other engine run to their end.
-ASK: dict[str, Callable[[Any, str], None]] = {
-    "transformers": lambda server, request_id: server.abort_request.remote(request_id),
-    "vllm": lambda server, request_id: server.__ray_call__.remote(abort_in_vllm, request_id),
-    "sglang": lambda server, request_id: server.__ray_call__.remote(abort_in_sglang, request_id),
+# One message for all requests of a server: its process answers a call in tens of milliseconds while its engine is busy,
+# and a pause ends a thousand requests. The requests of any other engine run to their end.
+ASK: dict[str, Callable[[Any, Sequence[str]], None]] = {
+    "transformers": lambda server, request_ids: server.abort_requests.remote(request_ids),
+    "vllm": lambda server, request_ids: server.__ray_call__.remote(abort_in_vllm, request_ids),
+    "sglang": lambda server, request_ids: server.__ray_call__.remote(abort_in_sglang, request_ids),
 }
 
 
@@ -73,11 +85,11 @@ class Aborts:
         self.asked = self.ended = self.tokens = 0
         self._said = False
 
-    def ask(self, server: Any, request_id: str) -> bool:
-        """Ask ``server`` to end the request; False where the engine has no way to do so."""
+    def ask(self, server: Any, request_ids: Sequence[str]) -> bool:
+        """Ask ``server`` to end the requests; False where the engine has no way to do so."""
         if self._ask is None:
             return False
-        self._ask(server, request_id)
+        self._ask(server, request_ids)
         return True
 
     def answered(self, stop_reason: str | None, tokens: int) -> None:

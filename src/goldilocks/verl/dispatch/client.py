@@ -99,15 +99,13 @@ class StreamingClient(LLMServerClient):
             del self._sessions[session.uid]
             self._cancelled.discard(session.uid)
 
-    def cancel(self, uid: str) -> None:
-        """Abort what the group has at servers, and end agent loops that wait for a tool.
+    def cancel(self, *uids: str) -> None:
+        """Abort what the groups have at servers, and end agent loops that wait for a tool.
 
         A server that cannot abort lets a request run to its end.
         """
-        sessions = self._sessions.get(uid)
-        if not sessions:
-            return
-        self._cancelled.add(uid)
+        self._cancelled.update(uid for uid in uids if uid in self._sessions)
+        sessions = {session for uid in uids for session in self._sessions.get(uid, ())}
         self._abort(session for session in sessions & self._at_servers if not session.aborted)
         for session in sessions - self._at_servers:
             session.stop()
@@ -135,9 +133,14 @@ class StreamingClient(LLMServerClient):
         return (one for uid, group in self._sessions.items() if uid not in self._cancelled for one in group)
 
     def _abort(self, sessions: Iterable[Session]) -> None:
+        at_server: dict[Any, list[Session]] = {}
         for session in sessions:
             if session.request_id:
-                session.aborted = self.aborts.ask(session.server, session.request_id)
+                at_server.setdefault(session.server, []).append(session)
+        for server, those in at_server.items():
+            asked = self.aborts.ask(server, [one.request_id for one in those])
+            for one in those:
+                one.aborted = asked
 
     async def drained(self, within: float) -> int:
         """Wait until no session is at a server, at most ``within`` seconds; return how many still are."""

@@ -95,8 +95,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
 
     async def cancel(self, uids: list[str]) -> None:
         """Abort what these groups have at servers."""
-        for uid in uids:
-            self.llm_client.cancel(uid)
+        self.llm_client.cancel(*uids)
 
     async def pause(self, within: float) -> list[Paused]:
         """Stop every session with what it has written, as far as servers do so ``within`` seconds."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import ray
@@ -144,12 +144,17 @@ class RolloutServer:
 
     async def abort_request(self, request_id: str, **_ignored: Any) -> dict[str, Any]:
         """End one request with what it has; unknown ids are ignored, since the answer may have ended."""
+        return {"aborted": request_id in await self.abort_requests([request_id]), "request_id": request_id}
 
-        def abort(engine: Engine) -> bool:
-            engine.abort(request_id)
-            return request_id in self._loop.in_flight()
+    async def abort_requests(self, request_ids: Sequence[str]) -> list[str]:
+        """End requests with what they have; return those that were in flight."""
 
-        return {"aborted": await self._on_engine(abort), "request_id": request_id}
+        def abort(engine: Engine) -> list[str]:
+            for name in request_ids:
+                engine.abort(name)
+            return [name for name in request_ids if name in self._loop.in_flight()]
+
+        return await self._on_engine(abort)
 
     async def abort_all_requests(self, reject_request: bool = False, **_ignored: Any) -> dict[str, Any]:
         """Pause generation and end every request with what it has; return when none is in flight."""

@@ -38,7 +38,7 @@ def test_sglang_ends_a_request_on_its_own_loop() -> None:
     async def main() -> None:
         manager = TokenizerManager(asyncio.get_running_loop())
         manager.rid_to_state = {"a": None, "b": None}
-        await asyncio.to_thread(abort_in_sglang, SimpleNamespace(tokenizer_manager=manager), "a")
+        await asyncio.to_thread(abort_in_sglang, SimpleNamespace(tokenizer_manager=manager), ["a"])
         await asyncio.sleep(0.01)
         assert manager.ended == [("a", threading.current_thread())]
 
@@ -48,7 +48,7 @@ def test_sglang_ends_a_request_on_its_own_loop() -> None:
 def test_an_abort_waits_for_a_request_that_sglang_does_not_know_yet() -> None:
     async def main() -> None:
         manager = TokenizerManager(asyncio.get_running_loop())
-        abort_in_sglang(SimpleNamespace(tokenizer_manager=manager), "late")
+        abort_in_sglang(SimpleNamespace(tokenizer_manager=manager), ["late"])
         await asyncio.sleep(0)
         assert manager.ended == []
         manager.rid_to_state["late"] = None
@@ -61,7 +61,7 @@ def test_an_abort_waits_for_a_request_that_sglang_does_not_know_yet() -> None:
 
 def test_an_sglang_that_never_had_a_request_has_nothing_to_end() -> None:
     manager = TokenizerManager(None)
-    abort_in_sglang(SimpleNamespace(tokenizer_manager=manager), "a")
+    abort_in_sglang(SimpleNamespace(tokenizer_manager=manager), ["a"])
     assert manager.ended == []
 
 
@@ -72,7 +72,7 @@ def test_a_method_of_verl_without_source_is_not_one_that_does_not_work() -> None
         handler = SimpleNamespace(get_loop=asyncio.get_running_loop)
         server = type("Server", (), {"abort_request": made["abort_request"]})()
         server.ended, server.engine = [], SimpleNamespace(output_handler=handler)
-        abort_in_vllm(server, "a")
+        abort_in_vllm(server, ["a"])
         while not server.ended:
             await asyncio.sleep(0)
         assert server.ended == ["a"]

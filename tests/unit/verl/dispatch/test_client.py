@@ -236,6 +236,7 @@ def test_requests_that_wait_for_a_place_when_generation_pauses_are_sent_when_it_
         await settle()
         assert await client.pause(within=10) == 0
         assert sorted(one.tokens for one in client.unfinished) == [0] * 4 + [len(ABORTED)] * 6
+        assert server.aborts_asked_at_once == [6]  # a busy server answers few messages in a second
         client.resume()
         while not all(task.done() for task in tasks):
             server.answer_all()
@@ -243,6 +244,22 @@ def test_requests_that_wait_for_a_place_when_generation_pauses_are_sent_when_it_
         return sorted(len(task.result().token_ids) for task in tasks)
 
     assert asyncio.run(main()) == [3] * 4 + [len(ABORTED) + 3] * 6
+
+
+def test_groups_that_are_cancelled_together_are_aborted_by_one_message_to_their_server() -> None:
+    async def main() -> None:
+        server = Server()
+        client = one_server(server)
+        tasks = [start(client, uid, index) for uid in "xyz" for index in range(2)]
+        await server.holds(6)
+        client.cancel("x", "z", "of nobody")
+        ended = await asyncio.gather(*tasks[:2], *tasks[4:], return_exceptions=True)
+        assert [type(one) for one in ended] == [Cancelled] * 4
+        assert server.aborts_asked_at_once == [4]
+        server.answer_all()
+        assert [len((await task).token_ids) for task in tasks[2:4]] == [3, 3]
+
+    asyncio.run(main())
 
 
 def test_a_paused_session_whose_group_is_cancelled_makes_no_further_request() -> None:
