@@ -61,14 +61,15 @@ def test_workers_do_not_draw_what_their_siblings_draw(script: Path) -> None:
     assert len(set(drawn)) == len(drawn) == 6
 
 
-SLEEPER = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n"
+# Two processes write to one pipe: a line is one write, since ``print`` may make two of it.
+SLEEPER = "import os, time\nos.write(1, b'%d\\n' % os.getpid())\ntime.sleep(600)\n"
 
 
 @pytest.mark.parametrize("killed", ["worker", "client", "driver"])
 def test_a_worker_ends_with_its_client_its_driver_and_the_other_way_round(script: Path, killed: str) -> None:
     script.write_text(SLEEPER)
     process = driver(
-        f"client = subprocess.Popen([*python, {str(script)!r}]); print(client.pid, flush=True)\nclient.wait()"
+        f"client = subprocess.Popen([*python, {str(script)!r}]); os.write(1, b'%d\\n' % client.pid)\nclient.wait()"
     )
     assert process.stdout is not None
     pids = {int(process.stdout.readline()), int(process.stdout.readline())}
@@ -183,12 +184,12 @@ def test_a_python_that_the_user_chose_for_workers_stays(rays_script: str) -> Non
     assert rays_script == ray_constants.SETUP_WORKER_FILENAME
 
 
-FORKING = """
+FORKING = r"""
 import os, time
 child = os.fork()
 if child == 0:
     os.setsid()
-print(os.getpid(), flush=True)
+os.write(1, b"%d\n" % os.getpid())
 time.sleep(600)
 """
 
