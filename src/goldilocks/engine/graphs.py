@@ -55,6 +55,7 @@ class GraphDecoder(Decoder):
         fuse_norms(model)
         settle_rotary(model)
         self._fused = layers.Fused(model, max_length) if FUSED_LAYERS and layers.fits(model) else None
+        torch.cuda.empty_cache()  # weights that were laid side by side left their old places
 
     def release(self) -> None:
         """Give back the cache and the graphs, which hold its addresses."""

@@ -8,6 +8,7 @@ held twice. Between the products stand the kernels of ``layer_kernels``.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from goldilocks.engine import attention
 from goldilocks.engine.cache import DecodeWindow, KVStore
 
 # Models whose layers are known to be attention and a gated MLP, each after a norm. ``agrees`` makes sure of it.
+logger = logging.getLogger(__name__)
+
 MODELS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
 
@@ -156,7 +159,13 @@ def _layer(layer: Any, after: nn.Module, config: Any) -> _Layer:
 
 def fits(model: Any) -> bool:
     """Whether ``Fused`` computes what the model does: by its kind, then by a comparison."""
-    return type(model).__name__ in MODELS and _is_plain(model) and agrees(model)
+    if type(model).__name__ not in MODELS or not _is_plain(model):
+        return False
+    try:
+        return agrees(model)
+    except Exception as error:  # kernels that this GPU or this Triton cannot compile
+        logger.warning("the layers of %s are not fused: %s", type(model).__name__, error)
+        return False
 
 
 def _is_plain(model: Any) -> bool:

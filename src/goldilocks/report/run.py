@@ -31,6 +31,7 @@ from goldilocks.runs.history import History
 from goldilocks.runs.records import Dump, evenly, read_dumps
 
 METRICS = "metrics.jsonl"
+FEW_ROWS = 64  # at a time: an image may be a megabyte
 BELIEFS_OVER_TIME = 20
 
 
@@ -177,7 +178,8 @@ def _rows(file: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
         return
     try:
         opened = pq.ParquetFile(file)
-        for batch in opened.iter_batches(columns=[name for name in opened.schema_arrow.names if name in names]):
+        there = [name for name in opened.schema_arrow.names if name in names]
+        for batch in opened.iter_batches(FEW_ROWS, columns=there):
             yield from batch.to_pylist()
     except (pa.ArrowException, KeyError, IndexError):  # keys are shown in place of texts
         return

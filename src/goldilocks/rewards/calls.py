@@ -198,6 +198,8 @@ def score_of(name: str, result: Any) -> float:
 
 def is_number(value: object) -> bool:
     """Return whether a value of a function's result is one number; numpy and torch have their own."""
+    if isinstance(value, str | bytes):  # numpy's texts have a dtype too
+        return False
     return isinstance(value, bool | int | float) or (hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0)
 
 

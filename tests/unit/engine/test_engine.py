@@ -313,7 +313,7 @@ def test_an_answer_that_is_stopped_and_gone_on_with_is_what_it_would_have_been(s
 
 
 def answers_with_aborts(ahead: bool) -> tuple[dict[str, Generation], int]:
-    """Requests that come, end and are aborted at other times; weights change on the way. Also the steps it took."""
+    """Requests that come, end and are aborted at other times. Also the steps it took."""
     engine = make(slots=16, eos_ids=(EOS,))
     engine._decoder.ahead = ahead
     done: dict[str, Generation] = {}

@@ -5,6 +5,8 @@ The comparisons with the kernels need a GPU, or Triton's interpreter: ``TRITON_I
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -53,6 +55,12 @@ def test_a_model_with_other_parts_keeps_its_own_modules() -> None:
     rectified = fresh("llama")
     rectified.config.hidden_act = "relu"
     assert not layers.fits(rectified)
+
+
+@pytest.mark.skipif(DEVICE == "cuda" or "TRITON_INTERPRET" in os.environ, reason="the kernels run here")
+def test_a_model_whose_kernels_cannot_run_keeps_its_own_modules_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    assert not layers.fits(fresh("llama"))
+    assert "the layers of LlamaForCausalLM are not fused: " in caplog.text
 
 
 @with_kernels

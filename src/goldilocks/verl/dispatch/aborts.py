@@ -8,6 +8,7 @@ actor is asked; the prefix cache stays. Servers import this module, so it import
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any
@@ -43,7 +44,9 @@ def abort_in_sglang(server: Any, request_ids: Sequence[str]) -> None:
 
     async def end(names: list[str]) -> None:
         for name in names:
-            manager.abort_request(name)
+            ending = manager.abort_request(name)
+            if inspect.isawaitable(ending):
+                await ending
 
     if manager.event_loop is not None:  # else no request was ever made
         ending = _end_when_known(manager.rid_to_state, request_ids, end)

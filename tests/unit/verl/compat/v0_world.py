@@ -93,8 +93,9 @@ def _answered(lengths: np.ndarray, right: np.ndarray, prompts: np.ndarray) -> Da
             "position_ids": (attention.cumsum(-1) - 1).clamp(min=0),
             "rm_scores": scores,
         },
-        non_tensors={"acc": right, "raw_prompt": prompts, "multi_modal_inputs": nothing},
-        meta_info={"timing": {"agent_loop/slowest/generate_sequences": 1.0}, "reward_extra_keys": ["acc"]},
+        # verl makes arrays of what a reward function returns; that of math_dapo returns a text as well
+        non_tensors={"acc": right, "pred": np.full(len(right), "1/2"), "raw_prompt": prompts, "multi_modal_inputs": nothing},
+        meta_info={"timing": {"agent_loop/slowest/generate_sequences": 1.0}, "reward_extra_keys": ["acc", "pred"]},
     )
 
 
