@@ -94,7 +94,12 @@ def _answered(lengths: np.ndarray, right: np.ndarray, prompts: np.ndarray) -> Da
             "rm_scores": scores,
         },
         # verl makes arrays of what a reward function returns; that of math_dapo returns a text as well
-        non_tensors={"acc": right, "pred": np.full(len(right), "1/2"), "raw_prompt": prompts, "multi_modal_inputs": nothing},
+        non_tensors={
+            "acc": right,
+            "pred": np.full(len(right), "1/2"),
+            "raw_prompt": prompts,
+            "multi_modal_inputs": nothing,
+        },
         meta_info={"timing": {"agent_loop/slowest/generate_sequences": 1.0}, "reward_extra_keys": ["acc", "pred"]},
     )
 
