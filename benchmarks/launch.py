@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from goldilocks.launch import defaults
+from goldilocks.launch import defaults, prefork
 from goldilocks.launch.prefork import HOOK, RUN
 from goldilocks.launch.recipe import choose, compose_config
 
@@ -51,12 +51,13 @@ class Seen:
 
 def kind_of(process: psutil.Process, root: int, each: bool) -> str:
     """The command, its driver, a worker of Ray's, or one of Ray's own."""
-    line = " ".join(process.cmdline()).strip()  # Ray writes a worker's name over its command line
+    words = process.cmdline()
+    line = " ".join(words).strip()  # Ray writes a worker's name over its command line
     if process.pid == root:
         return "command"
     if line.startswith("ray::"):
         return line.partition(".")[0].split()[0] if each else "workers"
-    if "prefork.py" in line:
+    if prefork.__file__ in words:  # the raylet has it inside of a word: the command that starts a worker
         return "clients that Ray starts"
     if "goldilocks.launch.driver" in line:
         return "driver" if process.ppid() == root else "server that forks"

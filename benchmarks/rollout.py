@@ -288,6 +288,8 @@ def main() -> None:
     parser.add_argument("--peer", choices=PEERS, default="generate", help="what to measure beside (default: generate)")
     parser.add_argument("--no-log-probs", action="store_true", help="vLLM returns tokens only")
     args = parser.parse_args()
+    if args.no_log_probs and args.peer != "vllm":
+        parser.error(f"--no-log-probs is for --peer vllm, not for --peer {args.peer}")
     peer = functools.partial(time_vllm, log_probs=False) if args.no_log_probs else PEERS[args.peer]
     device = torch.device(args.device)
     if args.peer == "plain" and device.type != "cuda":

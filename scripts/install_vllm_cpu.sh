@@ -22,10 +22,14 @@ pip --constraint "$root/constraints.txt" --requirement "$venv/vllm-requirements.
 # verl reads images with qwen-vl-utils, which imports torchvision. Where its wheel is for a torch with CUDA, its operators do
 # not load beside one without. Nothing here calls them: what describes them to torch, and fails at the import, is emptied.
 images="torchvision==0.28.0 qwen-vl-utils==0.0.14 av"
-# shellcheck disable=SC2086
-if pip --no-deps $images; then
+install_images() {
+    # shellcheck disable=SC2086
+    pip --no-deps $images || return 1
     site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     "$venv/bin/python" -c 'import torchvision' 2>/dev/null || : > "$site/torchvision/_meta_registrations.py"
-else
+    "$venv/bin/python" -c 'import torchvision, qwen_vl_utils'
+}
+install_images || { # the test of images is skipped where they are missing, and fails where they cannot be imported
+    "$venv/bin/python" -m pip uninstall --quiet --yes torchvision qwen-vl-utils
     echo "$images cannot be installed: the test of images is skipped"
-fi
+}

@@ -80,8 +80,6 @@ class Drivers:
 
 
 if __name__ == "__main__":
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # this launch's: a fork has the path of its parent
-    sys.path[1:1] = [folder for folder in given if folder and folder not in sys.path]
     serve_in_background()
     del sys.argv[0]
     if sys.argv[0].endswith(".py"):

@@ -12,6 +12,7 @@ The client is why nothing but light modules of the standard library is imported 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -46,6 +47,7 @@ PRELOADED = (
     "goldilocks.engine",
 )
 MODULE = "-m"  # before a module's name, as Python has it
+SITE_FLAGS = ("-S", "-s")  # of the driver's Python, which Ray puts before a worker's script; the server has them too
 SETUP = "GOLDILOCKS_RAY_SETUP"  # the variable with Ray's own script that sets a worker up
 LANGUAGE, CONTEXT = "--language=", "--serialized-runtime-env-context="  # what Ray tells that script
 # Spare workers, which Ray starts before it knows what a run needs, would import for themselves.
@@ -83,6 +85,7 @@ def become_worker(argv: list[str]) -> None:
         server.connect(os.environ[SOCKET])
     except (KeyError, OSError):
         os.execv(sys.executable, [sys.executable, *argv])
+    argv = list(itertools.dropwhile(SITE_FLAGS.__contains__, argv))
     forward = Interrupts() if argv[0] == MODULE else None
     order = json.dumps({"argv": argv, "env": dict(os.environ), "cwd": os.getcwd()}).encode()
     socket.send_fds(server, [_LENGTH.pack(len(order))], [0, 1, 2])
@@ -165,7 +168,7 @@ def listen(folder: str | None = None) -> socket.socket | None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
-    os.environ |= {**NO_SPARE_WORKERS, SOCKET: address, HOOK: f"{__name__}.runtime_env_hook"}
+    os.environ |= {**NO_SPARE_WORKERS, **os.environ, SOCKET: address, HOOK: f"{__name__}.runtime_env_hook"}
     return listener
 
 
@@ -299,7 +302,7 @@ def _work(order: dict[str, Any], files: list[int]) -> None:
 
     for number, file in enumerate(files):
         os.dup2(file, number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    _close_all_but(len(files))
     os.environ.clear()
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
@@ -309,6 +312,8 @@ def _work(order: dict[str, Any], files: list[int]) -> None:
     sys.argv[:] = order["argv"][module:]
     if not module:
         sys.path[0] = os.path.dirname(sys.argv[0])
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # this worker's: a fork has the path of its parent
+    sys.path[1:1] = [folder for folder in given if folder and folder not in sys.path]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     sys.modules["numpy"].random.seed()  # else all workers draw the same numbers
@@ -327,6 +332,13 @@ def _work(order: dict[str, Any], files: list[int]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _close_all_but(kept: int) -> None:
+    """Close all files but the first ones; the numbers up to the limit may be a billion, where it is unlimited."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number >= kept:
+            os.closerange(number, number + 1)  # without an error for the one that listed them
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:

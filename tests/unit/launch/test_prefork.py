@@ -30,9 +30,9 @@ python = shlex.split(prefork.py_executable())
 """
 
 
-def driver(body: str) -> subprocess.Popen[str]:
+def driver(body: str, before: str = "") -> subprocess.Popen[str]:
     """A process that has a server and does ``body`` with ``python``, the command that starts a worker."""
-    program = [sys.executable, "-c", DRIVER + textwrap.dedent(body)]
+    program = [sys.executable, "-c", before + DRIVER + textwrap.dedent(body)]
     return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
@@ -52,6 +52,49 @@ def test_a_worker_has_the_arguments_variables_and_files_of_its_command_and_impor
     out, _ = process.communicate(timeout=PATIENCE_S)
     assert out.split() == ["word", "2", "/", "True", "__main__"]
     assert process.returncode == 7
+
+
+def test_ray_may_put_the_flags_of_its_own_python_before_the_worker(script: Path) -> None:
+    script.write_text("import sys\nprint(*sys.argv[1:])\n")
+    body = f"subprocess.run([*python, '-S', '-s', {str(script)!r}, '-s', 'word'])"
+    out, _ = driver(body).communicate(timeout=PATIENCE_S)
+    assert out.split() == ["-s", "word"]
+
+
+@pytest.mark.parametrize("started", ["script", "module"])
+def test_a_worker_finds_the_modules_of_its_own_path(script: Path, started: str) -> None:
+    folder = script.parent / "modules"
+    folder.mkdir()
+    (folder / "of_this_worker.py").write_text("WORD = 'found'\nif __name__ == '__main__': print(WORD)\n")
+    script.write_text("import of_this_worker\nprint(of_this_worker.WORD)\n")
+    words = [str(script)] if started == "script" else [prefork.MODULE, "of_this_worker"]
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    body = f"subprocess.run([*python, *{words!r}], env={{**os.environ, 'PYTHONPATH': {path!r}}})"
+    out, _ = driver(body).communicate(timeout=PATIENCE_S)
+    assert out.split() == ["found"]
+
+
+def test_a_worker_has_no_files_of_the_server_whatever_their_numbers(script: Path) -> None:
+    script.write_text(
+        "import os\n"
+        "numbers = os.listdir('/proc/self/fd')\n"  # one of them was open while this looked, and is no more
+        "print(*sorted(number for number in numbers if os.path.exists(f'/proc/self/fd/{number}')))\n"
+    )
+    beyond_the_limit = (
+        "import os, resource\n"
+        "os.dup2(0, 300)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))\n"
+    )
+    out, _ = driver(f"subprocess.run([*python, {str(script)!r}])", beyond_the_limit).communicate(timeout=PATIENCE_S)
+    assert out.split() == ["0", "1", "2"]
+
+
+def test_settings_of_ray_that_the_user_made_stay() -> None:
+    chosen, other = prefork.NO_SPARE_WORKERS
+    body = f"print(os.environ[{chosen!r}], os.environ[{other!r}])"
+    before = f"import os\nos.environ[{chosen!r}] = '1'\nos.environ.pop({other!r}, None)\n"
+    out, _ = driver(body, before).communicate(timeout=PATIENCE_S)
+    assert out.split() == ["1", "0"]
 
 
 def test_workers_do_not_draw_what_their_siblings_draw(script: Path) -> None:
