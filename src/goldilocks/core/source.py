@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -244,11 +243,12 @@ def conversation_text(messages: Any) -> str:
 
 
 def undecoded(table: Any, name: str) -> Iterator[Any]:
-    """Yield a column of images as they are stored, one at a time: together they may not fit in memory."""
-    feature: Any = getattr(table, "features", {}).get(name)
-    image = getattr(feature, "feature", feature)  # of a list of images
-    if hasattr(image, "decode"):
-        stored = replace(image, decode=False)
-        table = table.cast_column(name, stored if image is feature else type(feature)(stored))
+    """Yield a column of images as they are stored, one at a time: together they may not fit in memory.
+
+    Arrow has them as they are stored. To cast a list of images would write a copy of the whole table to the disk.
+    """
     rows = table.select_columns(name) if hasattr(table, "select_columns") else table
+    feature: Any = getattr(table, "features", {}).get(name)
+    if hasattr(getattr(feature, "feature", feature), "decode"):  # an image, or a list of images
+        return (row[name][0].as_py() for row in rows.with_format("arrow"))
     return (row[name] for row in rows)

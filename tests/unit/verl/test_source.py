@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset, Features, Image, List, Value
+from datasets import Dataset, Features, Image, List, Value, load_from_disk
 from omegaconf import OmegaConf
 from PIL import Image as Pictures
 from torch.utils.data import Sampler, SequentialSampler, WeightedRandomSampler
@@ -17,6 +18,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import RandomSampler
 from verl.trainer.ppo.utils import create_rl_sampler
 
+from goldilocks.core.source import undecoded
 from goldilocks.hashing import content_key
 from goldilocks.verl.source import DatasetSource, loader_order
 
@@ -83,6 +85,20 @@ def test_prompts_that_differ_in_their_images_alone_have_keys_of_their_own(featur
     keys = DatasetSource(Frame(dataframe=table, prompt_key="prompt", image_key="images")).keys().tolist()
     assert keys[0] == keys[2] != keys[1]
     assert keys[3] == content_key("which?")  # of a prompt without images nothing changes
+
+
+@pytest.mark.parametrize("feature", [Image(), List(Image())], ids=["image", "images"])
+def test_images_are_read_as_they_are_stored_and_nothing_is_written_to_the_disk(tmp_path: Path, feature: Any) -> None:
+    stored = [{"bytes": png(shade), "path": None} for shade in range(3)]
+    seen = [*(stored if isinstance(feature, Image) else [[one, stored[0]] for one in stored]), None]
+    features = Features({"prompt": Value("string"), "seen": feature})
+    Dataset.from_dict({"prompt": list("abcd"), "seen": seen}, features=features).save_to_disk(tmp_path)
+    table = load_from_disk(tmp_path)
+    chosen = table.select([3, 2, 0])
+    files = set(tmp_path.iterdir())
+    assert list(undecoded(table, "seen")) == seen
+    assert list(undecoded(chosen, "seen")) == [seen[3], seen[2], seen[0]]
+    assert set(tmp_path.iterdir()) == files
 
 
 def test_the_key_of_messages_with_an_image_is_that_of_its_pixels() -> None:
