@@ -152,7 +152,8 @@ class RolloutServer:
         def abort(engine: Engine) -> list[str]:
             for name in request_ids:
                 engine.abort(name)
-            return [name for name in request_ids if name in self._loop.in_flight()]
+            in_flight = set(self._loop.in_flight())
+            return [name for name in request_ids if name in in_flight]
 
         return await self._on_engine(abort)
 

@@ -220,6 +220,16 @@ def test_one_request_is_aborted_and_the_others_go_on(server: Any) -> None:
     assert unknown == {"aborted": False, "request_id": "unheard of"}
 
 
+def test_many_requests_are_aborted_with_one_look_at_what_is_in_flight(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[None] = []
+    in_flight = server._loop.in_flight
+    monkeypatch.setattr(server._loop, "in_flight", lambda: looks.append(None) or in_flight())
+    assert asyncio.run(asyncio.wait_for(server.abort_requests([f"r{i}" for i in range(8)]), 30)) == []
+    assert len(looks) == 1
+
+
 def test_new_weights_and_their_version_are_in_the_next_answer(model_path: Path) -> None:
     server = _server(model_path, ignore_eos=True, load_format="dummy")
     weights = list(reference("llama").state_dict().items())
