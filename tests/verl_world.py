@@ -40,7 +40,7 @@ from goldilocks.verl.dispatch.guarded_reward import guard
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
 from goldilocks.verl.serve.server import Answers
-from goldilocks.verl.store import batched_puts
+from goldilocks.verl.store import batched_puts, rows
 from goldilocks.verl.store.rows import FIRST, ROLLOUTS, VISIT_SEED
 
 LIMIT = 6  # tokens of an answer; the server does not know the limit, so that the worker cuts
@@ -210,6 +210,7 @@ class Queue:
         self._others: dict[str, dict[str, Any]] = {}  # tags by partition and key
         for name in self.STANDS_FOR:
             monkeypatch.setattr(transfer_queue, name, getattr(self, name))
+        monkeypatch.setattr(rows, "kv_batch_meta2batch_meta", self.meta)
         asked_again = functools.cache(inspect.unwrap(batched_puts.takes_columns))  # once a queue, not once a process
         monkeypatch.setattr(batched_puts, "takes_columns", asked_again)
         monkeypatch.setattr(failures, "_published", False)  # as in a process that has told no error yet
@@ -234,6 +235,12 @@ class Queue:
         assert partition_id == "train"
         names = [name for name in select_fields or self.rows[keys[0]] if name in self.rows[keys[0]]]
         return list_of_dict_to_tensordict([{name: self.rows[key][name] for name in names} for key in keys])
+
+    def meta(self, batch: KVBatchMeta) -> Any:
+        """Return which fields the rows have, and whether they are tensors."""
+        fields = {name: value for key in batch.keys for name, value in self.rows[key].items()}
+        schema = {name: {"is_non_tensor": not isinstance(value, torch.Tensor)} for name, value in fields.items()}
+        return SimpleNamespace(field_schema=schema)
 
     def kv_batch_put(
         self, keys: list[str], partition_id: str, fields: Any = None, tags: Any = None, data_parser: None = None

@@ -111,11 +111,16 @@ class NeverPausing(AgentLoops):
         """Do nothing: nothing stops."""
 
     def so_far(self) -> Iterator[Rollout | Failure]:
+        """Return everything that has happened up to now."""
+        events, _ = self.manager.so_far(with_answers=False)
+        return self._noted(events)
+
+    def up_to_saved_moment(self) -> Iterator[Rollout | Failure]:
         """Return everything that has happened up to one moment, of which the answers are saved too."""
-        events, self._answers = self.manager.so_far()
+        events, self._answers = self.manager.so_far(with_answers=True)
         return self._noted(events)
 
     def unfinished(self) -> list[SavedAnswers]:
-        """Of the moment of ``so_far``: a rollout that has ended since then is unfinished to the collector."""
+        """Of the moment that was observed last: a rollout that has ended since then is unfinished to the collector."""
         answers, self._answers = self._answers, None
         return super().unfinished() if answers is None else answers

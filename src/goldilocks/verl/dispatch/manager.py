@@ -67,12 +67,12 @@ class StreamingManager(AgentLoopManagerTQ):
         more, _ = ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
         return [event for reference in {*ready, *more} for event in self._reply(reference)]
 
-    def so_far(self) -> tuple[list[Rollout | Failure], list[SavedAnswers]]:
-        """Return the events since the last call and the answers of unfinished rollouts, both of one moment.
+    def so_far(self, *, with_answers: bool) -> tuple[list[Rollout | Failure], list[SavedAnswers]]:
+        """Return the events since the last call and, if asked, the answers of unfinished rollouts, of one moment.
 
         Every worker is asked once, so this returns however many events go on coming.
         """
-        snapshots: list[Snapshot] = self._ask("so_far")
+        snapshots: list[Snapshot] = self._ask("so_far", with_answers)
         events: list[Rollout | Failure] = []
         for number, snapshot in enumerate(snapshots):
             if snapshot.replies > self._replies[number]:  # one more is on its way, and older than the snapshot

@@ -49,7 +49,10 @@ class Drained(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A worker at one moment: every session has an event, or is unfinished and has its answers here."""
+    """A worker at one moment: every session has an event, or is unfinished and has its answers here.
+
+    Without answers where nobody asked for them: they are all tokens of all unfinished sessions.
+    """
 
     replies: int  # calls of ``events`` that returned, since the run began
     events: list[Rollout | Failure]  # since the last of those replies
@@ -85,9 +88,9 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         self._replies += 1
         return self._new_events()
 
-    async def so_far(self) -> Snapshot:
-        """Return the events and answers of this moment, without waiting."""
-        return Snapshot(self._replies, self._new_events(), await self.answers())
+    async def so_far(self, with_answers: bool) -> Snapshot:
+        """Return the events and, if asked, the answers of this moment, without waiting."""
+        return Snapshot(self._replies, self._new_events(), await self.answers() if with_answers else [])
 
     def _new_events(self) -> list[Rollout | Failure]:
         events, self._events = self._events, []

@@ -132,10 +132,10 @@ def _batch(pairs: Payload) -> KVBatchMeta:
 
 
 @contextmanager
-def copied(keys: list[str], tags: list[dict[str, Any]]) -> Iterator[KVBatchMeta]:
-    """Lend copies of these rows, with the fields that they have so far."""
-    copies = _batch([[f"copy_{key}", tag] for key, tag in zip(keys, tags, strict=True)])
-    stored = tq.kv_batch_get(keys=keys, partition_id=PARTITION)
+def copied(rows: KVBatchMeta, fields: list[str]) -> Iterator[KVBatchMeta]:
+    """Lend copies of these fields of the rows."""
+    copies = _batch([[f"copy_{key}", tag] for key, tag in zip(rows.keys, rows.tags, strict=True)])
+    stored = tq.kv_batch_get(keys=rows.keys, partition_id=PARTITION, select_fields=fields)
     tq.kv_batch_put(keys=copies.keys, partition_id=PARTITION, fields=stored, tags=copies.tags)
     try:
         yield copies

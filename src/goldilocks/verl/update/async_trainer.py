@@ -24,6 +24,7 @@ from goldilocks.errors import require
 from goldilocks.types import OnFull
 from goldilocks.verl.dispatch.backend import NeverPausing
 from goldilocks.verl.update.guards import gap_of_waiting_rows, has_fresh_row
+from goldilocks.verl.update.micro_batches import of_log_probs
 from goldilocks.verl.update.trainer import CollectorTrainer
 
 ENGINE = "goldilocks.verl.serve.ray_weights"  # registers the checkpoint engine ``ray``
@@ -69,14 +70,17 @@ class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
         known = gap is not None or has_fresh_row(batch, self._policy) or is_bypassed(correction)
         if known or not self.weights_guard.judges:
             return gap
-        backend = self._observe_so_far()
-        waiting = backend.rows.waiting(but=set(batch.keys))
-        return gap_of_waiting_rows(waiting, self._policy, self._ranks, lambda rows: self._log_probs(rows, {}))
+        self.driver.observe(self._backend.so_far())
+        waiting = self._backend.rows.waiting(but=set(batch.keys))
+        multiple = self._ranks * of_log_probs(self.config)
+        return gap_of_waiting_rows(
+            waiting, self._policy, multiple, self._computed_with, lambda rows: self._log_probs(rows, {})
+        )
 
-    def _observe_so_far(self) -> NeverPausing:
+    @property
+    def _backend(self) -> NeverPausing:
         backend = self.replay_buffer.backend
         assert isinstance(backend, NeverPausing)
-        self.driver.observe(backend.so_far())
         return backend
 
     @contextmanager
@@ -87,7 +91,7 @@ class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
 
     def _save_checkpoint(self) -> None:
         """Save the moment up to which everything has been observed."""
-        self._observe_so_far()
+        self.driver.observe(self._backend.up_to_saved_moment())
         super()._save_checkpoint()
 
 

@@ -149,7 +149,7 @@ def gap_of_rows(batch: KVBatchMeta, policy: int, correction: Any) -> float | Non
     pairs = _fresh(batch, policy, version_of) or _fresh(batch, policy, newest_version_of)
     if not pairs or is_bypassed(correction):  # bypassed: the trainer takes the engine's log-probs for its own
         return None
-    keys, tags = map(list, zip(*_some(pairs), strict=True))
+    keys, tags = map(list, zip(*_some(pairs, ROWS), strict=True))
     rows = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=FIELDS).to_padded_tensor()
     if not set(FIELDS) <= set(rows.keys()):
         return None
@@ -163,18 +163,22 @@ def has_fresh_row(batch: KVBatchMeta, policy: int) -> bool:
 
 
 def gap_of_waiting_rows(
-    waiting: KVBatchMeta, policy: int, multiple: int, log_probs: Callable[[KVBatchMeta], Any]
+    waiting: KVBatchMeta,
+    policy: int,
+    multiple: int,
+    fields: Callable[[KVBatchMeta], list[str]],
+    log_probs: Callable[[KVBatchMeta], Any],
 ) -> float | None:
     """Return the mean gap of rows that are trained later; ``log_probs`` computes the trainer's, of a multiple of rows.
 
-    It is given copies: a row that has more fields than others cannot be in a batch with them.
+    It is given copies of the ``fields`` it needs: a row with more fields than others cannot be in a batch with them.
     """
-    pairs = _some(_fresh(waiting, policy, version_of))
-    pairs = pairs[: len(pairs) // multiple * multiple]
+    pairs = _fresh(waiting, policy, version_of)
+    pairs = _some(pairs, min(len(pairs), max(ROWS, multiple)) // multiple * multiple)
     if not pairs:
         return None
-    keys, tags = map(list, zip(*pairs, strict=True))
-    with copied(keys, tags) as copies:
+    rows = waiting.select_keys([key for key, _ in pairs])
+    with copied(rows, fields(rows)) as copies:
         log_probs(copies)
         return gap_of_rows(copies, policy, None)
 
@@ -185,5 +189,7 @@ def _fresh(batch: KVBatchMeta, policy: int, version: Callable[[Tag], int]) -> li
     return [(key, tag) for key, tag in pairs if not tag.get("is_padding", False) and version(tag) >= policy]
 
 
-def _some(pairs: list[tuple[str, Tag]]) -> list[tuple[str, Tag]]:
-    return pairs[:: -(-len(pairs) // ROWS) or 1]
+def _some(pairs: list[tuple[str, Tag]], most: int) -> list[tuple[str, Tag]]:
+    """So many of them, evenly spread."""
+    count = min(len(pairs), most)
+    return [pairs[place * len(pairs) // count] for place in range(count)]

@@ -68,15 +68,13 @@ class OnePass:
         """
         return mean_gap([found.pop(f"actor/{name}", 0.0) for name in (GAP_SUM, GAP_TOKENS)])
 
-    def older_rows(self, batch: KVBatchMeta, policy: int, multiple: int) -> KVBatchMeta | None:
-        """The rows that are trained against the policy that wrote them, filled up to a multiple."""
+    def older_rows(self, batch: KVBatchMeta, policy: int, ranks: int, micro_batch: int = 1) -> KVBatchMeta | None:
+        """The rows that are trained against the policy that wrote them, filled up to whole micro-batches per rank."""
         stale = stale_rows(batch, policy)
-        if not any(stale):
-            return None
-        return batch.select_keys(balanced([batch.keys[place] for place in chosen(stale, multiple)], batch, multiple))
+        return batch.select_keys(_shared(stale, batch, ranks, micro_batch)) if any(stale) else None
 
-    def rows(self, batch: KVBatchMeta, multiple: int) -> KVBatchMeta:
-        """The rows that the update computes, a multiple of ``multiple``, with the size of the whole batch."""
+    def rows(self, batch: KVBatchMeta, ranks: int, micro_batch: int = 1) -> KVBatchMeta:
+        """The rows that the update computes, in whole micro-batches per rank, with the size of the whole batch."""
         if not (self.own_log_probs or self.rows_with_signal):
             return batch
         stored = signal(batch)
@@ -86,11 +84,15 @@ class OnePass:
             active = stored["response_mask"].values().bool() & (advantages.values() != 0)
             before = torch.cat([torch.zeros(1, dtype=torch.long), active.cumsum(0)])[advantages.offsets()]
             found = before.diff() > 0
-            keys = balanced([batch.keys[place] for place in chosen(found.tolist(), multiple)], batch, multiple)
+            keys = _shared(found.tolist(), batch, ranks, micro_batch)
         part = batch.select_keys(keys)
         part.extra_info[WHOLE_ROWS] = len(batch)
         part.extra_info[WHOLE_TOKENS] = int(stored["response_mask"].values().sum())
         return part
+
+
+def _shared(signal: list[bool], batch: KVBatchMeta, ranks: int, micro_batch: int) -> list[str]:
+    return balanced([batch.keys[place] for place in chosen(signal, ranks * micro_batch)], batch, ranks)
 
 
 def chosen(signal: list[bool], multiple: int) -> list[int]:

@@ -44,6 +44,7 @@ from goldilocks.verl.update.driver_queue import advantages
 from goldilocks.verl.update.gates import KLPenalty, build_gate
 from goldilocks.verl.update.guards import GuardedLoss, gap_of_rows, guard_metrics, has_fresh_row, weights_guard
 from goldilocks.verl.update.loggers import show_grouped
+from goldilocks.verl.update.micro_batches import of_log_probs, of_reference, of_update
 from goldilocks.verl.update.one_pass import OnePass
 from goldilocks.verl.update.validation import ValidatesByColumn
 
@@ -189,7 +190,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Of every row where something needs them before the update, else of rows that an older policy wrote."""
         if self.one_pass.own_log_probs:
-            older = self.one_pass.older_rows(batch, self._policy, self._ranks)
+            older = self.one_pass.older_rows(batch, self._policy, self._ranks, of_log_probs(self.config))
             if older is not None:
                 self._log_probs(older, {})
                 fill_log_probs(without(batch, set(older.keys)).keys, math.nan)
@@ -260,11 +261,14 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
 
         Of the texts only the inputs of another modality are computed with, and only where the model has a processor.
         """
-        before, batch.fields = batch.fields, tensor_fields(batch, also=MULTI_MODAL if self.processor else ())
+        before, batch.fields = batch.fields, self._computed_with(batch)
         try:
             yield
         finally:
             batch.fields = before
+
+    def _computed_with(self, batch: KVBatchMeta) -> list[str]:
+        return tensor_fields(batch, also=MULTI_MODAL if self.processor else ())
 
     # -- advantages ----------------------------------------------------------------------------------------------------
 
@@ -290,19 +294,21 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         return max(1, round(self.config.data.train_batch_size / prompts_per_mini_batch))
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """Pad only to what the workers need: each mini-batch split evenly over the data-parallel ranks."""
-        multiple = dp_size * self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        """Pad only to what the workers need: a rank's part of a mini-batch or of a pass is whole micro-batches."""
+        updates = self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        parts = [updates * of_update(self.config), of_log_probs(self.config)]
+        if self.use_reference_policy:
+            parts.append(of_reference(self.config))
         if self.use_critic:
-            critic = dp_size * self._mini_batches(self.config.critic.ppo_mini_batch_size)
-            multiple = math.lcm(multiple, critic)
-        return multiple
+            parts.append(self._mini_batches(self.config.critic.ppo_mini_batch_size))
+        return dp_size * math.lcm(*parts)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Rows that add nothing to the gradient are counted and not computed."""
         correction = self.config.algorithm.get("rollout_correction", None)
         gap = self._gap_before_update(batch, correction)
         metrics.update(use_behaviour_log_probs(batch, self._policy, correction))
-        part = self.one_pass.rows(batch, self._ranks)
+        part = self.one_pass.rows(batch, self._ranks, of_update(self.config))
         with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(part)), self._tensors_only(part):
             super()._update_actor(part, metrics)
         measured = self.one_pass.take_gap(metrics)

@@ -74,13 +74,13 @@ def test_at_any_moment_a_session_has_an_event_or_is_unfinished_with_its_answers(
         server.answer(two, [7] * 4)
         while not worker._events:
             await asyncio.sleep(0)
-        moment, next_moment = await worker.so_far(), await worker.so_far()
+        moment, next_moment = await worker.so_far(True), await worker.so_far(False)
         server.answer(three, [7] * 5)
         return moment, next_moment, [*first, *await worker.finish()]
 
     moment, next_moment, others = asyncio.run(run())
     assert (moment.replies, [event.tokens for event in moment.events], len(moment.answers)) == (1, [4], 1)
-    assert next_moment == moment._replace(events=[])
+    assert next_moment == moment._replace(events=[], answers=[])
     assert [event.tokens for event in others] == [3, 5]
 
 
@@ -110,7 +110,7 @@ def test_a_reply_on_its_way_is_waited_for_and_comes_before_what_happened_since(m
     snapshots = [Snapshot(1, [new], ["answer"]), Snapshot(1, [], [])]
     worker = SimpleNamespace(
         events=SimpleNamespace(remote=lambda: replies.pop(0)),
-        so_far=SimpleNamespace(remote=lambda: Reference(snapshots.pop(0), arrived=True)),
+        so_far=SimpleNamespace(remote=lambda with_answers: Reference(snapshots.pop(0), arrived=True)),
     )
 
     def get(wanted: Any) -> Any:
@@ -124,9 +124,9 @@ def test_a_reply_on_its_way_is_waited_for_and_comes_before_what_happened_since(m
     manager = StreamingManager.__new__(StreamingManager)
     manager.agent_loop_workers, manager._waiting, manager._replies = [worker], {}, Counter()
     assert manager.events(within=0.0) == []
-    assert manager.so_far() == ([old, new], ["answer"])
+    assert manager.so_far(with_answers=True) == ([old, new], ["answer"])
     assert manager.events(within=0.0) == []
-    assert manager.so_far() == ([], [])
+    assert manager.so_far(with_answers=True) == ([], [])
 
 
 def test_prompts_that_come_one_by_one_are_spread_over_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:

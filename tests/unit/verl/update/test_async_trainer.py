@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from builders import plain_collector
+from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl_world import Queue
 
@@ -26,7 +27,8 @@ class Servers:
     def __init__(self, ended: list[Rollout]) -> None:
         self._ended = ended
 
-    def so_far(self) -> tuple[list[Rollout], list[Any]]:
+    def so_far(self, *, with_answers: bool) -> tuple[list[Rollout], list[Any]]:
+        assert not with_answers, "only a checkpoint needs them"
         ended, self._ended = self._ended, []
         return ended, []
 
@@ -36,8 +38,14 @@ class Trainer(GoldilocksAsyncTrainer):
 
     _ranks = 1
     global_steps = 2
+    processor = None
 
-    def __init__(self, queue: Queue, rollouts: list[Rollout], guard: WeightsGuard) -> None:
+    def __init__(self, queue: Queue, rollouts: list[Rollout], guard: WeightsGuard, micro_batch: Any = None) -> None:
+        """``micro_batch``: how many rows a rank computes at a time; None: as many as have so many tokens."""
+        sizes = {"log_prob_micro_batch_size_per_gpu": micro_batch}
+        parts = {"actor": {"use_dynamic_bsz": micro_batch is None}, "rollout": sizes}
+        self.config = OmegaConf.create({"actor_rollout_ref": parts})
+        self.computed = 0
         backend = NeverPausing(None, [], nullcontext)
         backend.manager = Servers(rollouts)  # type: ignore[assignment]
         self.queue, self.weights_guard, self.one_pass = queue, guard, OnePass(True, True)
@@ -47,6 +55,7 @@ class Trainer(GoldilocksAsyncTrainer):
         self.collector, self.driver = collector, Driver(collector, backend, backend.rows)
 
     def _log_probs(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        self.computed = len(batch.keys)
         for key in batch.keys:
             row = self.queue.rows[key]
             row["old_log_probs"] = torch.full_like(row["rollout_log_probs"], -1.0)
@@ -72,6 +81,18 @@ def test_a_batch_without_fresh_rows_is_measured_by_rows_that_came_since(monkeypa
     assert trainer._gap_before_update(carried(queue), None) == pytest.approx(0.25)
     assert trainer.collector.accounts.generated_rollouts == 2
     assert "old_log_probs" not in queue.rows["g0_1_0"]
+
+
+@pytest.mark.parametrize(("micro_batch", "computed"), [(None, 3), (2, 2), (4, 0)])
+def test_rows_that_wait_are_computed_in_whole_micro_batches(
+    monkeypatch: pytest.MonkeyPatch, micro_batch: int | None, computed: int
+) -> None:
+    queue = Queue(monkeypatch)
+    rollouts = [rollout(queue, index, 1, -1.25) for index in range(3)]
+    trainer = Trainer(queue, rollouts, WeightsGuard("warn", exact=True), micro_batch)
+    gap = trainer._gap_before_update(carried(queue), None)
+    assert gap == (pytest.approx(0.25) if computed else None)
+    assert trainer.computed == computed
 
 
 def test_servers_with_old_weights_end_the_run_though_every_batch_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import torch
 import transfer_queue as tq
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl_world import Queue, nested
@@ -84,9 +85,22 @@ class Counted(str):
 
 
 class Trainer(CollectorTrainer):
-    """The trainer before its update, without workers: notes the rows whose log-probs are computed."""
+    """The trainer before its update, without workers: notes the rows whose log-probs are computed.
 
-    def __init__(self, ranks):
+    ``micro_batches``: of the update, of the log-probs and of the reference, where they have a fixed number of rows.
+    """
+
+    use_reference_policy, use_critic = True, False
+
+    def __init__(self, ranks, micro_batches=()):
+        update, log_probs, ref = micro_batches or (None, None, None)
+        sizes = {"ppo_micro_batch_size_per_gpu": update, "ppo_mini_batch_size": 4}
+        parts = {
+            "actor": {"use_dynamic_bsz": not micro_batches, **sizes},
+            "rollout": {"log_prob_micro_batch_size_per_gpu": log_probs},
+            "ref": {"log_prob_use_dynamic_bsz": not micro_batches, "log_prob_micro_batch_size_per_gpu": ref},
+        }
+        self.config = OmegaConf.create({"actor_rollout_ref": parts, "data": {"train_batch_size": 8}})
         self.one_pass = OnePass(own_log_probs=True, rows_with_signal=True)
         self.global_steps = 3
         self.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
@@ -109,6 +123,20 @@ def test_old_rows_are_told_from_new_ones_in_as_many_lookups_as_there_are_rows(mo
     assert own == set(batch.keys) - set(trainer.computed)
 
 
+def test_with_micro_batches_of_fixed_size_every_rank_gets_whole_ones(monkeypatch):
+    """verl refuses any other number of rows. The update has two mini-batches of three rows for each rank."""
+    queue, trainer = Queue(monkeypatch), Trainer(ranks=2, micro_batches=(3, 4, 6))
+    rows = trainer._get_required_batch_multiple(dp_size=2)
+    assert rows == 2 * 12
+    for number in range(rows):
+        queue.add(f"g{number}_0_0", version=1 if number < 5 else 2, length=2)
+        queue.tags[f"g{number}_0_0"]["seq_len"] = 2 + number
+    trainer._compute_old_log_prob(queue.batch(), {})
+    assert len(trainer.computed) == 2 * 4
+    assert {f"g{number}_0_0" for number in range(5)} < set(trainer.computed)
+    assert Trainer(ranks=2)._get_required_batch_multiple(dp_size=2) == 2 * 2
+
+
 def test_ranks_get_equally_many_rows_and_about_the_same_work():
     keys = [f"a_{i}_0" for i in range(8)]
     batch = KVBatchMeta(partition_id="train", keys=keys, tags=[{"seq_len": 10 + 90 * (i < 4)} for i in range(8)])
@@ -129,5 +157,6 @@ def test_the_update_is_told_of_the_whole_batch(monkeypatch):
     assert part.keys == ["a_0_0", "a_3_0"]
     assert part.extra_info == {"temperature": 1.0, WHOLE_ROWS: 4, WHOLE_TOKENS: 6}
     assert batch.extra_info == {"temperature": 1.0}
+    assert len(OnePass(True, True).rows(batch, ranks=1, micro_batch=3).keys) == 3
     assert OnePass(True, False).rows(batch, 1).keys == keys
     assert OnePass(False, False).rows(batch, 1) is batch

@@ -15,6 +15,7 @@ from verl_world import Queue
 
 from goldilocks.algorithms.weights_gap import FP32, HALF, StaleWeights
 from goldilocks.verl.store.behaviour import VERSIONS
+from goldilocks.verl.store.rows import tensor_fields
 from goldilocks.verl.update.guards import ROWS, gap_of_rows, gap_of_waiting_rows, has_fresh_row, weights_guard
 
 POLICY = 4
@@ -54,9 +55,11 @@ class Trainer:
 
     def __init__(self, queue: Queue) -> None:
         self.queue, self.computed = queue, 0
+        self.fields: set[str] = set()  # of the rows that were computed
 
     def log_probs(self, rows: KVBatchMeta) -> None:
         self.computed = len(rows.keys)
+        self.fields = {name for key in rows.keys for name in self.queue.rows[key]}
         for key in rows.keys:
             row = self.queue.rows[key]
             row["old_log_probs"] = torch.full_like(row["rollout_log_probs"], -1.0)
@@ -69,6 +72,10 @@ def waiting(monkeypatch: pytest.MonkeyPatch, *versions: int) -> Queue:
     return queue
 
 
+def gap(queue: Queue, multiple: int, trainer: Trainer) -> float | None:
+    return gap_of_waiting_rows(queue.batch(), POLICY, multiple, tensor_fields, trainer.log_probs)
+
+
 @pytest.mark.parametrize(("ranks", "computed"), [(1, 3), (2, 2), (3, 3)])
 def test_the_gap_of_rows_that_wait_is_computed_on_copies_of_fresh_ones(
     monkeypatch: pytest.MonkeyPatch, ranks: int, computed: int
@@ -76,8 +83,9 @@ def test_the_gap_of_rows_that_wait_is_computed_on_copies_of_fresh_ones(
     queue = waiting(monkeypatch, POLICY, POLICY - 1, POLICY, POLICY)
     before = {key: set(row) for key, row in queue.rows.items()}
     trainer = Trainer(queue)
-    assert gap_of_waiting_rows(queue.batch(), POLICY, ranks, trainer.log_probs) == pytest.approx(0.1)
+    assert gap(queue, ranks, trainer) == pytest.approx(0.1)
     assert trainer.computed == computed
+    assert trainer.fields == {"response_mask", "rm_scores", "rollout_log_probs"}  # no text is copied
     assert {key: set(row) for key, row in queue.rows.items()} == before
 
 
@@ -87,8 +95,18 @@ def test_without_enough_fresh_rows_nothing_is_computed(
 ) -> None:
     queue = waiting(monkeypatch, *versions)
     trainer = Trainer(queue)
-    assert gap_of_waiting_rows(queue.batch(), POLICY, ranks, trainer.log_probs) is None
+    assert gap(queue, ranks, trainer) is None
     assert trainer.computed == 0
+
+
+@pytest.mark.parametrize(("multiple", "computed"), [(1, ROWS), (ROWS - 1, ROWS - 1), (2 * ROWS, 2 * ROWS)])
+def test_of_many_rows_that_wait_some_are_computed_and_never_a_part_of_a_micro_batch(
+    monkeypatch: pytest.MonkeyPatch, multiple: int, computed: int
+) -> None:
+    queue = waiting(monkeypatch, *[POLICY] * (3 * ROWS))
+    trainer = Trainer(queue)
+    assert gap(queue, multiple, trainer) == pytest.approx(0.1)
+    assert trainer.computed == computed
 
 
 def test_tokens_that_no_policy_wrote_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
