@@ -126,16 +126,19 @@ def test_a_run_that_goes_on_trains_what_it_would_have_trained(tmp_path: Path) ->
     again = run(tmp_path / "run", resume=str(tmp_path / "run" / "checkpoint-2"), **chosen)
     assert world.losses(again) == pytest.approx(world.losses(whole), rel=1e-3, abs=1e-6)
     assert len(set(world.losses(whole))) == 6
+    state = json.loads((tmp_path / "run" / "checkpoint-2" / "rollout_state.json").read_text())
+    assert state["prompt_index"] == 4  # groups of two updates; what was taken ahead is trained, and counted, again
 
 
 def test_an_adapter_gets_no_name_that_the_server_holds_of_an_earlier_run(tmp_path: Path) -> None:
-    """A run ends, and another goes on from a checkpoint before its end, or begins anew, beside the same server."""
+    """A run ends, and another goes on from a checkpoint before its end, or begins anew without a section, beside it."""
     server, adapter = asynchronous.Server(seeded=True), LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
-    chosen = {"sections": {"goldilocks": {}}, "peft_config": adapter, "save_strategy": "steps", "save_steps": 1}
+    chosen = {"peft_config": adapter, "save_strategy": "steps", "save_steps": 1, "max_steps": 2, "max_staleness": 2}
+    ours = {"goldilocks": {}}
     with server.running() as address:
-        for name, resume in (("run", None), ("run", "checkpoint-1"), ("new", None)):
+        for name, resume, sections in (("run", None, ours), ("run", "checkpoint-1", ours), ("new", None, {})):
             out = tmp_path / name
-            trainer = asynchronous.trainer(out, address, max_steps=2, max_staleness=2, **chosen)
+            trainer = asynchronous.trainer(out, address, sections=sections, **chosen)
             trainer.train(resume_from_checkpoint=resume and str(out / resume))
     assert server.adapters == [f"trl-policy-v{version}" for version in (6, 7, 8)]
 
@@ -160,6 +163,7 @@ def test_a_limit_that_leaves_too_few_groups_is_an_error_and_nothing_generated_is
     """Two groups are a batch: the last one that differs waits for a second."""
     out, limited = tmp_path / "run", {"enable": True, "max_carry_steps": 50, "max_num_gen_batches": 2}
     chosen = {"data": world.dataset(40), "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    chosen |= {"max_inflight_tasks": 1}  # answers come in the order of the requests, on which the rewards hang
     sections = {"filter_groups": limited, "gen_batch_size": 2}
     with pytest.raises(Exhausted, match=rf"What was generated is saved in .*checkpoint-{trained}\."):
         run(out, sections=sections, reward_funcs=Alternates(differ), **chosen)

@@ -162,9 +162,12 @@ class Driver:
                 raise Stalled(f"{self.collector.in_flight} rollouts are in flight, and nothing is being generated")
         with self.watch.timed("drain"):
             self.backend.drain()
-        self.collector.accounts.charge(self.backend.rewards_spent())
+        self._charge_rewards()
         self._wait(within=0.0)  # what the cancelled ones have cost
         self._free_rows()
+
+    def _charge_rewards(self) -> None:
+        self.collector.accounts.charge(self.backend.rewards_spent())
 
     def _wait(self, within: float | None = None) -> int:
         """Wait for something to happen and take it in; return how many events there were."""
@@ -229,6 +232,7 @@ class Driver:
 
     def save(self, folder: Path, **also: Any) -> None:
         """Write everything that is not the trainer's own into the folder of its checkpoint; ``also`` goes with it."""
+        self._charge_rewards()  # since the last batch: of a validation, or of a batch that could not be filled
         parts = {name: part.state_dict() for name, part in self._parts.items()}
         for name in also:
             require(name not in OWN, "also", name, f"another name; the driver saves {', '.join(OWN)}")

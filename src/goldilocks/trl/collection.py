@@ -151,6 +151,10 @@ class Collection:
         self._together = False
         return rows
 
+    def take_costs(self) -> None:
+        """Have the first process take over what reward functions have cost since the last round, on every process."""
+        self._gathered([])
+
     def _gathered(self, rows: list[Row]) -> list[Row]:
         """Return the rows of all processes; the first one takes over what the others' reward functions have cost."""
         parts = self._processes.gathered([(rows, spent.read())])

@@ -283,10 +283,12 @@ class CollectedTrainer(WholeCheckpoints):
     def _answers_asked_for(self, answers: int) -> int:
         """Return how many answers of a validation's batch the data ask for.
 
-        So that every process has a whole batch, accelerate fills the last one up with the first rows again.
+        So that every process has a whole batch, accelerate fills the last one up with the first rows again, unless it
+        drops what is left over.
         """
         state = self.accelerator.gradient_state
-        if not state.end_of_dataloader or not hasattr(state.active_dataloader.dataset, "__len__"):
+        filled_up = state.end_of_dataloader and not self.args.dataloader_drop_last
+        if not filled_up or not hasattr(state.active_dataloader.dataset, "__len__"):
             return answers
         asked: int = len(state.active_dataloader.dataset) * self.num_generations_eval
         together: int = self.args.eval_batch_size * self.accelerator.num_processes

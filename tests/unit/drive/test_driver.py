@@ -158,6 +158,18 @@ def test_what_rewards_cost_is_in_the_accounts_and_survives_a_checkpoint(tmp_path
     assert totals["accounts/reward_cost"] == 4.0
 
 
+def test_what_rewards_cost_after_the_last_batch_is_in_a_checkpoint(tmp_path: Path) -> None:
+    """A validation before the checkpoint, or a batch that could not be filled."""
+    before, after = driver(plain_collector()), driver(plain_collector())
+    spent.read()  # another test's
+    before.batch()
+    spent.add(calls=3)
+    before.save(tmp_path)
+    after.load(tmp_path)
+    assert after.metrics()["accounts/reward_calls"] == 3
+    assert spent.read() == {}  # and is not counted again
+
+
 @pytest.mark.parametrize("name", ["collector", "rows", "meter", "backend", "gate"])
 def test_what_a_trainer_saves_beside_the_driver_cannot_take_its_names(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"also='{name}' is not accepted: another name"):

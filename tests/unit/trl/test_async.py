@@ -23,7 +23,8 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 from goldilocks.core import ListSource
 from goldilocks.core.accounts import Accounts
 from goldilocks.drive.backend import CANCELLED
-from goldilocks.rewards import spent
+from goldilocks.drive.driver import ENDS_THE_RUN
+from goldilocks.rewards import RewardFailed, spent
 from goldilocks.runs import costs
 from goldilocks.runs.checkpoints import FILE
 from goldilocks.runs.progress import SECONDS
@@ -129,6 +130,25 @@ def test_a_cancelled_rollout_has_cost_the_turns_that_it_finished(monkeypatch: py
     assert backend()._event(asyncio.run(cancelled())) == Failure("g0", 0, CANCELLED, 3)
 
 
+class Refused(TwoTurns):
+    async def _rolled_out(self, ask: Ask) -> Answer:
+        raise RewardFailed("the judge is busy")
+
+
+def answered(loop: TwoTurns) -> Answer:
+    async def main() -> Answer:
+        loop._take(Ask(("g0", 0), 0, 1))
+        await asyncio.gather(*loop._tasks.values())
+        return loop.rollout_buffer.get_nowait()
+
+    return asyncio.run(main())
+
+
+def test_a_reward_that_must_not_fail_ends_the_run_from_the_child_too() -> None:
+    assert backend()._event(answered(Refused())) == Failure("g0", 0, ENDS_THE_RUN)
+    assert backend()._event(Answer(("g0", 0), error="no answer")) == Failure("g0", 0, "error")
+
+
 class Judged(TwoTurns):
     async def _rolled_out(self, ask: Ask) -> Answer:
         spent.add(calls=2, retries=1, cost=0.25)
@@ -136,14 +156,8 @@ class Judged(TwoTurns):
 
 
 def test_what_reward_functions_cost_in_the_child_is_counted_by_the_trainer() -> None:
-    async def answered() -> Answer:
-        loop = Judged()
-        loop._take(Ask(("g0", 0), 0, 1))
-        await asyncio.gather(*loop._tasks.values())
-        return loop.rollout_buffer.get_nowait()
-
     spent.read()
-    answer = asyncio.run(answered())
+    answer = answered(Judged())
     assert spent.read() == {}  # the child's
     one = backend()
     one._event(answer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from goldilocks.rewards.calls import RewardCosts
 from goldilocks.trl.collection import Collection, Generated, Rewards, Sizes
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.rows import CompletionRows, Row
+from goldilocks.trl.saved import Saved
 
 SECONDS = 60  # a process that waits this long waits for ever
 REWARDS = Rewards(["right"], lambda row: row.reward([1.0]), lambda groups: [torch.zeros(len(one)) for one in groups])
@@ -56,15 +58,24 @@ class Wire:
         return self._costs[self.rank.value].read()
 
 
-def collected(wire: Wire, rank: int, tokens: int, limits: Limits) -> Any:
-    """Return this process's batch, or what ended it; every answer has so many tokens."""
-    wire.rank.value = rank
-    processes = Processes(SimpleNamespace(num_processes=2, process_index=rank))
+def process(rank: int) -> Processes:
+    return Processes(SimpleNamespace(num_processes=2, process_index=rank))
+
+
+def collection(wire: Wire, own: Processes, limits: Limits) -> Collection:
+    """Return the collection of this process, which is this thread from now on."""
+    wire.rank.value = own.rank
     rows, prompts = CompletionRows(), SimpleNamespace(rows=lambda indices: [{"index": one} for one in indices])
     sizes = Sizes(n=2, parts=1, pad_token=0, multiple=None)
-    subject = Collection(prompts, rows, processes, sizes, keeps=False, seed=1)  # type: ignore[arg-type]
-    if rank == 0:
-        subject.driver = Driver(plain_collector(limits=limits), Rounds(subject.events), rows)
+    made = Collection(prompts, rows, own, sizes, keeps=False, seed=1)  # type: ignore[arg-type]
+    if own.first:
+        made.driver = Driver(plain_collector(limits=limits), Rounds(made.events), rows)
+    return made
+
+
+def collected(wire: Wire, rank: int, tokens: int, limits: Limits) -> Any:
+    """Return this process's batch, or what ended it; every answer has so many tokens."""
+    subject = collection(wire, process(rank), limits)
 
     def generate(inputs: list[dict[str, Any]], *_: Any) -> Generated:
         wire.add(calls=len(inputs), seconds=1.5 + rank)
@@ -103,6 +114,20 @@ def test_what_reward_functions_cost_is_summed_over_the_processes(wire: Wire) -> 
     first, _ = both(wire, 3, Limits())
     assert first.metrics["accounts/reward_calls"] == first.metrics["accounts/generated_rollouts"] == 4
     assert first.metrics["accounts/reward_seconds"] == 1.5 + 2.5
+
+
+def test_what_a_validation_costs_on_every_process_is_in_the_checkpoint(wire: Wire, tmp_path: Path) -> None:
+    def saved(rank: int) -> None:
+        own = process(rank)
+        subject = collection(wire, own, Limits())
+        wire.add(calls=1 + rank)
+        Saved(subject, own).write(tmp_path, 1, None)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(saved, range(2)))
+    again = Driver(plain_collector(), Rounds(lambda _: ()), CompletionRows())
+    again.load(tmp_path)
+    assert again.metrics()["accounts/reward_calls"] == 1 + 2
 
 
 def test_what_ends_the_first_process_ends_the_others(wire: Wire) -> None:

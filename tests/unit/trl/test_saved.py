@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from builders import plain_collector
 
 from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import Driver
+from goldilocks.trl.collection import Collection
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.rows import CompletionRows
 from goldilocks.trl.saved import Saved
@@ -21,11 +22,14 @@ CPU = torch.device("cpu")
 
 def saved(processes: int) -> Saved:
     """Return the first process's of so many; what it decides reaches nobody."""
-    rows = CompletionRows()
-    collection: Any = SimpleNamespace(rows=rows, driver=Driver(plain_collector(), Rounds(lambda _: ()), rows))
-    alone = Processes(SimpleNamespace(num_processes=1, process_index=0))
-    alone.count = processes
-    return Saved(collection, alone)
+    rows, nothing, alone, several = CompletionRows(), cast("Any", None), first_of(1), first_of(processes)
+    collection = Collection(nothing, rows, alone, nothing, keeps=True, seed=1)
+    collection.driver = Driver(plain_collector(), Rounds(lambda _: ()), rows)
+    return Saved(collection, several)
+
+
+def first_of(processes: int) -> Processes:
+    return Processes(SimpleNamespace(num_processes=processes, process_index=0))
 
 
 def test_a_batch_that_is_only_partly_trained_goes_on(tmp_path: Path) -> None:

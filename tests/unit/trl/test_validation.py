@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -66,6 +67,26 @@ def test_accuracy_is_how_often_answers_are_right_where_the_reward_trained_on_is_
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert len(seen) == 40
     assert json.loads(line)["data"] == {"val-core/eval/acc/mean@4": pytest.approx(sum(seen) / len(seen))}
+
+
+def test_where_the_last_batch_is_dropped_every_answer_of_the_others_counts(tmp_path: Path) -> None:
+    """Of five prompts, two whole batches of two are answered."""
+    graded = itertools.count()
+
+    def acc(completions: list[Any], **_: Any) -> list[float]:
+        return [float(next(graded)) for _ in completions]
+
+    trainer = world.trainer(
+        tmp_path,
+        sections={"goldilocks": {}, "run_dir": tmp_path},
+        reward_funcs=acc,
+        eval_dataset=world.dataset(5),
+        per_device_eval_batch_size=8,
+        dataloader_drop_last=True,
+    )
+    trainer.evaluate()
+    assert next(graded) == 16
+    assert logged(tmp_path)[-1]["val-core/eval/acc/mean@4"] == sum(range(16)) / 16
 
 
 def test_an_oracle_is_told_what_the_validation_shows(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 from goldilocks.core import Exhausted
 from goldilocks.drive import checkpoint
 from goldilocks.drive.backend import CANCELLED, Backend, places
-from goldilocks.drive.driver import Driver
+from goldilocks.drive.driver import ENDS_THE_RUN, Driver
 from goldilocks.drive.rows import MemoryRows, Place
 from goldilocks.rewards import spent
 from goldilocks.runs.checkpoints import load_state, save_state
@@ -121,7 +121,7 @@ class AskedRollouts(Backend):
             return Failure(uid, index, CANCELLED, answer.tokens)
         if not answer.samples:
             self._error = answer.error or "no token to train"
-            return Failure(uid, index, "error" if answer.error else "empty_response", answer.tokens)
+            return Failure(uid, index, _reason(answer.error), answer.tokens)
         self._rows.put(answer.place, Samples(answer.samples))
         values = answer.samples[0].metrics
         metrics = {name.removeprefix(PREFIX): value for name, value in values.items() if name.startswith(PREFIX)}
@@ -135,6 +135,13 @@ class AskedRollouts(Backend):
             version=self._worker.policies.get(answer.version),
             tool_tokens=answer.tool_tokens,
         )
+
+
+def _reason(error: str) -> str:
+    """Return why there is nothing to train; the child begins an error with the name of its class."""
+    if error.startswith(f"{ENDS_THE_RUN}: "):
+        return ENDS_THE_RUN
+    return "error" if error else "empty_response"
 
 
 def _next(answers: queue.Queue[Answer]) -> Answer | None:
@@ -201,6 +208,11 @@ class CollectedQueue:
 
     def qsize(self) -> int:
         return len(self._left)
+
+    @property
+    def waiting(self) -> set[int]:
+        """The groups that have samples which are not trained yet."""
+        return {sample.group_id for _, sample in (*self._handed, *self._left)}
 
     @property
     def next_batch(self) -> int:

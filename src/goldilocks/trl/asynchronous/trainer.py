@@ -47,12 +47,14 @@ HERE = "on TRL's asynchronous trainer"
 class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: ignore[misc]
     """``AsyncGRPOTrainer`` and, if asked for, dynamic sampling, adaptive rollouts, selectors and replay.
 
-    The sections are those of ``GoldilocksGRPOTrainer``. Without any of them this is TRL's trainer.
+    The sections are those of ``GoldilocksGRPOTrainer``. Without any of them this is TRL's trainer, which
+    goes on beside a server that holds adapters of an earlier run.
     """
 
     collected: CollectedQueue | None = None  # on the first process
     rollout_worker: Any  # TRL's own, which has no types
     model_version: int
+    _trained_groups: set[int]
 
     def __init__(
         self,
@@ -178,6 +180,16 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
         return self._budget.metrics()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """TRL's; a group whose samples a run that goes on trains does not count as trained. TRL collates ahead."""
+        collated = self._trained_groups
+        if self.collected is not None:
+            self._trained_groups = collated - self.collected.waiting
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._trained_groups = collated
 
     def _save_collected(self, folder: Path) -> None:
         if self.collected is not None:
