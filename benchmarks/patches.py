@@ -194,9 +194,7 @@ def main() -> None:
     if args.out:
         args.out.write_text("".join(json.dumps(dataclasses.asdict(step)) + "\n" for step in steps))
     if not steps:
-        sys.exit(
-            f"--seconds={args.seconds:g}: expected enough for a round of {len(args.cases)} cases; none was completed"
-        )
+        sys.exit(f"--seconds={args.seconds:g}: no round of {len(args.cases)} cases was completed; expected more")
     rounds = {step.round for step in steps}
     print(f"{args.model}, {args.device}, {args.prompts} prompts × {args.n}, {len(rounds)} rounds, {len(steps)} steps")
     report(steps, callers, cases, CLOCKS[args.device])
