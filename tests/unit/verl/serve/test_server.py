@@ -223,9 +223,14 @@ def test_one_request_is_aborted_and_the_others_go_on(server: Any) -> None:
 def test_many_requests_are_aborted_with_one_look_at_what_is_in_flight(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[None] = []
+    looks: list[list[str]] = []
     in_flight = server._loop.in_flight
-    monkeypatch.setattr(server._loop, "in_flight", lambda: looks.append(None) or in_flight())
+
+    def looked() -> list[str]:
+        looks.append(in_flight())
+        return looks[-1]
+
+    monkeypatch.setattr(server._loop, "in_flight", looked)
     assert asyncio.run(asyncio.wait_for(server.abort_requests([f"r{i}" for i in range(8)]), 30)) == []
     assert len(looks) == 1
 
