@@ -19,8 +19,8 @@ from goldilocks.errors import require
 from goldilocks.launch.preflight import files_of, prompt_length
 from goldilocks.rewards import RewardFailed, RewardTimeout
 from goldilocks.rewards.calls import is_number
+from goldilocks.verl.checks import check_text
 from goldilocks.verl.dispatch import guarded_reward
-from goldilocks.verl.media import check_text
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,10 @@
-"""Callbacks of TRL's trainer: ``goldilocks.budget`` ends training at a cost, ``goldilocks.guard`` holds an update back.
+"""Callbacks of TRL's trainer: one for the budget, and one for each of the two guards of an update.
 
-Training ends at the update that has reached a cost. Tokens that the guard masks are masked in the loss; an update is
-skipped right before it would be made.
+``goldilocks.budget`` ends training at the update that has reached a cost. ``goldilocks.guard`` masks tokens in the
+loss, and skips an update right before it would be made. The guard for old weights (``goldilocks.on_stale_weights``)
+compares the sampling engine's log-probs with the trainer's in every update. TRL's own ``generate`` samples with the
+weights that are trained, and returns no log-probs; Goldilocks' engine and vLLM have weights of their own, and return
+theirs.
 """
 
 from __future__ import annotations
@@ -10,15 +13,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from goldilocks.algorithms.behaviour import UpdateGuard
+from goldilocks.algorithms.weights_gap import WeightsGuard, gap_sums, has_experts, mean_gap
 from goldilocks.core.replay import Guard
 from goldilocks.errors import require
 from goldilocks.runs.costs import Budget, Meter
 from goldilocks.trl.processes import Processes
-from goldilocks.trl.rows import LOG_PROBS
+from goldilocks.trl.rows import LOG_PROBS, SAMPLED
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")  # a token's term is as large as its advantage
 
@@ -74,23 +78,45 @@ def check_guard(trainer: Any, guard: Guard) -> None:
         require(not there, key, guard.enable, f"False with {what}")
 
 
-class GuardCallback(TrainerCallback):
-    """Sees every micro-batch of a training run, and gives the verdict on each update, the same on all processes."""
+class _Judge(TrainerCallback):
+    """Sees every micro-batch of a training run, and judges each update, the same on all processes."""
 
-    def __init__(self, guard: Guard, accelerator: Any, logged: dict[str, list[float]]) -> None:
+    def __init__(self, accelerator: Any, logged: dict[str, list[float]]) -> None:
         """``logged`` are the values that TRL logs the means of."""
-        self._guard = UpdateGuard(guard.bound, guard.skip)
         self._accelerator = accelerator
         self._logged = logged
         self.metrics: dict[str, float] = {}  # of the last update
 
+    def _log(self, metrics: dict[str, float]) -> None:
+        self.metrics = metrics
+        for name, value in metrics.items():
+            self._logged.setdefault(name, []).append(value)
+
+    def _summed(self, sums: Tensor) -> Tensor:
+        device = self._accelerator.device  # a loss may be computed on the host; processes meet on their devices
+        summed: Tensor = self._accelerator.reduce(sums.to(device), reduction="sum")
+        return summed
+
+
+def written(inputs: Mapping[str, Any]) -> Tensor:
+    """Return the mask of the tokens that the model wrote; those of tools are none of them."""
+    mask: Tensor = inputs["completion_mask"]
+    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
+
+
+class GuardCallback(_Judge):
+    """``goldilocks.guard``: gives the verdict on each update."""
+
+    def __init__(self, guard: Guard, accelerator: Any, logged: dict[str, list[float]]) -> None:
+        super().__init__(accelerator, logged)
+        self._guard = UpdateGuard(guard.bound, guard.skip)
+
     def advantages(self, inputs: Mapping[str, Any], log_probs: Tensor) -> Tensor:
         """Return the advantages of a micro-batch by token; those of masked tokens are zero."""
-        mask = inputs["completion_mask"]
-        mask = mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
         behaviour = inputs.get(LOG_PROBS, torch.full_like(log_probs, torch.nan))
         given = inputs["advantages"]
-        return self._guard.guarded(log_probs, behaviour, given.unsqueeze(1) if given.dim() == 1 else given, mask)
+        given = given.unsqueeze(1) if given.dim() == 1 else given
+        return self._guard.guarded(log_probs, behaviour, given, written(inputs))
 
     def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Take the gradients away where the update is skipped.
@@ -99,13 +125,74 @@ class GuardCallback(TrainerCallback):
         the step count go on: a skipped update has been one of ``max_steps``.
         """
         verdict = self._guard.verdict(self._summed)
-        self.metrics = verdict.metrics
-        for name, value in verdict.metrics.items():
-            self._logged.setdefault(name, []).append(value)
+        self._log(verdict.metrics)
         if verdict.skip:
             given["optimizer"].zero_grad()
 
-    def _summed(self, sums: Tensor) -> Tensor:
-        device = self._accelerator.device  # a loss may be computed on the host; processes meet on their devices
-        summed: Tensor = self._accelerator.reduce(sums.to(device), reduction="sum")
-        return summed
+
+class WeightsGuardCallback(_Judge):
+    """The guard for old weights: adds up how far the engine's log-probs are from the trainer's."""
+
+    def __init__(self, guard: WeightsGuard, accelerator: Any, logged: dict[str, list[float]]) -> None:
+        super().__init__(accelerator, logged)
+        self._guard = guard
+        self._sums = torch.zeros(2, dtype=torch.float64)
+
+    def see(self, inputs: Mapping[str, Any], log_probs: Tensor) -> None:
+        """Add a micro-batch up; call this before ``old_per_token_logps`` is filled with ``log_probs``."""
+        sampled = inputs.get(SAMPLED)
+        if sampled is not None:
+            own, fresh = trainers_log_probs(inputs, log_probs, sampled)
+            self._sums += gap_sums(own, sampled, fresh).cpu()
+
+    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        """Judge the update whose micro-batches are all there."""
+        sums = self._summed(self._sums.float())
+        self._sums.zero_()
+        self._log(self._guard.observe(mean_gap(sums.tolist())))
+
+
+def trainers_log_probs(inputs: Mapping[str, Any], now: Tensor, sampled: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the trainer's log-probs from when the rows were written, and which tokens they can be compared for.
+
+    TRL computes them as ``old_per_token_logps`` where a batch serves several updates; else they are those of ``now``.
+    A carried or replayed row has the engine's own in their place, which say nothing.
+    """
+    mask = written(inputs).bool()
+    old = inputs.get(LOG_PROBS)
+    if old is None:
+        return now, mask
+    own = torch.where(old.isnan(), now, old)
+    copied = ((old == sampled) | ~mask).all(1, keepdim=True)
+    return own, mask & ~copied
+
+
+def is_exact(args: Any, model: nn.Module) -> bool:
+    """Whether trainer and engine both compute in fp32."""
+    half = args.bf16 or args.fp16 or getattr(args, "use_vllm", False)
+    return not half and all(one.dtype == torch.float32 for one in model.parameters())
+
+
+def is_comparable(args: Any, model: nn.Module) -> bool:
+    """Whether nothing but rounding tells the engine's log-probs from the trainer's."""
+    dropped = any(isinstance(one, nn.Dropout) and one.p > 0 for one in model.modules())
+    config: Any = getattr(model, "config", None)
+    routed = config is not None and has_experts(config.to_dict())
+    return not (dropped or routed or _is_cut(args) or _is_altered(args) or _may_be_raw(args))
+
+
+def _is_cut(args: Any) -> bool:
+    """Whether tokens are left out of the distribution that the engine reports."""
+    bound = getattr(args, "vllm_structured_outputs_regex", None)
+    return bool((args.top_p or 1.0) < 1 or (args.top_k or 0) > 0 or getattr(args, "min_p", None) or bound)
+
+
+def _is_altered(args: Any) -> bool:
+    """Whether the engine reports logits that more than the temperature has changed."""
+    return bool((getattr(args, "repetition_penalty", None) or 1.0) != 1 or getattr(args, "generation_kwargs", None))
+
+
+def _may_be_raw(args: Any) -> bool:
+    """Whether a vLLM server, whose options are its own, may report log-probs without the temperature."""
+    served = getattr(args, "use_vllm", False) and args.vllm_mode == "server"
+    return bool(served and args.temperature != 1)

@@ -26,7 +26,7 @@ from goldilocks.core import Exhausted
 from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
-from goldilocks.engine import adapters
+from goldilocks.engine import weights
 from goldilocks.engine.reach import check_length
 from goldilocks.errors import require
 from goldilocks.hashing import hashed
@@ -34,7 +34,15 @@ from goldilocks.platforms import cudnn
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
 from goldilocks.trl import images, signal_rows
 from goldilocks.trl.advantages import advantages
-from goldilocks.trl.callbacks import BudgetCallback, GuardCallback, check_guard
+from goldilocks.trl.callbacks import (
+    BudgetCallback,
+    GuardCallback,
+    WeightsGuardCallback,
+    check_guard,
+    is_comparable,
+    is_exact,
+)
+from goldilocks.trl.checkpoints import Saved, WholeCheckpoints
 from goldilocks.trl.collection import SCALE, Collection, Generated, Rewards, Seeds, Sizes
 from goldilocks.trl.engine_rollouts import EngineRollouts, Turns
 from goldilocks.trl.host import HOST, Unread, Unsent, moved, on_host
@@ -43,11 +51,8 @@ from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts, SamplerOrder
 from goldilocks.trl.record import RunRecord, accuracy_name, add_logged
 from goldilocks.trl.rows import LOG_PROBS, CompletionGate, CompletionRows, Row, join_rows, split_rows
-from goldilocks.trl.saved import Saved
 from goldilocks.trl.sections import Section, Sections
 from goldilocks.trl.supported import RETURNED, check_engine, check_trl
-from goldilocks.trl.weights_guard import WeightsGuardCallback, is_comparable, is_exact
-from goldilocks.trl.whole_checkpoints import WholeCheckpoints
 
 logger = logging.getLogger(__name__)
 
@@ -425,8 +430,8 @@ class CollectedTrainer(WholeCheckpoints):
 
     def _rollouts(self, slots: int) -> EngineRollouts:
         check_engine(self.trl)
-        if adapters.is_adapted(self.model):
-            adapters.check(self.model, "engine_slots", slots)
+        if weights.is_adapted(self.model):
+            weights.check_adapters(self.model, "engine_slots", slots)
         require(not self._sees_images, "engine_slots", slots, "none with a model that sees images")
         stage = getattr(self.accelerator.state.deepspeed_plugin, "zero_stage", 0)
         whole = not self.is_fsdp_enabled and stage < 3

@@ -23,10 +23,10 @@ from goldilocks.drive.driver import Driver
 from goldilocks.drive.filter_gate import FilterGate
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.runs.costs import Budget
+from goldilocks.trl.checkpoints import Saved
 from goldilocks.trl.collection import Collection
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.rows import CompletionGate, CompletionRows
-from goldilocks.trl.saved import Saved
 from goldilocks.verl.compat.backend import GenerationBatches
 from goldilocks.verl.compat.rows import ProtoRows
 from goldilocks.verl.dispatch.backend import AgentLoops

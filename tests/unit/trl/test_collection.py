@@ -18,10 +18,10 @@ from goldilocks.core import Exhausted, Limits
 from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import MAX_FAILURES, Driver
 from goldilocks.rewards.calls import RewardCosts
+from goldilocks.trl.checkpoints import Saved
 from goldilocks.trl.collection import Collection, Generated, Rewards, Sizes
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.rows import CompletionRows, Row
-from goldilocks.trl.saved import Saved
 
 SECONDS = 60  # a process that waits this long waits for ever
 REWARDS = Rewards(["right"], lambda row: row.reward([1.0]), lambda groups: [torch.zeros(len(one)) for one in groups])

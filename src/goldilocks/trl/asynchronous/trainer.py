@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import requests
-from trl.experimental.async_grpo import AsyncGRPOTrainer
+from trl.experimental.async_grpo import AsyncGRPOTrainer, async_grpo_trainer, async_rollout_worker
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 
 from goldilocks.config.settings import Policies, Settings
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.errors import require
+from goldilocks.hashing import digest
 from goldilocks.trl.asynchronous.rollouts import (
     AskedRollouts,
     CollectedQueue,
@@ -30,18 +31,43 @@ from goldilocks.trl.asynchronous.rollouts import (
     SampleRows,
     UntilExhausted,
 )
-from goldilocks.trl.asynchronous.supported import check_trl
 from goldilocks.trl.asynchronous.worker import AskedWorker
 from goldilocks.trl.callbacks import BudgetCallback
+from goldilocks.trl.checkpoints import WholeCheckpoints
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts
 from goldilocks.trl.record import RunRecord, add_logged
 from goldilocks.trl.sections import Section, Sections
-from goldilocks.trl.whole_checkpoints import WholeCheckpoints
+from goldilocks.trl.supported import warn_of
 from goldilocks.types import OnFull
 
 TIMEOUT_S = 60.0  # of a question to the server
 HERE = "on TRL's asynchronous trainer"
+VERSION = "1.16"
+# TRL's asynchronous trainer is experimental. These are the sources that ours was written for.
+KNOWN: list[tuple[Callable[..., Any], str]] = [
+    (async_grpo_trainer.RolloutQueueDataset.__iter__, "d92a084c61a3511c"),
+    (async_grpo_trainer.DataCollatorForRollout.torch_call, "fc1ce59367d57b6f"),
+    (async_grpo_trainer.AsyncGRPOTrainer.get_train_dataloader, "2950938428f1c183"),
+    (async_grpo_trainer.AsyncGRPOTrainer._inner_training_loop, "83ea8e8f30f62e92"),
+    (async_grpo_trainer.AsyncGRPOTrainer._save_checkpoint, "ac7c7c0f73d720da"),
+    (async_grpo_trainer.AsyncGRPOTrainer._sync_weight_lora, "4a4ad08eb92eaf64"),
+    (async_rollout_worker._AsyncRolloutLoop._generate_one, "a412fb0898da0d95"),
+    (async_rollout_worker._AsyncRolloutLoop._generate_one_turn, "3bb24a643860d38e"),
+    (async_rollout_worker._AsyncRolloutLoop._score_group, "d032308d2e87d971"),
+    (async_rollout_worker._AsyncRolloutLoop._run_loops, "664f17f542dfcc7d"),
+    (async_rollout_worker.AsyncRolloutWorker.start, "32344ffaef4ab484"),
+]
+
+
+def changed() -> list[str]:
+    """Return the functions of TRL that are not those Goldilocks was written for."""
+    return [function.__qualname__ for function, known in KNOWN if digest(function) != known]
+
+
+def check_trl() -> None:
+    """Warn where TRL has changed under our feet."""
+    warn_of(changed(), VERSION)
 
 
 class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: ignore[misc]
