@@ -39,7 +39,7 @@ WARM_UP = 3  # steps
 WAYS = {"": (), "loop": (switches.BATCHED_TURNS,), "passes": ("one-pass",)}  # what is off to get a run onto that way
 
 CASES = (
-    "one-pass", "rows-by-length", "loss-padding", "response-logits", "log-probs", "row-selection", "one-partition",
+    "one-pass", "rows-by-length", "response-logits", "log-probs", "row-selection", "one-partition",
     "packed-rows", "group-numbers", "loop:rewards-here", "loop:gathered-puts", "passes:row-selection",
 )  # fmt: skip
 

@@ -124,9 +124,10 @@ that pass goes with it:
 
 ## Measured
 
-Two CPU cores that other work kept busy (`cpu`: seconds of processors, `wall`: of the clock), before the three patches
+Two CPU cores that other work kept busy (`cpu`: seconds of processors, `wall`: of the clock), before the four patches
 went that a step does not notice: `grpo-advantages` (GRPO's advantages a group at a time), `padded-responses` and
-`nested-responses` (responses cut out of all rows at once; the loss of `one-pass` keeps the latter for itself).
+`nested-responses` (responses cut out of all rows at once; the loss of `one-pass` keeps the latter for itself), and
+`loss-padding` (the responses of a loss padded at once).
 
 ```
 $ python benchmarks/patches.py
@@ -176,9 +177,9 @@ loop: a step takes 2.871 s, 2.432 s of processors
                       rewards-here   +18.5%  [+16.5%, +21.3%]     +26.8%
 ```
 
-The tiny model has 21 tokens and answers of three. What `rows-by-length`, `response-logits`, `loss-padding` and
-`log-probs` save grows with the vocabulary, with lengths that differ, and with the kernels that a GPU runs row by row.
-None has been switched off by itself on a GPU yet, which is why those below 3 % here are still in the table.
+The tiny model has 21 tokens and answers of three. What `rows-by-length`, `response-logits` and `log-probs` save grows
+with the vocabulary, with lengths that differ, and with the kernels that a GPU runs row by row. None has been switched
+off by itself on a GPU yet, which is why those below 3 % here are still in the table.
 
 ## What is followed and not replaced
 

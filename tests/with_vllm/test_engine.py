@@ -19,6 +19,7 @@ from .conftest import make_model
 TOKENS = 40  # of an answer that ends
 LONGEST = 4096  # of one that is aborted: however fast the engine is, the abort comes before its end
 PROMPT = [3, 4, 5]
+WITHOUT_TEXT = {"detokenize": False, "flat_logprobs": True}  # as our client asks
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,8 @@ async def check(model: Path) -> None:
         plain = await server.generate(PROMPT, params(max_tokens=TOKENS), "plain")
         assert "top_log_probs" not in plain.extra_fields
 
+        await check_requests_without_text(server)
+
         names = [f"r{i}" for i in range(24)]  # 8 at a time: most wait inside the engine
         tasks = [asyncio.create_task(server.generate(PROMPT, params(), name)) for name in names]
         abort_in_vllm(server, names)  # some before the engine has seen the request
@@ -88,3 +91,29 @@ async def check(model: Path) -> None:
         assert not server.engine.output_processor.request_states
     finally:
         server.engine.shutdown()
+
+
+async def check_requests_without_text(server: Any) -> None:
+    """Such a request has two outputs and the values of any other, and verl's gate is open from the first of them."""
+    from vllm import SamplingParams
+
+    async def outputs(name: str, **more: Any) -> list[Any]:
+        asked = SamplingParams(max_tokens=TOKENS, logprobs=0, ignore_eos=True, temperature=0.0, **more)
+        return [output async for output in server.engine.generate({"prompt_token_ids": PROMPT}, asked, name)]
+
+    with_text, without = await outputs("text"), await outputs("no-text", **WITHOUT_TEXT)
+    assert len(without) == 2
+    assert len(without[0].outputs[0].token_ids) >= 1
+    last, other = without[-1].outputs[0], with_text[-1].outputs[0]
+    assert (last.token_ids, last.finish_reason, last.text) == (other.token_ids, other.finish_reason, "")
+    assert [one[token].logprob for one, token in zip(last.logprobs, last.token_ids, strict=True)] == [
+        one[token].logprob for one, token in zip(other.logprobs, other.token_ids, strict=True)
+    ]
+
+    asked = asyncio.create_task(server.generate(PROMPT, params(**WITHOUT_TEXT), "long"))
+    while not (known := server.engine.output_processor.request_states) or server._admitting:
+        await asyncio.sleep(0.01)
+    assert known  # it is under way, and nothing waits for its admission
+    await server.engine.abort("long")
+    ended = await asked
+    assert 0 < len(ended.token_ids) == len(ended.log_probs) < LONGEST

@@ -15,10 +15,12 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from uuid import uuid4
 
 from omegaconf import OmegaConf
+from packaging.version import Version
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY
 
@@ -39,6 +41,7 @@ from goldilocks.verl.fields import TOP
 
 ASK_AGAIN_S = 1.0  # an abort may overtake its request: it is repeated
 MEDIA_ARGUMENTS = ("image_data", "video_data", "audio_data")  # of verl's ``generate``, beside the text
+FLAT_LOG_PROBS = Version("0.12")  # the first vLLM that has them
 Server = tuple[str, Any]  # its name and its handle
 
 # The request for which this task has a server. Not every verl names it where the server is released.
@@ -56,6 +59,15 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str] | None:
     parameters = inspect.signature(function).parameters
     takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
     return None if takes_any else frozenset(parameters)
+
+
+@functools.cache
+def _without_text() -> dict[str, bool]:
+    """The parameters by which vLLM returns tokens and numbers, without text, and without an object a log-prob."""
+    with contextlib.suppress(PackageNotFoundError):
+        if Version(version("vllm")) >= FLAT_LOG_PROBS:
+            return {"detokenize": False, "flat_logprobs": True}
+    return {"detokenize": False}
 
 
 class StreamingClient(LLMServerClient):
@@ -80,8 +92,7 @@ class StreamingClient(LLMServerClient):
         self.engine_s: dict[str, float] = {}  # seconds that each server's engine has spent on its steps
         self.aborts = Aborts(self.config.actor_rollout_ref.rollout.name)
         gates = OmegaConf.select(self.config, "batch_filter.enable_two_gate_filter")
-        on_vllm = self.config.actor_rollout_ref.rollout.name == "vllm"
-        self._extra = {"extra_args": {TOP: True}} if gates and on_vllm else {}  # our own server always returns them
+        self._extra = {"extra_args": {TOP: True}} if gates and self._on_vllm else {}  # our server always returns them
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -154,6 +165,7 @@ class StreamingClient(LLMServerClient):
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
     ) -> Any:
         """As verl's; return when the answer is complete, however often it pauses. Validation has no sessions."""
+        sampling_params = self._unread(sampling_params)
         session = current_session.get()
         if session is None:
             return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
@@ -185,6 +197,15 @@ class StreamingClient(LLMServerClient):
             answer.done = output.stop_reason not in ENDED or self.is_cancelled(session)
         finally:
             self._back(session)
+
+    @property
+    def _on_vllm(self) -> bool:
+        return bool(self.config.actor_rollout_ref.rollout.name == "vllm")
+
+    def _unread(self, sampling_params: dict[str, Any]) -> dict[str, Any]:
+        """The parameters of a request whose text nobody reads; vLLM finds stop strings in the text."""
+        quick = _without_text() if self._on_vllm and not sampling_params.get("stop") else {}
+        return {**quick, **sampling_params}
 
     def _sent(self, session: Session) -> None:
         self._at_servers.add(session)

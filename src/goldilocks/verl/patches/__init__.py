@@ -1,4 +1,4 @@
-"""Every attribute of verl, and of the TransferQueue under it, that Goldilocks replaces; ``docs/patches.md`` shows it.
+"""Every attribute of verl, and of the TransferQueue and vLLM under it, that Goldilocks replaces (``docs/patches.md``).
 
 A patch is defined beside its code. torch and verl are imported only inside the replacements, so that this module costs
 a process nothing.
@@ -17,7 +17,6 @@ PATCHES: tuple[Patch, ...] = (
     log_probs.ONE_PASS,
     rows.ROWS_BY_LENGTH,
     log_probs.RESPONSE_LOGITS,
-    rows.LOSS_PADDING,
     rows.ROW_SELECTION,
     rows.ONE_PARTITION,
     rows.PACKED_ROWS,
@@ -26,6 +25,7 @@ PATCHES: tuple[Patch, ...] = (
     trainers.GROUP_NUMBERS,
     trainers.FAILURES_TOLD,
     trainers.FAILURES_HEARD,
+    vllm.FIRST_AND_LAST,
     vllm.WEIGHTS_WATCHED,
     trainers.GSPO_METRICS,
     vllm.LARGEST_LOG_PROB,

@@ -1,4 +1,4 @@
-"""Rows of different lengths: selected, padded and sent all at once, and those of like length in one micro-batch.
+"""Rows of different lengths: selected and sent all at once, and those of like length in one micro-batch.
 
 verl fills micro-batches with long rows beside short ones. Without flash-attn a micro-batch is computed as wide as its
 longest row. The gradient is the sum over micro-batches either way.
@@ -70,29 +70,6 @@ def _select(rows: Any, indices: Any) -> Any:
     )
 
 
-def responses_padded_at_once(original: Function) -> Function:
-    """All rows are gathered at once, where verl cuts and pads each of them, and its gradient, by itself."""
-
-    @functools.wraps(original)
-    def no_padding_2_padding(tensor: Any, data: Any) -> Any:
-        import torch
-        from verl.utils import tensordict_utils as tu
-
-        if not data["prompts"].is_nested or (tensor.values() if tensor.is_nested else tensor).dim() != 1:
-            return original(tensor, data)
-        values = tensor.values() if tensor.is_nested else tensor
-        lengths = data["responses"].offsets().diff()
-        ends = (data["prompts"].offsets().diff() + lengths).cumsum(0)
-        width = tu.get_non_tensor_data(data, "max_response_len", -1)
-        columns = torch.arange(width if width >= 0 else int(lengths.max()), device=values.device)
-        # what the model says of a token it says at the token before
-        places = (ends - lengths - 1).unsqueeze(1) + columns
-        inside = columns < lengths.unsqueeze(1)
-        return torch.where(inside, values[places.where(inside, 0)], 0)
-
-    return no_padding_2_padding
-
-
 def one_partition_is_all(original: Function) -> Function:
     """Return all rows if there is one worker or one micro-batch: balancing them has no effect."""
 
@@ -104,18 +81,6 @@ def one_partition_is_all(original: Function) -> Function:
 
     return get_seqlen_balanced_partitions
 
-
-LOSS_PADDING = Patch(
-    name="loss-padding",
-    kind=Kind.SPEED,
-    module="verl.workers.utils.losses",
-    replaced={"no_padding_2_padding": responses_padded_at_once},
-    written_for={"no_padding_2_padding": "0868d5c4731b66ac"},
-    reason="verl cuts and pads each row, and each row's gradient, by itself",
-    changes="nothing: the same values",
-    without="CPU +1 % (-2 to +2)",
-    needless_when="verl pads all rows at once",
-)
 
 ROW_SELECTION = Patch(
     name="row-selection",

@@ -79,12 +79,13 @@ def one_server(server: Server, **options: Any) -> StreamingClient:
     return client_of(balancer_of(a=Actor(server)), **options)
 
 
-def start(client: StreamingClient, uid: str, index: int) -> asyncio.Task[Any]:
+def start(client: StreamingClient, uid: str, index: int, **params: Any) -> asyncio.Task[Any]:
     async def run() -> Any:
         session = client.begin(uid, index)
         current_session.set(session)
         try:
-            return await client.generate(f"{uid}{index}", prompt_ids=[1], sampling_params={"logprobs": True})
+            asked = {"logprobs": True, **params}
+            return await client.generate(f"{uid}{index}", prompt_ids=[1], sampling_params=asked)
         finally:
             client.end(session)
 
@@ -175,6 +176,22 @@ def test_gate_2_asks_vllm_for_the_largest_log_prob(name: str, asked: dict[str, b
         return server.params
 
     assert [params.get("extra_args") for params in asyncio.run(main())] == [asked]
+
+
+@pytest.mark.parametrize(
+    ("name", "stop", "text"), [("vllm", None, False), ("vllm", ["\n"], True), ("transformers", None, True)]
+)
+def test_vllm_makes_no_text_unless_a_stop_string_is_looked_for(name: str, stop: list[str] | None, text: bool) -> None:
+    async def main() -> list[dict[str, Any]]:
+        server = Server()
+        client = one_server(server, name=name)
+        task = start(client, "x", 0, **({"stop": stop} if stop else {}))
+        await settle()
+        server.answer_all()
+        await task
+        return server.params
+
+    assert [params.get("detokenize", True) for params in asyncio.run(main())] == [text]
 
 
 @pytest.mark.parametrize("name", ["transformers", "vllm"])

@@ -130,7 +130,6 @@ def reference(model, config, **changes):
 ENGINE = "verl.workers.engine.fsdp.transformer_impl.FSDPEngineWithLMHead"
 REPLACED = {
     "verl.workers.engine.utils.rearrange_micro_batches": rows.rows_by_length,
-    "verl.workers.utils.losses.no_padding_2_padding": rows.responses_padded_at_once,
     f"{ENGINE}.prepare_model_inputs": log_probs.ask_for_a_window,
     f"{ENGINE}.prepare_model_outputs": log_probs.read_a_window,
 }
