@@ -55,16 +55,11 @@ async def compare(model: Path, args: argparse.Namespace) -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     assert FIRST_AND_LAST.apply(), "this vLLM is unknown to the patch"
-    engine = AsyncLLM.from_engine_args(
-        AsyncEngineArgs(
-            model=str(model),
-            max_num_seqs=args.requests,
-            enforce_eager=args.device == "cpu",
-            disable_log_stats=True,
-            gpu_memory_utilization=0.5,
-            enable_prefix_caching=False,
-        )  # fmt: skip
-    )
+    options = AsyncEngineArgs(
+        model=str(model), max_num_seqs=args.requests, enforce_eager=args.device == "cpu", disable_log_stats=True,
+        gpu_memory_utilization=0.5, enable_prefix_caching=False,
+    )  # fmt: skip
+    engine = AsyncLLM.from_engine_args(options)
     try:
         await ask(engine, {}, 2, args.tokens)  # warms up
         rounds = [{side: await ask(engine, more, args.requests, args.tokens) for side, more in SIDES.items()}
@@ -95,13 +90,12 @@ async def answer(engine: Any, more: dict[str, bool], tokens: int, index: int) ->
 
     asked = SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=0, temperature=1.0, **more)
     prompt = [len(random_task.SPECIAL) + (index + place) % 64 for place in range(random_task.PROMPT_WORDS)]
-    count = 0
-    async for output in engine.generate({"prompt_token_ids": prompt}, asked, f"{id(more)}-{index}-{time.monotonic()}"):
-        count += 1
-    last = output.outputs[0]
+    name = f"{id(more)}-{index}-{time.monotonic()}"
+    outputs = [output async for output in engine.generate({"prompt_token_ids": prompt}, asked, name)]
+    last = outputs[-1].outputs[0]
     log_probs = [position[token].logprob for position, token in zip(last.logprobs, last.token_ids, strict=True)]
     assert len(log_probs) == tokens
-    return count
+    return len(outputs)
 
 
 def _processor_s() -> float:
