@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from goldilocks.engine import attention
-from goldilocks.engine.cache import DecodeWindow, KVStore, PrefillWindow, ProbeWindow
+from goldilocks.engine.attention import DecodeWindow, KVStore, PrefillWindow, ProbeWindow
 from goldilocks.engine.reach import check_masks
 from goldilocks.engine.sampling import Drawn, cut, draw
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from goldilocks.engine import kernels, layers
-from goldilocks.engine.cache import KernelWindow
+from goldilocks.engine.attention import KernelWindow
 from goldilocks.engine.decoder import Decoder, Sampled
 from goldilocks.engine.fused import fuse_norms, fused_rotary, settle_rotary
 from goldilocks.engine.sampling import cut

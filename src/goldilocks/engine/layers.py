@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from goldilocks.engine import attention
-from goldilocks.engine.cache import DecodeWindow, KVStore
+from goldilocks.engine.attention import DecodeWindow, KVStore
 
 # Models whose layers are known to be attention and a gated MLP, each after a norm. ``agrees`` makes sure of it.
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from unit.engine.architectures import fresh
 from unit.engine.test_fused import DEVICE, with_kernels
 
 from goldilocks.engine import attention, layers, weights
-from goldilocks.engine.cache import KernelWindow, KVStore, PrefillWindow
+from goldilocks.engine.attention import KernelWindow, KVStore, PrefillWindow
 
 PARTS = ("weight", "bias")
 PLAIN = ("llama", "mistral", "qwen2", "qwen3")
