@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goldilocks.trl.advantages import EPSILON, advantages
+from goldilocks.trl.advantages import EPSILON, advantages, leave_one_out
 
 rewards = st.floats(-5, 5, width=32, allow_subnormal=False)
 
@@ -53,3 +53,22 @@ def test_each_function_is_normalized_before_they_are_added_up() -> None:
     (found,) = advantages([small], torch.ones(2), "group", "normalize_then_sum")
     assert float(found[1]) == pytest.approx(float(found[2]), abs=1e-3)
     assert float(found[3]) == pytest.approx(-float(found[0]), abs=1e-3)
+
+
+def test_each_score_is_compared_with_the_mean_of_the_others() -> None:
+    found = leave_one_out([torch.tensor([1.0, 0.0, 0.0]), torch.tensor([2.0, 4.0])], normalize=False)
+    assert found[0].tolist() == pytest.approx([1.0, -0.5, -0.5])
+    assert found[1].tolist() == pytest.approx([-2.0, 2.0])
+
+
+def test_a_rollout_that_no_reward_function_applies_to_has_no_part() -> None:
+    found = leave_one_out([torch.tensor([1.0, torch.nan, 0.0]), torch.tensor([torch.nan, 3.0])], normalize=False)
+    assert found[0].tolist() == pytest.approx([1.0, 0.0, -1.0])
+    assert found[1].tolist() == [0.0, 0.0]
+
+
+def test_normalized_advantages_are_of_one_batch() -> None:
+    groups = [torch.tensor([1.0, 0.0]), torch.tensor([5.0, 1.0, 3.0])]
+    plain = torch.cat(leave_one_out(groups, normalize=False))
+    expected = (plain - plain.mean()) / (plain.std() + 1e-4)
+    assert torch.allclose(torch.cat(leave_one_out(groups, normalize=True)), expected)

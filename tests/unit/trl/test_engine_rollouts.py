@@ -1,4 +1,7 @@
-"""TRL's engine serves texts as long as the model's window, and refuses longer ones by the key that ends it."""
+"""The engine in TRL: texts as long as the model's window, and conversations that go on after a tool.
+
+A longer text is refused by the key that ends it. Each turn of a conversation has a seed and a limit of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import torch
 import trl_world as world
 from unit.engine.architectures import WINDOWED, config_of, made
 
-from goldilocks.trl.engine_rollouts import EngineRollouts
+from goldilocks.trl.engine_rollouts import EngineRollouts, Turns
 
 
 def rollouts(out: Path, completion: int) -> EngineRollouts:
@@ -34,3 +37,32 @@ def test_completions_longer_than_the_window_are_refused_before_the_start(tmp_pat
     model = made(config_of(WINDOWED["mistral"]))
     with pytest.raises(ValueError, match=r"max_completion_length \+ 1=13 .* the model's sliding_window=12 or less"):
         world.trainer(tmp_path, model=model, sections={"engine_slots": 2}, max_completion_length=12)
+
+
+PROMPTS = [[1], [1], [1], [2, 3]]
+SEEDS = [10, 11, 12, 13]
+TOOL = [8, 8]
+
+
+def test_the_first_turn_has_the_rollouts_own_seeds() -> None:
+    turn = Turns(PROMPTS, SEEDS, longest=6).next(PROMPTS)
+    assert turn.seeds == SEEDS
+    assert turn.limits == [6, 6, 6, 6]
+
+
+def test_a_later_turn_is_known_by_what_its_conversation_has_written() -> None:
+    """The first and the third have the same text; the second calls no tool."""
+    turns = Turns(PROMPTS, SEEDS, longest=6)
+    turns.next(PROMPTS)
+    turns.wrote(PROMPTS, [[5], [6], [5], [7, 7]])
+    asked = [[1, 5, *TOOL], [1, 5, *TOOL], [2, 3, 7, 7, *TOOL]]
+    second = turns.next(asked)
+    assert len({*second.seeds, *SEEDS}) == len(second.seeds) + len(SEEDS)
+    assert second.limits == [3, 3, 2]
+    turns.wrote(asked, [[4], [4], [9]])
+    alone = turns.next([[2, 3, 7, 7, *TOOL, 9, *TOOL]])
+    assert alone.limits == [1]  # TRL cuts what does not fit
+    again = Turns([[2, 3]], [13], longest=6)
+    again.next([[2, 3]])
+    again.wrote([[2, 3]], [[7, 7]])
+    assert again.next([[2, 3, 7, 7, *TOOL]]).seeds == [second.seeds[2]]  # whatever is generated beside it
