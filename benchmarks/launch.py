@@ -50,7 +50,7 @@ class Seen:
 
 
 def kind_of(process: psutil.Process, root: int, each: bool) -> str:
-    """The command, its driver, a worker of Ray's, or one of Ray's own."""
+    """The command, its driver (a child forks workers, another holds Ray), a worker of Ray's, or one of Ray's own."""
     words = process.cmdline()
     line = " ".join(words).strip()  # Ray writes a worker's name over its command line
     if process.pid == root:
@@ -60,7 +60,7 @@ def kind_of(process: psutil.Process, root: int, each: bool) -> str:
     if prefork.__file__ in words:  # the raylet has it inside of a word: the command that starts a worker
         return "clients that Ray starts"
     if "goldilocks.launch.driver" in line:
-        return "driver" if process.ppid() == root else "server that forks"
+        return "driver" if process.ppid() == root else "children of the driver"
     return "Ray's own"
 
 

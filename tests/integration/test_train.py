@@ -118,7 +118,7 @@ def test_interrupted_or_killed_it_leaves_nothing_running(train, sent):
     assert done.status == (130 if sent == signal.SIGINT else -signal.SIGKILL)
 
 
-def test_a_prompt_that_is_too_long_is_one_message_before_ray_starts(train):
+def test_a_prompt_that_is_too_long_is_one_message_before_a_worker_starts(train):
     done = train("data.max_prompt_length=6")
     assert done.status == 1
     assert "data.max_prompt_length=6 is not accepted" in done.err

@@ -14,31 +14,22 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from goldilocks.launch import on_trl
+from goldilocks.launch import on_trl, prefork, ray_head
 from goldilocks.launch.machine import NodeLost, is_private, naming_lost_nodes
 from goldilocks.launch.preflight import check_prompts, check_settings
-from goldilocks.launch.prefork import end_with_parent, serve_in_background
 from goldilocks.runs.files import RunDir
 
 
 def main(folder: str) -> int:
     """Train with the run directory's config; return the exit status."""
     if sys.platform == "linux":
-        end_with_parent(signal.SIGTERM)
+        prefork.end_with_parent(signal.SIGTERM)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     run = RunDir(Path(folder))
     config = OmegaConf.load(run.config)
     assert isinstance(config, DictConfig)
-    by_trl = on_trl.chosen(config)
     try:
-        if is_private(config) and not by_trl:  # before Ray and verl are imported
-            serve_in_background(config.ray_kwargs.ray_init._temp_dir)
-        check_settings(config)
-        check_prompts(config)
-        if by_trl:
-            on_trl.train(config, run.path)
-        else:
-            train(config)
+        _run(config, run.path)
     except KeyboardInterrupt:
         return 130
     except BaseException as error:
@@ -48,7 +39,27 @@ def main(folder: str) -> int:
     return 0
 
 
-def train(config: DictConfig) -> None:
+def _run(config: DictConfig, folder: Path) -> None:
+    by_trl = on_trl.chosen(config)
+    head = _start_ray(config) if is_private(config) and not by_trl else None  # before Ray and verl are imported
+    check_settings(config)
+    check_prompts(config)
+    if by_trl:
+        on_trl.train(config, folder)
+    else:
+        train(config, head)
+
+
+def _start_ray(config: DictConfig) -> ray_head.RayHead | None:
+    """Start Ray, and meanwhile import what its workers need; None where verl has to start Ray."""
+    listener = prefork.listen(config.ray_kwargs.ray_init._temp_dir)
+    head = ray_head.RayHead(config, listener) if ray_head.possible() else None
+    if listener is not None:
+        prefork.serve(listener)
+    return head
+
+
+def train(config: DictConfig, head: ray_head.RayHead | None) -> None:
     """Train as verl's own ``main_ppo`` does."""
     from verl.trainer.main_ppo import run_ppo
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -58,6 +69,8 @@ def train(config: DictConfig) -> None:
 
     check_run(config)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    if head is not None:
+        head.join(config)
     with naming_lost_nodes(_task_runner(config)) as watched:
         run_ppo(config, task_runner_class=watched)
 

@@ -1,4 +1,4 @@
-"""Checks before Ray and its processes are started. Every error is one line."""
+"""Checks before a worker of Ray's is started. Every error is one line."""
 
 from __future__ import annotations
 
