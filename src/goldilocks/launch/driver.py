@@ -15,6 +15,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.launch import on_trl, prefork, ray_head
+from goldilocks.launch.compile_cache import compile_cache
 from goldilocks.launch.machine import NodeLost, is_private, naming_lost_nodes
 from goldilocks.launch.preflight import check_prompts, check_settings
 from goldilocks.runs.files import RunDir
@@ -29,7 +30,8 @@ def main(folder: str) -> int:
     config = OmegaConf.load(run.config)
     assert isinstance(config, DictConfig)
     try:
-        _run(config, run.path)
+        with compile_cache(config, run.path):
+            _run(config, run.path)
     except KeyboardInterrupt:
         return 130
     except BaseException as error:
