@@ -126,9 +126,9 @@ def without_validation() -> None:
 
 
 def without_packing() -> None:
-    from goldilocks.trl import signal_rows
+    from goldilocks.trl import shortcuts
 
-    signal_rows.first = lambda parts, together: list(parts)  # type: ignore[assignment]
+    shortcuts.signal_first = lambda parts, together: list(parts)  # type: ignore[assignment]
 
 
 def without_loader() -> None:

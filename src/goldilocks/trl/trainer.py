@@ -32,7 +32,7 @@ from goldilocks.errors import require
 from goldilocks.hashing import hashed
 from goldilocks.platforms import cudnn
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
-from goldilocks.trl import images, signal_rows
+from goldilocks.trl import images, shortcuts
 from goldilocks.trl.advantages import advantages
 from goldilocks.trl.callbacks import (
     BudgetCallback,
@@ -45,13 +45,13 @@ from goldilocks.trl.callbacks import (
 from goldilocks.trl.checkpoints import Saved, WholeCheckpoints
 from goldilocks.trl.collection import SCALE, Collection, Generated, Rewards, Seeds, Sizes
 from goldilocks.trl.engine_rollouts import EngineRollouts, Turns
-from goldilocks.trl.host import HOST, Unread, Unsent, moved, on_host
 from goldilocks.trl.images import texts_alone
 from goldilocks.trl.processes import Processes
 from goldilocks.trl.prompts import DatasetPrompts, SamplerOrder
 from goldilocks.trl.record import RunRecord, accuracy_name, add_logged
 from goldilocks.trl.rows import LOG_PROBS, CompletionGate, CompletionRows, Row, join_rows, split_rows
 from goldilocks.trl.sections import Section, Sections
+from goldilocks.trl.shortcuts import HOST, Unread, Unsent, moved, on_host
 from goldilocks.trl.supported import RETURNED, check_engine, check_trl
 
 logger = logging.getLogger(__name__)
@@ -226,7 +226,7 @@ class CollectedTrainer(WholeCheckpoints):
         inputs: dict[str, Any] = super()._prepare_inputs(rows)
         if not self._only_signal or self._buffered_inputs is before:
             return inputs
-        parts = signal_rows.first(self._buffered_inputs, self.args.gradient_accumulation_steps)
+        parts = shortcuts.signal_first(self._buffered_inputs, self.args.gradient_accumulation_steps)
         self._buffered_inputs = parts
         part: dict[str, Any] = parts[self._step % self.args.steps_per_generation]
         return part
@@ -360,10 +360,10 @@ class CollectedTrainer(WholeCheckpoints):
         """TRL's loss; rows that only fill the batch up do not make it smaller, nor those left out larger."""
         scale = inputs.get(SCALE)
         if self._only_signal:
-            inputs, share = signal_rows.with_signal(inputs)
+            inputs, share = shortcuts.with_signal(inputs)
             if not share:
                 begins = self._step % self.args.gradient_accumulation_steps == 0
-                return signal_rows.no_loss(model if begins else None, self._device)
+                return shortcuts.no_loss(model if begins else None, self._device)
             scale = share if scale is None else scale * share
         inputs = dict(inputs)  # a batch may serve several updates, each with advantages of its own
         if scale is None or not self._mean_of_rows:
@@ -549,7 +549,7 @@ class GoldilocksGRPOTrainer(CollectedTrainer, GRPOTrainer):  # type: ignore[misc
 
     @property
     def _rows_stand_alone(self) -> bool:
-        return signal_rows.allowed(self.args)
+        return shortcuts.only_signal_allowed(self.args)
 
     @property
     def _mean_of_rows(self) -> bool:

@@ -17,7 +17,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from trl import GRPOConfig
 
 from goldilocks.tasks.tiny_model import character_tokenizer
-from goldilocks.trl import signal_rows
+from goldilocks.trl import shortcuts
 from goldilocks.trl.collection import SCALE
 from goldilocks.trl.rows import LOG_PROBS, Row, join_rows
 
@@ -171,7 +171,7 @@ def test_rows_with_signal_come_first_in_each_update_and_the_gradient_stays(loss:
     parts = [micro_batch(PARTS[place], replays=False) for place in range(4)]
     tokens = torch.tensor(sum(int(part["num_items_in_batch"]) for part in parts))
     parts = [{**part, "num_items_in_batch": tokens} for part in parts]
-    packed = signal_rows.first(parts, together=2)
+    packed = shortcuts.signal_first(parts, together=2)
     assert [part["advantages"].tolist() for part in packed] == [[1.5, -1.5], [0.0, 0.0], [1.0, 2.0], [-3.0, 0.0]]
     for update in (slice(0, 2), slice(2, 4)):
         whole, part = (accumulated(trainer(loss, False, True), found[update]) for found in (parts, packed))

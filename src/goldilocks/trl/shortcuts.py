@@ -1,23 +1,32 @@
-"""The rows of a micro-batch that the loss needs.
+"""Shortcuts of TRL's trainer: the same update for less work. ``benchmarks/arms.py`` measures each.
 
 A row whose advantage is zero adds nothing to the gradient where the loss has no KL term: it is counted in the loss's
 denominator and not computed. What is left is cut to its longest prompt and its longest completion.
+
+TRL builds a batch of small tensors and reads some forty numbers of it for its log. On a GPU each of them is a round
+trip, and several runs that share the GPU wait for each other's turn at every one. So TRL's batch and the arithmetic of
+its loss stay on the host: the device gets token ids, and returns log-probs. Rows that the collector reads for itself
+are not read by TRL's loader, nor searched for tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from goldilocks.trl.rows import PROMPT
 
+HOST = torch.device("cpu")
 BY_ROW = ("grpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")  # each row's term is proportional to its advantage
 
 
-def allowed(args: Any) -> bool:
+def only_signal_allowed(args: Any) -> bool:
     """Whether a row without advantage has no part in the loss of this configuration, nor in its denominator."""
     off = {"beta": 0.0, "top_entropy_quantile": 1.0, "off_policy_mask_threshold": None, "entropy_coef": 0.0}
     adaptive = getattr(args, "use_adaptive_entropy", False)
@@ -39,17 +48,17 @@ def with_signal(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
     return _cut(kept), float(has.sum()) / rows
 
 
-def first(parts: Sequence[dict[str, Any]], together: int) -> list[dict[str, Any]]:
+def signal_first(parts: Sequence[dict[str, Any]], together: int) -> list[dict[str, Any]]:
     """Return micro-batches of the same rows, ``together`` at a time for an update; rows with a signal come first.
 
     An update is a sum over its rows, so their order does not matter to it: where few have a signal, one micro-batch has
     them all and the others need not be computed.
     """
     windows = [parts[place : place + together] for place in range(0, len(parts), together)]
-    return [part for window in windows for part in _signal_first(window)]
+    return [part for window in windows for part in _sorted(window)]
 
 
-def _signal_first(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _sorted(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     if len(parts) == 1:
         return list(parts)
     rows = len(parts[0]["advantages"])
@@ -87,3 +96,58 @@ def _cut(inputs: dict[str, Any]) -> dict[str, Any]:
         return value[:, :completion] if by_token else value
 
     return {name: cut(name, value) for name, value in inputs.items()}
+
+
+class OnHost:
+    """An ``Accelerator`` whose device is the host; all else is that of ``inner``."""
+
+    device = HOST
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@contextmanager
+def on_host(trainer: Any) -> Iterator[None]:
+    """Have TRL make its tensors on the host."""
+    before = trainer.accelerator
+    trainer.accelerator = OnHost(before)
+    try:
+        yield
+    finally:
+        trainer.accelerator = before
+
+
+def moved(values: Any, device: torch.device) -> Any:
+    """Return the values with every tensor among them on ``device``; gradients flow back to where they were."""
+    if isinstance(values, dict):
+        return {name: moved(value, device) for name, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(moved(value, device) for value in values)
+    return values.to(device) if isinstance(values, Tensor) else values
+
+
+class Unread(Dataset[dict[str, Any]]):
+    """Empty rows, as many as the data set has.
+
+    TRL's loader reads a whole batch of rows for each micro-batch, and the collector reads those that it chose.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Unsent:
+    """Rows of text on their way from a loader: accelerate looks for tensors in every list and dictionary it sees."""
+
+    rows: Any
