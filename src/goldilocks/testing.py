@@ -37,7 +37,7 @@ from goldilocks.runs.checkpoints import load_state, save_state
 from goldilocks.types import Event, Failure, Group, OnExhausted, Paused, Prompt, Request, Rollout, Verdict
 
 PROMPTS = 60
-TARGET = 8
+TARGET, STEPS = 8, 5
 
 
 def check_selector(make: Callable[[], Selector]) -> None:
@@ -85,12 +85,12 @@ def _check(make: Callable[[], Collector]) -> None:
     assert _drive(make, cut=True) == whole, "cut, saved and loaded, it decides otherwise: state_dict misses something"
 
 
-def _drive(make: Callable[[], Collector], *, cut: bool, steps: int = 5) -> list[Any]:
+def _drive(make: Callable[[], Collector], *, cut: bool) -> list[Any]:
     """Every decision of a short run; with ``cut``, the collector is saved and made anew at every turn."""
     collector, turn = make(), 0
     log: list[Any] = []
     pending: list[tuple[str, int, int]] = []
-    for _ in range(steps):
+    for _ in range(STEPS):
         while not collector.ready:
             turn += 1
             collector = _reborn(make, collector) if cut else collector

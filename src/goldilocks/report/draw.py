@@ -19,6 +19,7 @@ from goldilocks.sheet import Sheet
 
 HEIGHT = 240
 MOST_POINTS = 240  # per line; more cannot be distinguished at the width of a page
+TREND = 0.05  # the share of a run, to either side, that a point of its trend is the mean of
 VALUES = "values"
 
 Point = dict[str, Any]
@@ -185,9 +186,9 @@ def thinned(series: Series, most: int = MOST_POINTS) -> Series:
     return {steps[part][-1]: sum(values[part]) / len(values[part]) for part in stretches}
 
 
-def smoothed(series: Series, share: float = 0.05) -> Series:
+def smoothed(series: Series) -> Series:
     """Return the centred moving mean over a share of the run."""
-    values, reach = list(series.values()), int(len(series) * share)
+    values, reach = list(series.values()), int(len(series) * TREND)
     windows = (values[max(0, place - reach) : place + reach + 1] for place in range(len(values)))
     return {step: sum(window) / len(window) for step, window in zip(series, windows, strict=True)}
 

@@ -19,7 +19,7 @@ from rich.progress import Progress
 from goldilocks.tasks.arithmetic import ArithmeticLevel, split_key
 from goldilocks.tasks.registry import Problem, split_of
 
-MOMENTUM = 0.95
+MOMENTUM, WEIGHT_DECAY = 0.95, 0.01
 # Coefficients of the quintic that drives singular values towards one, from the paper's reference code.
 A, B, C = 3.4445, -4.7750, 2.0315
 ITERATIONS = 5
@@ -135,11 +135,7 @@ def _loss(model: torch.nn.Module, lessons: list[Lesson]) -> torch.Tensor:
 
 
 def teach(
-    model: Path,
-    out: Path,
-    taught: Callable[[random.Random], Iterator[Problem]],
-    steps: int = PUPIL_STEPS,
-    seed: int = 0,
+    model: Path, out: Path, taught: Callable[[random.Random], Iterator[Problem]], steps: int = PUPIL_STEPS
 ) -> None:
     """Train a copy of ``model`` on the lessons, on the GPU where there is one, and save it to ``out``."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -154,7 +150,7 @@ def teach(
     with Progress(transient=True) as bar, mixed_precision(device.type, enabled=device.type == "cuda"):
         line = bar.add_task(f"teaching {model.name} its first lessons", total=steps)
         encoded = partial(encode, tokenizer)
-        warm_start(pupil, encoded, seed, steps, lambda done: bar.update(line, completed=done), taught, optimizers)
+        warm_start(pupil, encoded, 0, steps, lambda done: bar.update(line, completed=done), taught, optimizers)
     pupil.to(kept).save_pretrained(out)
     tokenizer.save_pretrained(out)
 
@@ -182,8 +178,8 @@ class Muon(torch.optim.Optimizer):
     slow on a CPU without bfloat16 units; this one keeps the type of the parameters.
     """
 
-    def __init__(self, parameters: Iterable[torch.Tensor], lr: float, weight_decay: float = 0.01) -> None:
-        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
+    def __init__(self, parameters: Iterable[torch.Tensor], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
@@ -193,7 +189,7 @@ class Muon(torch.optim.Optimizer):
                 # Matrices of one shape are stacked: the number of operations costs more than their size.
                 updates = orthogonal(torch.stack([self._momentum(matrix) for matrix in matrices]))
                 for matrix, update in zip(matrices, updates, strict=True):
-                    matrix.mul_(1 - group["lr"] * group["weight_decay"])
+                    matrix.mul_(1 - group["lr"] * WEIGHT_DECAY)
                     matrix.add_(update, alpha=-0.2 * group["lr"] * max(matrix.shape) ** 0.5)
         return None
 

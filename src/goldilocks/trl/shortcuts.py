@@ -1,4 +1,4 @@
-"""Shortcuts of TRL's trainer: the same update for less work. ``benchmarks/arms.py`` measures each.
+"""Shortcuts of TRL's trainer: the same update for less work.
 
 A row whose advantage is zero adds nothing to the gradient where the loss has no KL term: it is counted in the loss's
 denominator and not computed. What is left is cut to its longest prompt and its longest completion.
