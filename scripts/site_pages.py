@@ -63,7 +63,7 @@ API = {
     "trl": (
         "TRL",
         "See [the guide](../trl.md).",
-        ["goldilocks.trl.trainer.GoldilocksGRPOTrainer", "goldilocks.trl.rloo.GoldilocksRLOOTrainer"],
+        ["goldilocks.trl.algorithms.GoldilocksGRPOTrainer", "goldilocks.trl.algorithms.GoldilocksRLOOTrainer"],
     ),
     "report": ("Reports", "See [the guide](../report.md).", ["goldilocks.report.write"]),
     "testing": ("Contract checks", "For policies and parts of trainers of your own.", ["goldilocks.testing"]),

@@ -5,8 +5,7 @@ Needs ``pip install 'goldilocks-rl[trl]'``, and neither verl nor Ray.
 
 from typing import Any
 
-from goldilocks.trl.rloo import GoldilocksRLOOTrainer
-from goldilocks.trl.trainer import GoldilocksGRPOTrainer
+from goldilocks.trl.algorithms import GoldilocksGRPOTrainer, GoldilocksRLOOTrainer
 
 __all__ = ["GoldilocksAsyncGRPOTrainer", "GoldilocksGRPOTrainer", "GoldilocksRLOOTrainer"]
 

@@ -19,9 +19,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from goldilocks.engine import Engine, SamplingParams, weights
+from goldilocks.engine import Engine, SamplingParams
 from goldilocks.engine.reach import bounds, check_length
 from goldilocks.engine.request import Generation
+from goldilocks.engine.weights import is_adapted, merged
 from goldilocks.errors import require
 from goldilocks.hashing import hashed
 
@@ -85,7 +86,7 @@ class EngineRollouts:
             self._engine = self._made(model, self._length)
             self._version = None
         if version != self._version:
-            self._engine.load_weights(weights.merged(model) if weights.is_adapted(model) else model.state_dict())
+            self._engine.load_weights(merged(model) if is_adapted(model) else model.state_dict())
             self._version = version
         return self._engine
 

@@ -1,8 +1,8 @@
-"""TRL's ``GRPOTrainer`` with the collector in the place of its batches.
+"""The collector in the place of the batches of a trainer of TRL's, whatever its algorithm.
 
-What is overridden is all in this file, and only where the user gave a section: the generation of a training batch, the
-rewards (they are read on their way), the loss's scale, and a checkpoint's beginning and end. ``CollectedTrainer`` is
-what does not depend on the algorithm; ``goldilocks.trl.rloo`` has the other trainer that it is mixed into.
+What is overridden is all in this file and in ``goldilocks.trl.algorithms``, and only where the user gave a section: the
+generation of a training batch, the rewards (they are read on their way), the loss's scale, and a checkpoint's beginning
+and end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trl import GRPOTrainer
 
 from goldilocks.algorithms.weights_gap import WeightsGuard
 from goldilocks.config.settings import Policies, Settings
@@ -26,14 +25,13 @@ from goldilocks.core import Exhausted
 from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
-from goldilocks.engine import weights
 from goldilocks.engine.reach import check_length
+from goldilocks.engine.weights import check_adapters, is_adapted
 from goldilocks.errors import require
 from goldilocks.hashing import hashed
 from goldilocks.platforms import cudnn
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
 from goldilocks.trl import images, shortcuts
-from goldilocks.trl.advantages import advantages
 from goldilocks.trl.callbacks import (
     BudgetCallback,
     GuardCallback,
@@ -58,7 +56,6 @@ logger = logging.getLogger(__name__)
 
 NUMBERED = 64  # prompts of an evaluation whose rollouts are numbered together: its batches may have any size
 ACCURACY = "acc"  # the reward function, of those there are, that says whether an answer is right
-MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses whose policy term is divided by the number of rows
 
 
 @dataclass(frozen=True)
@@ -83,6 +80,7 @@ class CollectedTrainer(WholeCheckpoints):
     """
 
     trl: type[Any]  # TRL's trainer
+    _lacks_log_probs: bool  # whether rows come without the log-probs of the policy that wrote them
     train_dataset: Any  # TRL's own, which has no types
     data_collator: Any
     num_generations: int
@@ -329,11 +327,6 @@ class CollectedTrainer(WholeCheckpoints):
         """Whether the policy's term of the loss is divided by the number of rows."""
         raise NotImplementedError
 
-    @property
-    def _lacks_log_probs(self) -> bool:
-        """Whether rows come without the log-probs of the policy that wrote them."""
-        raise NotImplementedError
-
     def _returned(self, ids: list[list[int]], log_probs: list[list[float]]) -> Any:
         """Return what TRL's ``_generate_single_turn`` returns."""
         raise NotImplementedError
@@ -430,8 +423,8 @@ class CollectedTrainer(WholeCheckpoints):
 
     def _rollouts(self, slots: int) -> EngineRollouts:
         check_engine(self.trl)
-        if weights.is_adapted(self.model):
-            weights.check_adapters(self.model, "engine_slots", slots)
+        if is_adapted(self.model):
+            check_adapters(self.model, "engine_slots", slots)
         require(not self._sees_images, "engine_slots", slots, "none with a model that sees images")
         stage = getattr(self.accelerator.state.deepspeed_plugin, "zero_stage", 0)
         whole = not self.is_fsdp_enabled and stage < 3
@@ -524,40 +517,3 @@ class CollectedTrainer(WholeCheckpoints):
         if self.collection is not None:
             device = HOST if self._on_host else self._device
             self._step, self._buffered_inputs = self._saved.read(folder, device)
-
-
-class GoldilocksGRPOTrainer(CollectedTrainer, GRPOTrainer):  # type: ignore[misc]
-    """``GRPOTrainer`` and, if asked for, what ``CollectedTrainer`` adds."""
-
-    trl = GRPOTrainer
-
-    def _generate(self, prompts: list[Any]) -> Any:
-        found = super()._generate(prompts)
-        masks = found[2]  # what tools wrote is 0; TRL masks all of a truncated answer later, where it is asked to
-        self._tool_tokens = None if masks is None else [len(mask) - sum(mask) for mask in masks]
-        return found
-
-    def _rewards(self) -> Rewards:
-        weights = self.reward_weights.cpu()
-        each, scale, aggregation = weights.tolist(), self.scale_rewards, self.multi_objective_aggregation
-
-        def found(groups: Sequence[Sequence[Row]]) -> list[Tensor]:
-            values = [torch.tensor([row.rewards for row in group]) for group in groups]
-            return advantages(values, weights, scale, aggregation)
-
-        return Rewards(self.reward_func_names, lambda row: row.reward(each), found)
-
-    @property
-    def _rows_stand_alone(self) -> bool:
-        return shortcuts.only_signal_allowed(self.args)
-
-    @property
-    def _mean_of_rows(self) -> bool:
-        return self.loss_type in MEAN_OF_ROWS
-
-    @property
-    def _lacks_log_probs(self) -> bool:
-        return True
-
-    def _returned(self, ids: list[list[int]], log_probs: list[list[float]]) -> Any:
-        return ids, log_probs

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goldilocks.trl.advantages import EPSILON, advantages, leave_one_out
+from goldilocks.trl.algorithms import EPSILON, advantages, leave_one_out
 
 rewards = st.floats(-5, 5, width=32, allow_subnormal=False)
 
