@@ -19,18 +19,19 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from goldilocks.core import Collector, Exhausted
-from goldilocks.drive import checkpoint
 from goldilocks.drive.backend import CANCELLED, Backend
 from goldilocks.drive.gate import Gate, Metrics
 from goldilocks.drive.rows import Place, RowStore
 from goldilocks.drive.stopwatch import Stopwatch
 from goldilocks.errors import require
 from goldilocks.rewards import RewardFailed
+from goldilocks.runs.checkpoints import FILE, load_state, save_state
 from goldilocks.runs.costs import Budget, Meter
 from goldilocks.types import Event, Failure, Group, Rollout
 
@@ -41,6 +42,7 @@ MAX_FAILURES = 64  # in a row: it is not bad luck any more
 ENDS_THE_RUN = RewardFailed.__name__  # the reason of a failure after which a run must not go on
 
 
+ROWS = "goldilocks_rows"  # begins the name of the folder of rows in a checkpoint
 OWN = ("collector", "rows", "meter", "backend", "gate")  # the names in a checkpoint that the driver writes
 INFORMATIVE = "informative_groups_per_1k_rollouts"
 GRADED_GROUPS = 16  # groups of a step whose rewards differ: by then a fitting threshold has been passed and missed
@@ -231,17 +233,32 @@ class Driver:
     # -- a checkpoint --------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, **also: Any) -> None:
-        """Write everything that is not the trainer's own into the folder of its checkpoint; ``also`` goes with it."""
+        """Write everything that is not the trainer's own into the folder of its checkpoint; ``also`` goes with it.
+
+        The rows are written first, under a name of their own, and the state names the rows it goes with. A run that
+        ends while it writes over an older checkpoint leaves the older state with the older rows.
+        """
         self._charge_rewards()  # since the last batch: of a validation, or of a batch that could not be filled
         parts = {name: part.state_dict() for name, part in self._parts.items()}
         for name in also:
             require(name not in OWN, "also", name, f"another name; the driver saves {', '.join(OWN)}")
-        checkpoint.save(folder, self.collector, self.rows, {**parts, **also})
+        folder.mkdir(parents=True, exist_ok=True)
+        before = list(folder.glob(f"{ROWS}*"))
+        name = f"{ROWS}_{self.collector.accounts.generated_rollouts}"
+        self.rows.save(self.collector.waiting_rollouts, folder / name)
+        save_state({"collector": self.collector.state_dict(), "rows": name, **parts, **also}, folder / FILE)
+        for old in before:
+            if old.name != name:
+                shutil.rmtree(old)
 
     def load(self, folder: Path) -> dict[str, Any]:
-        """Go on where ``save`` was called; return what was written, ``also`` included. What was in flight is lost."""
-        state, unfinished = checkpoint.load(folder, self.rows)
-        self.load_state_dict(state, unfinished)
+        """Go on where ``save`` was called; return what was written, ``also`` included. What was in flight is lost.
+
+        Loading executes no code.
+        """
+        state = load_state(folder / FILE)
+        state.setdefault("backend", state.get("manager"))  # an earlier version's name for V0's
+        self.load_state_dict(state, self.rows.load(folder / state.get("rows", ROWS)))
         return state
 
     def load_state_dict(self, state: dict[str, Any], unfinished: Iterable[Place] = ()) -> None:

@@ -20,7 +20,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from goldilocks.core import Exhausted
-from goldilocks.drive import checkpoint
 from goldilocks.errors import require
 from goldilocks.runs import checkpoints
 from goldilocks.runs.checkpoints import FILE, load_state
@@ -133,7 +132,7 @@ class Saved:
         A checkpoint without our state, as ``GRPOTrainer`` writes them, starts a collector anew. So does another number
         of processes start a batch anew: each has saved its own part.
         """
-        if not self._processes.decided(lambda: checkpoint.exists(folder)):
+        if not self._processes.decided((folder / FILE).exists):
             return 0, None
         step, processes, rows = self._processes.decided(lambda: self._take_up(folder))
         if not self._processes.first:

@@ -20,7 +20,6 @@ from omegaconf import DictConfig, open_dict
 from goldilocks.config.settings import Settings
 from goldilocks.core import Collector, Exhausted
 from goldilocks.dotted_keys import value_at
-from goldilocks.drive import checkpoint
 from goldilocks.drive.driver import Driver, Epochs
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.runs.checkpoints import FILE
@@ -55,8 +54,8 @@ class DriverCheckpoint:
         self._say_what_is_left_out()
         path = self._trainer.resume_from_path
         folder = Path(path) if self._trainer.resume_mode == "resume_path" else self.folder(step)
-        if checkpoint.exists(folder):
-            self._load(folder)
+        if (folder / FILE).exists():
+            self._driver.load(folder)
             here = folder.resolve() == self.folder(step).resolve()
             self.step = step if here and not self._trainer.del_local_ckpt_after_load else None
             print(f"Goldilocks goes on from {folder}: {self._summary()}")
@@ -65,11 +64,6 @@ class DriverCheckpoint:
                 f"Goldilocks finds no {FILE} in {folder}, a checkpoint of verl's own trainer: its weights are "
                 "taken up; the data begin anew with the first prompt of the first epoch, and every count at 0"
             )
-
-    def _load(self, folder: Path) -> None:
-        state, unfinished = checkpoint.load(folder, self._driver.rows)
-        older = {"backend": state["manager"]} if "manager" in state else {}  # the name that V0 had for it
-        self._driver.load_state_dict({**state, **older}, unfinished)
 
     def _summary(self) -> str:
         collector = self._driver.collector

@@ -14,12 +14,11 @@ import numpy as np
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from goldilocks.core import Exhausted
-from goldilocks.drive import checkpoint
 from goldilocks.drive.backend import CANCELLED, Backend, places
 from goldilocks.drive.driver import ENDS_THE_RUN, Driver
 from goldilocks.drive.rows import MemoryRows, Place
 from goldilocks.rewards import spent
-from goldilocks.runs.checkpoints import load_state, save_state
+from goldilocks.runs.checkpoints import FILE, load_state, save_state
 from goldilocks.trl.asynchronous.worker import Answer, Ask, AskedWorker, Cancel
 from goldilocks.trl.collection import Batch, Round
 from goldilocks.types import Event, Failure, Group, Paused, Request, Rollout
@@ -241,7 +240,7 @@ class CollectedQueue:
 
     def load(self, folder: Path) -> None:
         """Go on where ``save`` was called. A checkpoint of ``AsyncGRPOTrainer`` itself starts a collector anew."""
-        if not checkpoint.exists(folder):
+        if not (folder / FILE).exists():
             return
         self.driver.load(folder)
         rest = [(one["batch"], RolloutSample(**one["sample"])) for one in load_state(folder / REST)["rest"]]
