@@ -33,7 +33,7 @@ from goldilocks.verl.dispatch import worker
 from goldilocks.verl.dispatch.guarded_reward import guarded
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
-from goldilocks.verl.serve.server import Answers
+from goldilocks.verl.serve.answers import Answers
 from goldilocks.verl.store import batched_puts
 from goldilocks.verl.store.rows import FIRST, ROLLOUTS, VISIT_SEED
 

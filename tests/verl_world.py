@@ -39,7 +39,7 @@ from goldilocks.verl.dispatch.client import StreamingClient
 from goldilocks.verl.dispatch.guarded_reward import guard
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
-from goldilocks.verl.serve.server import Answers
+from goldilocks.verl.serve.answers import Answers, ManyAnswers
 from goldilocks.verl.store import batched_puts, rows
 from goldilocks.verl.store.rows import FIRST, ROLLOUTS, VISIT_SEED
 
@@ -62,6 +62,8 @@ class Actor:
         self.calls: Counter[str] = Counter()
 
     def __getattr__(self, name: str) -> Any:
+        if not hasattr(self.subject, name):
+            raise AttributeError(name)
         return SimpleNamespace(remote=functools.partial(self._call, name))
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
@@ -167,6 +169,31 @@ class Server:
         self.held[request_id] = asyncio.get_running_loop().create_future()
         self.most_held = max(self.most_held, len(self.held))
         return await self.held[request_id]
+
+
+class VllmServer(ManyAnswers, Server):
+    """Stands for verl's vLLM server, with the methods that we add to it."""
+
+    def __init__(self, write: Write | None = None) -> None:
+        super().__init__(write)
+        self.asked_at_once: list[int] = []  # how many requests each message had
+
+    async def generate(
+        self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **_: Any
+    ) -> TokenOutput:
+        output = await super().generate(prompt_ids, dict(sampling_params), request_id)
+        sampling_params.pop("logprobs", None)  # as verl's does
+        output.num_preempted = None
+        output.extra_fields["num_cached_tokens"] = 0
+        return output
+
+    async def generate_all(self, batch: str, requests: list[Any]) -> Answers:
+        self.asked_at_once.append(len(requests))
+        return await super().generate_all(batch, requests)
+
+    def __ray_call__(self, function: Any, request_ids: Sequence[str]) -> Any:
+        """End requests; tests/with_vllm has the function that does so."""
+        return self.abort_requests(request_ids)
 
 
 def written(request_id: str, token_ids: list[int], stop_reason: str = "stop") -> Generation:

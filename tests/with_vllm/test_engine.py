@@ -89,6 +89,7 @@ async def check(model: Path) -> None:
         assert [output.stop_reason in ENDED for output in outputs] == [True] * len(names)
         assert sum(len(output.token_ids) for output in outputs) < LONGEST * len(names) / 2
         assert not server.engine.output_processor.request_states
+        await check_many(server)
     finally:
         server.engine.shutdown()
 
@@ -117,3 +118,23 @@ async def check_requests_without_text(server: Any) -> None:
     await server.engine.abort("long")
     ended = await asked
     assert 0 < len(ended.token_ids) == len(ended.log_probs) < LONGEST
+
+
+async def check_many(server: Any) -> None:
+    """Many requests of one message: each is answered as by a call of its own, and one fails or is aborted alone."""
+    from goldilocks.verl.dispatch.aborts import abort_in_vllm
+    from goldilocks.verl.fields import TOP
+
+    shared = params(max_tokens=TOKENS, extra_args={TOP: True}, **WITHOUT_TEXT)
+    requests = [(f"m{i}", PROMPT, shared) for i in range(12)]
+    requests += [("refused", [3] * LONGEST, shared), ("ended", PROMPT, params())]
+    found = dict((await server.generate_all("batch", requests)).outcomes)
+    abort_in_vllm(server, ["ended"])
+    while len(found) < len(requests):
+        found |= dict((await server.more_answers("batch")).outcomes)
+    assert isinstance(found.pop("refused"), ValueError)
+    assert found.pop("ended").stop_reason == "aborted"
+    for output in found.values():
+        assert len(output.token_ids) == len(output.log_probs) == len(output.extra_fields["top_log_probs"]) == TOKENS
+        assert output.extra_fields["global_steps"] == server.global_steps
+    assert not server.goldilocks_batches

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,12 @@ class Addition:
     what: str
     after: str
     module: str
+    needs: str = ""  # a package without which ``after`` cannot be imported
+
+    @property
+    def possible(self) -> bool:
+        """Whether the package that it needs is installed."""
+        return not self.needs or importlib.util.find_spec(self.needs) is not None
 
     def make(self) -> None:
         """Import the module; an error in it is an error of the import that made it due."""
@@ -45,6 +52,12 @@ ADDITIONS: tuple[Addition, ...] = (
     Addition("no attention by cuDNN", "verl.workers.engine", "goldilocks.platforms.cudnn"),
     Addition("engines for device cpu", "verl.workers.engine", "goldilocks.platforms.fsdp_cpu"),
     Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.verl.serve.replica"),
+    Addition(
+        "many requests a message to vLLM",
+        "verl.workers.rollout.vllm_rollout.vllm_async_server",
+        "goldilocks.verl.serve.many_on_vllm",
+        needs="vllm",
+    ),
     Addition("estimators over all rollouts", "verl.trainer.ppo.core_algos", "goldilocks.verl.estimators"),
     Addition("trainer goldilocks", "verl.trainer.ppo.v1", "goldilocks.verl.update.trainer"),
     Addition("trainer goldilocks_async", "verl.trainer.ppo.v1", "goldilocks.verl.update.async_trainer"),
@@ -75,9 +88,10 @@ def additions() -> list[str]:
     """
     register()
     patches = [patch for patch in PATCHES if patch.kind is not Kind.TRAINER and patch.possible and selected(patch)]
-    for addition in ADDITIONS:
+    added = [addition for addition in ADDITIONS if addition.possible]
+    for addition in added:
         importlib.import_module(addition.after)
-    return [addition.what for addition in ADDITIONS] + [patch.name for patch in patches if patch.apply()]
+    return [addition.what for addition in added] + [patch.name for patch in patches if patch.apply()]
 
 
 class _AfterImport(MetaPathFinder):

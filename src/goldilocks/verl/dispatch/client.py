@@ -3,7 +3,7 @@
 It knows at which server each session of its worker has which request, so that requests can be aborted and waited for.
 A paused session waits here with what it has written and asks for the rest when it continues: its agent loop sees one
 answer. The client asks verl's load balancer for a server only where there are several; verl's own client sends it two
-messages a rollout. The turns of many single-turn sessions go to our server in one message.
+messages a rollout. Many requests go to a server in one message (``messages``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import contextvars
 import functools
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from uuid import uuid4
@@ -24,8 +24,8 @@ from packaging.version import Version
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY
 
-from goldilocks.engine.request import Generation
 from goldilocks.verl.dispatch.aborts import ENDED, Aborts
+from goldilocks.verl.dispatch.messages import Gathered, collected, exchanged, takes_many
 from goldilocks.verl.dispatch.sampling_seed import continued, of_turn
 from goldilocks.verl.dispatch.session import (
     Cancelled,
@@ -38,6 +38,7 @@ from goldilocks.verl.dispatch.session import (
     current_session,
 )
 from goldilocks.verl.fields import TOP
+from goldilocks.verl.serve.answers import Answers
 
 ASK_AGAIN_S = 1.0  # an abort may overtake its request: it is repeated
 MEDIA_ARGUMENTS = ("image_data", "video_data", "audio_data")  # of verl's ``generate``, beside the text
@@ -89,6 +90,7 @@ class StreamingClient(LLMServerClient):
         self._held: set[str] = set()  # requests that the balancer does not know
         self._booked: dict[str, str] = {}  # the server of each turn that the balancer assigned
         self._places: dict[str, asyncio.Semaphore] = {}  # of each server
+        self._handles: dict[Any, Gathered] = {}  # what verl's client calls instead of a server's handle
         self.engine_s: dict[str, float] = {}  # seconds that each server's engine has spent on its steps
         self.aborts = Aborts(self.config.actor_rollout_ref.rollout.name)
         gates = OmegaConf.select(self.config, "batch_filter.enable_two_gate_filter")
@@ -272,22 +274,33 @@ class StreamingClient(LLMServerClient):
         for turn in waiting.values():
             turn.session.server, turn.session.request_id = server, turn.name
         try:
-            requests = [(turn.name, turn.prompt_ids, turn.params) for turn in waiting.values()]
-            batch = uuid4().hex
-            answers = await server.generate_all.remote(batch, requests)
-            while True:
-                self.engine_s[name] = answers.busy_s
+            async for answers in self._answers(name, server, list(waiting.values())):
+                if answers.busy_s is not None:
+                    self.engine_s[name] = answers.busy_s
                 ended = [Reply(waiting.pop(one), outcome, answers.global_steps) for one, outcome in answers.outcomes]
                 self._reply(ended, deliver)
-                if not waiting:
-                    return
-                answers = await server.more_answers.remote(batch)
         except Exception as error:  # the server is gone
             self._reply([Reply(turn, error) for turn in waiting.values()], deliver)
 
+    def _answers(self, name: str, server: Any, turns: list[TurnRequest]) -> AsyncIterator[Answers]:
+        """Ask by one message, or by a call for each turn where the server takes no more."""
+        if takes_many(server):
+            return exchanged(server, [(turn.name, turn.prompt_ids, self._params(turn)) for turn in turns])
+        return collected({turn.name: self._call(name, server, turn) for turn in turns})
+
+    async def _call(self, name: str, server: Any, turn: TurnRequest) -> Any:
+        async with self._place_at(name):
+            if self.is_cancelled(turn.session):
+                raise Cancelled(turn.session.uid)
+            asked = {"prompt_ids": turn.prompt_ids, "sampling_params": self._params(turn)}
+            return await server.generate.remote(request_id=turn.name, **asked)
+
+    def _params(self, turn: TurnRequest) -> dict[str, Any]:
+        return self._unread(turn.params) | self._extra
+
     def _reply(self, replies: list[Reply], deliver: Deliver) -> None:
         for reply in replies:
-            if isinstance(reply.outcome, Generation):
+            if not isinstance(reply.outcome, BaseException):
                 self._charge(reply.turn.session, reply.outcome.token_ids, reply.outcome.stop_reason)
             self._back(reply.turn.session)
             if booked := self._booked.pop(reply.turn.name, None):
@@ -310,7 +323,15 @@ class StreamingClient(LLMServerClient):
         await self._place_at(name).acquire()
         if session := current_session.get():
             session.server = server
-        return name, server
+        return name, self._gathered(server)
+
+    def _gathered(self, server: Any) -> Any:
+        """What verl's client calls; our own server answers many requests in a form that verl does not know."""
+        if not self._on_vllm or not takes_many(server):
+            return server
+        if server not in self._handles:
+            self._handles[server] = Gathered(server)
+        return self._handles[server]
 
     async def _find_only(self, request_id: str, **extra: Any) -> Server | None:
         """The server if there is one; None where there are several."""

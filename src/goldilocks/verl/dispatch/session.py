@@ -231,11 +231,23 @@ class TurnRequest:
 
 @dataclass(frozen=True)
 class Reply:
-    """The outcome of a turn: a generation, or the reason why there is none."""
+    """The outcome of a turn: what our server or verl's made, or the reason why there is nothing."""
 
     turn: TurnRequest
-    outcome: Generation | BaseException
-    global_steps: int | None = None  # the policy update that wrote it
+    outcome: Generation | TokenOutput | BaseException
+    global_steps: int | None = None  # the policy update that wrote it; an answer of verl's server has its own
+
+    @property
+    def extra_fields(self) -> dict[str, Any]:
+        """What verl's client returns beside the tokens."""
+        made = self.outcome
+        assert not isinstance(made, BaseException)
+        if isinstance(made, TokenOutput):
+            about = made.extra_fields
+        else:
+            about = {"global_steps": self.global_steps, "top_log_probs": made.top_log_probs}
+        version = about.get("global_steps")
+        return {**about, "min_global_steps": version, "max_global_steps": version}
 
 
 Deliver = Callable[[list[Reply]], None]

@@ -22,7 +22,6 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 from verl.trainer.ppo.v1 import agent_loop_tq
 
 from goldilocks.drive.stopwatch import Stopwatch
-from goldilocks.engine.request import Generation
 from goldilocks.hashing import Sources, is_known
 from goldilocks.types import OnFull, Rollout
 from goldilocks.verl.dispatch.client import StreamingClient
@@ -89,29 +88,22 @@ class SingleTurn:
 
     def output(self, reply: Reply, seconds: float) -> Output:
         """As the second half of verl's ``SingleTurnAgentLoop.run``."""
-        assert isinstance(reply.outcome, Generation)
         made, prompt = reply.outcome, reply.turn.prompt_ids
+        assert not isinstance(made, BaseException)
         log_probs = made.log_probs if reply.turn.params.get("logprobs") and made.log_probs else None
         merged = self._builder.merge_assistant_tokens(prompt, made.token_ids)
         mask, aligned = self._builder.align_response_metadata(
             merged, [], None if log_probs is None else [], assistant_logprobs=log_probs
         )
         start = len(merged.token_ids) - len(mask)
-        about = {
-            "global_steps": reply.global_steps,
-            "top_log_probs": made.top_log_probs,
-            "min_global_steps": reply.global_steps,
-            "max_global_steps": reply.global_steps,
-            "turn_scores": [],
-            "tool_rewards": [],
-        }
+        preempted = getattr(made, "num_preempted", 0)  # our server never does
         return Output(
             prompt_ids=merged.token_ids[:start],
             response_ids=merged.token_ids[start:][: self._limit],
             response_mask=mask[: self._limit],
             response_logprobs=aligned[: self._limit] if aligned else None,
-            extra_fields=about,
-            metrics={"generate_sequences": seconds, "num_preempted": 0},
+            extra_fields={**reply.extra_fields, "turn_scores": [], "tool_rewards": []},
+            metrics={"generate_sequences": seconds, "num_preempted": -1 if preempted is None else preempted},
         )
 
     async def grade(self, outputs: list[Output], prompts: list[Fields]) -> list[BaseException | None]:
@@ -182,7 +174,13 @@ def _is_known(worker: Any) -> bool:
     partial = OmegaConf.select(worker.config, "algorithm.filter_groups.on_full") == OnFull.PARTIAL
     pauses = partial or OmegaConf.select(worker.config, "trainer.v1.trainer_mode") == "goldilocks_async"
     as_followed = all(is_known(function, sources) for function, sources in FOLLOWED)
-    return rollout.name == OUR_SERVER and registered and text_alone and rewards and not pauses and as_followed
+    return _is_served(rollout) and registered and text_alone and rewards and not pauses and as_followed
+
+
+def _is_served(rollout: Any) -> bool:
+    """Whether the server takes many requests in a message, and tokens and log-probs are all that a row has of it."""
+    of_requests = rollout.full_determinism or rollout.enable_rollout_routing_replay  # a priority each; its experts
+    return rollout.name == OUR_SERVER or (rollout.name == "vllm" and not of_requests)
 
 
 class Worker(Protocol):

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import ray
 import torch
@@ -27,22 +27,14 @@ from goldilocks.engine.request import Ask, Generation, SamplingParams
 from goldilocks.errors import require
 from goldilocks.platforms import threads_per_rank
 from goldilocks.verl.serve import transfer
+from goldilocks.verl.serve.answers import Answers, Requests
 
 Result = TypeVar("Result")
-Requests = list[tuple[str, list[int], dict[str, Any]]]  # ids, prompts, sampling parameters
 
 # verl's names of sampling parameters: those of ``SamplingParams``, and others.
 _SAME_NAME = ("temperature", "top_p", "top_k", "seed")
 _OTHERS = ("max_tokens", "max_new_tokens", "logprobs", "repetition_penalty", "stop_token_ids", "ignore_eos")
 _KNOWN = {*_SAME_NAME, *_OTHERS}
-
-
-class Answers(NamedTuple):
-    """The outcomes since the last message."""
-
-    outcomes: list[Outcome]
-    global_steps: int | None  # the policy update that the weights belong to
-    busy_s: float  # seconds that the engine has spent on its steps, since it was built
 
 
 class RolloutServer:

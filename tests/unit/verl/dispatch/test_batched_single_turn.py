@@ -11,7 +11,7 @@ import pytest
 import transfer_queue
 from ray.exceptions import RayTaskError
 from verl.experimental.agent_loop import agent_loop
-from verl_world import ABORTED, LIMIT, Queue, Server, Worker, comparable, prompt, worker_queue, written
+from verl_world import ABORTED, LIMIT, Queue, Server, VllmServer, Worker, comparable, prompt, worker_queue, written
 
 from goldilocks.drive.driver import ENDS_THE_RUN
 from goldilocks.engine.request import Generation
@@ -67,6 +67,24 @@ def test_rows_and_events_are_those_of_verls_loop(servers: int, columns: bool, mo
     assert without_times(ours) == without_times(by_verl)
     assert ours.tags == by_verl.tags
     assert len(ours.rows) > 12
+
+
+@pytest.mark.parametrize("many", [True, False], ids=["one message", "a call each"])
+def test_rows_and_events_of_verls_vllm_server_are_those_of_verls_loop(
+    many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [prompt(index, n=4) for index in range(6)]
+    by_verl = worker_queue(monkeypatch)
+    expected = run(prompts, VllmServer(drawn), whole=False)
+    ours = worker_queue(monkeypatch)
+    server = VllmServer(drawn)
+    if not many:
+        monkeypatch.setattr("goldilocks.verl.dispatch.client.takes_many", lambda server: False)
+    assert run(prompts, server, whole=True) == expected
+    assert server.asked_at_once == ([24] if many else [])
+    assert without_times(ours) == without_times(by_verl)
+    assert ours.tags == by_verl.tags
+    assert {row["metrics"]["num_preempted"] for row in ours.rows.values()} == {-1}
 
 
 def test_turns_are_one_message_to_each_server_and_those_that_end_together_one_put(

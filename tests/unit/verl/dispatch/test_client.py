@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from PIL import Image
 from verl.workers.rollout.llm_server import LLMServerClient
-from verl_world import ABORTED, Actor, Server, balancer_of, client_of
+from verl_world import ABORTED, Actor, Server, VllmServer, balancer_of, client_of
 
 from goldilocks.hashing import hashed
 from goldilocks.verl.dispatch.client import Cancelled, StreamingClient, current_session, taken_by
 from goldilocks.verl.fields import TOP
+
+SERVERS = {"transformers": Server, "vllm": VllmServer}
 
 
 def named(*servers: str) -> Actor:
@@ -167,7 +169,7 @@ def test_requests_beyond_what_a_server_takes_at_once_wait_and_may_be_cancelled_u
 @pytest.mark.parametrize(("name", "asked"), [("vllm", {TOP: True}), ("transformers", None)])
 def test_gate_2_asks_vllm_for_the_largest_log_prob(name: str, asked: dict[str, bool] | None) -> None:
     async def main() -> list[dict[str, Any]]:
-        server = Server()
+        server = SERVERS[name]()
         client = one_server(server, name=name, gates=True)
         task = start(client, "x", 0)
         await settle()
@@ -199,7 +201,7 @@ def test_a_later_turn_draws_noise_of_its_own_and_ends_where_its_conversation_mus
     later = [*range(12)]  # the first prompt, an answer and what a tool said: 18 - 12 tokens are left
 
     async def main() -> list[dict[str, Any]]:
-        server = Server()
+        server = SERVERS[name]()
         client = one_server(server, name=name)
         current_session.set(client.begin("x", 0))
         for prompt in ([1], later):
@@ -317,6 +319,97 @@ def test_a_server_that_does_not_abort_is_asked_again_and_said_to_go_on(monkeypat
         assert len((await task).token_ids) == 3
 
     asyncio.run(main())
+
+
+# -- many requests in one message to vLLM ------------------------------------------------------------------------------
+
+
+def test_requests_of_one_moment_and_their_rests_after_a_pause_are_one_message_each_to_vllm() -> None:
+    async def main() -> list[Any]:
+        server = VllmServer()
+        client = one_server(server, name="vllm")
+        tasks = [start(client, "x", index) for index in range(6)]
+        first, *_ = await server.holds(6)
+        server.answer(first, [1])
+        await tasks[0]
+        assert await client.pause(within=60) == 0
+        client.resume()
+        await server.holds(5)
+        assert server.asked_at_once == [6, 5]
+        assert server.aborts_asked_at_once == [5]
+        server.answer_all()
+        return await asyncio.gather(*tasks)
+
+    outputs = asyncio.run(main())
+    assert [output.token_ids for output in outputs] == [[1]] + [[*ABORTED, 1, 2, 3]] * 5
+    assert [len(output.log_probs) for output in outputs] == [1] + [5] * 5
+
+
+def test_a_request_that_vllm_refuses_fails_alone_with_its_traceback() -> None:
+    class Unsendable(ValueError):
+        def __init__(self, name: str, reason: str) -> None:
+            super().__init__(f"{name}: {reason}")
+
+    class Refusing(VllmServer):
+        async def generate(self, prompt_ids: Any, sampling_params: Any, request_id: str, **_: Any) -> Any:
+            if len(self.prompts) == 1:
+                self.prompts.append(prompt_ids)
+                raise Unsendable("the prompt", "too long")
+            return await super().generate(prompt_ids, sampling_params, request_id)
+
+    async def main() -> list[Any]:
+        server = Refusing()
+        client = one_server(server, name="vllm")
+        tasks = [start(client, "x", index) for index in range(3)]
+        await server.holds(2)
+        server.answer_all()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    first, refused, last = asyncio.run(main())
+    assert first.token_ids == last.token_ids == [1, 2, 3]
+    assert type(refused) is RuntimeError  # what cannot be pickled is named
+    assert str(refused) == "Unsendable: the prompt: too long"
+    assert "in generate" in refused.__notes__[0]
+
+
+def test_a_vllm_server_that_dies_fails_all_that_wait_for_it() -> None:
+    class Dying(VllmServer):
+        async def more_answers(self, batch: str) -> Any:
+            answers = await super().more_answers(batch)
+            if len(self.held) < 2:
+                raise ConnectionError("the actor died")
+            return answers
+
+    async def main() -> list[Any]:
+        server = Dying()
+        client = one_server(server, name="vllm")
+        tasks = [start(client, "x", index) for index in range(3)]
+        names = await server.holds(3)
+        server.answer(names[0], [1])
+        await tasks[0]
+        server.answer(names[1], [1])
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert await client.drained(60) == 0
+        return outcomes
+
+    first, *others = asyncio.run(main())
+    assert first.token_ids == [1]
+    assert [type(other) for other in others] == [ConnectionError] * 2
+
+
+def test_a_request_with_an_image_goes_to_vllm_by_itself() -> None:
+    async def main() -> list[int]:
+        server = VllmServer()
+        client = one_server(server, name="vllm")
+        current_session.set(client.begin("x", 0))
+        asked = client.generate("x0", prompt_ids=[1], sampling_params={}, image_data=[Image.new("L", (2, 2), 0)])
+        task = asyncio.create_task(asked)
+        await server.holds(1)
+        server.answer_all()
+        await task
+        return server.asked_at_once
+
+    assert asyncio.run(main()) == []
 
 
 # -- verl's client, as releases have it --------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from verl.experimental.agent_loop import agent_loop
-from verl_world import Worker
+from verl.workers.config import RolloutConfig
+from verl_world import ROLLOUT, Worker
 
 from goldilocks.platforms import PATCHES_VARIABLE
 from goldilocks.verl.dispatch.single_turn import AGENT, SingleTurn
@@ -31,6 +32,13 @@ def traced(worker: Any) -> None:
     object.__setattr__(worker.rollout_config, "trace", {"backend": "weave"})
 
 
+def on_vllm(**keys: Any) -> Callable[[Any], None]:
+    def change(worker: Any) -> None:
+        worker.rollout_config = RolloutConfig(**{**ROLLOUT, "name": "vllm"}, **keys)
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -42,8 +50,23 @@ def traced(worker: Any) -> None:
         (lambda worker: worker.config.merge_with({"algorithm": {"filter_groups": {"on_full": "partial"}}}), False),
         (lambda worker: worker.config.merge_with({"trainer": {"v1": {"trainer_mode": "goldilocks_async"}}}), False),
         (traced, False),
+        (on_vllm(), True),
+        (on_vllm(full_determinism=True), False),
+        (on_vllm(enable_rollout_routing_replay=True), False),
     ],
-    ids=["text", "pictures", "teacher", "reward model", "rewards later", "partial", "async", "traced"],
+    ids=[
+        "text",
+        "pictures",
+        "teacher",
+        "reward model",
+        "rewards later",
+        "partial",
+        "async",
+        "traced",
+        "vllm",
+        "ordered",
+        "routed",
+    ],
 )
 def test_what_takes_part_in_a_rollout_decides(
     change: Callable[[Any], None], expected: bool, monkeypatch: pytest.MonkeyPatch

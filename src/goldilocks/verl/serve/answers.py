@@ -1,0 +1,89 @@
+"""Many requests in one message to a rollout server, and the messages by which their answers come back."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import traceback
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+Requests = list[tuple[str, list[int], dict[str, Any]]]  # names, prompts, sampling parameters
+Outcome = tuple[str, Any]  # the name of a request, and its answer or the exception that it ended with
+
+
+class Answers(NamedTuple):
+    """The outcomes since the last message."""
+
+    outcomes: list[Outcome]
+    global_steps: int | None = None  # the policy update that the weights belong to, where answers do not say so
+    busy_s: float | None = None  # seconds that the engine has spent on its steps, since it was built; None: unknown
+
+
+class Batch:
+    """Answers that are being made, as tasks of the running event loop. One that fails, fails alone."""
+
+    def __init__(self, asked: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
+        self.left = len(asked)  # outcomes that ``more`` has not returned
+        self._outcomes: list[Outcome] = []
+        self._came = asyncio.Event()
+        self._tasks = {asyncio.create_task(self._note(name, answer)) for name, answer in asked.items()}
+
+    async def more(self) -> list[Outcome]:
+        """Wait for an outcome; return all that have come since the last call."""
+        await self._came.wait()
+        self._came.clear()
+        outcomes, self._outcomes = self._outcomes, []
+        self.left -= len(outcomes)
+        return outcomes
+
+    async def _note(self, name: str, answer: Coroutine[Any, Any, Any]) -> None:
+        try:
+            outcome = await answer
+        except Exception as error:
+            outcome = _sendable(error)
+        self._outcomes.append((name, outcome))
+        self._came.set()
+
+
+class ManyAnswers:
+    """The methods of a server that has verl's ``generate``."""
+
+    if TYPE_CHECKING:
+        generate: Callable[..., Coroutine[Any, Any, Any]]
+
+    async def generate_all(self, batch: str, requests: Requests) -> Answers:
+        """Generate many answers for one message. Returns the first; ``more_answers`` of the same batch has the others.
+
+        ``generate`` changes the parameters that it is given, and requests of one message may share them.
+        """
+        asked = {
+            name: self.generate(prompt_ids=list(prompt), sampling_params=dict(params), request_id=name)
+            for name, prompt, params in requests
+        }
+        _batches(self)[batch] = Batch(asked)
+        return await self.more_answers(batch)
+
+    async def more_answers(self, batch: str) -> Answers:
+        """Wait for answers of a batch that has some left, and return all that have come."""
+        answers = _batches(self)[batch]
+        outcomes = await answers.more()
+        if not answers.left:
+            del _batches(self)[batch]
+        return Answers(outcomes)
+
+
+def _batches(server: Any) -> dict[str, Batch]:
+    batches: dict[str, Batch] = vars(server).setdefault("goldilocks_batches", {})
+    return batches
+
+
+def _sendable(error: Exception) -> Exception:
+    """The exception with its traceback as a note; one that cannot be pickled would lose the whole message."""
+    text = traceback.format_exc()
+    try:
+        copied = pickle.loads(pickle.dumps(error))
+    except Exception:
+        copied = RuntimeError(f"{type(error).__name__}: {error}")
+    copied.__notes__ = [text]
+    return copied
