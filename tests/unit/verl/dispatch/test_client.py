@@ -185,7 +185,7 @@ def test_gate_2_asks_vllm_for_the_largest_log_prob(name: str, asked: dict[str, b
 )
 def test_vllm_makes_no_text_unless_a_stop_string_is_looked_for(name: str, stop: list[str] | None, text: bool) -> None:
     async def main() -> list[dict[str, Any]]:
-        server = Server()
+        server = SERVERS[name]()
         client = one_server(server, name=name)
         task = start(client, "x", 0, **({"stop": stop} if stop else {}))
         await settle()
