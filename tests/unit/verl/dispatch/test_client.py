@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from PIL import Image
 from verl.workers.rollout.llm_server import LLMServerClient
-from verl_world import ABORTED, Actor, Server, VllmServer, balancer_of, client_of
+from verl_world import ABORTED, VERSION, Actor, Server, VllmServer, balancer_of, client_of
 
 from goldilocks.hashing import hashed
 from goldilocks.verl.dispatch.client import Cancelled, StreamingClient, current_session, taken_by
+from goldilocks.verl.dispatch.session import Reply, TurnRequest
 from goldilocks.verl.fields import TOP
 
 SERVERS = {"transformers": Server, "vllm": VllmServer}
@@ -343,6 +344,35 @@ def test_requests_of_one_moment_and_their_rests_after_a_pause_are_one_message_ea
     outputs = asyncio.run(main())
     assert [output.token_ids for output in outputs] == [[1]] + [[*ABORTED, 1, 2, 3]] * 5
     assert [len(output.log_probs) for output in outputs] == [1] + [5] * 5
+
+
+@pytest.mark.parametrize("many", [True, False], ids=["one message", "a call each"])
+def test_turns_of_single_turn_rollouts_ask_vllm_for_the_same_as_other_requests(
+    many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("goldilocks.verl.dispatch.client.takes_many", lambda server: many)
+    replies: list[Reply] = []
+
+    async def main() -> list[dict[str, Any]]:
+        server = VllmServer()
+        client = one_server(server, name="vllm", gates=True)
+        turns = [TurnRequest(client.begin("x", index), [1], {"logprobs": True}) for index in range(3)]
+        asked = asyncio.create_task(client.ask(turns, replies.extend))
+        await server.holds(3)
+        client.cancel("x")
+        await asked
+        assert server.asked_at_once == ([3] if many else [])
+        assert (client.aborts.asked, client.aborts.ended) == (3, 3)
+        other = start(client, "y", 0)
+        await server.holds(1)
+        server.answer_all()
+        await other
+        return server.params
+
+    *turns, other = asyncio.run(main())
+    assert turns == [other] * 3
+    assert [reply.extra_fields["max_global_steps"] for reply in replies] == [VERSION] * 3
+    assert [len(reply.extra_fields["top_log_probs"]) for reply in replies] == [len(ABORTED)] * 3
 
 
 def test_a_request_that_vllm_refuses_fails_alone_with_its_traceback() -> None:
