@@ -3,6 +3,9 @@
 Invariant: every call ends within ``timeout_s``, with the function's result or with an error that names the function. A
 thread is used again once its call has returned; a call that times out keeps its thread and its place in the room, so
 that no more functions run than the room has places. Threads are daemons.
+
+Most functions compare two texts, which takes less time than waking a thread. So all threads take calls from one queue:
+it wakes one thread at a time, which goes on with the next call while the others are still asleep.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import asyncio
 import contextlib
 import inspect
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -47,8 +51,12 @@ class LimitedReward:
         """Call the function under the time limit; ``leave`` is called when it has ended, a plain one perhaps later."""
         call = partial(self.call, **arguments)
         try:
-            return await asyncio.wait_for(call() if self.is_async else _in_thread(call, leave), timeout_s)
-        except asyncio.TimeoutError:  # on Python 3.10 not the built-in one
+            if not self.is_async:
+                return await _in_thread(call, leave, timeout_s)
+            return await asyncio.wait_for(call(), timeout_s)
+        except (asyncio.TimeoutError, TookTooLong) as error:  # on Python 3.10 not the built-in one
+            if not self.is_async and not isinstance(error, TookTooLong):
+                raise  # the function's own
             source = f" (data_source={arguments['data_source']!r})" if "data_source" in arguments else ""
             said = f"the reward function {self.name} did not return within {timeout_s:g} s{source}"
             raise RewardTimeout(said) from None
@@ -89,58 +97,109 @@ class Room:
 
 
 class Line:
-    """Those who wait for a place on one event loop."""
+    """Those who wait for a place on one event loop, first come first served."""
 
     def __init__(self, places: int) -> None:
-        self._free = asyncio.Semaphore(places)
+        self._free = places
         self._left = 0  # places given back so far
+        self._waiting: deque[asyncio.Future[bool]] = deque()
 
     async def wait(self, patience_s: float) -> bool:
         """Take a place; return whether there was one before ``patience_s`` went by without any given back."""
-        before = None
-        while before != self._left:
-            before = self._left
-            with contextlib.suppress(asyncio.TimeoutError):
-                return await _at_once_or_within(self._free, patience_s)
-        return False
+        if self._free:
+            self._free -= 1
+            return True
+        loop = asyncio.get_running_loop()
+        mine: asyncio.Future[bool] = loop.create_future()
+        self._waiting.append(mine)
+        self._lose_patience(mine, patience_s, before=-1)
+        try:
+            return await mine
+        except asyncio.CancelledError:
+            if not mine.cancelled() and mine.result():  # the place came as the wait was given up
+                self.leave()
+            raise
+
+    def _lose_patience(self, mine: asyncio.Future[bool], patience_s: float, before: int) -> None:
+        if mine.done():
+            return
+        if before == self._left:
+            mine.set_result(False)
+        else:
+            look = (self._lose_patience, mine, patience_s, self._left)
+            timer = asyncio.get_running_loop().call_later(patience_s, *look)
+            mine.add_done_callback(lambda _: timer.cancel())
 
     def leave(self) -> None:
         self._left += 1
-        self._free.release()
+        while self._waiting:
+            first = self._waiting.popleft()
+            if not first.done():
+                first.set_result(True)
+                return
+        self._free += 1
 
 
-async def _at_once_or_within(free: asyncio.Semaphore, timeout_s: float) -> bool:
-    if not free.locked():  # without the task that a time limit takes
-        return await free.acquire()
-    return await asyncio.wait_for(free.acquire(), timeout_s)
+class TookTooLong(Exception):
+    """A call in a thread that has not returned within its time."""
 
 
-def _in_thread(call: Function, leave: Leave) -> asyncio.Future[Any]:
+def _in_thread(call: Function, leave: Leave, timeout_s: float) -> asyncio.Future[Any]:
     loop = asyncio.get_running_loop()
     result: asyncio.Future[Any] = loop.create_future()
 
     def settle(value: Any, error: BaseException | None) -> None:
         leave()
+        timer.cancel()
         if not result.done():
             result.set_result(value) if error is None else result.set_exception(error)
 
-    def done(value: Any, error: BaseException | None) -> None:
-        with contextlib.suppress(RuntimeError):  # a loop that is closed has nobody who waits
-            loop.call_soon_threadsafe(settle, value, error)
+    def expire() -> None:
+        if not result.done():
+            result.set_exception(TookTooLong())
 
-    (_idle.pop() if _idle else Thread()).run(call, done)
+    timer = loop.call_later(timeout_s, expire)
+    _threads.run(call, partial(_results.setdefault(loop, Results()).add, loop, settle))
     return result
 
 
-class Thread:
-    """Runs one call at a time, and is idle between calls."""
+class Results:
+    """What calls in threads returned, brought to an event loop, which is woken once for all that came meanwhile."""
+
+    def __init__(self) -> None:
+        self._came: deque[Function] = deque()
+        self._woken = False
+
+    def add(self, loop: asyncio.AbstractEventLoop, settle: Function, value: Any, error: BaseException | None) -> None:
+        """Have the loop call ``settle``; called in any thread."""
+        self._came.append(partial(settle, value, error))
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(RuntimeError):  # a loop that is closed has nobody who waits
+                loop.call_soon_threadsafe(self._settle_all)
+
+    def _settle_all(self) -> None:
+        self._woken = False  # first: what comes from here on wakes the loop again
+        while self._came:
+            self._came.popleft()()
+
+
+class Threads:
+    """As many threads as there were ever calls at a time."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Function, Function]] = SimpleQueue()
-        threading.Thread(target=self._work, name="reward", daemon=True).start()
+        self._count = threading.Lock()
+        self._running = self._started = 0
 
     def run(self, call: Function, done: Function) -> None:
         """``done`` is called with the call's value and error."""
+        with self._count:
+            self._running += 1
+            short = self._running > self._started
+            self._started += short
+        if short:
+            threading.Thread(target=self._work, name="reward", daemon=True).start()
         self._calls.put((call, done))
 
     def _work(self) -> None:
@@ -151,9 +210,11 @@ class Thread:
                 value = call()
             except BaseException as raised:
                 error = raised
-            _idle.append(self)
+            with self._count:
+                self._running -= 1
             done(value, error)
             del call, done, value, error  # nothing is kept alive until the next call
 
 
-_idle: list[Thread] = []
+_threads = Threads()
+_results: WeakKeyDictionary[asyncio.AbstractEventLoop, Results] = WeakKeyDictionary()

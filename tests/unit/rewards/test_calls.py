@@ -144,6 +144,46 @@ def test_a_place_given_back_to_another_begins_the_wait_anew() -> None:
     assert waited > 1.9 * patience_s
 
 
+def test_a_wait_that_is_given_up_as_its_place_comes_gives_the_place_back() -> None:
+    async def main() -> bool:
+        line = Line(1)
+        assert await line.wait(3600.0)
+        gone, given_up = asyncio.create_task(line.wait(3600.0)), asyncio.create_task(line.wait(3600.0))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.sleep(0)
+        line.leave()  # to the second: the first waits no more
+        given_up.cancel()
+        await asyncio.sleep(0)
+        return await line.wait(0.0)
+
+    assert asyncio.run(main())
+
+
+def test_plain_functions_that_wait_for_each_other_run_at_the_same_time() -> None:
+    meeting = threading.Barrier(8)
+
+    def waits() -> float:
+        return float(meeting.wait(60.0) >= 0)
+
+    async def main() -> list[Any]:
+        call = caller(waits, concurrency=8)
+        return await asyncio.gather(*(call() for _ in range(16)))
+
+    assert asyncio.run(main()) == [1.0] * 16
+
+
+def test_a_plain_functions_own_timeout_is_its_error_and_no_time_limit() -> None:
+    def times_out() -> float:
+        raise TimeoutError("the judge's socket")
+
+    async def main() -> Any:
+        return await LimitedReward.of(times_out).within(60.0, {}, lambda: None)
+
+    with pytest.raises(TimeoutError, match="the judge's socket"):
+        asyncio.run(main())
+
+
 def test_a_call_that_waits_for_its_next_try_holds_no_place() -> None:
     async def main() -> float:
         async def one_fails(fails: bool) -> float:
