@@ -8,13 +8,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from goldilocks.drive.backend import Backend
 from goldilocks.types import Failure, Paused, Request, Rollout
 from goldilocks.verl.dispatch.failures import published_error
-from goldilocks.verl.dispatch.sampling_seed import visit_seed
-from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, QueueRows, SavedAnswers, Unfinished
+from goldilocks.verl.dispatch.sampling_seed import RunSeeds, run_seeds, visit_seed
+from goldilocks.verl.store.rows import (
+    ANSWERS,
+    FIRST,
+    PLACEHOLDER,
+    ROLLOUTS,
+    VISIT_SEED,
+    QueueRows,
+    SavedAnswers,
+    Unfinished,
+)
 
 if TYPE_CHECKING:
     from goldilocks.verl.dispatch.manager import StreamingManager
@@ -81,8 +91,10 @@ class AgentLoops(Backend):
 
     def _prompt(self, request: Request) -> dict[str, Any]:
         """The row of the dataset, with what the agent loops need to know of the request."""
+        row = self._dataset[request.prompt.index]
         return {
-            **self._dataset[request.prompt.index],
+            # Ray takes longer to send the placeholder, a tensor, than all the rest.
+            **{name: value for name, value in row.items() if name != PLACEHOLDER},
             "uid": request.uid,
             ROLLOUTS: request.n,
             FIRST: request.first,
@@ -91,9 +103,13 @@ class AgentLoops(Backend):
             "global_steps": self.global_steps,
         }
 
+    @cached_property
+    def _seeds(self) -> RunSeeds:
+        return run_seeds(self._config)
+
     def _visit_seed(self, request: Request) -> int:
         """Seed by the number of the visit to the prompt: the same whatever is generated beside it."""
-        return visit_seed(self._config, request.prompt.key, request.prompt.index, request.visit)
+        return visit_seed(self._seeds, request.prompt.key, request.prompt.index, request.visit)
 
 
 class NeverPausing(AgentLoops):

@@ -11,6 +11,8 @@ from typing import Any
 
 from goldilocks.hashing import hashed
 
+RunSeeds = tuple[object, object]  # of the data and of the rollouts
+
 VALIDATION = -1  # the visit of every validation
 
 # The name of the seed in each engine's sampling parameters. Engines other than ours sample more slowly with a seed in
@@ -19,12 +21,17 @@ _PARAMETER = {"transformers": "seed", "vllm": "seed", "sglang": "sampling_seed"}
 _ALWAYS = ("transformers",)
 
 
-def visit_seed(config: Any, key: int, place: object, visit: int) -> int:
-    """The seed of one visit to a prompt; ``config`` is verl's, with the seeds of the run.
+def run_seeds(config: Any) -> RunSeeds:
+    """The seeds of the run, of verl's config: read once, since a config takes longer to read than a seed to make."""
+    return config.data.get("seed"), config.actor_rollout_ref.rollout.seed
+
+
+def visit_seed(seeds: RunSeeds, key: int, place: object, visit: int) -> int:
+    """The seed of one visit to a prompt.
 
     ``place`` is the prompt's place in the data: copies of a prompt get different answers.
     """
-    return hashed(config.data.get("seed"), config.actor_rollout_ref.rollout.seed, key, place, visit)
+    return hashed(*seeds, key, place, visit)
 
 
 def seeded(sampling_params: Mapping[str, Any], rollout_config: Any, visit: int, index: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from goldilocks.rewards import RewardFailed, spent
 from goldilocks.types import Failure, Paused, Rollout
 from goldilocks.verl.dispatch.client import StreamingClient
 from goldilocks.verl.dispatch.failures import publish, succeeded
-from goldilocks.verl.dispatch.sampling_seed import VALIDATION, request_number, seeded, visit_seed
+from goldilocks.verl.dispatch.sampling_seed import VALIDATION, request_number, run_seeds, seeded, visit_seed
 from goldilocks.verl.dispatch.session import Cancelled, Session, current_session, rollout_of
 from goldilocks.verl.dispatch.single_turn import AGENT, BatchedSingleTurn, SingleTurn
 from goldilocks.verl.dispatch.tools import remembering
@@ -191,7 +191,9 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     ) -> None:
         """As verl's, without the 5 ms that Hydra takes to make an agent loop."""
         if trajectory["validate"]:
-            seed = visit_seed(self.config, content_key(kwargs["raw_prompt"]), kwargs.get("index"), VALIDATION)
+            seed = visit_seed(
+                run_seeds(self.config), content_key(kwargs["raw_prompt"]), kwargs.get("index"), VALIDATION
+            )
             sampling_params = seeded(sampling_params, self.rollout_config, seed, kwargs["session_id"])
         name = {"priority": request_number(kwargs)} if self.rollout_config.full_determinism else {}
         about = {name: trajectory[name] for name in ("step", "sample_index", "rollout_n", "validate")}

@@ -20,6 +20,7 @@ from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleSt
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from goldilocks.hashing import is_known
+from goldilocks.verl.store.padding import rows_of
 
 KeyedRow = tuple[str, dict[str, Any], dict[str, Any]]  # its key, its fields, its tag
 Put = Callable[[str, list[KeyedRow]], Awaitable[None]]
@@ -87,7 +88,7 @@ class Columns:
         made = cls.__new__(cls)
         made.batch_size = (len(fields),)
         made._columns = {
-            name: RaggedRows.of(value.unbind()) if value.is_nested else value for name, value in fields.items()
+            name: RaggedRows.of(rows_of(value)) if value.is_nested else value for name, value in fields.items()
         }
         return made
 

@@ -24,9 +24,9 @@ import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.workers.utils.padding import response_to_nested
 
 from goldilocks.algorithms.behaviour import behaviour_log_probs
+from goldilocks.verl.store.padding import nested_as
 
 VERSIONS = "versions"  # in the tag of a row by several policies: [version, how many tokens it wrote], in order
 FIELDS = ["old_log_probs", "rollout_log_probs", "response_mask"]
@@ -84,6 +84,6 @@ def use_behaviour_log_probs(batch: KVBatchMeta, policy: int, correction: Any) ->
     rows = dict(stored.to_padded_tensor().items())
     stale = stale_tokens([tag for _, tag in pairs], policy, rows["response_mask"])
     log_probs, metrics = behaviour_log_probs(rows, stale, correction)
-    fields = TensorDict({"old_log_probs": response_to_nested(log_probs, nested_mask)}, batch_size=len(keys))
+    fields = TensorDict({"old_log_probs": nested_as(log_probs, nested_mask)}, batch_size=len(keys))
     tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
     return metrics

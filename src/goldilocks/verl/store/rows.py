@@ -16,12 +16,12 @@ from tensordict import NonTensorData, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
-from verl.workers.utils.padding import response_to_nested
 
 from goldilocks.algorithms import Untrained, weigh_prompts_equally
 from goldilocks.drive.rows import Place, RowStore
 from goldilocks.runs.records import split_row_key
 from goldilocks.types import Group, Request, Rollout
+from goldilocks.verl.store.padding import nested_as
 from goldilocks.verl.store.stored_rows import load_rows, save_rows
 
 UNFINISHED = "unfinished"  # the folder of rollouts that were in flight
@@ -32,6 +32,8 @@ ROLLOUTS = "__rollout_n__"  # how many sessions to run: verl's own name
 FIRST = "__rollout_first__"  # the number of the first of them
 VISIT_SEED = "__visit_seed__"  # the seed of the noise of all of them
 ANSWERS = "__answers__"  # by index, the answers of rollouts that were saved unfinished
+
+PLACEHOLDER = "dummy_tensor"  # verl's data set gives every row one, for batches without any tensor; nothing reads it
 
 Payload = list[list[Any]]  # [key, tag] of each row of a rollout
 SavedAnswers = list[Any]  # [uid, index, answers] of an unfinished rollout
@@ -157,8 +159,8 @@ def padding_keys(batch: KVBatchMeta) -> list[str]:
     return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag.get("is_padding", False)]
 
 
-# A worker's output for whole sequences; the part that is trained on has another name, or is in the metrics.
-USED_UP = ("log_probs", "entropy")
+# A worker's output for whole sequences: the part that is trained on has another name, or is in the metrics.
+NOT_COMPUTED_WITH = ("log_probs", "entropy", PLACEHOLDER)
 
 
 def tensor_fields(batch: KVBatchMeta, also: Iterable[str] = ()) -> list[str]:
@@ -168,7 +170,7 @@ def tensor_fields(batch: KVBatchMeta, also: Iterable[str] = ()) -> list[str]:
     one_each = KVBatchMeta(partition_id=batch.partition_id, keys=list(keys), tags=list(tags))
     schema = kv_batch_meta2batch_meta(one_each).field_schema
     tensors = [name for name, about in schema.items() if not about["is_non_tensor"] or name in also]
-    return [name for name in tensors if name not in USED_UP]
+    return [name for name in tensors if name not in NOT_COMPUTED_WITH]
 
 
 def fill_log_probs(keys: list[str], value: float, *others: str) -> None:
@@ -191,7 +193,7 @@ def weigh_advantages(batch: KVBatchMeta, loss_agg_mode: str) -> None:
     nested_mask = stored["response_mask"]
     padded = stored.to_padded_tensor()
     weighed = weigh_prompts_equally(padded["advantages"], padded["response_mask"], uids, loss_agg_mode)
-    advantages = TensorDict({"advantages": response_to_nested(weighed, nested_mask)}, batch_size=len(batch))
+    advantages = TensorDict({"advantages": nested_as(weighed, nested_mask)}, batch_size=len(batch))
     tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=advantages)
 
 

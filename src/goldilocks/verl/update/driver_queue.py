@@ -19,6 +19,7 @@ from verl.trainer.ppo.v1 import trainer_base
 
 from goldilocks.runs.records import split_row_key
 from goldilocks.verl.store.batched_puts import Columns, takes_columns
+from goldilocks.verl.store.padding import PaddedAtOnce
 
 UID, MASK, ADVANTAGES = "uid", "response_mask", "advantages"
 Label = Callable[[str], Any]  # of a group, by its uid
@@ -48,11 +49,11 @@ class DriverQueue:
             self._numbers = None
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> TensorDict:
-        """As ``transfer_queue``'s, with numbers of groups in the place of their uids."""
+        """As ``transfer_queue``'s, with numbers of groups in the place of their uids, and padded at once."""
         if self._numbers is None or UID not in (select_fields or ()):
-            return transfer_queue.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=select_fields)
+            return _fetched(keys, partition_id, select_fields)
         names = [name for name in select_fields or () if name != UID and name not in self._unread]
-        data = transfer_queue.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=names)
+        data = _fetched(keys, partition_id, names)
         data[UID] = torch.tensor([self._numbers[split_row_key(key)[0]] for key in keys])
         self._kept[MASK] = data[MASK]
         return data
@@ -68,6 +69,11 @@ class DriverQueue:
         """Return the kept masks and advantages of exactly these rows, once; None if others were kept."""
         kept, self._kept = self._kept, {}
         return kept if self._keys == list(batch.keys) and kept.keys() == {MASK, ADVANTAGES} else None
+
+
+def _fetched(keys: list[str], partition_id: str, names: list[str] | None) -> TensorDict:
+    data = transfer_queue.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=names)
+    return PaddedAtOnce.of(data)
 
 
 @contextmanager

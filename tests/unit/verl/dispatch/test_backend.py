@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from goldilocks.core import Collector, Surplus
@@ -95,6 +96,14 @@ def driver(of: type[AgentLoops], prompts: int, **bounds: Any) -> tuple[Driver, A
 def submitted(subject: Driver, backend: Any) -> list[dict[str, Any]]:
     backend.submit(subject.collector.requests())
     return backend.manager.started
+
+
+def test_a_prompt_is_sent_without_the_placeholder_of_verls_data_set() -> None:
+    subject, backend = driver(AgentLoops, prompts=1, target_groups=1)
+    backend._dataset[0]["dummy_tensor"] = torch.zeros(1, dtype=torch.uint8)
+    (sent,) = submitted(subject, backend)
+    assert sent["raw_prompt"] == backend._dataset[0]["raw_prompt"]
+    assert not any(isinstance(value, torch.Tensor) for value in sent.values())
 
 
 def test_no_two_rollouts_of_a_batch_that_spans_two_epochs_draw_the_same_noise() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from goldilocks.verl.dispatch.sampling_seed import request_number, seeded, visit_seed
+from goldilocks.verl.dispatch.sampling_seed import request_number, run_seeds, seeded, visit_seed
 
 PARAMS = {"temperature": 1.0}
 
@@ -25,7 +25,7 @@ def engine(name: str, *, deterministic: bool = False) -> Any:
 def seeds(run: Any) -> list[int]:
     """Of every rollout of a small run: two prompts, one of them twice in the data, two visits, four rollouts each."""
     prompts = [(7, 0), (7, 1), (8, 2)]
-    visits = [visit_seed(run, key, place, visit) for (key, place), visit in product(prompts, range(2))]
+    visits = [visit_seed(run_seeds(run), key, place, visit) for (key, place), visit in product(prompts, range(2))]
     return [seeded(PARAMS, engine("transformers"), visit, index)["seed"] for visit in visits for index in range(4)]
 
 
