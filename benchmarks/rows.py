@@ -23,11 +23,12 @@ from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleSt
 from transfer_queue.utils.serial_utils import MsgpackEncoder
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-from verl.workers.utils.padding import response_from_nested
+from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from goldilocks.verl import plugin
 from goldilocks.verl.patches.log_probs import responses
 from goldilocks.verl.store.batched_puts import Columns
+from goldilocks.verl.store.padding import PaddedAtOnce, nested_as, padded
 
 ROUNDS = 7
 Function = Callable[[], Any]
@@ -118,6 +119,13 @@ def main() -> None:
     mask = torch.nested.as_nested_tensor([torch.ones(n // 2) for n in lengths], layout=torch.jagged)
     cuts = responses, response_from_nested
     table.append(("responses of one field", *best(*(lambda f=f: f(whole, mask) for f in cuts))))
+
+    fields = TensorDict({name: nested[name] for name in list(nested)[:4]}, batch_size=chosen.rows)
+    pads = PaddedAtOnce.of(fields), fields
+    table.append(("four fields padded", *best(*(lambda f=f: f.to_padded_tensor() for f in pads))))
+    wide = padded(mask)
+    nests = nested_as, response_to_nested
+    table.append(("one field nested again", *best(*(lambda f=f: f(wide, mask) for f in nests))))
 
     balances = replaced("verl.utils.seqlen_balancing", "get_seqlen_balanced_partitions")
     work = torch.tensor(lengths)

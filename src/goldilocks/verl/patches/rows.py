@@ -40,8 +40,9 @@ def select_rows_at_once(original: Function) -> Function:
         indices = torch.as_tensor(indices)
         ragged = {key: value for key, value in batch.items() if _is_rows_of_tokens(value)}
         selected = original(batch.exclude(*ragged), indices)
+        everything = _are_all(indices, len(batch))  # the one mini-batch of a batch, or the one micro-batch of that
         for key, rows in ragged.items():
-            selected[key] = _select(rows, indices)
+            selected[key] = rows if everything and _knows_its_longest(rows) else _select(rows, indices)
         return selected
 
     return index_select_tensor_dict
@@ -68,6 +69,16 @@ def _select(rows: Any, indices: Any) -> Any:
     return torch.nested.nested_tensor_from_jagged(
         rows.values()[places], torch.cat([offsets[:1], ends]), min_seqlen=shortest, max_seqlen=longest
     )
+
+
+def _knows_its_longest(rows: Any) -> bool:
+    return getattr(rows, "_maybe_max_seqlen", None) is not None  # torch computes it where a tensor is made of rows
+
+
+def _are_all(indices: Any, rows: int) -> bool:
+    import torch
+
+    return len(indices) == rows and torch.equal(indices.cpu(), torch.arange(rows))
 
 
 def one_partition_is_all(original: Function) -> Function:

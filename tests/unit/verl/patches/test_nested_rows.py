@@ -73,6 +73,19 @@ def test_selected_rows_are_verls(lengths: list[int], data: st.DataObject, as_lis
     assert got["temperature"] == expected["temperature"]
 
 
+@given(lengths=lengths, known=st.booleans())
+def test_all_rows_in_order_are_verls_and_the_batch_keeps_its_own_fields(lengths: list[int], known: bool) -> None:
+    """``known``: whether torch knows the longest row, without which a tensor is padded too wide."""
+    rows = drawn(lengths)
+    rows = rows if known else torch.nested.nested_tensor_from_jagged(rows.values(), rows.offsets())
+    batch = TensorDict({"input_ids": rows, "temperature": NonTensorData(0.7)}, batch_size=len(lengths))
+    ours, verls = both("verl.utils.tensordict_utils", "index_select_tensor_dict")
+    got, expected = (select(batch, list(range(len(lengths)))) for select in (ours, verls))
+    assert_same(got["input_ids"], expected["input_ids"])
+    got["advantages"] = torch.zeros(len(lengths))
+    assert set(batch.keys()) == {"input_ids", "temperature"}
+
+
 def test_nothing_selected_from_nothing_is_nothing() -> None:
     ours, verls = both("verl.utils.tensordict_utils", "index_select_tensor_dict")
     assert ours(None, torch.tensor([0])) is verls(None, torch.tensor([0])) is None
