@@ -126,8 +126,8 @@ class Line:
         if before == self._left:
             mine.set_result(False)
         else:
-            look = (self._lose_patience, mine, patience_s, self._left)
-            timer = asyncio.get_running_loop().call_later(patience_s, *look)
+            look = partial(self._lose_patience, mine, patience_s, self._left)
+            timer = asyncio.get_running_loop().call_later(patience_s, look)
             mine.add_done_callback(lambda _: timer.cancel())
 
     def leave(self) -> None:

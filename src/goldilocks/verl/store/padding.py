@@ -27,7 +27,7 @@ class PaddedAtOnce(TensorDict):
 
 def padded(value: Any, padding: float = 0.0) -> Any:
     """A nested tensor as one that is as wide as its longest row; other values as they are."""
-    if not isinstance(value, torch.Tensor) or not value.is_nested:
+    if not getattr(value, "is_nested", False):
         return value
     if value.layout != torch.jagged or value.dim() != 2 or value.lengths() is not None:
         return value.to_padded_tensor(padding)
@@ -36,7 +36,7 @@ def padded(value: Any, padding: float = 0.0) -> Any:
     return wide.masked_scatter(_inside(wide, lengths), value.values())
 
 
-def nested_as(tensor: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+def nested_as(tensor: torch.Tensor, response_mask: Any) -> torch.Tensor:
     """As verl's ``response_to_nested``: the rows of a padded tensor, each as long as that of the nested mask."""
     offsets = response_mask.offsets()
     lengths = offsets.diff()
@@ -45,7 +45,7 @@ def nested_as(tensor: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor
     return torch.nested.nested_tensor_from_jagged(values, offsets, min_seqlen=shortest, max_seqlen=longest)
 
 
-def rows_of(nested: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def rows_of(nested: Any) -> tuple[torch.Tensor, ...]:
     """The rows of a nested tensor, views of one."""
     return tuple(nested.values().split(nested.offsets().diff().tolist()))
 
