@@ -58,6 +58,7 @@ async def compare(model: Path, args: argparse.Namespace) -> None:
     options = AsyncEngineArgs(
         model=str(model), max_num_seqs=args.requests, enforce_eager=args.device == "cpu", disable_log_stats=True,
         gpu_memory_utilization=0.5, enable_prefix_caching=False,
+        dtype="float32" if args.device == "cpu" else "bfloat16",
     )  # fmt: skip
     engine = AsyncLLM.from_engine_args(options)
     try:
