@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import os
 import resource
 import statistics
@@ -41,6 +42,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200, help="of each answer")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
+    if importlib.util.find_spec("vllm") is None:
+        print("vLLM is not installed: scripts/install_vllm_cpu.sh VENV makes a venv that has it")
+        return
     if args.device == "cpu":
         os.environ |= platform_env("cpu") | os.environ
     with tempfile.TemporaryDirectory() as folder:
