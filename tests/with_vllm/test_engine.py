@@ -103,7 +103,7 @@ async def check_requests_without_text(server: Any) -> None:
         return [output async for output in server.engine.generate({"prompt_token_ids": PROMPT}, asked, name)]
 
     with_text, without = await outputs("text"), await outputs("no-text", **WITHOUT_TEXT)
-    assert len(without) == 2
+    assert 1 <= len(without) <= 2  # one where the first was not fetched before the last came
     assert len(without[0].outputs[0].token_ids) >= 1
     last, other = without[-1].outputs[0], with_text[-1].outputs[0]
     assert (last.token_ids, last.finish_reason, last.text) == (other.token_ids, other.finish_reason, "")

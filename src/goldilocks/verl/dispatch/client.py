@@ -133,7 +133,7 @@ class StreamingClient(LLMServerClient):
         deadline = time.monotonic() + within
         while self._at_servers and (left := deadline - time.monotonic()) > 0:
             self._abort(self._at_servers)
-            await self.drained(min(left, ASK_AGAIN_S))
+            await self._left_after(min(left, ASK_AGAIN_S))
         return len(self._at_servers)
 
     def resume(self) -> None:
@@ -156,7 +156,17 @@ class StreamingClient(LLMServerClient):
                 one.aborted = asked
 
     async def drained(self, within: float) -> int:
-        """Wait until no session is at a server, at most ``within`` seconds; return how many still are."""
+        """Wait until no session is at a server, at most ``within`` seconds; return how many still are.
+
+        Aborts of cancelled groups are asked for again.
+        """
+        deadline = time.monotonic() + within
+        while (left := deadline - time.monotonic()) > 0 and await self._left_after(min(left, ASK_AGAIN_S)):
+            self._abort(session for session in self._at_servers if self.is_cancelled(session))
+        return len(self._at_servers)
+
+    async def _left_after(self, within: float) -> int:
+        """Wait as ``drained``, and ask for nothing."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._none_at_servers.wait(), within)
         return len(self._at_servers)
@@ -206,7 +216,11 @@ class StreamingClient(LLMServerClient):
 
     def _unread(self, sampling_params: dict[str, Any]) -> dict[str, Any]:
         """The parameters of a request whose text nobody reads; vLLM finds stop strings in the text."""
-        quick = _without_text() if self._on_vllm and not sampling_params.get("stop") else {}
+        if not self._on_vllm or sampling_params.get("stop"):
+            return sampling_params
+        quick = dict(_without_text())
+        if sampling_params.get("prompt_logprobs") is not None:
+            quick.pop("flat_logprobs", None)  # verl cuts those of a prompt, and flat ones cannot be cut to nothing
         return {**quick, **sampling_params}
 
     def _sent(self, session: Session) -> None:

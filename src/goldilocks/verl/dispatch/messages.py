@@ -63,7 +63,10 @@ class Gathered:
         return answer
 
     def _send(self) -> None:
-        unsent, self._unsent = self._unsent, {}
+        unsent = {name: one for name, one in self._unsent.items() if not one[0].done()}  # somebody waits for them
+        self._unsent = {}
+        if not unsent:
+            return
         requests = [(name, prompt, params) for name, (_, prompt, params) in unsent.items()]
         waiting = {name: answer for name, (answer, _, _) in unsent.items()}
         task = asyncio.create_task(self._exchange(requests, waiting))

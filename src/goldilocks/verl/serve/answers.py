@@ -42,6 +42,8 @@ class Batch:
             outcome = await answer
         except Exception as error:
             outcome = _sendable(error)
+        except asyncio.CancelledError as error:  # as itself it would look like the client's own cancellation
+            outcome = _sendable(RuntimeError(f"the server cancelled the request: {error!r}"))
         self._outcomes.append((name, outcome))
         self._came.set()
 

@@ -12,6 +12,7 @@ from verl_world import ABORTED, VERSION, Actor, Server, VllmServer, balancer_of,
 
 from goldilocks.hashing import hashed
 from goldilocks.verl.dispatch.client import Cancelled, StreamingClient, current_session, taken_by
+from goldilocks.verl.dispatch.messages import Gathered
 from goldilocks.verl.dispatch.session import Reply, TurnRequest
 from goldilocks.verl.fields import TOP
 
@@ -400,6 +401,63 @@ def test_a_request_that_vllm_refuses_fails_alone_with_its_traceback() -> None:
     assert type(refused) is RuntimeError  # what cannot be pickled is named
     assert str(refused) == "Unsendable: the prompt: too long"
     assert "in generate" in refused.__notes__[0]
+
+
+def test_a_request_that_is_cancelled_inside_vllm_fails_and_is_not_waited_for() -> None:
+    class Cancelling(VllmServer):
+        async def generate(self, prompt_ids: Any, sampling_params: Any, request_id: str, **_: Any) -> Any:
+            raise asyncio.CancelledError
+
+    async def main() -> list[Any]:
+        client = one_server(Cancelling(), name="vllm")
+        outcomes = await asyncio.gather(*(start(client, "x", index) for index in range(2)), return_exceptions=True)
+        assert await client.drained(60) == 0
+        return outcomes
+
+    outcomes = asyncio.run(main())
+    assert [str(error) for error in outcomes] == ["the server cancelled the request: CancelledError()"] * 2
+
+
+def test_what_nobody_waits_for_any_more_is_not_sent_to_vllm() -> None:
+    async def main() -> list[int]:
+        server = VllmServer()
+        handle = Gathered(Actor(server))
+        answers = [handle.generate.remote(request_id=f"r{i}", prompt_ids=[1], sampling_params={}) for i in range(2)]
+        answers[0].cancel()
+        await server.holds(1)
+        server.answer_all()
+        await answers[1]
+        return server.asked_at_once
+
+    assert asyncio.run(main()) == [1]
+
+
+def test_an_abort_that_came_before_its_request_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("goldilocks.verl.dispatch.client.ASK_AGAIN_S", 0.01)
+
+    class Late(Server):
+        async def abort_requests(self, request_ids: Any) -> list[str]:
+            first = not self.aborts_asked_at_once
+            self.aborts_asked_at_once.append(len(request_ids))
+            return [] if first else [(await self.abort_request(name))["request_id"] for name in request_ids]
+
+    async def main() -> None:
+        server = Late()
+        client = one_server(server)
+        task = start(client, "x", 0)
+        await server.holds(1)
+        client.cancel("x")
+        assert await client.drained(600) == 0
+        with pytest.raises(Cancelled):
+            await task
+
+    asyncio.run(main())
+
+
+def test_log_probs_of_a_prompt_are_asked_for_in_the_form_that_verl_cuts() -> None:
+    client = one_server(VllmServer(), name="vllm")
+    asked = client._unread({"prompt_logprobs": 0})
+    assert asked == {"detokenize": False, "prompt_logprobs": 0}
 
 
 def test_a_vllm_server_that_dies_fails_all_that_wait_for_it() -> None:
