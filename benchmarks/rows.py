@@ -3,7 +3,7 @@
     python benchmarks/rows.py [--rows 512] [--fields 8]
 
 Both sides are measured in one run, in turns, and the best of each is reported. That they give the same is checked here
-for the messages, and for the rest in tests/unit/verl/test_nested_rows.py.
+for the messages, and for the rest in tests/unit/verl/patches/test_nested_rows.py.
 """
 
 from __future__ import annotations

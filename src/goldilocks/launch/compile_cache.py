@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from importlib import metadata
@@ -56,8 +57,11 @@ def compiles_once(config: DictConfig) -> bool:
 
 
 def _folder(config: DictConfig) -> Path:
-    """Return the folder for the model; in it, vLLM itself tells other settings and devices apart."""
-    model = f"{metadata.version('vllm')} {config.actor_rollout_ref.model.path}"
+    """Return this machine's folder for the model; in it, vLLM itself tells other settings and devices apart.
+
+    Locks of a home that several machines share may be each machine's own.
+    """
+    model = f"{platform.node()} {metadata.version('vllm')} {config.actor_rollout_ref.model.path}"
     return cache_folder() / "vllm" / hashlib.sha256(model.encode()).hexdigest()[:16]
 
 

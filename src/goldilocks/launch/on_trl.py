@@ -83,8 +83,7 @@ NO_PART = _keys("""
     actor_rollout_ref: ref. model.lora.merge model.use_remove_padding
     actor_rollout_ref.actor: calculate_entropy data_loader_seed entropy_checkpointing ppo_max_token_len_per_gpu strategy
     actor_rollout_ref.actor: use_dynamic_bsz use_torch_compile
-    actor_rollout_ref.actor: fsdp_config.mixed_precision. fsdp_config.use_torch_compile
-    actor_rollout_ref.actor.optim: override_optimizer_config.fused
+    actor_rollout_ref.actor.fsdp_config: mixed_precision. use_torch_compile
     actor_rollout_ref.rollout: agent.num_workers checkpoint_engine. enable_sleep_mode enforce_eager free_cache_engine
     actor_rollout_ref.rollout: engine_kwargs.transformers.free_cache_engine gpu_memory_utilization log_prob_
     data: dataloader_num_workers filter_overlong_prompts_workers val_batch_size

@@ -18,6 +18,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from goldilocks.launch.prefork import NO_SPARE_WORKERS, end_with_parent
 
+# verl sets it before it imports Ray: Ray would pack and upload the folder of a `uv run`.
+AS_VERL = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+
 # The arguments of ``ray.init`` that are the driver's own; all others are for the process that starts Ray.
 OWN = (
     "runtime_env",
@@ -76,7 +79,7 @@ def possible() -> bool:
 def _hold(ray_init: Mapping[str, Any], answer: int) -> None:
     """Start Ray, say where it is, and hold it until this process is ended."""
     # A spare worker has no runtime environment, and verl's workers have one: none of them would be used.
-    os.environ |= {**NO_SPARE_WORKERS, **os.environ}
+    os.environ |= {**NO_SPARE_WORKERS, **AS_VERL, **os.environ}
     with open(answer, "w", encoding="utf-8") as stream:
         try:
             import ray

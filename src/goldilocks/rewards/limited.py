@@ -11,7 +11,6 @@ it wakes one thread at a time, which goes on with the next call while the others
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import threading
 from collections import deque
@@ -152,7 +151,7 @@ def _in_thread(call: Function, leave: Leave, timeout_s: float) -> asyncio.Future
         leave()
         timer.cancel()
         if not result.done():
-            result.set_result(value) if error is None else result.set_exception(error)
+            result.set_result(value) if error is None else result.set_exception(_settable(error))
 
     def expire() -> None:
         if not result.done():
@@ -161,6 +160,15 @@ def _in_thread(call: Function, leave: Leave, timeout_s: float) -> asyncio.Future
     timer = loop.call_later(timeout_s, expire)
     _threads.run(call, partial(_results.setdefault(loop, Results()).add, loop, settle))
     return result
+
+
+def _settable(error: BaseException) -> BaseException:
+    """The error as a future takes it: a future refuses StopIteration, which ``next`` raises where nothing is left."""
+    if not isinstance(error, StopIteration):
+        return error
+    named = RuntimeError(f"the reward function raised {error!r}")
+    named.__cause__ = error
+    return named
 
 
 class Results:
@@ -175,8 +183,10 @@ class Results:
         self._came.append(partial(settle, value, error))
         if not self._woken:
             self._woken = True
-            with contextlib.suppress(RuntimeError):  # a loop that is closed has nobody who waits
+            try:
                 loop.call_soon_threadsafe(self._settle_all)
+            except RuntimeError:  # a loop that is closed has nobody who waits; what came would keep it alive
+                self._came.clear()
 
     def _settle_all(self) -> None:
         self._woken = False  # first: what comes from here on wakes the loop again

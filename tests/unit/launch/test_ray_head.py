@@ -48,7 +48,7 @@ def use(monkeypatch: pytest.MonkeyPatch, init: Callable[..., Any]) -> None:
 
 def test_the_driver_connects_and_keeps_what_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**given: Any) -> Any:  # the address tells the test what came here
-        spare = {os.environ[name] for name in NO_SPARE_WORKERS}
+        spare = {os.environ[name] for name in (*NO_SPARE_WORKERS, "RAY_ENABLE_UV_RUN_RUNTIME_ENV")}
         return SimpleNamespace(address_info={"gcs_address": f"{given} {spare}"})
 
     use(monkeypatch, init)

@@ -184,6 +184,22 @@ def test_a_plain_functions_own_timeout_is_its_error_and_no_time_limit() -> None:
         asyncio.run(main())
 
 
+def test_a_plain_function_that_runs_out_of_items_fails_alone() -> None:
+    """A future does not take StopIteration: the call would never end, nor those that returned with it."""
+
+    def function(number: int) -> float:
+        return next(found for found in (1.0, 2.0) if found == number)
+
+    async def main() -> list[Any]:
+        limited = LimitedReward.of(function)
+        calls = (limited.within(600.0, {"number": number}, lambda: None) for number in (3, 1, 2, 1))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    first, *others = asyncio.run(main())
+    assert (type(first), str(first)) == (RuntimeError, "the reward function raised StopIteration()")
+    assert others == [1.0, 2.0, 1.0]
+
+
 def test_a_call_that_waits_for_its_next_try_holds_no_place() -> None:
     async def main() -> float:
         async def one_fails(fails: bool) -> float:
