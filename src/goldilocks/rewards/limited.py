@@ -187,6 +187,7 @@ class Results:
                 loop.call_soon_threadsafe(self._settle_all)
             except RuntimeError:  # a loop that is closed has nobody who waits; what came would keep it alive
                 self._came.clear()
+                self._woken = False
 
     def _settle_all(self) -> None:
         self._woken = False  # first: what comes from here on wakes the loop again

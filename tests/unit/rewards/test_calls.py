@@ -16,7 +16,7 @@ import pytest
 
 from goldilocks.rewards import LimitedReward, RewardCaller, RewardCalls, RewardFailed, RewardTimeout, judge, spent
 from goldilocks.rewards.calls import Part
-from goldilocks.rewards.limited import Line
+from goldilocks.rewards.limited import Line, Results
 
 
 @pytest.fixture(autouse=True)
@@ -198,6 +198,14 @@ def test_a_plain_function_that_runs_out_of_items_fails_alone() -> None:
     first, *others = asyncio.run(main())
     assert (type(first), str(first)) == (RuntimeError, "the reward function raised StopIteration()")
     assert others == [1.0, 2.0, 1.0]
+
+
+def test_what_returns_after_its_loop_was_closed_is_not_kept() -> None:
+    loop, results = asyncio.new_event_loop(), Results()
+    loop.close()
+    for _ in range(2):
+        results.add(loop, pytest.fail, 1.0, None)
+        assert not results._came
 
 
 def test_a_call_that_waits_for_its_next_try_holds_no_place() -> None:
