@@ -128,10 +128,11 @@ async def check_many(server: Any) -> None:
     shared = params(max_tokens=TOKENS, extra_args={TOP: True}, **WITHOUT_TEXT)
     requests = [(f"m{i}", PROMPT, shared) for i in range(12)]
     requests += [("refused", [3] * LONGEST, shared), ("ended", PROMPT, params())]
-    found = dict((await server.generate_all("batch", requests)).outcomes)
+    packed = dict((await server.generate_all("batch", requests)).outcomes)
     abort_in_vllm(server, ["ended"])
-    while len(found) < len(requests):
-        found |= dict((await server.more_answers("batch")).outcomes)
+    while len(packed) < len(requests):
+        packed |= dict((await server.more_answers("batch")).outcomes)
+    found = {name: one.outcome() for name, one in packed.items()}
     assert isinstance(found.pop("refused"), ValueError)
     assert found.pop("ended").stop_reason == "aborted"
     for output in found.values():

@@ -2,7 +2,8 @@
 
 verl switches the cache off, since engines that compile at once have corrupted it (vLLM's issue 31199), and so every run
 compiles anew. Here a run with a single engine has a folder for its model, locked until the run ends. A second run finds
-the lock taken and compiles anew. A folder whose last run logged nothing may be damaged, and is emptied.
+the lock taken and compiles anew. A folder may be damaged, and is emptied, unless the last start that used it logged a
+step and said so when it ended.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import platform
 import shutil
@@ -21,10 +21,10 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.launch.machine import is_private
-from goldilocks.runs.files import cache_folder
+from goldilocks.runs.files import RunDir, cache_folder
 
 DISABLED, ROOT = "VLLM_DISABLE_COMPILE_CACHE", "VLLM_CACHE_ROOT"  # vLLM's own variables
-LAST = "last_run.json"  # in the folder: the run that used it last, and how many of its starts had logged by then
+SOUND = "sound"  # a file in the folder while no run uses it: the last one had compiled all of its graphs
 
 
 @contextlib.contextmanager
@@ -37,7 +37,9 @@ def compile_cache(config: DictConfig, run: Path) -> Iterator[None]:
         if is_private(config) and compiles_once(config) and not {DISABLED, ROOT} & os.environ.keys():
             # Another run has the lock, nothing can be written, or verl will say that there is no vLLM.
             with contextlib.suppress(OSError, metadata.PackageNotFoundError):
-                os.environ |= {DISABLED: "0", ROOT: str(_claimed(_folder(config), run, held))}
+                folder = _claimed(_folder(config), held)
+                held.callback(_vouch, folder, RunDir(run))
+                os.environ |= {DISABLED: "0", ROOT: str(folder)}
         yield
 
 
@@ -65,27 +67,24 @@ def _folder(config: DictConfig) -> Path:
     return cache_folder() / "vllm" / hashlib.sha256(model.encode()).hexdigest()[:16]
 
 
-def _claimed(folder: Path, run: Path, held: contextlib.ExitStack) -> Path:
-    """Lock the folder for as long as ``held`` says, and empty it unless its last run came to a step."""
+def _claimed(folder: Path, held: contextlib.ExitStack) -> Path:
+    """Lock the folder for as long as ``held`` says, and empty it unless it is known to be sound."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = held.enter_context(folder.with_suffix(".lock").open("a"))  # the kernel frees it with the process
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if not _is_sound(folder):
+    try:
+        (folder / SOUND).unlink()
+    except FileNotFoundError:
         shutil.rmtree(folder)
         folder.mkdir()
-    (folder / LAST).write_text(json.dumps({"run": str(run), "starts": _starts(run)}))
     return folder
 
 
-def _is_sound(folder: Path) -> bool:
-    """Return whether the run that used the folder last has logged since: it had compiled all of its graphs by then."""
-    try:
-        last = json.loads((folder / LAST).read_text())
-    except (OSError, ValueError):
-        return False
-    return _starts(Path(last["run"])) > last["starts"]
+def _vouch(folder: Path, run: RunDir) -> None:
+    """Say that the folder is sound if this start has logged: all graphs were compiled by then.
 
-
-def _starts(run: Path) -> int:
-    """Return how many starts of the run have logged: each has a file of metrics."""
-    return sum(file.stat().st_size > 0 for file in run.glob("metrics*.jsonl"))
+    A start that is killed says nothing, and what other starts of the run log says nothing of this one's graphs.
+    """
+    with contextlib.suppress(OSError):
+        if run.metrics.stat().st_size > 0:
+            (folder / SOUND).touch()

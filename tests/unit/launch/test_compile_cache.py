@@ -56,14 +56,14 @@ def used(run: Path, graph: str, *, logs: bool = True, **changes: object) -> set[
     os.environ.pop(DISABLED, None)
     os.environ.pop(ROOT, None)
     with compile_cache(settings(**changes), run):
+        if logs:
+            RunDir(run).metrics.write_text("{}\n")
         if ROOT not in os.environ:
             assert DISABLED not in os.environ
             return None
         assert os.environ[DISABLED] == "0"
         folder = Path(os.environ[ROOT])
         (folder / f"graph {graph}").touch()
-        if logs:
-            RunDir(run).metrics.write_text("{}\n")
         return {file.name.split()[1] for file in folder.glob("graph *")}
 
 
@@ -80,6 +80,14 @@ def test_what_a_run_left_that_came_to_no_step_is_thrown_away(tmp_path: Path) -> 
     assert used(run().path, "c", logs=False) == {"c"}
     assert used(run().path, "d") == {"d"}
     assert used(run().path, "e") == {"d", "e"}
+
+
+def test_a_start_that_does_not_use_the_cache_does_not_vouch_for_what_the_one_before_left(tmp_path: Path) -> None:
+    run = partial(RunDir.create, tmp_path, "run")
+    assert used(run().path, "a") == {"a"}
+    assert used(run().path, "b", logs=False) == {"a", "b"}
+    assert used(run().path, "none", actor_rollout_ref__rollout__enforce_eager=True) is None
+    assert used(run().path, "c") == {"c"}
 
 
 def test_a_second_run_at_the_same_time_compiles_anew(tmp_path: Path) -> None:

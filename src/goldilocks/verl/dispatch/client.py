@@ -280,6 +280,11 @@ class StreamingClient(LLMServerClient):
         return server
 
     async def _ask_server(self, name: str, server: Any, turns: list[TurnRequest], deliver: Deliver) -> None:
+        """Ask when there is a place for the message; where each turn is a call, each waits for a place of its own."""
+        async with self._place_at(name) if takes_many(server) else contextlib.nullcontext():
+            await self._ask_now(name, server, turns, deliver)
+
+    async def _ask_now(self, name: str, server: Any, turns: list[TurnRequest], deliver: Deliver) -> None:
         unneeded = [turn for turn in turns if self.is_cancelled(turn.session)]
         self._reply([Reply(turn, Cancelled(turn.session.uid)) for turn in unneeded], deliver)
         waiting = {turn.name: turn for turn in turns if not self.is_cancelled(turn.session)}
@@ -370,7 +375,7 @@ class StreamingClient(LLMServerClient):
         super()._release_server(server_id, **taken_by(LLMServerClient._release_server, request_id=request_id))
 
     def _place_at(self, server: str) -> asyncio.Semaphore:
-        """Requests beyond the concurrency of the server's actor wait here: an abort must not queue behind them."""
+        """Messages beyond the concurrency of the server's actor wait here: an abort must not queue behind them."""
         if server not in self._places:
             rollout = self.config.actor_rollout_ref.rollout
             at_once = max(1000 - CONTROL_METHOD_CONCURRENCY, rollout.max_num_seqs)

@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import platform
 import time
-import traceback
 import weakref
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 from goldilocks.rewards import RewardFailed
+from goldilocks.verl.serve.answers import place
 
 Function = Callable[..., Any]
 
@@ -164,6 +164,5 @@ def reason(error: BaseException) -> str:
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         return reason(cause)
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    where = place(error)
+    return f"{type(error).__name__}: {error}" + (f" ({where})" if where else "")

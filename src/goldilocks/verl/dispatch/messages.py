@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
-from goldilocks.verl.serve.answers import Answers, Batch, Requests
+import cloudpickle
+
+from goldilocks.verl.serve.answers import Answers, Batch, Outcome, Packed, Requests
 
 
 def takes_many(server: Any) -> bool:
@@ -18,14 +20,46 @@ def takes_many(server: Any) -> bool:
 
 async def exchanged(server: Any, requests: Requests) -> AsyncIterator[Answers]:
     """Send the requests in one message; yield their outcomes as they come."""
-    name, left = uuid4().hex, len(requests)
-    answers = await server.generate_all.remote(name, requests)
-    while True:
-        yield answers
+    name = uuid4().hex
+    reply, failed = _sent(server, name, requests)
+    if failed:
+        yield Answers(failed)
+    left = len(requests) - len(failed)
+    while left:
+        answers: Answers = await reply
         left -= len(answers.outcomes)
-        if not left:
-            return
-        answers = await server.more_answers.remote(name)
+        yield answers._replace(outcomes=[(request, _unpacked(outcome)) for request, outcome in answers.outcomes])
+        if left:
+            reply = server.more_answers.remote(name)
+
+
+def _sent(server: Any, name: str, requests: Requests) -> tuple[Any, list[Outcome]]:
+    """Send the requests that can be pickled; return the pending reply, and those that cannot with the reason."""
+    try:
+        return server.generate_all.remote(name, requests), []
+    except Exception:
+        failed = [(request[0], error) for request in requests if (error := _pickling_error(request)) is not None]
+        if not failed:
+            raise
+    names = {request for request, _ in failed}
+    left = [request for request in requests if request[0] not in names]
+    return (server.generate_all.remote(name, left) if left else None), failed
+
+
+def _pickling_error(request: Any) -> Exception | None:
+    try:
+        cloudpickle.dumps(request)
+    except Exception as error:
+        return error
+    return None
+
+
+def _unpacked(outcome: Any) -> Any:
+    """The outcome; our own server's is not packed. One that cannot be read fails alone."""
+    try:
+        return outcome.outcome() if isinstance(outcome, Packed) else outcome
+    except Exception as error:
+        return error
 
 
 async def collected(asked: Mapping[str, Coroutine[Any, Any, Any]]) -> AsyncIterator[Answers]:

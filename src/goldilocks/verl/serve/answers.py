@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import cloudpickle
 
 Requests = list[tuple[str, list[int], dict[str, Any]]]  # names, prompts, sampling parameters
 Outcome = tuple[str, Any]  # the name of a request, and its answer or the exception that it ended with
@@ -41,9 +42,9 @@ class Batch:
         try:
             outcome = await answer
         except Exception as error:
-            outcome = _sendable(error)
+            outcome = error
         except asyncio.CancelledError as error:  # as itself it would look like the client's own cancellation
-            outcome = _sendable(RuntimeError(f"the server cancelled the request: {error!r}"))
+            outcome = RuntimeError(f"the server cancelled the request: {error!r}").with_traceback(error.__traceback__)
         self._outcomes.append((name, outcome))
         self._came.set()
 
@@ -72,7 +73,7 @@ class ManyAnswers:
         outcomes = await answers.more()
         if not answers.left:
             del _batches(self)[batch]
-        return Answers(outcomes)
+        return Answers([(name, Packed.of(outcome)) for name, outcome in outcomes])
 
 
 def _batches(server: Any) -> dict[str, Batch]:
@@ -80,12 +81,52 @@ def _batches(server: Any) -> dict[str, Batch]:
     return batches
 
 
-def _sendable(error: Exception) -> Exception:
-    """The exception with its traceback as a note; one that cannot be pickled would lose the whole message."""
-    text = traceback.format_exc()
+class ServerTraceback(Exception):
+    """Where an exception was raised in a server: the cause of the exception that the client gets.
+
+    Pickle drops tracebacks; a cause is printed by every Python, notes are printed since 3.11.
+    """
+
+    def __init__(self, text: str, place: str) -> None:
+        super().__init__(text, place)
+        self.text, self.place = text, place
+
+    def __str__(self) -> str:
+        return f"\n{self.text}"
+
+
+class Packed(NamedTuple):
+    """An outcome that is pickled by itself: within a message, one that cannot be pickled would lose all others."""
+
+    pickled: bytes
+
+    @classmethod
+    def of(cls, outcome: Any) -> Packed:
+        try:
+            return cls(cloudpickle.dumps(_sendable(outcome) if isinstance(outcome, Exception) else (outcome, None)))
+        except Exception as error:
+            return cls.of(RuntimeError(f"the answer cannot be sent: {error}").with_traceback(error.__traceback__))
+
+    def outcome(self) -> Any:
+        """Return the answer, or the exception with the server's traceback as its cause."""
+        outcome, cause = cloudpickle.loads(self.pickled)
+        if cause is not None:
+            outcome.__cause__ = cause
+        return outcome
+
+
+def _sendable(error: Exception) -> tuple[Exception, ServerTraceback]:
+    """The exception, or where it would not survive pickling one that names it, and where it was raised."""
+    raised = ServerTraceback("".join(traceback.format_exception(error)), place(error))
     try:
-        copied = pickle.loads(pickle.dumps(error))
+        return cloudpickle.loads(cloudpickle.dumps(error)), raised
     except Exception:
-        copied = RuntimeError(f"{type(error).__name__}: {error}")
-    copied.__notes__ = [text]
-    return copied
+        return RuntimeError(f"{type(error).__name__}: {error}"), raised
+
+
+def place(error: BaseException) -> str:
+    """The file and line where the exception was raised, in a server if it came from one; empty if unknown."""
+    if isinstance(error.__cause__, ServerTraceback):
+        return error.__cause__.place
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
