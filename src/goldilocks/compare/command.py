@@ -27,11 +27,11 @@ from goldilocks.compare.table import Table, make_table
 from goldilocks.config.recipes import names
 from goldilocks.errors import missing_extra, require
 from goldilocks.launch import defaults, on_trl
-from goldilocks.launch.display import Board, LiveLine
 from goldilocks.launch.fork_server import ForkServer
 from goldilocks.launch.machine import find_device, share_of_cores
 from goldilocks.launch.preflight import check_paths
 from goldilocks.launch.recipe import Choice, choose
+from goldilocks.launch.supervisor import Board, LiveLine
 from goldilocks.launch.train import STALL_S, Launch, check_keys, composed, interruptible, prepared, supervise
 from goldilocks.runs.progress import Progress, clock
 

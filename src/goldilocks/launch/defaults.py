@@ -107,7 +107,7 @@ def _make_tiny(out: Path, task: str) -> None:
 def _teach_smollm2(out: Path) -> None:
     from goldilocks.tasks.ladder import lessons
     from goldilocks.tasks.smollm2 import fetch_once
-    from goldilocks.tasks.warm_start import teach
+    from goldilocks.tasks.tiny_model import teach
 
     teach(fetch_once(), out, lessons)
 

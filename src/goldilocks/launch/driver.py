@@ -2,23 +2,41 @@
 
 It does what verl's ``main_ppo`` does, with a config that is already composed. Invariants: it ends when its parent ends,
 and when it fails it writes the reason to the run directory in one line.
+
+Ray's own processes are started by a child of the driver while the driver imports torch and verl: Ray needs 3 to 5
+seconds until its processes know of each other, and the driver's imports need as long. The child holds Ray and ends with
+the driver, and Ray's processes end with the child: the kernel sees to both.
+
+verl switches vLLM's cache of compiled graphs off, since engines that compile at once have corrupted it (vLLM's issue
+31199), and so every run compiles anew. Here a run with a single engine has a folder for its model, locked until the run
+ends. A second run finds the lock taken and compiles anew. A folder may be damaged, and is emptied, unless the last start
+that used it logged a step and said so when it ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
 import signal
+import socket
 import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from goldilocks.launch import on_trl, prefork, ray_head
-from goldilocks.launch.compile_cache import compile_cache
+from goldilocks.launch import on_trl, prefork
 from goldilocks.launch.machine import NodeLost, is_private, naming_lost_nodes
 from goldilocks.launch.preflight import check_prompts, check_settings
-from goldilocks.runs.files import RunDir
+from goldilocks.launch.prefork import NO_SPARE_WORKERS, end_with_parent
+from goldilocks.runs.files import RunDir, cache_folder
 
 
 def main(folder: str) -> int:
@@ -52,16 +70,16 @@ def _run(config: DictConfig, folder: Path) -> None:
         train(config, head)
 
 
-def _start_ray(config: DictConfig) -> ray_head.RayHead | None:
+def _start_ray(config: DictConfig) -> RayHead | None:
     """Start Ray, and meanwhile import what its workers need; None where verl has to start Ray."""
     listener = prefork.listen(config.ray_kwargs.ray_init._temp_dir)
-    head = ray_head.RayHead(config, listener) if ray_head.possible() else None
+    head = RayHead(config, listener) if sys.platform == "linux" else None  # else no process ends with its parent
     if listener is not None:
         prefork.serve(listener)
     return head
 
 
-def train(config: DictConfig, head: ray_head.RayHead | None) -> None:
+def train(config: DictConfig, head: RayHead | None) -> None:
     """Train as verl's own ``main_ppo`` does."""
     from verl.trainer.main_ppo import run_ppo
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -69,22 +87,16 @@ def train(config: DictConfig, head: ray_head.RayHead | None) -> None:
 
     from goldilocks.verl.checks import check_run
 
+    if config.trainer.use_v1:
+        from verl.trainer.main_ppo import TaskRunnerV1 as Runner
+    else:
+        from verl.trainer.main_ppo_v0 import TaskRunner as Runner
     check_run(config)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     if head is not None:
         head.join(config)
-    with naming_lost_nodes(_task_runner(config)) as watched:
+    with naming_lost_nodes(Runner) as watched:
         run_ppo(config, task_runner_class=watched)
-
-
-def _task_runner(config: DictConfig) -> Any:
-    if config.trainer.use_v1:
-        from verl.trainer.main_ppo import TaskRunnerV1
-
-        return TaskRunnerV1
-    from verl.trainer.main_ppo_v0 import TaskRunner
-
-    return TaskRunner
 
 
 def explain(error: BaseException, run: RunDir) -> str:
@@ -95,6 +107,141 @@ def explain(error: BaseException, run: RunDir) -> str:
     line = " ".join((str(error) if type(error) in (ValueError, NodeLost) else reason(error)).split())
     full = run.full_disk()
     return f"{full}: {line}" if full else line
+
+
+# -- Ray ---------------------------------------------------------------------------------------------------------------
+
+# verl sets it before it imports Ray: Ray would pack and upload the folder of a `uv run`.
+AS_VERL = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+
+# The arguments of ``ray.init`` that are the driver's own; all others are for the process that starts Ray.
+OWN = (
+    "runtime_env", "namespace", "job_config", "log_to_driver", "logging_level", "logging_config", "configure_logging",
+    "_node_ip_address",
+)  # fmt: skip
+
+
+class RayHead:
+    """``head = RayHead(config)``, then import, then ``head.join(config)``: verl connects to the Ray that is there."""
+
+    def __init__(self, config: DictConfig, listener: socket.socket | None = None) -> None:
+        """Start Ray. ``listener`` is the driver's: in the child it would take clients that nobody answers."""
+        given: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+        driver = os.getpid()
+        self._answer, answer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.setsid()  # Ctrl-C in a terminal is the driver's
+                end_with_parent()
+                if listener is not None:
+                    listener.close()
+                if os.getppid() == driver:  # else the driver ended before the kernel was asked
+                    _hold({key: value for key, value in given.items() if key != "runtime_env"}, answer)
+            finally:  # the child must not return into the driver's code
+                os._exit(1)
+        os.close(answer)
+
+    def join(self, config: DictConfig) -> None:
+        """Wait until Ray is there, and have ``config`` connect to it.
+
+        Where Ray did not start, ``config`` stays: verl starts Ray once more, or says why it cannot.
+        """
+        with open(self._answer, encoding="utf-8") as stream:
+            address = stream.read()
+        if not address:
+            os.kill(self.pid, signal.SIGKILL)  # Ray's processes end with it
+            os.waitpid(self.pid, 0)
+            return
+        with open_dict(config.ray_kwargs):
+            given = config.ray_kwargs.ray_init
+            config.ray_kwargs.ray_init = {**{key: given[key] for key in OWN if key in given}, "address": address}
+
+
+def _hold(ray_init: Mapping[str, Any], answer: int) -> None:
+    """Start Ray, say where it is, and hold it until this process is ended."""
+    # A spare worker has no runtime environment, and verl's workers have one: none of them would be used.
+    os.environ |= {**NO_SPARE_WORKERS, **AS_VERL, **os.environ}
+    with open(answer, "w", encoding="utf-8") as stream:
+        try:
+            import ray
+
+            started: Any = ray.init(**{**ray_init, "log_to_driver": False})
+            stream.write(started.address_info["gcs_address"])
+        except BaseException:  # Ray ends a process that cannot start it by SystemExit
+            traceback.print_exc()
+            return
+    while True:
+        signal.pause()
+
+
+# -- vLLM's cache of compiled graphs -----------------------------------------------------------------------------------
+
+DISABLED, ROOT = "VLLM_DISABLE_COMPILE_CACHE", "VLLM_CACHE_ROOT"  # vLLM's own variables
+SOUND = "sound"  # a file in the folder while no run uses it: the last one had compiled all of its graphs
+
+
+@contextlib.contextmanager
+def compile_cache(config: DictConfig, run: Path) -> Iterator[None]:
+    """Have the processes that are started in the block use the cache; without a folder of its own the run does not.
+
+    The processes of a Ray that others started do not inherit these variables, and their runs are as verl has them.
+    """
+    with contextlib.ExitStack() as held:
+        if is_private(config) and compiles_once(config) and not {DISABLED, ROOT} & os.environ.keys():
+            # Another run has the lock, nothing can be written, or verl will say that there is no vLLM.
+            with contextlib.suppress(OSError, metadata.PackageNotFoundError):
+                folder = _claimed(_folder(config), held)
+                held.callback(_vouch, folder, RunDir(run))
+                os.environ |= {DISABLED: "0", ROOT: str(folder)}
+        yield
+
+
+def compiles_once(config: DictConfig) -> bool:
+    """Return whether a single engine of vLLM compiles in this run: two would write the same files at once."""
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    more = ("reward.reward_model.enable", "distillation.enabled", "actor_rollout_ref.rollout.nnodes")
+    ranks = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size
+    return (
+        rollout.name == "vllm"
+        and trainer.device == "cuda"
+        and not rollout.enforce_eager
+        and not any(OmegaConf.select(config, key) for key in more)
+        and rollout.data_parallel_size == 1
+        and trainer.nnodes * trainer.n_gpus_per_node == ranks
+    )
+
+
+def _folder(config: DictConfig) -> Path:
+    """Return this machine's folder for the model; in it, vLLM itself tells other settings and devices apart.
+
+    Locks of a home that several machines share may be each machine's own.
+    """
+    model = f"{platform.node()} {metadata.version('vllm')} {config.actor_rollout_ref.model.path}"
+    return cache_folder() / "vllm" / hashlib.sha256(model.encode()).hexdigest()[:16]
+
+
+def _claimed(folder: Path, held: contextlib.ExitStack) -> Path:
+    """Lock the folder for as long as ``held`` says, and empty it unless it is known to be sound."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = held.enter_context(folder.with_suffix(".lock").open("a"))  # the kernel frees it with the process
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        (folder / SOUND).unlink()
+    except FileNotFoundError:
+        shutil.rmtree(folder)
+        folder.mkdir()
+    return folder
+
+
+def _vouch(folder: Path, run: RunDir) -> None:
+    """Say that the folder is sound if this start has logged: all graphs were compiled by then.
+
+    A start that is killed says nothing, and what other starts of the run log says nothing of this one's graphs.
+    """
+    with contextlib.suppress(OSError):
+        if run.metrics.stat().st_size > 0:
+            (folder / SOUND).touch()
 
 
 if __name__ == "__main__":

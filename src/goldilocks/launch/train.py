@@ -23,11 +23,10 @@ from rich.console import Console
 from goldilocks.config.recipes import DEFAULT as DEFAULT_RECIPE
 from goldilocks.config.recipes import names
 from goldilocks.launch import defaults, on_trl
-from goldilocks.launch.display import Board, LiveLine
 from goldilocks.launch.machine import PRIVATE, find_device, is_private, join, rollout_engine
 from goldilocks.launch.preflight import budget_of, check_budget, check_paths, files_of, uses_collector
 from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, compose_config, quoted
-from goldilocks.launch.supervisor import SignOfLife, Supervisor
+from goldilocks.launch.supervisor import Board, LiveLine, SignOfLife, Supervisor
 from goldilocks.platforms import platform_env
 from goldilocks.rewards import TIMEOUT_S
 from goldilocks.runs.costs import hint

@@ -16,22 +16,11 @@ from goldilocks.errors import nearest, require
 from goldilocks.tasks.registry import VALIDATION_SHARE, Problem, Score, Split, split_of
 
 # Their graders pass the model's answer to eval, sympify or the like, which would run model output as code.
-EVALUATING = frozenset(
-    [
-        "binary_matrix",
-        "codeio",
-        "countdown",
-        "intermediate_integration",
-        "n_queens",
-        "number_sorting",
-        "polynomial_multiplication",
-        "propositional_logic",
-        "puzzle24",
-        "simple_integration",
-        "spiral_matrix",
-        "string_insertion",
-    ]
-)
+EVALUATING = frozenset([
+    "binary_matrix", "codeio", "countdown", "intermediate_integration", "n_queens", "number_sorting",
+    "polynomial_multiplication", "propositional_logic", "puzzle24", "simple_integration", "spiral_matrix",
+    "string_insertion",
+])  # fmt: skip
 
 INSTRUCTION = "Give the final answer between <answer> and </answer>."
 SHARE = "share"  # of a mixture's problems; everything else in a generator's settings is a knob of its own

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from goldilocks.launch.compile_cache import DISABLED, ROOT, compile_cache, compiles_once
+from goldilocks.launch.driver import DISABLED, ROOT, compile_cache, compiles_once
 from goldilocks.runs.files import RunDir
 
 

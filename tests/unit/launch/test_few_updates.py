@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from goldilocks.launch.display import Board, LiveLine
 from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.launch.supervisor import Board, LiveLine
 from goldilocks.launch.train import _few_updates
 from goldilocks.runs.progress import Progress
 

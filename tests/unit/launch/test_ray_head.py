@@ -17,8 +17,8 @@ import psutil
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from goldilocks.launch.driver import RayHead
 from goldilocks.launch.prefork import NO_SPARE_WORKERS
-from goldilocks.launch.ray_head import RayHead
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a process that ends with its parent is Linux's")
 
@@ -82,7 +82,7 @@ def test_where_ray_does_not_start_verl_starts_it(
 ENDS = """
 import os, signal, sys, types
 from omegaconf import OmegaConf
-from goldilocks.launch.ray_head import RayHead
+from goldilocks.launch.driver import RayHead
 config = OmegaConf.create({"ray_kwargs": {"ray_init": {"address": "local"}}})
 if sys.argv[1] == "starting":
     sys.modules["ray"] = types.SimpleNamespace(init=lambda **given: signal.pause())

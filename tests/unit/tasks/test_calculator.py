@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from goldilocks.tasks.arithmetic import split_key
 from goldilocks.tasks.calculator import CALL, CLOSE, Calculator, calculate, lessons
 from goldilocks.tasks.registry import split_of
-from goldilocks.tasks.tiny_model import calling_tokenizer
-from goldilocks.tasks.warm_start import encode
+from goldilocks.tasks.tiny_model import calling_tokenizer, encode
 
 TOKENIZER = calling_tokenizer()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from goldilocks.tasks.gguf import GgufFile, convert, tokenizer_of
+from goldilocks.tasks.smollm2 import GgufFile, convert, tokenizer_of
 
 WIDTH, HEADS, KV_HEADS, INNER = 64, 4, 2, 96
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *"0123456789abcdeĠĊ", "ab", "Ġab", "12"]

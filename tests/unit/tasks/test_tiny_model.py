@@ -11,11 +11,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goldilocks.tasks.arithmetic import Arithmetic, split_key
+from goldilocks.tasks.arithmetic import Arithmetic, lessons, slip, split_key
 from goldilocks.tasks.model_command import histogram
 from goldilocks.tasks.registry import split_of
-from goldilocks.tasks.tiny_model import ARITHMETIC, build, character_tokenizer, make, pass_rates
-from goldilocks.tasks.warm_start import encode, lessons, orthogonal, slip, warm_start
+from goldilocks.tasks.tiny_model import (
+    ARITHMETIC,
+    build,
+    character_tokenizer,
+    encode,
+    make,
+    orthogonal,
+    pass_rates,
+    warm_start,
+)
 
 TOKENIZER = character_tokenizer()
 

@@ -6,8 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from goldilocks.tasks import ladder
-from goldilocks.tasks.tiny_model import build, character_tokenizer
-from goldilocks.tasks.warm_start import _loss, encode, mixed_precision, teach
+from goldilocks.tasks.tiny_model import _loss, build, character_tokenizer, encode, mixed_precision, teach
 
 
 def weights(folder) -> torch.Tensor:
