@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from goldilocks.launch import defaults, prefork
+from goldilocks.launch import preflight, prefork
 from goldilocks.launch.prefork import HOOK, RUN
 from goldilocks.launch.recipe import choose, compose_config
 
@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--each", action="store_true", help="name every kind of worker")
     args = parser.parse_args()
-    defaults.provide(compose_config(choose([], "cpu")))  # what the first run of a user makes is no part of a launch
+    preflight.provide(compose_config(choose([], "cpu")))  # what the first run of a user makes is no part of a launch
     runs, costs, counts = {}, {}, {}
     for way, env in WAYS.items():
         runs[way] = launch(env, args.steps, args.each)

@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from goldilocks.drive.stopwatch import PREFIX, TIMED
 from goldilocks.engine import Engine, SamplingParams
-from goldilocks.launch import defaults
+from goldilocks.launch import preflight
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.platforms import cudnn
 from goldilocks.tasks.registry import compute_score
@@ -161,7 +161,7 @@ class Floor:
 def floor(args: argparse.Namespace) -> tuple[list[dict[str, float]], float]:
     """The seconds of each step's parts, and the mean length of an answer."""
     config = compose_config(choose(words(args), args.device))
-    defaults.provide(config)
+    preflight.provide(config)
     rows = pq.read_table(config.data.train_files).to_pylist()
     one = Floor(config, args.device, args.n)
     wait = torch.cuda.synchronize if args.device == "cuda" else lambda: None

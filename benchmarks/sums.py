@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from step import Floor
 
-from goldilocks.launch import defaults
+from goldilocks.launch import preflight
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.tasks.registry import to_row
 from goldilocks.tasks.sums import LEVELS, Sums
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=8)
     args = parser.parse_args()
     config = compose_config(choose(["task=sums"], args.device))
-    defaults.provide(config)
+    preflight.provide(config)
     floor = Floor(config, args.device, args.n)
     print(f"{'level':>8} {'difficulty':>10} {'right':>7} {'informative':>12} {'tokens':>7}")
     for place, level in enumerate(LEVELS):

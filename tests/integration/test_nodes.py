@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from goldilocks.launch import defaults
+from goldilocks.launch import preflight
 from goldilocks.platforms import platform_env
 
 from .conftest import PATIENCE_S, SMALL
@@ -109,7 +109,7 @@ def start(nodes: Nodes, arithmetic: Path, *words: str) -> subprocess.Popen[str]:
     """``goldilocks …`` on the nodes."""
     return subprocess.Popen(
         [sys.executable, "-m", "goldilocks.cli", *words],
-        env=environment(**nodes.env, **{defaults.VARIABLE: str(arithmetic)}),
+        env=environment(**nodes.env, **{preflight.VARIABLE: str(arithmetic)}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

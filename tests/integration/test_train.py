@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from run_files import json_lines
 
-from goldilocks.launch import defaults
+from goldilocks.launch import preflight
 from goldilocks.verl.dispatch.guarded_reward import compute_score
 
 from .conftest import PATIENCE_S, SMALL, processes_of, wait_for_ray
@@ -64,7 +64,7 @@ def train(arithmetic: Path, tmp_path: Path) -> Train:
                 "trainer.total_training_steps=2",
                 *words,
             ],
-            env={**os.environ, defaults.VARIABLE: str(arithmetic), "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, preflight.VARIABLE: str(arithmetic), "HF_HUB_OFFLINE": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -26,10 +26,10 @@ from goldilocks.compare.study import GRID, ORDERS, Result, Results, Study, Study
 from goldilocks.compare.table import Table, make_table
 from goldilocks.config.recipes import names
 from goldilocks.errors import missing_extra, require
-from goldilocks.launch import defaults, on_trl
+from goldilocks.launch import on_trl
 from goldilocks.launch.fork_server import ForkServer
 from goldilocks.launch.machine import find_device, share_of_cores
-from goldilocks.launch.preflight import check_paths
+from goldilocks.launch.preflight import check_paths, provide
 from goldilocks.launch.recipe import Choice, choose
 from goldilocks.launch.supervisor import Board, LiveLine
 from goldilocks.launch.train import STALL_S, Launch, check_keys, composed, interruptible, prepared, supervise
@@ -131,7 +131,7 @@ def check_study(study: Study, device: str) -> None:
         check_keys(config)
         if not any(_key(word) == STEPS for word in study.overrides):
             _check_schedule(config)
-        defaults.provide(config)
+        provide(config)
         check_paths(config)
 
 

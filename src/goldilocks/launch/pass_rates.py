@@ -22,9 +22,8 @@ from rich.progress import BarColumn, Progress, TimeRemainingColumn
 from goldilocks.core.source import conversation_text
 from goldilocks.errors import require
 from goldilocks.hashing import content_key, hashed
-from goldilocks.launch import defaults
 from goldilocks.launch.machine import find_device
-from goldilocks.launch.preflight import check_paths
+from goldilocks.launch.preflight import check_paths, provide
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.launch.trl_data import PROMPT, SCORE, Grader, dataset
 from goldilocks.runs.files import Lines
@@ -72,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     config = compose_config(choice)
     turns = config.actor_rollout_ref.rollout.multi_turn.enable
     require(not turns, "actor_rollout_ref.rollout.multi_turn.enable", turns, "False: a pass asks for single answers")
-    defaults.provide(config)
+    provide(config)
     check_paths(config)
     console = Console(stderr=True)
     data, model_path = dataset(config, "train"), str(Path(config.actor_rollout_ref.model.path).expanduser())

@@ -22,9 +22,9 @@ from rich.console import Console
 
 from goldilocks.config.recipes import DEFAULT as DEFAULT_RECIPE
 from goldilocks.config.recipes import names
-from goldilocks.launch import defaults, on_trl
+from goldilocks.launch import on_trl
 from goldilocks.launch.machine import PRIVATE, find_device, is_private, join, rollout_engine
-from goldilocks.launch.preflight import budget_of, check_budget, check_paths, files_of, uses_collector
+from goldilocks.launch.preflight import budget_of, check_budget, check_paths, files_of, locate, provide, uses_collector
 from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, compose_config, quoted
 from goldilocks.launch.supervisor import Board, LiveLine, SignOfLife, Supervisor
 from goldilocks.platforms import platform_env
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     name = args.name or f"{choice.name}-{datetime.now():%Y%m%d-%H%M%S}"
     if args.cfg:
         config = compose_config(choice, [_engine(choice)])
-        defaults.locate(config)
+        locate(config)
         print(_yaml(config), end="")
         return 0
     with prepared(choice, args.runs, name, args.reward_timeout) as launch:
@@ -118,7 +118,7 @@ def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIME
     with tempfile.TemporaryDirectory(prefix="gl", dir="/tmp", ignore_cleanup_errors=True) as ray_folder:
         config = composed(choice, runs / name, ray_folder)
         check_keys(config)
-        defaults.provide(config)
+        provide(config)
         check_paths(config)
         guard(config, reward_timeout, workers=1 if on_trl.chosen(config) else None)
         run_dir = RunDir.create(runs, name)
@@ -133,7 +133,7 @@ def check_keys(config: DictConfig) -> None:
     """Check the keys of a composed config, before anything is made or fetched and without importing verl."""
     from goldilocks.config.settings import Settings
 
-    defaults.locate(config)
+    locate(config)
     check_budget(config)
     by_trl = on_trl.chosen(config)
     if by_trl or uses_collector(config):

@@ -8,7 +8,7 @@ import pytest
 
 from goldilocks.cli import main
 from goldilocks.compare.arm import EqualCost, combinations, parse_grid
-from goldilocks.launch import defaults
+from goldilocks.launch import preflight
 
 ENOUGH = ["--budget", "rollouts=64", "--seeds", "1"]
 ON_FULL = "algorithm.filter_groups.on_full"
@@ -23,7 +23,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "data").mkdir()
     for split in ("train", "val"):
         (root / "data" / f"{split}.parquet").touch()
-    monkeypatch.setenv(defaults.VARIABLE, str(root))
+    monkeypatch.setenv(preflight.VARIABLE, str(root))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from goldilocks.launch import defaults
+from goldilocks.launch import preflight
 from goldilocks.launch.machine import SIZES, THREADS, is_private, share_of_cores
 from goldilocks.launch.recipe import choose
 from goldilocks.launch.train import Launch, prepared
@@ -20,7 +20,7 @@ def arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / part).mkdir(parents=True)
     for split in ("train", "val"):
         (folder / "data" / f"{split}.parquet").touch()
-    monkeypatch.setenv(defaults.VARIABLE, str(folder))
+    monkeypatch.setenv(preflight.VARIABLE, str(folder))
 
 
 def launch(tmp_path: Path, *words: str) -> Launch:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from goldilocks.cli import main
-from goldilocks.launch import defaults
+from goldilocks.launch import preflight
 from goldilocks.launch.preflight import check_paths
 from goldilocks.launch.recipe import choose, compose_config, names, quoted
 from goldilocks.launch.train import prepared
@@ -21,7 +21,7 @@ from goldilocks.runs.progress import Progress, clock
 
 @pytest.fixture(autouse=True)
 def _no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(defaults.VARIABLE, str(tmp_path / "arithmetic"))
+    monkeypatch.setenv(preflight.VARIABLE, str(tmp_path / "arithmetic"))
 
 
 def pretend_that_model_and_data_are_there(folder: Path) -> None:

@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 from verl.tools.tool_registry import load_all_tools
 
-from goldilocks.launch import defaults
+from goldilocks.launch import preflight
 from goldilocks.launch.recipe import choose, compose_config
 
 
@@ -19,7 +19,7 @@ def _empty_cache(tmp_path, monkeypatch):
 
 def composed(*words):
     config = compose_config(choose([*words, "actor_rollout_ref.model.path=/nowhere"], "cpu"))
-    defaults.provide(config)
+    preflight.provide(config)
     return config
 
 
@@ -29,10 +29,10 @@ def rows(config, key="train_files"):
 
 def test_sums_are_made_once():
     first = composed("task=sums_small")
-    assert len(rows(first)) == defaults.SIZES["sums"][0]
-    before = defaults.folder("sums").stat().st_mtime_ns
-    defaults.provide(first)
-    assert defaults.folder("sums").stat().st_mtime_ns == before
+    assert len(rows(first)) == preflight.SIZES["sums"][0]
+    before = preflight.folder("sums").stat().st_mtime_ns
+    preflight.provide(first)
+    assert preflight.folder("sums").stat().st_mtime_ns == before
 
 
 def test_generators_and_their_knobs_are_keys_and_each_choice_has_data_of_its_own():
@@ -56,7 +56,7 @@ def test_a_model_by_name_becomes_its_folder(tmp_path):
     kept = tmp_path / "goldilocks" / "smollm2-1"
     kept.mkdir(parents=True)
     config = compose_config(choose(["task=arithmetic", "actor_rollout_ref.model.path=smollm2"], "cpu"))
-    defaults.provide(config)
+    preflight.provide(config)
     assert config.actor_rollout_ref.model.path == str(kept)
     assert config.critic.model.path == str(kept)
 
