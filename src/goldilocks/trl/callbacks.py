@@ -21,7 +21,7 @@ from goldilocks.algorithms.weights_gap import WeightsGuard, gap_sums, has_expert
 from goldilocks.core.replay import Guard
 from goldilocks.errors import require
 from goldilocks.runs.costs import Budget, Meter
-from goldilocks.trl.processes import Processes
+from goldilocks.trl.collection import Processes
 from goldilocks.trl.rows import LOG_PROBS, SAMPLED
 
 LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")  # a token's term is as large as its advantage

@@ -23,9 +23,8 @@ from goldilocks.core import Exhausted
 from goldilocks.errors import require
 from goldilocks.runs import checkpoints
 from goldilocks.runs.checkpoints import FILE, load_state
-from goldilocks.trl.collection import Collection
-from goldilocks.trl.images import COUNTS
-from goldilocks.trl.processes import Processes
+from goldilocks.trl.collection import Collection, Processes
+from goldilocks.trl.rows import COUNTS
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor
 
 from goldilocks.drive.backend import places
@@ -21,10 +22,11 @@ from goldilocks.drive.driver import Driver
 from goldilocks.drive.rows import Place
 from goldilocks.hashing import hashed
 from goldilocks.rewards import spent
-from goldilocks.trl.processes import Processes
-from goldilocks.trl.prompts import DatasetPrompts
+from goldilocks.trl.inputs import DatasetPrompts
 from goldilocks.trl.rows import LOG_PROBS, SAMPLED, CompletionRows, Row, join_rows
 from goldilocks.types import Event, Failure, Group, Request, Rollout
+
+T = TypeVar("T")
 
 SCALE = "goldilocks_loss_scale"  # a column of the batch: how much the rows that fill it up would thin the loss out
 
@@ -282,3 +284,57 @@ class Batch:
         collector = driver.collector
         waiting = tuple((rollout.uid, rollout.index) for rollout in collector.waiting_rollouts)
         return cls(collector.in_hand, frozenset(collector.alive), waiting, driver.metrics())
+
+
+class Processes:
+    """What accelerate knows of them."""
+
+    def __init__(self, accelerator: Any) -> None:
+        self.count: int = accelerator.num_processes
+        self.rank: int = accelerator.process_index
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def decided(self, decide: Callable[[], T]) -> T:
+        """Return on every process what ``decide`` returns on the first; raise on every process what it raises there."""
+        if self.count == 1:
+            return decide()
+        if not self.first:
+            value: T = self.receive()
+            return value
+        try:
+            decided = decide()
+        except Exception as error:
+            self.send(error)
+            raise
+        self.send(decided)
+        return decided
+
+    def send(self, value: Any) -> None:
+        """Send a value, or an error, from the first process to the others, which ``receive`` it."""
+        if self.count > 1:
+            broadcast_object_list([(None, value) if isinstance(value, Exception) else (value, None)])
+
+    def receive(self) -> Any:
+        """Return what the first process sends; raise an error that it sends."""
+        box: list[Any] = [None]
+        broadcast_object_list(box)
+        value, error = box[0]
+        if error is not None:
+            raise error
+        return value
+
+    def gathered(self, items: Sequence[T]) -> list[T]:
+        """Return the items of every process, those of the first process first."""
+        return list(items) if self.count == 1 else list(gather_object(list(items)))
+
+    def even(self, items: Sequence[T]) -> list[T]:
+        """Return the items with the last one repeated until every process has as many."""
+        return [*items, *[items[-1]] * (-len(items) % self.count)]
+
+    def share(self, items: Sequence[T]) -> list[T]:
+        """Return this process's part of items that are even: ``gathered`` puts the parts together again."""
+        size = len(items) // self.count
+        return list(items[self.rank * size : (self.rank + 1) * size])

@@ -2,6 +2,9 @@
 
 Every process holds the rows of all processes, so that each can cut its own part of any batch. ``batch_filter.*`` judges
 rows inside the refill loop.
+
+TRL keeps the images of a batch in columns as long as all images, tiles or patches together, and counts how many of them
+each row has. A row keeps its own part, so that rows of several rounds, and of earlier steps, make a batch.
 """
 
 from __future__ import annotations
@@ -14,13 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from trl.trainer.utils import split_pixel_values_by_grid
 
 from goldilocks.drive.filter_gate import FilterGate
 from goldilocks.drive.gate import Judgement
 from goldilocks.drive.rows import MemoryRows, Place
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.runs.checkpoints import load_state, save_state
-from goldilocks.trl import images
 from goldilocks.types import Group, Rollout
 
 PROMPT = ("prompt_ids", "prompt_mask")  # padded on the left; everything else on the right
@@ -155,12 +159,12 @@ def split_rows(output: Mapping[str, Any], ids: Sequence[Sequence[int]]) -> list[
     columns = {name: value.cpu() for name, value in output.items() if _per_row(name, value)}
     prompts = columns["prompt_mask"].sum(1).tolist()
     cuts = [Cut(columns, place, prompts[place], len(one)) for place, one in enumerate(ids)]
-    seen = images.split(output, prompts, [len(one) for one in ids])
+    seen = split_images(output, prompts, [len(one) for one in ids])
     return [{**cut, **own} if own else cut for cut, own in zip(cuts, seen, strict=True)]
 
 
 def _per_row(name: str, value: Any) -> bool:
-    return name not in OWN and name not in images.NAMES and isinstance(value, Tensor) and value.ndim > 0
+    return name not in OWN and name not in IMAGES and isinstance(value, Tensor) and value.ndim > 0
 
 
 def join_rows(rows: Sequence[Row], pad_token: int, multiple: int | None) -> dict[str, Any]:
@@ -170,10 +174,10 @@ def join_rows(rows: Sequence[Row], pad_token: int, multiple: int | None) -> dict
     columns = {
         name: _padded([row.tensors[name] for row in rows], fill.get(name, 0), name in PROMPT, multiple)
         for name in names
-        if name not in images.NAMES
+        if name not in IMAGES
     }
     widths = (columns[name].shape[1] for name in ("prompt_ids", "completion_ids"))
-    return {**columns, **images.joined([row.tensors for row in rows], *widths)}
+    return {**columns, **join_images([row.tensors for row in rows], *widths)}
 
 
 def _padded(values: Sequence[Tensor], fill: int, left: bool, multiple: int | None) -> Tensor:
@@ -209,3 +213,89 @@ class CompletionGate(FilterGate):
         if LOG_PROBS in joined and SAMPLED in joined:
             data |= {"old_log_probs": joined[LOG_PROBS], "rollout_log_probs": joined[SAMPLED]}
         return self.judge_rows(places, data)
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+COUNTS = ("num_images", "num_tiles")  # lists with a number for each row
+BY_TOKEN = ("token_type_ids", "mm_token_type_ids")  # over prompt and completion
+FIELDS = (
+    "pixel_values", "image_grid_thw", "pixel_attention_mask", "spatial_shapes", "image_sizes", "image_position_ids",
+)  # fmt: skip
+IMAGES = frozenset({*COUNTS, *BY_TOKEN, *FIELDS})
+
+
+def splits_images() -> bool:
+    """Return whether this TRL gives every row its own images; older ones do so for some models only."""
+    seen = split_pixel_values_by_grid({"pixel_values": torch.zeros(3, 1), "num_images": [1, 2]})
+    return isinstance(seen["pixel_values"], list)
+
+
+def split_images(
+    output: Mapping[str, Any], prompts: Sequence[int], completions: Sequence[int]
+) -> list[dict[str, Tensor]]:
+    """Return what each row has of the images' columns; ``prompts`` and ``completions`` are the lengths of the rows."""
+    if "num_images" not in output:
+        return [{} for _ in prompts]
+    parts = split_pixel_values_by_grid(dict(output))
+    begins = output["prompt_ids"].shape[1]
+    rows = []
+    for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        row = {name: torch.tensor(parts[name][place]) for name in COUNTS if name in parts}
+        row |= {name: _own(parts[name], place) for name in FIELDS if name in parts}
+        tokens = slice(begins - prompt, begins + completion)
+        row |= {name: parts[name][place, tokens].cpu().clone() for name in BY_TOKEN if name in parts}
+        rows.append(row)
+    return rows
+
+
+def _own(column: Sequence[Tensor] | Tensor, place: int) -> Tensor:
+    """Return a row's part, with a dimension that parts are joined along."""
+    part = column[place : place + 1] if isinstance(column, Tensor) else column[place]
+    assert isinstance(part, Tensor)
+    return part.cpu().clone()
+
+
+def join_images(rows: Sequence[Mapping[str, Tensor]], prompt: int, completion: int) -> dict[str, Any]:
+    """Return the images' columns of a batch whose prompts and completions are padded to these widths."""
+    there = {name for row in rows for name in row if name in IMAGES}
+    columns: dict[str, Any] = {
+        name: [int(row[name]) if name in row else 0 for row in rows] for name in COUNTS if name in there
+    }
+    columns |= {name: _together([row[name] for row in rows if name in row]) for name in FIELDS if name in there}
+    columns |= {name: _by_token(name, rows, prompt, completion) for name in BY_TOKEN if name in there}
+    return columns
+
+
+def _together(parts: Sequence[Tensor]) -> Tensor:
+    """Join parts that are as many as they are; the other dimensions are padded to the largest."""
+    shape = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
+    return torch.cat([_widened(part, shape) for part in parts])
+
+
+def _widened(part: Tensor, shape: Sequence[int]) -> Tensor:
+    missing = [size - own for size, own in zip(shape, part.shape[1:], strict=True)]
+    return pad(part, [one for size in reversed(missing) for one in (0, size)]) if any(missing) else part
+
+
+def _by_token(name: str, rows: Sequence[Mapping[str, Tensor]], prompt: int, completion: int) -> Tensor:
+    out = torch.zeros(len(rows), prompt + completion, dtype=torch.long)
+    for place, row in enumerate(rows):
+        if name in row:
+            start = prompt - len(row["prompt_ids"])
+            out[place, start : start + len(row[name])] = row[name]
+    return out
+
+
+def texts_alone(messages: Any) -> Any:
+    """Return a conversation that can be written down: of an image its place is left."""
+    if isinstance(messages, str):
+        return messages
+    return [
+        {**message, "content": _text(message["content"])} if isinstance(message.get("content"), list) else message
+        for message in messages
+    ]
+
+
+def _text(content: list[dict[str, Any]]) -> str:
+    return "".join(part["text"] if part.get("type") == "text" else f"<{part.get('type')}>" for part in content)

@@ -31,7 +31,7 @@ from goldilocks.errors import require
 from goldilocks.hashing import hashed
 from goldilocks.platforms import cudnn
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
-from goldilocks.trl import images, shortcuts
+from goldilocks.trl import shortcuts
 from goldilocks.trl.callbacks import (
     BudgetCallback,
     GuardCallback,
@@ -41,14 +41,20 @@ from goldilocks.trl.callbacks import (
     is_exact,
 )
 from goldilocks.trl.checkpoints import Saved, WholeCheckpoints
-from goldilocks.trl.collection import SCALE, Collection, Generated, Rewards, Seeds, Sizes
+from goldilocks.trl.collection import SCALE, Collection, Generated, Processes, Rewards, Seeds, Sizes
 from goldilocks.trl.engine_rollouts import EngineRollouts, Turns
-from goldilocks.trl.images import texts_alone
-from goldilocks.trl.processes import Processes
-from goldilocks.trl.prompts import DatasetPrompts, SamplerOrder
+from goldilocks.trl.inputs import DatasetPrompts, SamplerOrder, Section, Sections
 from goldilocks.trl.record import RunRecord, accuracy_name, add_logged
-from goldilocks.trl.rows import LOG_PROBS, CompletionGate, CompletionRows, Row, join_rows, split_rows
-from goldilocks.trl.sections import Section, Sections
+from goldilocks.trl.rows import (
+    IMAGES,
+    LOG_PROBS,
+    CompletionGate,
+    CompletionRows,
+    Row,
+    join_rows,
+    split_rows,
+    texts_alone,
+)
 from goldilocks.trl.shortcuts import HOST, Unread, Unsent, moved, on_host
 from goldilocks.trl.supported import RETURNED, check_engine, check_trl
 
@@ -337,7 +343,7 @@ class CollectedTrainer(WholeCheckpoints):
     def _log_probs(self, rows: list[Row]) -> list[Tensor]:
         """Return the log-probs of each row's completion under the policy of now."""
         columns = join_rows(rows, self._text_tokenizer.pad_token_id, None)
-        seen = moved({name: value for name, value in columns.items() if name in images.NAMES}, self._device)
+        seen = moved({name: value for name, value in columns.items() if name in IMAGES}, self._device)
         device = self._device
         ids = torch.cat([columns["prompt_ids"], columns["completion_ids"]], 1).to(device)
         mask = torch.cat([columns["prompt_mask"], columns["completion_mask"]], 1).to(device)

@@ -34,7 +34,7 @@ from goldilocks.trl.asynchronous.rollouts import AskedRollouts, CollectedQueue, 
 from goldilocks.trl.asynchronous.trainer import _asynchronous, _sizes, check
 from goldilocks.trl.asynchronous.worker import Answer, Ask, AskedLoop, AskedWorker, Cancel
 from goldilocks.trl.callbacks import BudgetCallback
-from goldilocks.trl.sections import Sections
+from goldilocks.trl.inputs import Sections
 from goldilocks.types import Failure
 
 

@@ -13,8 +13,7 @@ from builders import plain_collector
 from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import Driver
 from goldilocks.trl.checkpoints import Saved
-from goldilocks.trl.collection import Collection
-from goldilocks.trl.processes import Processes
+from goldilocks.trl.collection import Collection, Processes
 from goldilocks.trl.rows import CompletionRows
 
 CPU = torch.device("cpu")

@@ -19,8 +19,7 @@ from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import MAX_FAILURES, Driver
 from goldilocks.rewards.calls import RewardCosts
 from goldilocks.trl.checkpoints import Saved
-from goldilocks.trl.collection import Collection, Generated, Rewards, Sizes
-from goldilocks.trl.processes import Processes
+from goldilocks.trl.collection import Collection, Generated, Processes, Rewards, Sizes
 from goldilocks.trl.rows import CompletionRows, Row
 
 SECONDS = 60  # a process that waits this long waits for ever
@@ -93,8 +92,8 @@ def collected(wire: Wire, rank: int, tokens: int, limits: Limits) -> Any:
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Wire:
     made = Wire()
-    monkeypatch.setattr("goldilocks.trl.processes.broadcast_object_list", made.broadcast)
-    monkeypatch.setattr("goldilocks.trl.processes.gather_object", made.gather)
+    monkeypatch.setattr("goldilocks.trl.collection.broadcast_object_list", made.broadcast)
+    monkeypatch.setattr("goldilocks.trl.collection.gather_object", made.gather)
     for module in ("trl.collection", "drive.backend"):
         monkeypatch.setattr(f"goldilocks.{module}.spent", made)
     return made

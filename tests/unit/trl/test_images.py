@@ -9,13 +9,12 @@ import torch
 from datasets import Dataset, Features, Image, Value
 from PIL import Image as Picture
 
-from goldilocks.trl import images
-from goldilocks.trl.prompts import DatasetPrompts
-from goldilocks.trl.rows import Row, join_rows, split_rows
+from goldilocks.trl.inputs import DatasetPrompts
+from goldilocks.trl.rows import Row, join_rows, split_rows, splits_images, texts_alone
 
 PAD = 9
 
-pytestmark = pytest.mark.skipif(not images.known_to_trl(), reason="this TRL has images for some models only")
+pytestmark = pytest.mark.skipif(not splits_images(), reason="this TRL has images for some models only")
 
 
 def batch(counts: list[int], **more: Any) -> dict[str, Any]:
@@ -90,5 +89,5 @@ def test_prompts_that_differ_in_their_images_have_keys_of_their_own() -> None:
 
 def test_a_conversation_is_written_down_without_its_images() -> None:
     content = [{"type": "image", "image": object()}, {"type": "text", "text": "what?"}]
-    assert images.texts_alone([{"role": "user", "content": content}]) == [{"role": "user", "content": "<image>what?"}]
-    assert images.texts_alone("what?") == "what?"
+    assert texts_alone([{"role": "user", "content": content}]) == [{"role": "user", "content": "<image>what?"}]
+    assert texts_alone("what?") == "what?"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,10 +35,9 @@ from goldilocks.trl.asynchronous.rollouts import (
 from goldilocks.trl.asynchronous.worker import AskedWorker
 from goldilocks.trl.callbacks import BudgetCallback
 from goldilocks.trl.checkpoints import WholeCheckpoints
-from goldilocks.trl.processes import Processes
-from goldilocks.trl.prompts import DatasetPrompts
+from goldilocks.trl.collection import Processes
+from goldilocks.trl.inputs import DatasetPrompts, Section, Sections
 from goldilocks.trl.record import RunRecord, add_logged
-from goldilocks.trl.sections import Section, Sections
 from goldilocks.trl.supported import warn_of
 from goldilocks.types import OnFull
 
@@ -262,7 +262,7 @@ def _asynchronous(sections: Sections, args: Any) -> Sections:
     require(not shown, "log_completions", shown, f"False {HERE}; the run's folder has every rollout in rollouts/")
     filtered = {"max_carry_steps": args.max_staleness, **own, "on_full": str(OnFull.PARTIAL)}
     ahead = sections.gen_batch_size or max(1, args.max_inflight_tasks // args.num_generations)
-    return Sections(filtered, sections.adaptive_rollout, sections.goldilocks, sections.batch_filter, ahead)
+    return replace(sections, filter_groups=filtered, gen_batch_size=ahead)
 
 
 def _sizes(args: Any, processes: int) -> Any:

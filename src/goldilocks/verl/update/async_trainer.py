@@ -24,7 +24,7 @@ from goldilocks.errors import require
 from goldilocks.types import OnFull
 from goldilocks.verl.dispatch.backend import NeverPausing
 from goldilocks.verl.update.guards import gap_of_waiting_rows, has_fresh_row
-from goldilocks.verl.update.micro_batches import of_log_probs
+from goldilocks.verl.update.one_pass import log_prob_micro_batch
 from goldilocks.verl.update.trainer import CollectorTrainer
 
 ENGINE = "goldilocks.verl.serve.ray_weights"  # registers the checkpoint engine ``ray``
@@ -72,7 +72,7 @@ class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
             return gap
         self.driver.observe(self._backend.so_far())
         waiting = self._backend.rows.waiting(but=set(batch.keys))
-        multiple = self._ranks * of_log_probs(self.config)
+        multiple = self._ranks * log_prob_micro_batch(self.config)
         return gap_of_waiting_rows(
             waiting, self._policy, multiple, self._computed_with, lambda rows: self._log_probs(rows, {})
         )

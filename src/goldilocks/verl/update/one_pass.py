@@ -4,6 +4,9 @@
   the pass that computes the gradient also gives them. verl computes them in a pass of their own.
 - A row whose advantages are all zero adds nothing to the gradient where the loss has no KL and no entropy term. It is
   counted in the loss's denominator and not computed.
+
+What a rank is given of a batch must be a multiple of the rows that it computes at a time. With ``use_dynamic_bsz`` verl
+cuts micro-batches by their tokens, and a rank may be given any number of rows.
 """
 
 from __future__ import annotations
@@ -119,3 +122,24 @@ def balanced(keys: list[str], batch: KVBatchMeta, ranks: int) -> list[str]:
 def _counts_rows_alone(actor: Any) -> bool:
     """Whether the loss's denominator is that of the whole batch, and not the width of a micro-batch."""
     return actor.loss_agg_mode != "seq-mean-token-sum-norm" or actor.loss_scale_factor is not None
+
+
+def update_micro_batch(config: DictConfig) -> int:
+    """Return how many rows a rank computes at a time in an update."""
+    actor = config.actor_rollout_ref.actor
+    return _rows(actor.use_dynamic_bsz, actor.ppo_micro_batch_size_per_gpu)
+
+
+def log_prob_micro_batch(config: DictConfig) -> int:
+    """Return the same of the pass over the actor; verl requires that it is cut like the update, by tokens or by rows."""
+    parts = config.actor_rollout_ref
+    return _rows(parts.actor.use_dynamic_bsz, parts.rollout.log_prob_micro_batch_size_per_gpu)
+
+
+def reference_micro_batch(config: DictConfig) -> int:
+    ref = config.actor_rollout_ref.ref
+    return _rows(ref.log_prob_use_dynamic_bsz, ref.log_prob_micro_batch_size_per_gpu)
+
+
+def _rows(dynamic: bool, size: int | None) -> int:
+    return 1 if dynamic else size or 1  # None: the model is not built, or verl refuses the config itself

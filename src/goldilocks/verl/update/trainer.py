@@ -44,8 +44,7 @@ from goldilocks.verl.update.driver_queue import advantages
 from goldilocks.verl.update.gates import KLPenalty, build_gate
 from goldilocks.verl.update.guards import GuardedLoss, gap_of_rows, guard_metrics, has_fresh_row, weights_guard
 from goldilocks.verl.update.loggers import show_grouped
-from goldilocks.verl.update.micro_batches import of_log_probs, of_reference, of_update
-from goldilocks.verl.update.one_pass import OnePass
+from goldilocks.verl.update.one_pass import OnePass, log_prob_micro_batch, reference_micro_batch, update_micro_batch
 from goldilocks.verl.update.validation import ValidatesByColumn
 
 POLL_INTERVAL = 0.05  # seconds; validation waits on verl's own replay buffer
@@ -190,7 +189,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Of every row where something needs them before the update, else of rows that an older policy wrote."""
         if self.one_pass.own_log_probs:
-            older = self.one_pass.older_rows(batch, self._policy, self._ranks, of_log_probs(self.config))
+            older = self.one_pass.older_rows(batch, self._policy, self._ranks, log_prob_micro_batch(self.config))
             if older is not None:
                 self._log_probs(older, {})
                 fill_log_probs(without(batch, set(older.keys)).keys, math.nan)
@@ -296,9 +295,9 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
     def _get_required_batch_multiple(self, dp_size: int) -> int:
         """Pad only to what the workers need: a rank's part of a mini-batch or of a pass is whole micro-batches."""
         updates = self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
-        parts = [updates * of_update(self.config), of_log_probs(self.config)]
+        parts = [updates * update_micro_batch(self.config), log_prob_micro_batch(self.config)]
         if self.use_reference_policy:
-            parts.append(of_reference(self.config))
+            parts.append(reference_micro_batch(self.config))
         if self.use_critic:
             parts.append(self._mini_batches(self.config.critic.ppo_mini_batch_size))
         return dp_size * math.lcm(*parts)
@@ -308,7 +307,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         correction = self.config.algorithm.get("rollout_correction", None)
         gap = self._gap_before_update(batch, correction)
         metrics.update(use_behaviour_log_probs(batch, self._policy, correction))
-        part = self.one_pass.rows(batch, self._ranks, of_update(self.config))
+        part = self.one_pass.rows(batch, self._ranks, update_micro_batch(self.config))
         with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(part)), self._tensors_only(part):
             super()._update_actor(part, metrics)
         measured = self.one_pass.take_gap(metrics)

@@ -1,17 +1,24 @@
-"""TRL's training data as a source of prompts, in the order of TRL's own sampler."""
+"""What a trainer of TRL's is given, as the core reads it: sections with verl's keys, and the data as prompts.
+
+The keys and defaults are those of verl's config, from one definition. Batch sizes, the seed and the longest answer come
+from ``GRPOConfig``. The order of the prompts is that of TRL's own sampler.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from trl.trainer.utils import RepeatSampler
 
+from goldilocks.config.settings import Settings, reward_calls
 from goldilocks.core.source import TablePrompts
 from goldilocks.errors import require
-from goldilocks.trl import images
+from goldilocks.trl.rows import splits_images
+from goldilocks.types import OnFull
 
 IMAGES = ("images", "image")  # TRL reads the first of them that is there
 
@@ -25,7 +32,7 @@ class DatasetPrompts(TablePrompts):
         columns = getattr(dataset, "column_names", None) or list(dataset[0])
         require("prompt" in columns, "train_dataset", columns, "a data set with the column 'prompt'")
         self.images = next((column for column in columns if column in IMAGES), None)
-        known = self.images is None or images.known_to_trl()
+        known = self.images is None or splits_images()
         require(known, "train_dataset", self.images, "no images, unless every section is left out, with this TRL")
         self._dataset = self.table = dataset
         super().__init__(len(dataset))
@@ -79,3 +86,58 @@ class SamplerOrder:
             list(self._sampler)
         self._next_epoch = epoch + 1
         return np.array(list(self._sampler), dtype=np.int64)
+
+
+Section = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sections:
+    """What the trainer was given. Nothing at all leaves the trainer exactly TRL's."""
+
+    filter_groups: Section | None = None
+    adaptive_rollout: Section | None = None
+    goldilocks: Section | None = None
+    batch_filter: Section | None = None
+    gen_batch_size: int | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether the user asked for anything."""
+        return any(value is not None for value in asdict(self).values())
+
+    def config(self, args: Any) -> dict[str, Any]:
+        """Return the config that verl would have for this: what ``Settings`` reads, and what a report shows."""
+        return {
+            "data": {
+                "train_batch_size": args.generation_batch_size // args.num_generations,
+                "gen_batch_size": self.gen_batch_size,
+                "max_response_length": args.max_completion_length,
+                "seed": args.seed,
+            },
+            "actor_rollout_ref": {"rollout": {"n": args.num_generations}},
+            "algorithm": {"use_kl_in_reward": False, "filter_groups": dict(self.filter_groups or {})},
+            "adaptive_rollout": dict(self.adaptive_rollout or {}),
+            "goldilocks": dict(self.goldilocks or {}),
+            "batch_filter": None if self.batch_filter is None else dict(self.batch_filter),
+        }
+
+    def settings(self, args: Any) -> Settings:
+        """Read and check; every error names the key, the value and what is accepted."""
+        settings = Settings.from_config(self.config(args))
+        aggregation = settings.policies.loss_agg
+        on_full = settings.surplus().on_full
+        accepted = "finish or requeue on TRL; verl's V1 trainer has partial"
+        require(on_full is not OnFull.PARTIAL, "filter_groups.on_full", on_full, accepted)
+        require(aggregation is None, "goldilocks.loss_agg", aggregation, "none on TRL; GRPOConfig.loss_type decides it")
+        self.refuse_rewards()
+        return settings
+
+    def refuse_rewards(self) -> None:
+        """Refuse ``goldilocks.rewards``, which TRL's reward functions know nothing of."""
+        given = self.goldilocks or {}
+        accepted = (
+            "no key on TRL, which has reward_funcs and reward_weights; goldilocks.rewards.judge makes a reward_func"
+        )
+        unused = not reward_calls({"goldilocks": given}).in_use
+        require(unused, "goldilocks.rewards", given.get("rewards"), accepted)
