@@ -32,7 +32,7 @@ from goldilocks.drive.stopwatch import PREFIX, TIMED
 from goldilocks.engine import Engine, SamplingParams
 from goldilocks.launch import preflight
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.platforms import cudnn
+from goldilocks.platforms import avoid_cudnn
 from goldilocks.tasks.registry import compute_score
 from goldilocks.verl.patches.rows import cut_by_length
 
@@ -81,7 +81,7 @@ class Floor:
     tokens: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        cudnn.avoid()  # as the trainer does
+        avoid_cudnn()  # as the trainer does
         path, rollout = self.config.actor_rollout_ref.model.path, self.config.actor_rollout_ref.rollout
         self.half = self.device == "cuda" and rollout.dtype != "float32"
         self.tokenizer = AutoTokenizer.from_pretrained(path)

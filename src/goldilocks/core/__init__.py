@@ -4,11 +4,13 @@ The caller says what happened (``observe``) and asks what to do (``requests``, `
 """
 
 from goldilocks.core.accounts import Accounts
+from goldilocks.core.allocators import build_allocator
 from goldilocks.core.beliefs import Beliefs
 from goldilocks.core.collector import Collector
+from goldilocks.core.filters import build_filter
 from goldilocks.core.limits import Exhausted, Limits, Surplus
-from goldilocks.core.registry import build_allocator, build_filter, build_selector
 from goldilocks.core.replay import Replay
+from goldilocks.core.selectors import build_selector
 from goldilocks.core.source import ListSource, Source
 
 Ledger = Beliefs  # its name before 0.2

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from goldilocks.core.beliefs import Beliefs
-from goldilocks.core.policy import Policy
+from goldilocks.core.policy import Policy, build
 from goldilocks.errors import require
 from goldilocks.types import Group, Rollout, StopRule, mean_and_std
 
@@ -197,3 +197,7 @@ class Knapsack(Allocator):
 
 
 ALLOCATORS: dict[str, type[Allocator]] = {"fixed": Fixed, "adaptive": Adaptive, "pilot": Pilot, "knapsack": Knapsack}
+
+
+def build_allocator(name: str, params: Mapping[str, Any] | None = None) -> Allocator:
+    return build("allocator", name, params or {}, ALLOCATORS, Allocator)  # type: ignore[type-abstract]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from goldilocks.core.policy import Policy
-from goldilocks.errors import require
+from goldilocks.core.policy import Policy, build, resolve
+from goldilocks.errors import refuse_unknown, require
 from goldilocks.types import KEEP, MIN_STD, POSITIVE_THRESHOLD, Group, Verdict, mean_and_std
 
 KWARGS = "goldilocks.filter_kwargs"
@@ -111,3 +112,15 @@ class Chain(Filter):
 
 
 FILTERS: dict[str, type[Filter]] = {"everything": Everything, "variance": Variance, "band": Band, "length": Length}
+
+
+def build_filter(name: str | Sequence[str], params: Mapping[str, Any] | None = None) -> Filter:
+    """Return the filter of this name; several names make a chain, in which each filter takes the parameters it has."""
+    given = params or {}
+    if isinstance(name, str):
+        return build("filter", name, given, FILTERS, Filter)  # type: ignore[type-abstract]
+    classes = [resolve("filter", one, FILTERS, Filter) for one in name]  # type: ignore[type-abstract]
+    known = [inspect.signature(cls).parameters for cls in classes]
+    refuse_unknown("goldilocks.filter_kwargs", given, {key: None for keys in known for key in keys})
+    chosen = ({key: value for key, value in given.items() if key in keys} for keys in known)
+    return Chain([cls(**own) for cls, own in zip(classes, chosen, strict=True)])

@@ -1,17 +1,22 @@
-"""The base of every policy (selectors, allocators, filters and priors), and the base of priors.
+"""The base of every policy (selectors, allocators, filters and priors), how one is made by name, and the base of priors.
 
-A prior is the Beta that a prompt has before any rollout of its own. Beliefs add the prompt's rollouts to it.
+A policy of ours has a name, a user's own is ``package.module:Class``. A prior is the Beta that a prompt has before any rollout of its own. Beliefs add the prompt's rollouts to it.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from goldilocks.errors import refuse_unknown, require, require_known
 from goldilocks.types import Prompt
+
+P = TypeVar("P", bound="Policy")
 
 
 class Policy(ABC):  # noqa: B024  # each family adds its own abstract methods
@@ -27,6 +32,33 @@ class Policy(ABC):  # noqa: B024  # each family adds its own abstract methods
     def metrics(self) -> dict[str, float]:
         """Return what to log of this policy, under its own names."""
         return {}
+
+
+def build(kind: str, name: str, params: Mapping[str, Any], named: Mapping[str, type[P]], base: type[P]) -> P:
+    """Return the policy of this name with these parameters; ``named`` are ours of this kind, ``base`` is their class."""
+    cls = resolve(kind, name, named, base)
+    refuse_unknown(f"goldilocks.{kind}_kwargs", params, inspect.signature(cls).parameters)
+    try:
+        return cls(**params)
+    except ValueError:
+        raise  # a policy's own message, with its key and what it accepts
+    except Exception as error:
+        raise ValueError(f"goldilocks.{kind}={name!r} cannot be made: {type(error).__name__}: {error}") from error
+
+
+def resolve(kind: str, name: str, named: Mapping[str, type[P]], base: type[P]) -> type[P]:
+    """Return the class of a policy, ours or the user's own."""
+    if ":" not in name:
+        require_known(f"goldilocks.{kind}", name, named, "or package.module:Class")
+        return named[name]
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"goldilocks.{kind}={name!r} cannot be imported: {error}") from error
+    fits = isinstance(found, type) and issubclass(found, base)
+    require(fits, f"goldilocks.{kind}", name, f"a subclass of {base.__module__}.{base.__name__}")
+    return found  # type: ignore[no-any-return]
 
 
 class Counts(Protocol):

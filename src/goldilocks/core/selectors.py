@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from goldilocks.core.beliefs import Beliefs
-from goldilocks.core.policy import Policy
+from goldilocks.core.policy import Policy, build
 from goldilocks.core.source import PromptOrder
 from goldilocks.errors import require
 from goldilocks.types import Group
@@ -143,3 +144,7 @@ class Greso(Selector):
 
 
 SELECTORS: dict[str, type[Selector]] = {"uniform": Uniform, "greso": Greso, "thompson": Thompson}
+
+
+def build_selector(name: str, params: Mapping[str, Any] | None = None) -> Selector:
+    return build("selector", name, params or {}, SELECTORS, Selector)  # type: ignore[type-abstract]

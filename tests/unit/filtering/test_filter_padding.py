@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from goldilocks.filtering import pad_batch
-from goldilocks.filtering.padding import PADDING_UID, PaddedBatch
+from goldilocks.filtering.rows import PADDING_UID, PaddedBatch
 
 PROMPT, RESPONSE, GROUP = 3, 16, 4
 

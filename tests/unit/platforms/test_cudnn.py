@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from goldilocks.platforms import cudnn
+from goldilocks.platforms import avoid_cudnn
 
 
 def test_attention_is_left_to_other_kernels_than_cudnns() -> None:
     torch.backends.cuda.enable_cudnn_sdp(True)
-    cudnn.avoid()
+    avoid_cudnn()
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
@@ -32,5 +32,5 @@ def query_gradient(length: int) -> torch.Tensor:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("length", [63, 64, 128, 192, 320])
 def test_gradients_are_finite_at_every_length_without_cudnn(length: int) -> None:
-    cudnn.avoid()
+    avoid_cudnn()
     assert query_gradient(length).isfinite().all()

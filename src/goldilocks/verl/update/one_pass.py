@@ -131,7 +131,7 @@ def update_micro_batch(config: DictConfig) -> int:
 
 
 def log_prob_micro_batch(config: DictConfig) -> int:
-    """Return the same of the pass over the actor; verl requires that it is cut like the update, by tokens or by rows."""
+    """Return the same of the pass over the actor; verl wants it cut like the update, by tokens or by rows."""
     parts = config.actor_rollout_ref
     return _rows(parts.actor.use_dynamic_bsz, parts.rollout.log_prob_micro_batch_size_per_gpu)
 
