@@ -16,7 +16,7 @@ import numpy as np
 
 from goldilocks.dotted_keys import merged
 from goldilocks.simulate import PassRates, Setup, simulate
-from goldilocks.simulate.policies import recipe_config, settings_of
+from goldilocks.simulate.run import recipe_config, settings_of
 
 BUDGETS = (4_096, 16_384)
 COLUMNS = ("dapo", "column", "text", "column*", "text*")  # *: shuffled, so that strata say nothing

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from goldilocks import __version__, cli, completion
+from goldilocks import __version__, cli
 from goldilocks.config.recipes import names
 
 
@@ -28,7 +28,7 @@ def test_the_version_says_what_it_runs_on(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.fixture(scope="module")
 def script() -> str:
-    return completion.bash()
+    return cli.bash()
 
 
 def in_bash(script: str, *words: str) -> list[str]:
@@ -44,13 +44,13 @@ def test_bash_completes_commands_recipes_options_and_choices(script: str) -> Non
     assert set(in_bash(script, "goldilocks", "train", "")) >= set(names())
     assert in_bash(script, "goldilocks", "report", "--no") == ["--no-png"]
     assert in_bash(script, "goldilocks", "model", "ma") == ["make"]
-    assert in_bash(script, "goldilocks", "completion", "") == ["--help", *completion.SCRIPTS]
+    assert in_bash(script, "goldilocks", "completion", "") == ["--help", *cli.SCRIPTS]
     assert in_bash(script, "goldilocks", "unknown", "") == []
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_zsh_takes_the_script(tmp_path: Path) -> None:
-    (tmp_path / "script").write_text(completion.zsh())
+    (tmp_path / "script").write_text(cli.zsh())
     asked = "autoload -Uz compinit && compinit -D -u && source ./script && print ${_comps[goldilocks]}"
     done = subprocess.run(["zsh", "-fc", asked], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert "_goldilocks" in done.stdout
@@ -58,7 +58,7 @@ def test_zsh_takes_the_script(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish_completes_commands_and_options(tmp_path: Path) -> None:
-    (tmp_path / "script").write_text(completion.fish())
+    (tmp_path / "script").write_text(cli.fish())
     asked = "source script; complete -C 'goldilocks re'; complete -C 'goldilocks report --no'"
     words = ["fish", "--no-config", "-c", asked]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -42,8 +42,7 @@ BELOW: dict[str, set[str]] = {
     "compare": SETTINGS | {"launch", "report"},
     "main_ppo": SETTINGS | {"launch", "platforms", "verl"},
     "main_ppo_adaptive": {"main_ppo"},
-    "cli": {"errors", "tested"},
-    "completion": SETTINGS | {"cli"},
+    "cli": {"config", "errors", "tested"},
 }
 ALONE = {"core": {"numpy"}, "types": set(), "errors": set()}  # all that these import from others
 WHOLE = {"cli", "report"}  # import the package itself, for its version

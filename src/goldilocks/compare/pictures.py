@@ -14,10 +14,20 @@ from goldilocks.compare.show import BEFORE, by_seed, caption, spent, tables, war
 from goldilocks.compare.study import Results, Study, StudyFolder, at
 from goldilocks.compare.table import Interval, RecipeRow, Table, Target
 from goldilocks.config.recipes import name_of
-from goldilocks.report.draw import Plot, Point, data, file_word, layered, number_axis, reference, tips
+from goldilocks.report.draw import (
+    RUN_COLOURS,
+    Plot,
+    Point,
+    Section,
+    data,
+    file_word,
+    layered,
+    number_axis,
+    reference,
+    run_colour,
+    tips,
+)
 from goldilocks.report.page import Opening
-from goldilocks.report.sections import Section
-from goldilocks.report.theme import RUN_COLOURS, run_colour
 from goldilocks.report.write import write_png, write_report
 from goldilocks.runs.costs import COSTS
 

@@ -1,6 +1,7 @@
-"""The base of every policy (selectors, allocators, filters and priors), how one is made by name, and the base of priors.
+"""The base of every policy (selectors, allocators, filters, priors), how one is made by name, and the base of priors.
 
-A policy of ours has a name, a user's own is ``package.module:Class``. A prior is the Beta that a prompt has before any rollout of its own. Beliefs add the prompt's rollouts to it.
+A policy of ours has a name, a user's own is ``package.module:Class``. A prior is the Beta that a prompt has before any
+rollout of its own. Beliefs add the prompt's rollouts to it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Policy(ABC):  # noqa: B024  # each family adds its own abstract methods
 
 
 def build(kind: str, name: str, params: Mapping[str, Any], named: Mapping[str, type[P]], base: type[P]) -> P:
-    """Return the policy of this name with these parameters; ``named`` are ours of this kind, ``base`` is their class."""
+    """Return the policy of this name with these parameters; ``named`` are ours of its kind, ``base`` their class."""
     cls = resolve(kind, name, named, base)
     refuse_unknown(f"goldilocks.{kind}_kwargs", params, inspect.signature(cls).parameters)
     try:

@@ -21,15 +21,16 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from goldilocks.report.draw import DARK, LIGHT, Plot, Section, run_colour, vega_script
+from goldilocks.report.learning import by_column, learning, reward, validation_metrics
+from goldilocks.report.prompts import INFORMATIVE, lengths, pass_rates, rollouts
+from goldilocks.report.ratios import ratios
 from goldilocks.report.run import Run
-from goldilocks.report.sections import SECTIONS, Plot, Section
-from goldilocks.report.sections.learning import reward, validation_metrics
-from goldilocks.report.sections.prompts import INFORMATIVE
-from goldilocks.report.sections.tokens import accounts
-from goldilocks.report.theme import DARK, LIGHT, run_colour, vega_script
+from goldilocks.report.tokens import accounts, tokens
 from goldilocks.runs.history import validated_source
 from goldilocks.runs.records import GROUPS_WITH_ANSWERS, Dump, evenly
 
+SECTIONS = (learning, by_column, tokens, pass_rates, rollouts, lengths, ratios)  # in the order of the page
 MOST_PROMPTS = 5000
 LONGEST_PROMPT = 600  # characters of a prompt in the table
 LONGEST_ANSWER = 4000

@@ -22,10 +22,9 @@ from pathlib import Path
 import vl_convert
 
 from goldilocks.errors import require
+from goldilocks.report.draw import LIGHT, Plot
 from goldilocks.report.page import Opening, make_page
 from goldilocks.report.run import METRICS, read_runs
-from goldilocks.report.sections import Plot
-from goldilocks.report.theme import LIGHT
 from goldilocks.runs.checkpoints import checkpoints
 from goldilocks.runs.records import dump_files
 

@@ -2,8 +2,7 @@
 
 from goldilocks.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.simulate.pass_rates import PassRates, mixture, read_pass_rates
-from goldilocks.simulate.policies import recipe_settings
-from goldilocks.simulate.run import Comparison, Outcome, Setup, batches, simulate
+from goldilocks.simulate.run import Comparison, Outcome, Setup, batches, recipe_settings, simulate
 
 __all__ = [
     "Comparison",

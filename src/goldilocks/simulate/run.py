@@ -5,12 +5,16 @@ in flight when the budget ends are waited for. So every policy spends exactly th
 
 A group counts if it was trained, or if it is kept for the next batch when the budget ends. Groups that were dropped,
 expired or unfinished count only as cost.
+
+The policies are those of a recipe, as ``goldilocks train`` would build them, with two differences. A simulation ends
+when its budget is spent, so ``max_num_gen_batches``, which stops a training run on data that yield nothing, is lifted.
+And the batch filter, which needs a trainer's log-probs, is refused.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -18,9 +22,11 @@ import numpy as np
 from rich.console import Group as Stack
 from rich.text import Text
 
+from goldilocks.config.recipes import read_recipe
 from goldilocks.config.settings import Settings
 from goldilocks.core import Collector, Exhausted
 from goldilocks.core.source import ListSource
+from goldilocks.dotted_keys import merged, with_value
 from goldilocks.drive.driver import Driver, Stalled
 from goldilocks.drive.rows import NoRows
 from goldilocks.errors import require
@@ -29,6 +35,7 @@ from goldilocks.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.simulate.pass_rates import PassRates
 from goldilocks.types import Group, is_informative, signal
 
+Config = Mapping[str, Any]
 Tell = Callable[[int], None]
 HARD = 0.2  # the highest pass rate of a hard prompt; prompts with pass rate 0 are impossible, not hard
 LEGEND = """\
@@ -52,6 +59,30 @@ class Setup:
     def __post_init__(self) -> None:
         require(self.rollouts >= 1, "rollouts", self.rollouts, "1 or more")
         require(self.seed >= 0, "seed", self.seed, "0 or more")
+
+
+def recipe_config(recipe: str) -> Config:
+    """Return the keys of a recipe, with ``max_num_gen_batches`` lifted."""
+    return with_value(read_recipe(recipe), "algorithm.filter_groups.max_num_gen_batches", 0)
+
+
+def settings_of(config: Config, setup: Setup) -> Settings:
+    """Return the trainer's settings for this config and the sizes of this setup. Raises ``ValueError`` as it would."""
+    sizes = {
+        "train_batch_size": setup.target_groups,
+        "gen_batch_size": setup.gen_batch_size,
+        "max_response_length": setup.engine.max_tokens,
+        "seed": setup.seed,
+    }
+    settings = Settings.from_config(merged(config, {"data": sizes}))
+    simulated = settings.batch_filter_config is None
+    require(simulated, "batch_filter.enable", True, "false: the batch filter is not simulated")
+    return settings
+
+
+def recipe_settings(recipe: str, setup: Setup) -> Settings:
+    """Return the settings of a recipe by its name or file."""
+    return settings_of(recipe_config(recipe), setup)
 
 
 def _untold(rollouts: int) -> None:

@@ -22,8 +22,7 @@ from goldilocks.core.source import ListSource
 from goldilocks.runs.checkpoints import save_state
 from goldilocks.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.simulate.pass_rates import PassRates
-from goldilocks.simulate.policies import recipe_settings
-from goldilocks.simulate.run import Setup, batches
+from goldilocks.simulate.run import Setup, batches, recipe_settings
 from goldilocks.types import Group
 
 HOSTILE = "What is <script>alert(1)</script> & </script><img src=x onerror=alert(2)> minus 7?"

@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goldilocks.report.draw import Plot, smoothed, thinned
-from goldilocks.report.page import figures
+from goldilocks.report.learning import by_column, learning
+from goldilocks.report.page import SECTIONS, figures
+from goldilocks.report.prompts import BINS, bin_of, pass_rates, rollouts
+from goldilocks.report.ratios import quantiles, ratios
 from goldilocks.report.run import Run, read_run, read_runs
-from goldilocks.report.sections import SECTIONS
-from goldilocks.report.sections.learning import by_column, learning
-from goldilocks.report.sections.prompts import BINS, bin_of, pass_rates, rollouts
-from goldilocks.report.sections.ratios import quantiles, ratios
-from goldilocks.report.sections.tokens import accounts, tokens
+from goldilocks.report.tokens import accounts, tokens
 from goldilocks.runs.costs import spending
 from goldilocks.runs.history import History, increments
 

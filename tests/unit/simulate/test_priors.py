@@ -12,7 +12,7 @@ import pytest
 from goldilocks.cli import main
 from goldilocks.dotted_keys import merged
 from goldilocks.simulate import PassRates, Setup, read_pass_rates, simulate
-from goldilocks.simulate.policies import recipe_config, settings_of
+from goldilocks.simulate.run import recipe_config, settings_of
 
 PROMPTS = 1_024
 SKILLS = ("add", "double", "reverse", "sort")

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 
 from goldilocks.report import draw
-from goldilocks.report.draw import Plot, Point, Section
+from goldilocks.report.draw import Plot, Point, Section, account_colour, account_order, account_title
 from goldilocks.report.run import Run
-from goldilocks.report.theme import account_colour, account_order, account_title
 from goldilocks.runs.history import History, Series, at_or_before, increments
 from goldilocks.types import Account
 

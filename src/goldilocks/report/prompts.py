@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 
 from goldilocks.report import draw
-from goldilocks.report.draw import Plot, Point, Section
+from goldilocks.report.draw import Plot, Point, Section, run_colour
 from goldilocks.report.run import Run
-from goldilocks.report.theme import run_colour
 
 MEAN = "adaptive_rollout/avg_rollouts_per_sample"
 FEWEST = "adaptive_rollout/min_rollouts_per_sample"

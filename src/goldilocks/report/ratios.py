@@ -10,9 +10,8 @@ import altair as alt
 
 from goldilocks.dotted_keys import value_at
 from goldilocks.report import draw
-from goldilocks.report.draw import Plot, Point, Section
+from goldilocks.report.draw import Plot, Point, Section, run_colour
 from goldilocks.report.run import Run
-from goldilocks.report.theme import run_colour
 from goldilocks.runs.history import History, Series
 
 RATIO = "actor/seq_importance_ratio"
