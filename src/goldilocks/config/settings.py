@@ -29,7 +29,8 @@ from goldilocks.core import (
 )
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed
 from goldilocks.core.filters import Everything, Filter, Variance
-from goldilocks.core.priors import PRIORS, Flat, Forecast, Oracle, Prior, Strata
+from goldilocks.core.forecast import Forecast
+from goldilocks.core.priors import PRIORS, Flat, Oracle, Prior, Strata
 from goldilocks.core.replay import Guard
 from goldilocks.core.selectors import Selector
 from goldilocks.dotted_keys import value_at

@@ -1,21 +1,17 @@
-"""The base of every policy (selectors, allocators, filters, priors), how one is made by name, and the base of priors.
+"""The base of every policy (selectors, allocators, filters and priors), and how one is made by name.
 
-A policy of ours has a name, a user's own is ``package.module:Class``. A prior is the Beta that a prompt has before any
-rollout of its own. Beliefs add the prompt's rollouts to it.
+A policy of ours has a name, a user's own is ``package.module:Class``.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar
-
-import numpy as np
+from typing import Any, TypeVar
 
 from goldilocks.errors import refuse_unknown, require, require_known
-from goldilocks.types import Prompt
 
 P = TypeVar("P", bound="Policy")
 
@@ -60,53 +56,3 @@ def resolve(kind: str, name: str, named: Mapping[str, type[P]], base: type[P]) -
     fits = isinstance(found, type) and issubclass(found, base)
     require(fits, f"goldilocks.{kind}", name, f"a subclass of {base.__module__}.{base.__name__}")
     return found  # type: ignore[no-any-return]
-
-
-class Counts(Protocol):
-    """What a prior may learn from: the columns of ``Beliefs``, a row per prompt, and the last recorded update."""
-
-    keys: np.ndarray
-    positives: np.ndarray
-    negatives: np.ndarray
-    visits: np.ndarray
-    drawn_step: np.ndarray  # of the last fair visit: first, or drawn uniformly
-    now: int
-
-
-class Prior(Policy):
-    """A Beta for each prompt. The sum of its two parameters is how many rollouts of the prompt it counts as."""
-
-    @abstractmethod
-    def mean(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the expected Beta of each prompt: passes and failures."""
-
-    @abstractmethod
-    def overall(self) -> float:
-        """Return the expected pass rate of any prompt."""
-
-    def draw(self, rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Return the Beta of each prompt, given one draw of what prompts share."""
-        return self.mean(rows)
-
-    def observe(self, prompt: Prompt, passes: int, trials: int, version: int, *, fair: bool) -> None:
-        """Note a group, also one that is given up before it is judged; ``version`` is the policy that wrote it.
-
-        ``fair``: the prompt was chosen independently of its own rollouts: a first visit, or a uniform draw.
-        """
-
-    def tell(self, rates: Mapping[str, float]) -> None:
-        """Take pass rates that a validation measured, by metric name; only ``Oracle`` uses them."""
-
-    def catch_up(self, counts: Counts) -> None:
-        """Learn from the groups observed since the last call. Called before beliefs are read."""
-
-
-class Flat(Prior):
-    """Beta(1, 1): every pass rate is equally likely."""
-
-    def mean(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        ones = np.ones(len(rows), dtype=np.float32)
-        return ones, ones
-
-    def overall(self) -> float:
-        return 0.5

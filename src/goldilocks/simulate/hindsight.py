@@ -21,7 +21,8 @@ import numpy as np
 
 from goldilocks.core import Beliefs, ListSource
 from goldilocks.core.beliefs import log_loss
-from goldilocks.core.priors import Forecast, Prior, Strata
+from goldilocks.core.forecast import Forecast
+from goldilocks.core.priors import Prior, Strata
 from goldilocks.errors import require
 from goldilocks.features import Features, StrataSettings
 from goldilocks.runs.records import Record, columns_of, first_column, group_uids, number, read_records

@@ -16,7 +16,8 @@ from goldilocks.config.settings import AdaptiveRollout, FilterGroups, Policies
 from goldilocks.core import ListSource, Replay
 from goldilocks.core.allocators import Adaptive, Fixed, Knapsack
 from goldilocks.core.filters import Everything, Variance
-from goldilocks.core.priors import Flat, Forecast, Strata
+from goldilocks.core.forecast import Forecast
+from goldilocks.core.priors import Flat, Strata
 from goldilocks.core.replay import Guard
 from goldilocks.core.selectors import Thompson
 from goldilocks.filtering import PPOFilterConfig

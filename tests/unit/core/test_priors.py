@@ -13,8 +13,8 @@ from goldilocks.core import Beliefs, Collector, Limits, ListSource, Surplus
 from goldilocks.core.allocators import Knapsack
 from goldilocks.core.beliefs import BeliefScore
 from goldilocks.core.filters import Variance
-from goldilocks.core.priors import Flat, Forecast, Oracle, Prior, Strata
-from goldilocks.core.priors.forecast import Logistic, sigmoid
+from goldilocks.core.forecast import Forecast, Logistic, sigmoid
+from goldilocks.core.priors import Flat, Oracle, Prior, Strata
 from goldilocks.core.selectors import Thompson
 from goldilocks.core.source import PromptOrder
 from goldilocks.types import Group, OnExhausted, OnFull, Prompt, Rollout
@@ -236,7 +236,7 @@ def test_visits_that_are_owed_to_a_prompt_s_own_rollouts_do_not_make_it_speak_fo
 
 
 def test_of_very_many_prompts_the_latest_draws_count(monkeypatch):
-    monkeypatch.setattr("goldilocks.core.priors.strata.MOST", 50)
+    monkeypatch.setattr("goldilocks.core.priors.MOST", 50)
     run = Run(Strata([[EVERY // 200]], forgetting=1.0), np.where(EVERY < 100, 1.0, 0.0))
     for row in range(150):
         run.visit(row, version=row)

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from goldilocks.core.policy import Counts, Prior
-from goldilocks.core.priors.strata import GUESS, GUESS_WEIGHT, TINY, UNKNOWN, WORTHS, counts_of
+from goldilocks.core.priors import GUESS, GUESS_WEIGHT, TINY, UNKNOWN, WORTHS, Counts, Prior, counts_of
 from goldilocks.core.source import KeyedPositions
 from goldilocks.errors import require
 from goldilocks.types import Prompt

@@ -1,4 +1,7 @@
-"""The priors ``strata`` and ``oracle``: a prompt never tried is believed to be like the prompts it resembles.
+"""Priors: the Beta that a prompt has before any rollout of its own. Beliefs add the prompt's rollouts to it.
+
+``flat`` knows nothing. With ``strata`` and ``oracle`` a prompt never tried is believed to be like the prompts it
+resembles. ``goldilocks.core.forecast`` has the fourth.
 
 Prompts stand in a tree: all prompts, coarse strata, finer ones, the prompt itself. The rate of each node is
 Beta-distributed around the rate of the node above it. The concentration of each depth is estimated from how much the
@@ -13,15 +16,18 @@ within them as between them: their ``worth`` is small, and their rates are the m
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from goldilocks.core.policy import Counts, Prior
+from goldilocks.core.policy import Policy
 from goldilocks.errors import require
+from goldilocks.types import Prompt
 
+PRIORS = ("flat", "strata", "forecast", "oracle")
 CONCENTRATIONS = (0.05, 1024.0)  # rollouts that a node counts as for one below it, at least and at most
 FORGOTTEN = 1e-9  # trials: nodes with fewer are left out, before they underflow
 GUESS = 0.25  # correlation of two rollouts of one node, before anything is known
@@ -33,6 +39,56 @@ UNKNOWN = 1 / GUESS - 1
 BENEFIT_OF_DOUBT = 3.0  # nats by which strata must forecast better than the mean of all to count for as much
 MOST = 65_536  # prompts that strata are estimated from, those of the latest draws: a choice takes a tenth of a second
 WORTHS = (1.0, 64.0)  # rollouts that a stratum counts as for one of its prompts, at least and at most
+
+
+class Counts(Protocol):
+    """What a prior may learn from: the columns of ``Beliefs``, a row per prompt, and the last recorded update."""
+
+    keys: np.ndarray
+    positives: np.ndarray
+    negatives: np.ndarray
+    visits: np.ndarray
+    drawn_step: np.ndarray  # of the last fair visit: first, or drawn uniformly
+    now: int
+
+
+class Prior(Policy):
+    """A Beta for each prompt. The sum of its two parameters is how many rollouts of the prompt it counts as."""
+
+    @abstractmethod
+    def mean(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the expected Beta of each prompt: passes and failures."""
+
+    @abstractmethod
+    def overall(self) -> float:
+        """Return the expected pass rate of any prompt."""
+
+    def draw(self, rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Return the Beta of each prompt, given one draw of what prompts share."""
+        return self.mean(rows)
+
+    def observe(self, prompt: Prompt, passes: int, trials: int, version: int, *, fair: bool) -> None:
+        """Note a group, also one that is given up before it is judged; ``version`` is the policy that wrote it.
+
+        ``fair``: the prompt was chosen independently of its own rollouts: a first visit, or a uniform draw.
+        """
+
+    def tell(self, rates: Mapping[str, float]) -> None:
+        """Take pass rates that a validation measured, by metric name; only ``Oracle`` uses them."""
+
+    def catch_up(self, counts: Counts) -> None:
+        """Learn from the groups observed since the last call. Called before beliefs are read."""
+
+
+class Flat(Prior):
+    """Beta(1, 1): every pass rate is equally likely."""
+
+    def mean(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        ones = np.ones(len(rows), dtype=np.float32)
+        return ones, ones
+
+    def overall(self) -> float:
+        return 0.5
 
 
 @dataclass(frozen=True)
