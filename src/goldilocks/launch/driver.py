@@ -81,21 +81,20 @@ def _start_ray(config: DictConfig) -> RayHead | None:
 
 def train(config: DictConfig, head: RayHead | None) -> None:
     """Train as verl's own ``main_ppo`` does."""
-    from verl.trainer.main_ppo import run_ppo
+    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
     from goldilocks.verl.checks import check_run
 
-    if config.trainer.use_v1:
-        from verl.trainer.main_ppo import TaskRunnerV1 as Runner
-    else:
-        from verl.trainer.main_ppo_v0 import TaskRunner as Runner
     check_run(config)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     if head is not None:
         head.join(config)
-    with naming_lost_nodes(Runner) as watched:
+    runner: Any = TaskRunnerV1
+    if not config.trainer.use_v1:
+        from verl.trainer.main_ppo_v0 import TaskRunner as runner
+    with naming_lost_nodes(runner) as watched:
         run_ppo(config, task_runner_class=watched)
 
 

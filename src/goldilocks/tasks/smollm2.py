@@ -91,19 +91,19 @@ def _from_hub(out: Path, told: Told) -> bool:
     try:
         HfApi().model_info(HUB, timeout=HUB_TIMEOUT_S)
         snapshot_download(HUB, local_dir=out, allow_patterns=list(HUB_FILES))
-    except (OSError, *_network_errors()):
+    except _network_errors():
         return False
     shutil.rmtree(out / ".cache", ignore_errors=True)
     return True
 
 
 def _network_errors() -> tuple[type[Exception], ...]:
-    """Return the network errors of the hub's client that are no OSErrors: those of httpx, where the client has it."""
+    """Return the network errors of the hub's client: OSErrors, and those of httpx where the client has it."""
     try:
         import httpx
     except ModuleNotFoundError:
-        return ()
-    return (httpx.HTTPError,)
+        return (OSError,)
+    return OSError, httpx.HTTPError
 
 
 def _wheel(folder: Path, told: Told) -> Path:
