@@ -23,19 +23,15 @@ def check_algorithm(config: Any) -> list[str]:
     actor = config.get("actor_rollout_ref").get("actor")
     mode = actor.get("policy_loss", {}).get("loss_mode", "vanilla")
     if mode in CLIPPED:
-        _check_clip_range(actor)
+        low, high = clip_range(actor)
+        accepted = f"at most clip_ratio_high={high} (the usual pairs: 0.2 and 0.28; for gspo 0.0003 and 0.0004)"
+        require(low <= high, f"{ACTOR}.clip_ratio_low", low, accepted)
     algorithm = config.get("algorithm") or {}
     reward_pool.check_pool(algorithm.get("adv_estimator") or "", bool(algorithm.get("use_kl_in_reward")))
     warnings = _about_gspo(actor) if mode == "gspo" else []
     if (config.get("goldilocks") or {}).get("loss_agg") is not None:
         warnings += _about_prompt_mean(config, actor, mode)
     return warnings
-
-
-def _check_clip_range(actor: Any) -> None:
-    low, high = clip_range(actor)
-    accepted = f"at most clip_ratio_high={high} (the usual pairs: 0.2 and 0.28; for gspo 0.0003 and 0.0004)"
-    require(low <= high, f"{ACTOR}.clip_ratio_low", low, accepted)
 
 
 def _about_gspo(actor: Any) -> list[str]:

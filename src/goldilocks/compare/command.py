@@ -20,7 +20,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.console import Console
 
-from goldilocks.compare.arm import GROUPS, MINI_BATCH, SEEDS, STEPS, Arm, EqualCost, Grid, combinations, parse_grid
+from goldilocks.compare.arm import GROUPS, MINI_BATCH, SEEDS, STEPS, Arm, EqualCost, combinations, parse_grid
 from goldilocks.compare.show import LEGEND, in_markdown, notes, settings, tables
 from goldilocks.compare.study import GRID, ORDERS, Result, Results, Study, StudyFolder, read_result, write_json
 from goldilocks.compare.table import Table, make_table
@@ -126,19 +126,15 @@ def check_study(study: Study, device: str) -> None:
     """Check that every recipe composes, and the first one with every value of the grid."""
     _check_keys(study)
     arms = study.reported_arms(study.choose([]))[: len(study.recipes)]
-    for arm in [*arms, *(replace(arms[0], settings=values) for values in _every_value(study.grid))]:
+    first = combinations(study.grid)[0]
+    others = [{**first, key: value} for key, values in study.grid.items() for value in values[1:]]
+    for arm in [*arms, *(replace(arms[0], settings=values) for values in others)]:
         config = composed(choose(arm.command(study.overrides), device), Path(arm.name))
         check_keys(config)
         if not any(_key(word) == STEPS for word in study.overrides):
             _check_schedule(config)
         provide(config)
         check_paths(config)
-
-
-def _every_value(grid: Grid) -> list[dict[str, str]]:
-    """Return combinations that have every value once, after the first of each, which is checked already."""
-    first = combinations(grid)[0]
-    return [{**first, key: value} for key, values in grid.items() for value in values[1:]]
 
 
 def _check_keys(study: Study) -> None:

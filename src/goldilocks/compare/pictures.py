@@ -164,7 +164,9 @@ def make_opening(study: Study, results: Results, table: Table, arms: str) -> Ope
     names = [name_of(recipe) for recipe in study.recipes]
     colour = colours(study.recipes)
     sections = [_results(study, results, table, colour), *_against(table, colour), *_levels(table, colour)]
-    sections.append(Section("spent", "Cost and tuning", _spent(table), notes=spent(table)))
+    arms_in_all = table.reported.arms + table.tuning.arms
+    lead = f"{arms_in_all} arms and {table.reported.rollouts + table.tuning.rollouts:,.0f} rollouts in all."
+    sections.append(Section("spent", "Cost and tuning", lead, notes=spent(table)))
     return Opening(" · ".join(names), caption(table), list(colour.items()), sections, arms)
 
 
@@ -196,8 +198,3 @@ def _levels(table: Table, colour: dict[str, str]) -> list[Section]:
         Section(f"by-{place + 1}", f"Accuracy by {column}", lead, [levels(table, column)], sheets=sheets[place])
         for place, column in enumerate(table.columns)
     ]
-
-
-def _spent(table: Table) -> str:
-    arms, rollouts = table.reported.arms + table.tuning.arms, table.reported.rollouts + table.tuning.rollouts
-    return f"{arms} arms and {rollouts:,.0f} rollouts in all."

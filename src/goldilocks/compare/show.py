@@ -115,35 +115,21 @@ def _tuned(row: RecipeRow, table: Table) -> str:
 
 def by_seed(table: Table, place: int) -> list[str]:
     """Return the differences to a baseline seed by seed and along the way, and which targets some draws miss."""
-    others = [(row, row.against[place]) for row in table.rows if len(row.against[place].differences) > 1]
-    lines = [_by_seed(row, against) for row, against in others]
-    lines += [_along(row, against, table.cost.kind) for row, against in others]
-    lines += [line for row, against in others for line in _unsure(row, against)]
-    return lines + _without_gain(table.rows[0].against[place])
-
-
-def _by_seed(row: RecipeRow, against: Against) -> str:
-    points = ", ".join(map(_signed, against.differences))
-    return f"{name_of(row.recipe)} against {name_of(against.baseline)}, seed by seed: {points} points"
-
-
-def _along(row: RecipeRow, against: Against, kind: str) -> str:
-    shares = ", ".join(f"{share:.0%}" for share in SHARES)
-    points = ", ".join(map(_points, against.along))
-    return f"{name_of(row.recipe)} against {name_of(against.baseline)} at {shares} of the {kind}: {points}"
-
-
-def _unsure(row: RecipeRow, against: Against) -> list[str]:
-    """Return how many draws of the seeds reach each target, where some do and some do not."""
-    shares = [f"{goal.share:.0%} in {goal.reached:.0%}" for goal in against.targets if 0 < goal.reached < 1]
-    pair = f"{name_of(row.recipe)} against {name_of(against.baseline)}"
-    return [f"{pair}, shares of the gain by how many draws of the seeds reach them: {', '.join(shares)}"] * bool(shares)
-
-
-def _without_gain(against: Against) -> list[str]:
-    gained = against.targets[0].gained if against.targets else 1.0
-    none = f"{name_of(against.baseline)} gains nothing in {1 - gained:.0%} of the draws of the seeds"
-    return [f"{none}, which are left out"] if gained < 1 else []
+    baseline = name_of(table.baselines[place])
+    rows = [(f"{name_of(row.recipe)} against {baseline}", row.against[place]) for row in table.rows]
+    others = [(pair, against) for pair, against in rows if len(against.differences) > 1]
+    at = f"at {', '.join(f'{share:.0%}' for share in SHARES)} of the {table.cost.kind}"
+    lines = [f"{pair}, seed by seed: {', '.join(map(_signed, own.differences))} points" for pair, own in others]
+    lines += [f"{pair} {at}: {', '.join(map(_points, own.along))}" for pair, own in others]
+    for pair, own in others:
+        unsure = [f"{goal.share:.0%} in {goal.reached:.0%}" for goal in own.targets if 0 < goal.reached < 1]
+        said = f"{pair}, shares of the gain by how many draws of the seeds reach them: {', '.join(unsure)}"
+        lines += [said] if unsure else []
+    targets = table.rows[0].against[place].targets
+    if targets and targets[0].gained < 1:
+        none = f"{baseline} gains nothing in {1 - targets[0].gained:.0%} of the draws of the seeds"
+        lines.append(f"{none}, which are left out")
+    return lines
 
 
 def settings(values: Values) -> str:
@@ -192,7 +178,8 @@ def _paid(target: Target, kind: str) -> str:
     """``4,096 0.50× (0.41–0.66)``: the cost, its ratio to the baseline's, and the ratio's interval."""
     if target.cost.value is None:
         return NOT_REACHED + _between(target.ratio)
-    return f"{_amount(target.cost.value, kind)} {target.ratio.value:.2f}×" + _between(target.ratio)
+    cost = f"{target.cost.value:,.{1 if kind == 'minutes' else 0}f}"
+    return f"{cost} {target.ratio.value:.2f}×" + _between(target.ratio)
 
 
 def _between(estimate: Estimate) -> str:
@@ -201,10 +188,6 @@ def _between(estimate: Estimate) -> str:
     if low is None or low == high == 1:
         return ""
     return f" ({low:.2f}–{NOT_REACHED if high is None else f'{high:.2f}'})"
-
-
-def _amount(cost: float, kind: str) -> str:
-    return f"{cost:,.1f}" if kind == "minutes" else f"{cost:,.0f}"
 
 
 def _cost(what: str, spent: Spent) -> str:

@@ -273,7 +273,10 @@ def targets(own: Sequence[Curve], baseline: Sequence[Curve], until: float) -> tu
     """
     knots = _knots([*own, *baseline], until)
     draws = _draws(len(own))
-    mine, its = (draws @ _values(lines, knots) for lines in (own, baseline))
+    mine, its = (
+        draws @ np.array([np.interp(knots, list(line), list(line.values())) for line in lines])
+        for lines in (own, baseline)
+    )
     gained = its[:, -1] - its[:, 0] > ROUNDING
     if not gained[0]:
         return ()
@@ -298,10 +301,6 @@ def _knots(lines: Sequence[Curve], until: float) -> np.ndarray:
     """Return every cost at which a curve has a point, from where all curves have begun."""
     begin = max(min(line) for line in lines)
     return np.array(sorted({cost for line in lines for cost in line if begin <= cost <= until} | {begin, until}))
-
-
-def _values(lines: Sequence[Curve], knots: np.ndarray) -> np.ndarray:
-    return np.array([np.interp(knots, list(line), list(line.values())) for line in lines])
 
 
 def _draws(seeds: int) -> np.ndarray:

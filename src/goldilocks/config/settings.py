@@ -418,10 +418,7 @@ def reward_calls(config: Mapping[str, Any]) -> RewardCalls:
     return _section(RewardCalls, "goldilocks.rewards", config)
 
 
-@functools.cache
-def _type_hints(cls: Callable[..., object]) -> dict[str, Any]:
-    """Return the types of a section's keys. They are text in the source, which Python evaluates at each call."""
-    return get_type_hints(cls)
+_type_hints = functools.cache(get_type_hints)  # types are text in the source, which Python evaluates at each call
 
 
 def _section(cls: type[S], name: str, config: Mapping[str, Any]) -> S:

@@ -166,7 +166,8 @@ class Collector:
         left -= _rollouts(sent)
         going_on = left > 0
         while going_on:
-            more = self._send(left)
+            more = self._open.send(min(left, self._rollouts_left))
+            self._statistics.rollouts_asked += _rollouts(more)
             left -= _rollouts(more)
             sent += more
             going_on = left > 0 and self._shortfall() > 0 and self._open_next()
@@ -398,11 +399,6 @@ class Collector:
         self.prompts_issued += 1
         self._statistics.prompts_issued += 1
         return True
-
-    def _send(self, room: float) -> list[Request]:
-        sent = self._open.send(min(room, self._rollouts_left))
-        self._statistics.rollouts_asked += _rollouts(sent)
-        return sent
 
     def _settle(self, room: int | None) -> list[Request]:
         """Nothing is in flight and nothing could be sent: judge groups that the limits starve, or end the step."""

@@ -130,7 +130,9 @@ class JudgedGroups:
         lost = not left or untrained or not judge(rest).keep
         self._charge(group, [one for one in group.rollouts if lost or one.index in gone], reason)
         if lost:
-            self._remove(group)
+            if not self._in_hand.pop(uid, None):
+                del self._kept[uid]
+                self._release(group.prompt.index)
             if flat:
                 self._hold(replace(group, trained=()), Account.REJECTED.because(reason))
         elif uid in self._in_hand:
@@ -152,11 +154,6 @@ class JudgedGroups:
     def _find(self, uid: str) -> Group:
         require(uid in self._in_hand or uid in self._kept, "uid", uid, "a group that is in the batch in hand, or kept")
         return self._in_hand[uid][0] if uid in self._in_hand else self._kept[uid]
-
-    def _remove(self, group: Group) -> None:
-        if not self._in_hand.pop(group.uid, None):
-            del self._kept[group.uid]
-            self._release(group.prompt.index)
 
     def _charge(self, group: Group, rollouts: Collection[Rollout], reason: str) -> None:
         waiting = group.uid in self._kept

@@ -227,16 +227,13 @@ class Units:
         Trials of one unit are alike: n of them count as n(κ + 1) / (κ + n) trials of the node above.
         """
         concentration = UNKNOWN
+        counted = np.maximum(self.trials, 1)  # forgetting leaves less than one trial of some
         for _ in range(PASSES):
-            effective = self._effective(concentration)
+            effective = self.fresh * self.trials * (concentration + 1) / (concentration + counted)
             trials = np.bincount(self.parent, effective, nodes)
             passes = np.bincount(self.parent, effective * self.rate, nodes)
             concentration = self._concentration(effective / (concentration + 1), effective, passes, trials)
         return concentration, passes, trials
-
-    def _effective(self, concentration: float) -> np.ndarray:
-        counted = np.maximum(self.trials, 1)  # forgetting leaves less than one trial of some
-        return np.asarray(self.fresh * self.trials * (concentration + 1) / (concentration + counted))
 
     def _concentration(self, share: np.ndarray, effective: np.ndarray, passes: np.ndarray, trials: np.ndarray) -> float:
         """E(r − μ)² = μ(1 − μ)(1/n + ρ(1 − 1/n)) for n trials of a unit, and ρ = 1 / (concentration + 1)."""

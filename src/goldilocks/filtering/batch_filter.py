@@ -68,7 +68,9 @@ class PPOBatchFilter:
         self, config: PPOFilterConfig | Mapping[str, Any], data_config: Mapping[str, Any] | None = None
     ) -> None:
         self.config = config if isinstance(config, PPOFilterConfig) else PPOFilterConfig.from_mapping(config)
-        self._generator = torch.Generator().manual_seed(_seed(data_config))
+        seed = (data_config or {}).get("seed")
+        require(seed is None or type(seed) is int, "data.seed", seed, "an integer, or null")
+        self._generator = torch.Generator().manual_seed(1 if seed is None else seed)
         self._gates = TwoGateRejectionFilter(self.config)
 
     @overload
@@ -151,7 +153,8 @@ class PPOBatchFilter:
 
     def _filter_groups(self, rows: Rows, metrics: Metrics) -> Rows:
         """Stage 1: drop groups that teach nothing or are cut short, judged on the rows that are left."""
-        overlong, flat = self._overlong(rows), self._flat(rows)
+        least = self.config.min_rollout_n if self.config.remove_clip else 1
+        overlong, flat = self._short(rows) < least, self._flat(rows)
         metrics["batch/low_variance_groups"] = int(flat.sum())
         metrics["batch/overlong_groups"] = int(overlong.sum())
         metrics["batch/filter_all_groups"] = int((flat | overlong).sum())
@@ -226,10 +229,6 @@ class PPOBatchFilter:
             return torch.zeros_like(rows.groups.sizes, dtype=torch.bool)
         return rows.groups.std(rows.reward) < LOW_VARIANCE_STD
 
-    def _overlong(self, rows: Rows) -> Tensor:
-        """Return which groups have no, or with ``remove_clip`` too few, samples under ``max_response_length``."""
-        return self._short(rows) < (self.config.min_rollout_n if self.config.remove_clip else 1)
-
     def _short(self, rows: Rows) -> Tensor:
         """Return how many samples of each group stay under ``max_response_length``, which cuts answers off."""
         limit = self.config.max_response_length
@@ -258,12 +257,6 @@ def _left_out(sound: Rows, trained: Rows, rows: int) -> Tensor:
 
 def _share(true: Tensor) -> Mean:
     return Mean(int(true.sum()), true.numel())
-
-
-def _seed(data_config: Mapping[str, Any] | None) -> int:
-    seed = (data_config or {}).get("seed")
-    require(seed is None or type(seed) is int, "data.seed", seed, "an integer, or null")
-    return 1 if seed is None else int(seed)
 
 
 @dataclass(frozen=True)
@@ -300,7 +293,8 @@ class TwoGateRejectionFilter:
                 self._warn_once(name, missing)
                 continue
             mask, first, second = (row_tensor(batch, field, 2, judged) for field in fields)
-            _check_shapes(dict(zip(fields, (mask, first, second), strict=True)))
+            shapes = [tuple(tensor.shape) for tensor in (mask, first, second)]
+            require(len(set(shapes)) == 1, ", ".join(fields), shapes, "one shape")
             passed, statistics = gate(mask, first, second, judged)
             metrics[f"filter/{name}_rejection_rate"] = Mean(int((judged & ~passed).sum()), rows)
             metrics.update(statistics)
@@ -344,8 +338,3 @@ def _masked_difference(left: Tensor, right: Tensor, mask: Tensor, fill: float) -
     """Return left − right in single precision where the mask is set, and ``fill`` elsewhere."""
     difference = left.float() - right.float()
     return torch.where(mask.bool(), difference, difference.new_tensor(fill), out=difference)
-
-
-def _check_shapes(tensors: dict[str, Tensor]) -> None:
-    shapes = [tuple(tensor.shape) for tensor in tensors.values()]
-    require(len(set(shapes)) == 1, ", ".join(tensors), shapes, "one shape")

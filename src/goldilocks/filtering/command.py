@@ -82,7 +82,10 @@ def run(args: argparse.Namespace) -> int:
     rewards = _numbers(records, _column(records, args.reward_column, REWARD_COLUMNS, "--reward-column"))
     lengths, unit = _lengths(records, args.length_column)
     uids = group_uids(records, args.uid_column)
-    kept, metrics = _filter_by_step(config, args.seed, _steps(records), rewards, lengths, uids)
+    steps: dict[object, list[int]] = {}  # the rows of each training step; one step if the file has no steps
+    for row, record in enumerate(records):
+        steps.setdefault(record.get("step"), []).append(row)
+    kept, metrics = _filter_by_step(config, args.seed, steps, rewards, lengths, uids)
     _print_metrics(args.file, unit, metrics)
     if args.out is not None:
         write_records(args.out, [records[row] for row in kept])
@@ -115,14 +118,6 @@ def _filter_by_step(
         kept += [rows[place] for place in index.tolist()]
         metrics.append(of_step)
     return kept, metrics
-
-
-def _steps(records: Sequence[Record]) -> dict[object, list[int]]:
-    """Return the rows of each training step; one step if the file has no steps."""
-    steps: dict[object, list[int]] = {}
-    for row, record in enumerate(records):
-        steps.setdefault(record.get("step"), []).append(row)
-    return steps
 
 
 def _column(records: Sequence[Record], given: str | None, usual: Sequence[str], option: str) -> str:

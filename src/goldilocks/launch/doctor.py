@@ -18,7 +18,7 @@ from typing import Any
 
 from goldilocks.launch.machine import PRIVATE, Finding, compare_nodes, find_device, rollout_engines
 from goldilocks.platforms import PATCHES_VARIABLE, platform_env
-from goldilocks.runs.files import cache_folder
+from goldilocks.runs.files import cache_folder, write_secret
 from goldilocks.tested import TESTED, installed, is_tested, is_within, tested_versions
 from goldilocks.verl.patch import Kind
 from goldilocks.verl.patches import PATCHES
@@ -104,7 +104,8 @@ def plugin() -> Iterator[Finding]:
             "address": PRIVATE, "num_cpus": 1, "num_gpus": 0, "include_dashboard": False,
             "object_store_memory": 100 << 20, "_temp_dir": folder,
         }  # fmt: skip
-        reports = _ask_nodes(own, {}, {"RAY_AUTH_TOKEN_PATH": _token(folder)})
+        write_secret(token := Path(folder) / "token")
+        reports = _ask_nodes(own, {}, {"RAY_AUTH_TOKEN_PATH": str(token)})
     if isinstance(reports, Finding):
         yield reports
         return
@@ -206,10 +207,3 @@ def _writable(what: str, path: Path) -> Finding:
 def _existing(path: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     return next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
-
-
-def _token(folder: str) -> str:
-    path = Path(folder) / "token"
-    path.touch(mode=0o600)
-    path.write_text(secrets.token_hex(32))
-    return str(path)

@@ -106,13 +106,6 @@ def check_read(config: DictConfig, defaults: Mapping[str, Any]) -> None:
         require(same or key in ACCEPTED or _listed(key), key, value, f"{accepted} {WITH}")
 
 
-def check_choices(config: DictConfig) -> None:
-    """Refuse values that TRL has no word for."""
-    for key, accepted in ACCEPTED.items():
-        value = OmegaConf.select(config, key, default=accepted[0])
-        require(value in accepted, key, value, f"{' or '.join(map(str, accepted))} {WITH}")
-
-
 def leaves(config: DictConfig) -> dict[str, Any]:
     """Return every key that holds a value, and the value as it is written."""
     plain: Any = OmegaConf.to_container(config, resolve=False)
@@ -304,8 +297,10 @@ def _steps(config: DictConfig, updates: int) -> dict[str, Any]:
 
 
 def check(config: DictConfig) -> None:
-    """Refuse what TRL cannot do, by its key."""
-    check_choices(config)
+    """Refuse what TRL cannot do or has no word for, by its key."""
+    for key, words in ACCEPTED.items():
+        value = OmegaConf.select(config, key, default=words[0])
+        require(value in words, key, value, f"{' or '.join(map(str, words))} {WITH}")
     prompts_at_once, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     divides = prompts_at_once % mini == 0
     require(divides, "actor_rollout_ref.actor.ppo_mini_batch_size", mini, f"a divisor of {prompts_at_once}")

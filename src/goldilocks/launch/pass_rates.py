@@ -26,7 +26,7 @@ from goldilocks.launch.machine import find_device
 from goldilocks.launch.preflight import check_paths, provide
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.launch.trl_data import PROMPT, SCORE, Grader, dataset
-from goldilocks.runs.files import Lines
+from goldilocks.runs.files import Lines, write_array
 from goldilocks.runs.history import place_of, value_of
 from goldilocks.runs.records import Row, growing, row_key, split_row_key, whole_groups
 from goldilocks.types import POSITIVE_THRESHOLD
@@ -87,9 +87,12 @@ def run(args: argparse.Namespace) -> int:
     groups = whole_groups(args.out, args.n)
     print("\n".join(summary(list(groups.values()), list(config.goldilocks.validate_by))))
     if args.hidden_states:
-        prompts = {_uid(prompt): prompt for prompt in data[PROMPT]}
-        states = _hidden_states(model_path, [prompts[uid] for uid in groups], config, choice.device)
-        print(f"hidden states: {_save(states, args.out.with_suffix('.npy'))}")
+        from goldilocks.verl.source import compute
+
+        by_uid, path = {_uid(prompt): prompt for prompt in data[PROMPT]}, args.out.with_suffix(".npy")
+        longest, dtype = config.data.max_prompt_length, config.actor_rollout_ref.rollout.dtype
+        write_array(path, compute(model_path, [by_uid[uid] for uid in groups], choice.device, longest, dtype))
+        print(f"hidden states: {path}")
     return 0
 
 
@@ -275,20 +278,3 @@ def _figures(groups: Sequence[Sequence[Row]]) -> str:
     informative = sum(0 < count < len(group) for count, group in zip(passes, groups, strict=True))
     answers = sum(map(len, groups))
     return f"pass rate {sum(passes) / max(answers, 1):.3f}, informative groups {informative / max(len(groups), 1):.1%}"
-
-
-def _hidden_states(model: str, prompts: Sequence[Any], config: DictConfig, device: str) -> Any:
-    from goldilocks.verl.source import compute
-
-    return compute(model, prompts, device, config.data.max_prompt_length, config.actor_rollout_ref.rollout.dtype)
-
-
-def _save(states: Any, path: Path) -> Path:
-    """Write the array, whole or not at all."""
-    import numpy as np
-
-    from goldilocks.runs.files import replacing
-
-    with replacing(path) as unfinished, unfinished.open("wb") as file:
-        np.save(file, states, allow_pickle=False)
-    return path

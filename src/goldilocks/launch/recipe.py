@@ -73,7 +73,10 @@ def choose(words: Sequence[str], device: str) -> Choice:
 
 def compose_config(choice: Choice, extra: Sequence[str] = ()) -> DictConfig:
     """Compose verl's config: its defaults, the device, the task, the recipe, ``extra``, and last the overrides."""
-    recipe = _stored(choice.recipe) if choice.recipe.endswith(FILE) else f"+recipe={choice.recipe}"
+    recipe = f"+recipe={choice.recipe}"
+    if choice.recipe.endswith(FILE):
+        _store(find(choice.recipe), "chosen", ())
+        recipe = f"+{OWN}=chosen"
     groups = [f"+device={choice.device}", f"+task={choice.task}", recipe, *extra]
     with initialize_config_dir(str(_verl_config()), version_base=None):
         try:
@@ -89,14 +92,8 @@ def verl_defaults() -> DictConfig:
         return compose("ppo_trainer")
 
 
-def _stored(recipe: str) -> str:
-    """Register a recipe's file with Hydra and return the override that chooses it."""
-    _store(find(recipe), "chosen", ())
-    return f"+{OWN}=chosen"
-
-
 def _store(file: Path, name: str, above: tuple[Path, ...]) -> None:
-    """Register a file, and the files beside it that it builds on: Hydra looks for names in its own folders alone."""
+    """Register a file with Hydra, and the files beside it that it builds on: Hydra looks in its own folders alone."""
     refuse_circle(file, above)
     try:
         node = OmegaConf.load(file)

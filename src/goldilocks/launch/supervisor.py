@@ -38,10 +38,12 @@ class Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Supervisor:
-        # A session of its own: Ctrl-C in the terminal reaches only the supervisor, which then ends the run.
+        # Where the environment names a server, the driver is forked from it. It has a session of its own: Ctrl-C in the
+        # terminal reaches only the supervisor, which then ends the run.
+        python = shlex.split(prefork.py_executable()) if prefork.SOCKET in self._env else [sys.executable]
         with self.run.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._python, "-m", "goldilocks.launch.driver", str(self.run.path)],
+                [*python, "-m", "goldilocks.launch.driver", str(self.run.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -52,11 +54,6 @@ class Supervisor:
 
     def __exit__(self, *_: object) -> None:
         self.end()
-
-    @property
-    def _python(self) -> list[str]:
-        """Return the command for Python: one that forks from a server if the environment names a server."""
-        return shlex.split(prefork.py_executable()) if prefork.SOCKET in self._env else [sys.executable]
 
     @property
     def status(self) -> int | None:

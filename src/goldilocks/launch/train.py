@@ -143,8 +143,27 @@ def check_keys(config: DictConfig) -> None:
 
 
 def composed(choice: Choice, run_path: Path, ray_folder: str = "") -> DictConfig:
-    """Return the config of a run; nothing is made, and only names and types are checked."""
-    return compose_config(choice, _own_overrides(choice, run_path, ray_folder))
+    """Return the config of a run; nothing is made, and only names and types are checked.
+
+    Settings of a run that no recipe has come before the user's own overrides.
+    """
+    # A Ray for this run alone, on this machine; ray_kwargs.ray_init.address=auto joins a cluster instead.
+    private = [
+        f"++ray_kwargs.ray_init.address={PRIVATE}",
+        "++ray_kwargs.ray_init.include_dashboard=false",
+        "++ray_kwargs.ray_init._node_ip_address=127.0.0.1",
+        f"++ray_kwargs.ray_init._temp_dir={quoted(ray_folder)}",
+    ]
+    cluster = any("ray_kwargs.ray_init.address=" in override for override in choice.overrides)
+    own = [
+        _engine(choice),
+        "trainer.logger=[console,file]",
+        "trainer.project_name=goldilocks",
+        f"trainer.experiment_name={quoted(run_path.name)}",
+        f"trainer.default_local_dir={quoted(run_path.resolve() / 'checkpoints')}",
+        f"trainer.rollout_data_dir={quoted(run_path.resolve() / 'rollouts')}",
+    ]
+    return compose_config(choice, own if cluster else own + private)
 
 
 def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S, stop: threading.Event | None = None) -> Ended:
@@ -177,27 +196,6 @@ def _few_updates(config: DictConfig, progress: Progress) -> str | None:
 def _engine(choice: Choice) -> str:
     on_trl = f"+trainer.{TRAINER}=trl" in choice.overrides  # TRL takes our engine into its own process
     return f"actor_rollout_ref.rollout.name={'transformers' if on_trl else rollout_engine(choice.device)}"
-
-
-def _own_overrides(choice: Choice, run_path: Path, ray_folder: str) -> list[str]:
-    """Return the settings of a run that no recipe has; the user's own overrides come after them."""
-    # A Ray for this run alone, on this machine; ray_kwargs.ray_init.address=auto joins a cluster instead.
-    private = [
-        f"++ray_kwargs.ray_init.address={PRIVATE}",
-        "++ray_kwargs.ray_init.include_dashboard=false",
-        "++ray_kwargs.ray_init._node_ip_address=127.0.0.1",
-        f"++ray_kwargs.ray_init._temp_dir={quoted(ray_folder)}",
-    ]
-    cluster = any("ray_kwargs.ray_init.address=" in override for override in choice.overrides)
-    return [
-        _engine(choice),
-        "trainer.logger=[console,file]",
-        "trainer.project_name=goldilocks",
-        f"trainer.experiment_name={quoted(run_path.name)}",
-        f"trainer.default_local_dir={quoted(run_path.resolve() / 'checkpoints')}",
-        f"trainer.rollout_data_dir={quoted(run_path.resolve() / 'rollouts')}",
-        *([] if cluster else private),
-    ]
 
 
 def _environment(choice: Choice, config: DictConfig, run_dir: RunDir) -> dict[str, str]:

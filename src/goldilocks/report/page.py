@@ -68,12 +68,13 @@ def make_page(runs: Sequence[Run], *, live: str | None = None, opening: Opening 
     sections = [section for section in made if section.plots or section.sheets or section.notes]
     plots = tuple(plot for section in (*(opening.sections if opening else ()), *sections) for plot in section.plots)
     prompts, prompt_note = _prompts(runs)
+    absent = _absent(runs)
     html = _environment().get_template("page.html").render(
         title=opening.title if opening else " · ".join(run.name for run in runs),
         opening=opening,
         runs=[{"name": run.name, "colour": run_colour(number), "run": run} for number, run in enumerate(runs)],
         figures=figures(runs),
-        absent=_absent(runs),
+        absent=absent,
         sections=sections,
         prompts=prompts,
         prompt_note=prompt_note,
@@ -89,12 +90,8 @@ def make_page(runs: Sequence[Run], *, live: str | None = None, opening: Opening 
         }),
         **_assets(live is not None),
     )  # fmt: skip
-    return Page(html, plots, _missing(runs, sections))
-
-
-def _missing(runs: Sequence[Run], sections: Sequence[Section]) -> tuple[str, ...]:
-    of_runs = [f"{names}: {line}" if names else line for line, names in _absent(runs).items()]
-    return (*of_runs, *(note for section in sections for note in section.notes))
+    of_runs = [f"{names}: {line}" if names else line for line, names in absent.items()]
+    return Page(html, plots, (*of_runs, *(note for section in sections for note in section.notes)))
 
 
 def _absent(runs: Sequence[Run]) -> dict[str, str]:

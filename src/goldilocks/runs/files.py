@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from platformdirs import user_cache_path
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -61,7 +62,7 @@ class RunDir:
             raise ValueError(f"--runs={str(root)!r} is not accepted: a directory that can be written to")
         for file in (run.log, run.metrics, run.reason):
             set_aside(file)
-        run._write_secret()
+        write_secret(run.secret)
         return run
 
     def full_disk(self) -> str | None:
@@ -73,11 +74,6 @@ class RunDir:
         """Return why the driver ended with this status: its own reason if it could write one."""
         said = self.reason.read_text() if self.reason.exists() else ""
         return said or self.full_disk() or f"the driver ended with status {status}"
-
-    def _write_secret(self) -> None:
-        self.secret.unlink(missing_ok=True)
-        self.secret.touch(mode=0o600)
-        self.secret.write_text(secrets.token_hex(32))
 
 
 def cache_folder() -> Path:
@@ -91,6 +87,13 @@ def set_aside(file: Path) -> None:
         return
     earlier = (file.with_name(f"{file.stem}.{number}{file.suffix}") for number in range(1, 1 << 20))
     file.rename(next(path for path in earlier if not path.exists()))
+
+
+def write_secret(path: Path) -> None:
+    """Write a new token that this user alone can read."""
+    path.unlink(missing_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(secrets.token_hex(32))
 
 
 @contextlib.contextmanager
@@ -110,6 +113,13 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_array(path: Path, values: Any) -> None:
+    """Write a numpy array, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        np.save(file, values, allow_pickle=False)
 
 
 def make_folder(path: Path, make: Callable[[Path], None]) -> None:

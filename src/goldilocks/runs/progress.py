@@ -47,20 +47,16 @@ class Progress:
         if self.first_step is None:
             self.first_step = self.step
         self.reward = data.get(FRESH_SCORE, data[SCORE])
-        self._spend(data)
+        # The totals are the collector's; a trainer without one trains all that it generates.
+        before, self.rollouts = self.rollouts, int(data.get(costs.ROLLOUTS, self.rollouts + self.rollouts_per_step))
+        self.generated.append(self.rollouts)
+        self.tokens = int(data.get(costs.TOKENS, self.tokens + data.get(costs.LENGTH, 0.0) * (self.rollouts - before)))
         self.seconds.append(data.get(SECONDS, 0.0))
         self.validating += data.get(VALIDATING, 0.0)
         if SPENT in data:
             self.spent.append(data[SPENT])
         for stage in STAGES:
             self.stages[stage] = self.stages.get(stage, 0.0) + data.get(f"timing_s/{stage}", 0.0)
-
-    def _spend(self, data: dict[str, Any]) -> None:
-        """Take the totals of the collector; a trainer without one trains all that it generates."""
-        before = self.rollouts
-        self.rollouts = int(data.get(costs.ROLLOUTS, before + self.rollouts_per_step))
-        self.generated.append(self.rollouts)
-        self.tokens = int(data.get(costs.TOKENS, self.tokens + data.get(costs.LENGTH, 0.0) * (self.rollouts - before)))
 
     @property
     def steps_done(self) -> int:
@@ -92,7 +88,8 @@ class Progress:
         if self.reward is not None:
             parts.append(f"reward {self.reward:.2f}")
         if self.validations:
-            parts.append(f"validation {' → '.join(f'{value:.1%}' for value in self._ends())}")
+            ends = [*self.validations[:1], *self.validations[1:][-1:]]
+            parts.append(f"validation {' → '.join(f'{value:.1%}' for _, value in ends)}")
         parts.append(f"{self.rollouts:,} rollouts")
         if self.eta is not None:
             parts.append(f"{clock(self.eta)} left")
@@ -121,10 +118,6 @@ class Progress:
         steps = min(recent, len(known) - 1)
         gained = known[-1] - known[-1 - steps] if steps > 0 else 0.0
         return max(1 - known[-1], 0.0) * steps / gained if gained else math.inf
-
-    def _ends(self) -> list[float]:
-        values = [value for _, value in self.validations]
-        return values if len(values) == 1 else [values[0], values[-1]]
 
     def _stages(self) -> str:
         mean = {stage: total / self.steps_done for stage, total in self.stages.items()}

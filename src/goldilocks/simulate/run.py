@@ -85,11 +85,9 @@ def recipe_settings(recipe: str, setup: Setup) -> Settings:
     return settings_of(recipe_config(recipe), setup)
 
 
-def _untold(rollouts: int) -> None:
-    """Do nothing."""
-
-
-def simulate(name: str, settings: Settings, prompts: PassRates, setup: Setup, tell: Tell = _untold) -> Outcome:
+def simulate(
+    name: str, settings: Settings, prompts: PassRates, setup: Setup, tell: Tell = lambda rollouts: None
+) -> Outcome:
     """Spend the budget under these settings (``recipe_settings``). ``tell`` is called with the rollouts asked for."""
     source = ListSource(prompts.contents, readable=prompts.readable, columns=prompts.columns)
     collector = settings.collector(source, repeat=setup.repeat)
@@ -108,7 +106,7 @@ def simulate(name: str, settings: Settings, prompts: PassRates, setup: Setup, te
 
 
 def batches(
-    collector: Collector, engine: SimulatedEngine, rollouts: int, tell: Tell = _untold
+    collector: Collector, engine: SimulatedEngine, rollouts: int, tell: Tell = lambda rollouts: None
 ) -> Iterator[tuple[Group, ...]]:
     """Yield every batch that ``rollouts`` rollouts fill; the engine trains on each before the next is collected."""
     engine.budget = rollouts

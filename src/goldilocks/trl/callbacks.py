@@ -178,21 +178,11 @@ def is_comparable(args: Any, model: nn.Module) -> bool:
     dropped = any(isinstance(one, nn.Dropout) and one.p > 0 for one in model.modules())
     config: Any = getattr(model, "config", None)
     routed = config is not None and has_experts(config.to_dict())
-    return not (dropped or routed or _is_cut(args) or _is_altered(args) or _may_be_raw(args))
-
-
-def _is_cut(args: Any) -> bool:
-    """Whether tokens are left out of the distribution that the engine reports."""
+    # Tokens are left out of the distribution that the engine reports.
     bound = getattr(args, "vllm_structured_outputs_regex", None)
-    return bool((args.top_p or 1.0) < 1 or (args.top_k or 0) > 0 or getattr(args, "min_p", None) or bound)
-
-
-def _is_altered(args: Any) -> bool:
-    """Whether the engine reports logits that more than the temperature has changed."""
-    return bool((getattr(args, "repetition_penalty", None) or 1.0) != 1 or getattr(args, "generation_kwargs", None))
-
-
-def _may_be_raw(args: Any) -> bool:
-    """Whether a vLLM server, whose options are its own, may report log-probs without the temperature."""
-    served = getattr(args, "use_vllm", False) and args.vllm_mode == "server"
-    return bool(served and args.temperature != 1)
+    cut = (args.top_p or 1.0) < 1 or (args.top_k or 0) > 0 or getattr(args, "min_p", None) or bound
+    # The engine reports logits that more than the temperature has changed.
+    altered = (getattr(args, "repetition_penalty", None) or 1.0) != 1 or getattr(args, "generation_kwargs", None)
+    # A vLLM server, whose options are its own, may report log-probs without the temperature.
+    raw = getattr(args, "use_vllm", False) and args.vllm_mode == "server" and args.temperature != 1
+    return not (dropped or routed or cut or altered or raw)

@@ -25,7 +25,6 @@ from goldilocks.runs.files import RunDir, set_aside
 from goldilocks.runs.history import column_and_value, validated_source
 from goldilocks.runs.progress import FRESH_SCORE, SCORE, SECONDS
 from goldilocks.trl.collection import Batch
-from goldilocks.types import Group
 
 LENGTH = "response_length/mean"
 TOTALS = ("accounts/", "data/", "budget/")
@@ -90,11 +89,7 @@ class RunRecord(TrainerCallback):
         trained = [rollout for group in batch.groups for rollout in group.trained]  # as verl counts them
         mean = math.fsum(rollout.reward for rollout in trained) / max(1, len(trained))
         lengths = [rollout.tokens for rollout in trained]
-        self._taken[step] = {
-            **batch.metrics,
-            SCORE: mean,
-            LENGTH: sum(lengths) / max(1, len(lengths)),
-        }
+        self._taken[step] = {**batch.metrics, SCORE: mean, LENGTH: sum(lengths) / max(1, len(lengths))}
         file = self._run.path / "rollouts" / f"{step}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("w", encoding="utf-8") as out:
@@ -146,7 +141,7 @@ class RunRecord(TrainerCallback):
 def _answers(step: int, collection: Taken) -> Iterator[dict[str, Any]]:
     """Yield a line for each rollout that is trained for the first time, in the form of verl's dumps."""
     assert collection.batch is not None
-    for group in _fresh(collection.batch):
+    for group in (one for one in collection.batch.groups if not one.replays):
         for rollout in group.trained:
             row = collection.rows[rollout.uid, rollout.index]
             yield {
@@ -158,7 +153,3 @@ def _answers(step: int, collection: Taken) -> Iterator[dict[str, Any]]:
                 "uid": f"{rollout.uid}_{rollout.index}_0",
                 "advantage": collection.trained[rollout.uid, rollout.index],
             }
-
-
-def _fresh(batch: Batch) -> list[Group]:
-    return [group for group in batch.groups if not group.replays]

@@ -111,18 +111,16 @@ def _packed(place: Place, row: Row) -> dict[str, Any]:
     return {
         "uid": place[0],
         "index": place[1],
-        "tensors": {name: _plain(tensor).numpy() for name, tensor in row.tensors.items()},
+        "tensors": {
+            name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # numpy has no bfloat16
+            for name, tensor in row.tensors.items()
+        },
         "rewards": torch.tensor(row.rewards, dtype=torch.float64).numpy(),
         "prompt": row.prompt,
         "completion": row.completion,
         "truncated": row.truncated,
         "tool_tokens": row.tool_tokens,
     }
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """numpy has no bfloat16."""
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor
 
 
 @dataclass(frozen=True)

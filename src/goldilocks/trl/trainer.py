@@ -287,7 +287,8 @@ class CollectedTrainer(WholeCheckpoints):
         shown = {name: sum(ones) / len(ones) for name, ones in self._metrics["eval"].items() if column_and_value(name)}
         for column, values in by_column(shown).items():
             check_values(column, len(values))
-        self._tell_prior(shown)
+        if self.collection is not None and self.collection.driver is not None:
+            self.collection.driver.collector.beliefs.prior.tell(shown)  # so far; only an oracle listens
 
     def _answers_asked_for(self, answers: int) -> int:
         """Return how many answers of a validation's batch the data ask for.
@@ -302,11 +303,6 @@ class CollectedTrainer(WholeCheckpoints):
         asked: int = len(state.active_dataloader.dataset) * self.num_generations_eval
         together: int = self.args.eval_batch_size * self.accelerator.num_processes
         return min(answers, (asked - 1) % together + 1)
-
-    def _tell_prior(self, shown: dict[str, float]) -> None:
-        """Tell the first process's prior what this validation has shown so far; only an oracle listens."""
-        if self.collection is not None and self.collection.driver is not None:
-            self.collection.driver.collector.beliefs.prior.tell(shown)
 
     @contextmanager
     def _groups_of(self, size: int, seeds: Seeds) -> Iterator[None]:

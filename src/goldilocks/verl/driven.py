@@ -51,7 +51,8 @@ class DriverCheckpoint:
         """Load the state that belongs to the weights verl has loaded, and say what was found."""
         if self._trainer.resume_mode == "disable":
             return
-        self._say_what_is_left_out()
+        for old in sorted(Path(self._trainer.default_local_dir).glob(OF_OLD)):
+            print(f"Goldilocks does not take up {old}: an earlier version wrote it, without the weights it is about")
         path = self._trainer.resume_from_path
         folder = Path(path) if self._trainer.resume_mode == "resume_path" else self.folder(step)
         if (folder / FILE).exists():
@@ -67,18 +68,11 @@ class DriverCheckpoint:
 
     def _summary(self) -> str:
         collector = self._driver.collector
+        paused = f", {len(collector.paused)} rollouts go on from what they had written" if collector.paused else ""
         return (
             f"{collector.prompts_issued} prompts issued, {len(collector.kept)} groups wait to be trained, "
-            f"{len(collector.waiting_rollouts)} rollouts are kept{self._paused()}"
+            f"{len(collector.waiting_rollouts)} rollouts are kept{paused}"
         )
-
-    def _paused(self) -> str:
-        rollouts = len(self._driver.collector.paused)
-        return f", {rollouts} rollouts go on from what they had written" if rollouts else ""
-
-    def _say_what_is_left_out(self) -> None:
-        for folder in sorted(Path(self._trainer.default_local_dir).glob(OF_OLD)):
-            print(f"Goldilocks does not take up {folder}: an earlier version wrote it, without the weights it is about")
 
 
 class Driven:

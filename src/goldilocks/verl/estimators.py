@@ -49,18 +49,15 @@ def counting_rollouts(algorithm: Any, keys: Sequence[str]) -> Iterator[None]:
 
 
 def several_rows_estimator(algorithm: Any) -> str:
-    """Return the estimator for rollouts of several rows; raise ``ValueError`` if this config has none for them."""
+    """Return the estimator for rollouts of several rows; raise ``ValueError`` if this config has none for them.
+
+    It would read a KL penalty in the reward in the last rows alone.
+    """
     name: str = algorithm.adv_estimator
-    _check_penalty(name, algorithm.use_kl_in_reward)
-    return name if name == "grpo" else pool_estimator(name, use_kl_in_reward=False)
-
-
-def _check_penalty(name: str, use_kl_in_reward: bool) -> None:
-    """Raise a ``ValueError`` for a KL penalty in the reward that the estimator would read in the last rows alone."""
-    require(
-        not use_kl_in_reward or name.removesuffix(SUFFIX) not in POOLED,
-        "algorithm.use_kl_in_reward",
-        use_kl_in_reward,
+    accepted = (
         f"False with algorithm.adv_estimator={name} where rollouts have several rows: the reward of a rollout is that "
-        "of its last row, without the penalty of the others. Use actor_rollout_ref.actor.use_kl_loss=True",
+        "of its last row, without the penalty of the others. Use actor_rollout_ref.actor.use_kl_loss=True"
     )
+    whole = not algorithm.use_kl_in_reward or name.removesuffix(SUFFIX) not in POOLED
+    require(whole, "algorithm.use_kl_in_reward", algorithm.use_kl_in_reward, accepted)
+    return name if name == "grpo" else pool_estimator(name, use_kl_in_reward=False)

@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -124,7 +123,8 @@ class _AfterImport(MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         if fullname not in self._due:
             return None
-        spec = self._found_by_others(fullname, path, target)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        spec = next((found for finder in others if (found := finder.find_spec(fullname, path, target))), None)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
@@ -136,12 +136,6 @@ class _AfterImport(MetaPathFinder):
 
         spec.loader.exec_module = execute_then_act  # type: ignore[method-assign]  # this spec's own loader
         return spec
-
-    def _found_by_others(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> ModuleSpec | None:
-        others = (finder for finder in sys.meta_path if finder is not self)
-        return next((spec for finder in others if (spec := finder.find_spec(fullname, path, target))), None)
 
 
 register()

@@ -19,7 +19,7 @@ from torch.utils.data import SequentialSampler
 
 from goldilocks.core.source import TablePrompts
 from goldilocks.hashing import MEDIA
-from goldilocks.runs.files import cache_folder, replacing
+from goldilocks.runs.files import cache_folder, write_array
 
 
 class DatasetSource(TablePrompts):
@@ -86,9 +86,7 @@ def hidden_states(config: DictConfig, source: DatasetSource) -> np.ndarray:
         task = ray.remote(num_gpus=int(gpu), max_calls=1)(compute)
         device, longest = "cuda" if gpu else "cpu", config.data.max_prompt_length
         states = ray.get(task.remote(model, list(source.messages()), device, longest, dtype))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as temporary, temporary.open("wb") as opened:
-            np.save(opened, states, allow_pickle=False)
+        write_array(file, states)
     return np.asarray(np.load(file, allow_pickle=False))
 
 

@@ -114,7 +114,7 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
             require(prompts.images is None, "train_dataset", prompts.images, f"no images {HERE}")
             self.collected = self._queue(settings, prompts)
             self.collected.on_batch = self._keep_metrics
-            self._record = RunRecord(run_dir, sections.config(sizes), self._spent)
+            self._record = RunRecord(run_dir, sections.config(sizes), lambda: self._budget.metrics())
             self.add_callback(self._record)
         meter = None if self.collected is None else self.collected.driver.meter
         self._budget = BudgetCallback(settings.budget(), meter, processes)
@@ -201,9 +201,6 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
         self._record.trains(number + 1)
         for taken in [one for one in self._taken if one <= number]:
             add_logged(self._metrics["train"], self._taken.pop(taken))
-
-    def _spent(self) -> dict[str, float]:
-        return self._budget.metrics()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
