@@ -25,7 +25,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, async_grpo_trainer, asy
 
 from goldilocks.hashing import hashed
 from goldilocks.tasks.tiny_model import build, character_tokenizer
-from goldilocks.trl.asynchronous.trainer import GoldilocksAsyncGRPOTrainer
+from goldilocks.trl.async_trainer import GoldilocksAsyncGRPOTrainer
 
 SCHEMA = {
     "type": "object",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("goldilocks.trl.asynchronous.trainer", exc_type=ImportError)  # an older TRL has another one
+pytest.importorskip("goldilocks.trl.async_trainer", exc_type=ImportError)  # an older TRL has another one
 
 import trl_async_world as asynchronous
 import trl_world as world

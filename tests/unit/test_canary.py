@@ -145,4 +145,4 @@ def test_the_installed_trl_is_one_that_ours_was_written_for() -> None:
 
 def test_the_installed_asynchronous_trainer_is_the_one_that_ours_was_written_for() -> None:
     pytest.importorskip("trl.experimental.async_grpo", exc_type=ImportError)
-    assert importlib.import_module("goldilocks.trl.asynchronous.trainer").changed() == []
+    assert importlib.import_module("goldilocks.trl.async_trainer").changed() == []

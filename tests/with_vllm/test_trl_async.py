@@ -20,7 +20,7 @@ import requests
 import torch
 
 pytest.importorskip("vllm")
-pytest.importorskip("goldilocks.trl.asynchronous.trainer", exc_type=ImportError)
+pytest.importorskip("goldilocks.trl.async_trainer", exc_type=ImportError)
 
 import trl_async_world as asynchronous
 from peft import LoraConfig, PeftModel
@@ -28,7 +28,7 @@ from run_files import json_lines
 from transformers import AutoModelForCausalLM
 from vllm.utils.network_utils import get_open_port
 
-from goldilocks.trl.asynchronous.rollouts import CollectedQueue
+from goldilocks.trl.async_rollouts import CollectedQueue
 
 from .conftest import log_probs
 

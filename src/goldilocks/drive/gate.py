@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from goldilocks.drive.rows import Place
-from goldilocks.filtering.step_metrics import combine
+from goldilocks.runs.history import combine
 from goldilocks.types import Group
 
 Rollouts = dict[str, list[int]]  # of each group, by their numbers

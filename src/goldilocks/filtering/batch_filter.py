@@ -32,7 +32,7 @@ from goldilocks.filtering.rows import (
     valid_rows,
 )
 from goldilocks.filtering.selection import Draws, Samples, cut
-from goldilocks.filtering.step_metrics import Mean, combine
+from goldilocks.runs.history import Mean, combine
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ the driver, and Ray's processes end with the child: the kernel sees to both.
 
 verl switches vLLM's cache of compiled graphs off, since engines that compile at once have corrupted it (vLLM's issue
 31199), and so every run compiles anew. Here a run with a single engine has a folder for its model, locked until the run
-ends. A second run finds the lock taken and compiles anew. A folder may be damaged, and is emptied, unless the last start
-that used it logged a step and said so when it ended.
+ends. A second run finds the lock taken and compiles anew. A folder may be damaged, and is emptied, unless the start
+that used it last logged a step and said so when it ended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""A run's metrics by step, as verl's file logger wrote them, and validation accuracy by columns of the data.
+"""A run's metrics: by step, as verl's file logger wrote them; of several batches as of one; accuracy by columns.
 
 A step may be logged in several lines, one for validation and one for training. A resumed run logs to a new file and may
 repeat steps; the values of the newest start count. Only finite numbers are kept. A metric that was not logged has an
 empty series. The columns are those that ``goldilocks.validate_by`` names; their metrics are called ``val/level/3/acc``.
+
+Of several batches, counts are summed, and means are weighed by what they are over. The driver does so in the simulator
+too, which runs where torch is not.
 """
 
 from __future__ import annotations
@@ -149,3 +152,39 @@ def accuracy_by(column: str, values: Sequence[Any], right: Sequence[float]) -> d
 
 def check_values(column: str, count: int) -> None:
     require(count <= MOST_VALUES, VALIDATE_BY, column, f"a column of at most {MOST_VALUES} values, not {count}")
+
+
+class Mean(float):
+    """A mean that knows how many things it is over; over none it is 0."""
+
+    count: float
+
+    def __new__(cls, total: float, count: float) -> Mean:
+        return cls.of(total / count if count else 0.0, count)
+
+    @classmethod
+    def of(cls, value: float, count: float) -> Mean:
+        """Return a mean whose value is known."""
+        mean = super().__new__(cls, value)
+        mean.count = count
+        return mean
+
+    def __reduce__(self) -> tuple[Any, tuple[float, float]]:
+        """The first process of several sends its metrics to the others."""
+        return Mean.of, (float(self), self.count)
+
+
+def combine(batches: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the metrics of all batches together; one that only some batches have is over those."""
+    combined: dict[str, float] = {}
+    for batch in batches:
+        for name, value in batch.items():
+            before = combined.get(name)
+            combined[name] = value if before is None else _both(before, value)
+    return combined
+
+
+def _both(one: float, other: float) -> float:
+    if isinstance(one, Mean) and isinstance(other, Mean):
+        return Mean(one * one.count + other * other.count, one.count + other.count)
+    return one + other

@@ -15,7 +15,7 @@ def __getattr__(name: str) -> Any:
     if name != "GoldilocksAsyncGRPOTrainer":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from goldilocks.trl.asynchronous.trainer import GoldilocksAsyncGRPOTrainer
+        from goldilocks.trl.async_trainer import GoldilocksAsyncGRPOTrainer
     except ImportError as error:
         from trl import __version__
 

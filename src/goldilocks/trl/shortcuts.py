@@ -111,14 +111,16 @@ class OnHost:
 
 
 @contextmanager
-def on_host(trainer: Any) -> Iterator[None]:
-    """Have TRL make its tensors on the host."""
-    before = trainer.accelerator
-    trainer.accelerator = OnHost(before)
+def having(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Set attributes of an object of TRL's within the block."""
+    before = {name: getattr(owner, name) for name in attributes}
+    for name, value in attributes.items():
+        setattr(owner, name, value)
     try:
         yield
     finally:
-        trainer.accelerator = before
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 def moved(values: Any, device: torch.device) -> Any:

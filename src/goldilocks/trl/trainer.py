@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import ChainMap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,11 +40,10 @@ from goldilocks.trl.callbacks import (
     is_comparable,
     is_exact,
 )
-from goldilocks.trl.checkpoints import Saved, WholeCheckpoints
 from goldilocks.trl.collection import SCALE, Collection, Generated, Processes, Rewards, Seeds, Sizes
 from goldilocks.trl.engine_rollouts import EngineRollouts, Turns
 from goldilocks.trl.inputs import DatasetPrompts, SamplerOrder, Section, Sections
-from goldilocks.trl.record import RunRecord, accuracy_name, add_logged
+from goldilocks.trl.on_disk import RunRecord, Saved, WholeCheckpoints, accuracy_name, add_logged
 from goldilocks.trl.rows import (
     IMAGES,
     LOG_PROBS,
@@ -55,7 +54,7 @@ from goldilocks.trl.rows import (
     split_rows,
     texts_alone,
 )
-from goldilocks.trl.shortcuts import HOST, Unread, Unsent, moved, on_host
+from goldilocks.trl.shortcuts import HOST, OnHost, Unread, Unsent, having, moved
 from goldilocks.trl.supported import RETURNED, check_engine, check_trl
 
 logger = logging.getLogger(__name__)
@@ -197,13 +196,13 @@ class CollectedTrainer(WholeCheckpoints):
         return output if self._on_host else moved(output, self._device)
 
     def _generate_and_score(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        with on_host(self) if self._on_host else nullcontext():
+        with having(self, accelerator=OnHost(self.accelerator)) if self._on_host else nullcontext():
             output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         return output
 
     def _generate_round(self, inputs: list[dict[str, Any]], group_size: int, seeds: Seeds) -> Generated:
         """TRL's own generation and scoring of these rows, which are groups of this size to it."""
-        with self._groups_of(group_size, seeds):
+        with having(self, num_generations=group_size, _seeds=seeds):
             output = self._generate_and_score(inputs)
         scored, self._scored = self._scored, None
         assert scored is not None, "TRL scored no completion"
@@ -239,21 +238,16 @@ class CollectedTrainer(WholeCheckpoints):
         """TRL's, of empty rows where the collector reads its own."""
         if self.collection is None:
             return super().get_train_dataloader()
-        rows, self.train_dataset = self.train_dataset, Unread(len(self.train_dataset))
-        try:
+        with having(self, train_dataset=Unread(len(self.train_dataset))):
             return super().get_train_dataloader()
-        finally:
-            self.train_dataset = rows
 
     def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
         """TRL's, of rows that accelerate does not search for tensors where the batch stays on the host."""
         if not self._on_host:
             return super().get_eval_dataloader(*args, **kwargs)
-        collate, self.data_collator = self.data_collator, lambda rows: Unsent(collate(rows))
-        try:
+        collate = self.data_collator
+        with having(self, data_collator=lambda rows: Unsent(collate(rows))):
             return super().get_eval_dataloader(*args, **kwargs)
-        finally:
-            self.data_collator = collate
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
@@ -304,15 +298,6 @@ class CollectedTrainer(WholeCheckpoints):
         together: int = self.args.eval_batch_size * self.accelerator.num_processes
         return min(answers, (asked - 1) % together + 1)
 
-    @contextmanager
-    def _groups_of(self, size: int, seeds: Seeds) -> Iterator[None]:
-        before: int = self.num_generations
-        self.num_generations, self._seeds = size, seeds
-        try:
-            yield
-        finally:
-            self.num_generations, self._seeds = before, None
-
     # -- what depends on the algorithm ---------------------------------------------------------------------------------
 
     def _rewards(self) -> Rewards:
@@ -361,30 +346,14 @@ class CollectedTrainer(WholeCheckpoints):
                 return shortcuts.no_loss(model if begins else None, self._device)
             scale = share if scale is None else scale * share
         inputs = dict(inputs)  # a batch may serve several updates, each with advantages of its own
-        if scale is None or not self._mean_of_rows:
-            return self._loss_of(model, inputs, *args, **kwargs)
-        with self._kl_times(scale):
+        beta = self.beta
+        if scale is not None and self._mean_of_rows:
+            # Each row's term is proportional to its advantage or to ``beta``, and their sum is divided by the number of
+            # rows. The entropy bonus and a router's loss are means over tokens: rows without a token do not thin them.
             inputs["advantages"] = inputs["advantages"] * scale
-            return self._loss_of(model, inputs, *args, **kwargs)
-
-    def _loss_of(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        self._in_loss = inputs
-        try:
+            beta = beta * scale if beta else beta
+        with having(self, beta=beta, _in_loss=inputs):
             return super().compute_loss(model, inputs, *args, **kwargs).to(self._device)
-        finally:
-            self._in_loss = None
-
-    @contextmanager
-    def _kl_times(self, scale: Tensor | float) -> Iterator[None]:
-        """Scale the KL term alone. Each row's term is proportional to its advantage or to ``beta``, and their sum is
-        divided by the number of rows; the entropy bonus and a router's loss are means over tokens, which rows without
-        a token do not make smaller."""
-        before = self.beta
-        self.beta = before * scale if before else before
-        try:
-            yield
-        finally:
-            self.beta = before
 
     def _get_per_token_logps_and_entropies(self, model: Any, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
         """TRL's, back where the ids came from; in a loss, log-probs of now are what the rest of it waits for."""

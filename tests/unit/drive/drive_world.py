@@ -13,7 +13,7 @@ from unit.core.driver import FaultyEngine, uniforms
 from goldilocks.drive.backend import Backend, Rounds, places
 from goldilocks.drive.gate import Gate, Judgement
 from goldilocks.drive.rows import MemoryRows, Place
-from goldilocks.filtering.step_metrics import Mean
+from goldilocks.runs.history import Mean
 from goldilocks.types import Event, Group, Paused, Request, Rollout
 
 

@@ -23,8 +23,8 @@ from goldilocks.drive.driver import Driver
 from goldilocks.drive.filter_gate import FilterGate
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.runs.costs import Budget
-from goldilocks.trl.checkpoints import Saved
 from goldilocks.trl.collection import Collection, Processes
+from goldilocks.trl.on_disk import Saved
 from goldilocks.trl.rows import CompletionGate, CompletionRows
 from goldilocks.verl.compat.backend import GenerationBatches
 from goldilocks.verl.compat.rows import ProtoRows

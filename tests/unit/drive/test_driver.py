@@ -16,9 +16,9 @@ from goldilocks.drive.backend import CANCELLED, Rounds, places
 from goldilocks.drive.driver import GRADED_GROUPS, MAX_FAILURES, MAX_REFILLS, Driver, Epochs, Stalled
 from goldilocks.drive.gate import Gate, Judgement
 from goldilocks.drive.rows import NoRows
-from goldilocks.filtering.step_metrics import Mean
 from goldilocks.rewards import spent
 from goldilocks.runs.costs import Budget
+from goldilocks.runs.history import Mean
 from goldilocks.types import Event, Failure, Group, OnExhausted, Paused, Request, Rollout, Verdict
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from goldilocks.filtering import PPOBatchFilter
 from goldilocks.filtering.batch_filter import Metrics, combined_metrics
-from goldilocks.filtering.step_metrics import Mean, combine
+from goldilocks.runs.history import Mean, combine
 
 GROUP = 4
 CONFIG = {

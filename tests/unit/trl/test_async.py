@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("goldilocks.trl.asynchronous.trainer", exc_type=ImportError)  # an older TRL has another one
+pytest.importorskip("goldilocks.trl.async_trainer", exc_type=ImportError)  # an older TRL has another one
 
 from run_files import json_lines
 from trl.experimental.async_grpo import async_rollout_worker
@@ -29,10 +29,10 @@ from goldilocks.runs import costs
 from goldilocks.runs.checkpoints import FILE
 from goldilocks.runs.progress import SECONDS
 from goldilocks.testing import check_backend, check_rows
-from goldilocks.trl import record
-from goldilocks.trl.asynchronous.rollouts import AskedRollouts, CollectedQueue, MicroBatches, SampleRows, Samples
-from goldilocks.trl.asynchronous.trainer import _asynchronous, _sizes, check
-from goldilocks.trl.asynchronous.worker import Answer, Ask, AskedLoop, AskedWorker, Cancel
+from goldilocks.trl import on_disk
+from goldilocks.trl.async_rollouts import AskedRollouts, CollectedQueue, MicroBatches, SampleRows, Samples
+from goldilocks.trl.async_trainer import _asynchronous, _sizes, check
+from goldilocks.trl.async_worker import Answer, Ask, AskedLoop, AskedWorker, Cancel
 from goldilocks.trl.callbacks import BudgetCallback
 from goldilocks.trl.inputs import Sections
 from goldilocks.types import Failure
@@ -174,10 +174,10 @@ def test_samples_come_back_from_disk_as_they_were() -> None:
 
 def test_the_wait_for_an_updates_samples_is_part_of_its_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = SimpleNamespace(now=0.0)
-    for module in (costs, record):
+    for module in (costs, on_disk):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
     meter = costs.Meter(costs.Budget(), Accounts())
-    written, state = record.RunRecord(tmp_path, {}, dict), SimpleNamespace(global_step=1)
+    written, state = on_disk.RunRecord(tmp_path, {}, dict), SimpleNamespace(global_step=1)
     callbacks: list[Any] = [BudgetCallback(costs.Budget(), meter, None), written]  # type: ignore[arg-type]
     for callback in callbacks:
         callback.begin()

@@ -12,8 +12,8 @@ from builders import plain_collector
 
 from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import Driver
-from goldilocks.trl.checkpoints import Saved
 from goldilocks.trl.collection import Collection, Processes
+from goldilocks.trl.on_disk import Saved
 from goldilocks.trl.rows import CompletionRows
 
 CPU = torch.device("cpu")

@@ -18,8 +18,8 @@ from goldilocks.core import Exhausted, Limits
 from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import MAX_FAILURES, Driver
 from goldilocks.rewards.calls import RewardCosts
-from goldilocks.trl.checkpoints import Saved
 from goldilocks.trl.collection import Collection, Generated, Processes, Rewards, Sizes
+from goldilocks.trl.on_disk import Saved
 from goldilocks.trl.rows import CompletionRows, Row
 
 SECONDS = 60  # a process that waits this long waits for ever

@@ -36,10 +36,9 @@ from goldilocks.verl.compat.python_config import TrainerConfig
 from goldilocks.verl.compat.rewards import RewardFunction, mark_validation, route
 from goldilocks.verl.compat.rows import STALE, TRAINED, BatchFilter, FinalReward, ProtoRows, pad_to
 from goldilocks.verl.dispatch.guarded_reward import guard_if_asked
-from goldilocks.verl.driven import Driven, UpdatesPerEpoch, changed
+from goldilocks.verl.driven import Driven, UpdatesPerEpoch, ValidatesByColumn, changed
 from goldilocks.verl.update.gates import KLPenalty
 from goldilocks.verl.update.guards import weights_guard
-from goldilocks.verl.update.validation import ValidatesByColumn
 
 
 class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):

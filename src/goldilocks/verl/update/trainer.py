@@ -25,7 +25,7 @@ from goldilocks.types import Group
 from goldilocks.verl.checks import MANAGER, check_v1
 from goldilocks.verl.dispatch.backend import AgentLoops
 from goldilocks.verl.dispatch.guarded_reward import guard_if_asked
-from goldilocks.verl.driven import Driven, UpdatesPerEpoch, changed
+from goldilocks.verl.driven import Driven, UpdatesPerEpoch, ValidatesByColumn, changed
 from goldilocks.verl.estimators import counting_rollouts, estimator_for, several_rows_estimator
 from goldilocks.verl.store.behaviour import store_log_probs, use_behaviour_log_probs
 from goldilocks.verl.store.replayed_rows import ReplayedRows, without
@@ -45,7 +45,6 @@ from goldilocks.verl.update.gates import KLPenalty, build_gate
 from goldilocks.verl.update.guards import GuardedLoss, gap_of_rows, guard_metrics, has_fresh_row, weights_guard
 from goldilocks.verl.update.loggers import show_grouped
 from goldilocks.verl.update.one_pass import OnePass, log_prob_micro_batch, reference_micro_batch, update_micro_batch
-from goldilocks.verl.update.validation import ValidatesByColumn
 
 POLL_INTERVAL = 0.05  # seconds; validation waits on verl's own replay buffer
 PROMPT_MEAN = "prompt-mean"

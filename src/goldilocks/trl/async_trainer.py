@@ -25,19 +25,19 @@ from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.errors import require
 from goldilocks.hashing import digest
-from goldilocks.trl.asynchronous.rollouts import (
+from goldilocks.trl.async_rollouts import (
     AskedRollouts,
     CollectedQueue,
     MicroBatches,
     SampleRows,
     UntilExhausted,
 )
-from goldilocks.trl.asynchronous.worker import AskedWorker
+from goldilocks.trl.async_worker import AskedWorker
 from goldilocks.trl.callbacks import BudgetCallback
-from goldilocks.trl.checkpoints import WholeCheckpoints
 from goldilocks.trl.collection import Processes
 from goldilocks.trl.inputs import DatasetPrompts, Section, Sections
-from goldilocks.trl.record import RunRecord, add_logged
+from goldilocks.trl.on_disk import RunRecord, WholeCheckpoints, add_logged
+from goldilocks.trl.shortcuts import having
 from goldilocks.trl.supported import warn_of
 from goldilocks.types import OnFull
 
@@ -137,11 +137,8 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
         """TRL's; no sample of a batch is dropped for its age, which the collector has bounded."""
         if not self._collects:
             return super().get_train_dataloader()
-        before, self.args.max_staleness = self.args.max_staleness, sys.maxsize
-        try:
+        with having(self.args, max_staleness=sys.maxsize):
             found = super().get_train_dataloader()
-        finally:
-            self.args.max_staleness = before
         if self.collected is not None:
             batches = found.dataset  # TRL's, which takes samples from a data set of its own
             batches.dataset = UntilExhausted(batches.dataset, self.collected)
@@ -206,13 +203,9 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """TRL's; a group whose samples a run that goes on trains does not count as trained. TRL collates ahead."""
-        collated = self._trained_groups
-        if self.collected is not None:
-            self._trained_groups = collated - self.collected.waiting
-        try:
+        waiting = set() if self.collected is None else self.collected.waiting
+        with having(self, _trained_groups=self._trained_groups - waiting):
             super()._save_checkpoint(model, trial)
-        finally:
-            self._trained_groups = collated
 
     def _save_collected(self, folder: Path) -> None:
         if self.collected is not None:

@@ -19,7 +19,7 @@ from goldilocks.drive.driver import ENDS_THE_RUN, Driver
 from goldilocks.drive.rows import MemoryRows, Place
 from goldilocks.rewards import spent
 from goldilocks.runs.checkpoints import FILE, load_state, save_state
-from goldilocks.trl.asynchronous.worker import Answer, Ask, AskedWorker, Cancel
+from goldilocks.trl.async_worker import Answer, Ask, AskedWorker, Cancel
 from goldilocks.trl.collection import Batch, Round
 from goldilocks.types import Event, Failure, Group, Paused, Request, Rollout
 

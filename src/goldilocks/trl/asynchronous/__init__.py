@@ -1,1 +1,0 @@
-"""The collector on TRL's asynchronous trainer, which is experimental."""
