@@ -67,10 +67,13 @@ def check_filter(make: Callable[[], Filter]) -> None:
 
 
 def _collector(
-    selector: Selector | None = None, allocator: Allocator | None = None, filter: Filter | None = None
+    source: Source | None = None,
+    selector: Selector | None = None,
+    allocator: Allocator | None = None,
+    filter: Filter | None = None,
 ) -> Collector:
     return Collector(
-        ListSource([f"prompt {index}" for index in range(PROMPTS)]),
+        source or ListSource([f"prompt {index}" for index in range(PROMPTS)]),
         selector or Uniform(),
         allocator or Fixed(4),
         filter or Everything(),
@@ -135,10 +138,7 @@ def check_backend(make: Callable[[], Backend], source: Source | None = None, bat
 
     It generates a few batches of eight groups. ``source`` are the prompts it can answer; by default they are texts.
     """
-    watched = _Watched(make())
-    prompts = source or ListSource([f"prompt {index}" for index in range(PROMPTS)])
-    limits = Limits(max_num_gen_batches=20, on_exhausted=OnExhausted.BACKFILL)
-    collector = Collector(prompts, Uniform(), Fixed(4), Everything(), target_groups=TARGET, limits=limits)
+    watched, collector = _Watched(make()), _collector(source)
     driver = Driver(collector, watched, NoRows())
     for _ in range(batches):
         assert len(driver.batch()) == TARGET, "the batch is not full"

@@ -27,11 +27,6 @@ def is_bypassed(correction: Any) -> bool:
     return bool(correction and correction.get("bypass_mode", False))
 
 
-def is_weighted(correction: Any) -> bool:
-    """Whether ``algorithm.rollout_correction`` weighs rows by π_old / π_rollout: π_old then has to be recomputed."""
-    return bool(correction and correction.get("rollout_is", None)) and not is_bypassed(correction)
-
-
 def behaviour_log_probs(rows: Mapping[str, Tensor], stale: Tensor, correction: Any) -> tuple[Tensor, dict[str, float]]:
     """Return the log-probs that the loss takes its ratio against, and metrics of the stale rows.
 
@@ -52,7 +47,9 @@ def behaviour_log_probs(rows: Mapping[str, Tensor], stale: Tensor, correction: A
     if not is_bypassed(correction):
         moved = ((now - written).abs() * mask).sum() / mask.sum().clamp(min=1)
         metrics["train/stale_log_prob_diff_mean"] = float(moved)
-    return (now if is_weighted(correction) else torch.where(stale, written, now)), metrics
+    # A correction that weighs rows by π_old / π_rollout needs π_old as the current policy has it.
+    weighted = bool(correction and correction.get("rollout_is", None)) and not is_bypassed(correction)
+    return (now if weighted else torch.where(stale, written, now)), metrics
 
 
 def _count(stale: Tensor) -> int:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -28,19 +28,13 @@ from torch import Tensor
 from goldilocks.errors import require
 
 Estimator = Callable[..., tuple[Tensor, Tensor]]
+T = TypeVar("T")
 
 SUFFIX = "_pool"
 # verl's estimators whose baseline is over a group and needs no more than rewards and lengths of its rollouts.
 POOLED = (
-    "grpo",
-    "grpo_vectorized",
-    "grpo_passk",
-    "rloo",
-    "rloo_vectorized",
-    "opo",
-    "reinforce_plus_plus_baseline",
-    "gpg",
-)
+    "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "reinforce_plus_plus_baseline", "gpg",
+)  # fmt: skip
 # Their baselines are over a group too, but need log-probs or the single rewards of each rollout.
 NOT_POOLED = ("gdpo", "optimal_token_baseline", "tir_optimal_token_baseline")
 
@@ -53,42 +47,37 @@ class Untrained(NamedTuple):
 
 
 _untrained: ContextVar[Mapping[str, Sequence[Untrained]] | None] = ContextVar("untrained rollouts", default=None)
-
-
-@contextmanager
-def untrained_rollouts(by_uid: Mapping[str, Sequence[Untrained]]) -> Iterator[None]:
-    """Let the pool estimators count these rollouts in the baselines of their groups, within the block."""
-    token = _untrained.set(by_uid)
-    try:
-        yield
-    finally:
-        _untrained.reset(token)
-
-
 _rows: ContextVar[Sequence[tuple[Hashable, int]] | None] = ContextVar("rows of rollouts", default=None)
 
 
-@contextmanager
-def rows_of_rollouts(rows: Sequence[tuple[Hashable, int]]) -> Iterator[None]:
+def untrained_rollouts(by_uid: Mapping[str, Sequence[Untrained]]) -> AbstractContextManager[None]:
+    """Let the pool estimators count these rollouts in the baselines of their groups, within the block."""
+    return _within(_untrained, by_uid)
+
+
+def rows_of_rollouts(rows: Sequence[tuple[Hashable, int]]) -> AbstractContextManager[None]:
     """Let the pool estimators count rollouts, within the block: ``rows`` has each row's rollout and its part in it."""
-    token = _rows.set(rows)
+    return _within(_rows, rows)
+
+
+@contextmanager
+def _within(variable: ContextVar[T], value: T) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _rows.reset(token)
+        variable.reset(token)
 
 
 def pool_estimator(name: str, use_kl_in_reward: bool) -> str:
     """Return the estimator to use where part of a group is trained; one without a group baseline stays as it is."""
     plain = name.removesuffix(SUFFIX)
-    require(
-        plain not in NOT_POOLED,
-        "algorithm.adv_estimator",
-        name,
+    accepted = (
         f"{', '.join(POOLED)}, or one without a group baseline, where only part of a group is trained "
         "(adaptive_rollout.max_train_n, batch_filter) or rollouts have several rows: this one would take its baseline "
-        "from the trained rows alone",
+        "from the trained rows alone"
     )
+    require(plain not in NOT_POOLED, "algorithm.adv_estimator", name, accepted)
     if plain not in POOLED:
         return name
     check_pool(plain + SUFFIX, use_kl_in_reward)
@@ -97,13 +86,12 @@ def pool_estimator(name: str, use_kl_in_reward: bool) -> str:
 
 def check_pool(name: str, use_kl_in_reward: bool) -> None:
     """Raise a ``ValueError`` for a pool with a KL penalty in the reward, which untrained rollouts do not have."""
-    require(
-        not use_kl_in_reward or name not in {plain + SUFFIX for plain in POOLED},
-        "algorithm.use_kl_in_reward",
-        use_kl_in_reward,
+    accepted = (
         f"False with algorithm.adv_estimator={name}, the estimator where only part of a group is trained: the penalty "
-        "of the other rollouts is unknown, so their mean is. Use actor_rollout_ref.actor.use_kl_loss=True",
+        "of the other rollouts is unknown, so their mean is. Use actor_rollout_ref.actor.use_kl_loss=True"
     )
+    known = not use_kl_in_reward or name not in {plain + SUFFIX for plain in POOLED}
+    require(known, "algorithm.use_kl_in_reward", use_kl_in_reward, accepted)
 
 
 def pooled(estimator: Estimator) -> Estimator:

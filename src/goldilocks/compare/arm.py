@@ -146,22 +146,17 @@ def parse_grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Parse ``key=value,value`` words, in Hydra's grammar for sweeps."""
     grid: dict[str, tuple[str, ...]] = {}
     for word in words:
-        key, values = _parse(word)
+        key, equals, value = word.partition("=")
+        require(bool(equals), "--tune", word, "key=value,value; recipes stand before the options")
+        try:
+            override = OverridesParser.create().parse_override(word)
+        except HydraException as error:
+            raise ValueError(f"--tune={word!r} is not accepted: {' '.join(str(error).split())}") from None
+        values = tuple(override.sweep_string_iterator()) if override.is_sweep_override() else (value,)
+        require(len(set(values)) == len(values), "--tune", word, "each value once")
         require(key not in grid, "--tune", word, f"all values of {key} at once: it is there already")
         grid[key] = values
     return grid
-
-
-def _parse(word: str) -> tuple[str, tuple[str, ...]]:
-    key, equals, value = word.partition("=")
-    require(bool(equals), "--tune", word, "key=value,value; recipes stand before the options")
-    try:
-        override = OverridesParser.create().parse_override(word)
-    except HydraException as error:
-        raise ValueError(f"--tune={word!r} is not accepted: {' '.join(str(error).split())}") from None
-    values = tuple(override.sweep_string_iterator()) if override.is_sweep_override() else (value,)
-    require(len(set(values)) == len(values), "--tune", word, "each value once")
-    return key, values
 
 
 def combinations(grid: Grid) -> list[dict[str, str]]:

@@ -67,19 +67,14 @@ class OpenGroup:
         self.asks += 1
 
     def send(self, most: int) -> Request:
-        """Return a request for the first unsent indices: as many as are consecutive, at most ``most``."""
-        request = self._request(self.unsent, most)
+        """Return a request for the first unsent indices, which are in flight from here on."""
+        request = self.request(self.unsent, most)
         self.in_flight.update(self.unsent[: request.n])
         del self.unsent[: request.n]
         return request
 
-    def send_again(self, indices: list[int], most: int) -> Request:
-        """Return a request for the first of these indices, which are in flight, and remove them from the list."""
-        request = self._request(indices, most)
-        del indices[: request.n]
-        return request
-
-    def _request(self, indices: list[int], most: int) -> Request:
+    def request(self, indices: list[int], most: int) -> Request:
+        """Return a request for the first of these indices: as many as are consecutive, at most ``most``."""
         first, n = indices[0], 1
         while n < min(most, len(indices)) and indices[n] == first + n:
             n += 1
@@ -241,8 +236,10 @@ class OpenGroups:
         while self._again and room > 0:
             uid, indices = next(iter(self._again.items()))
             if indices:
-                sent.append(self._groups[uid].send_again(indices, int(min(len(indices), room))))
-                room -= sent[-1].n
+                request = self._groups[uid].request(indices, int(min(len(indices), room)))
+                del indices[: request.n]
+                room -= request.n
+                sent.append(request)
             if not indices:
                 del self._again[uid]
         return sent

@@ -45,34 +45,21 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", help=".jsonl, .csv, .parquet, or verl's rollout_data_dir")
-    parser.add_argument("--out", type=Path, help="write the kept rows here, as .jsonl or .parquet")
-    parser.add_argument("--strategy", dest="sample_selection_strategy", choices=STRATEGIES, help="how to cut groups")
+    add = parser.add_argument
+    add("file", type=Path, metavar="FILE", help=".jsonl, .csv, .parquet, or verl's rollout_data_dir")
+    add("--out", type=Path, help="write the kept rows here, as .jsonl or .parquet")
+    add("--strategy", dest="sample_selection_strategy", choices=STRATEGIES, help="how to cut groups")
     for option, (field, kind, text) in _OPTIONS.items():
-        parser.add_argument(option, dest=field, type=kind, metavar="N", help=text)
-    parser.add_argument(
-        "--remove-clip", action="store_true", default=None, help="drop groups with too few short samples"
-    )
-    parser.add_argument(
-        "--keep-low-variance",
-        dest="reject_low_variance_groups",
-        action="store_false",
-        default=None,
-        help="keep groups whose rewards are all equal",
-    )
-    parser.add_argument(
-        "--drop-invalid",
-        dest="invalid_rows",
-        action="store_const",
-        const="drop",
-        help="drop rows with a NaN reward or no response",
-    )
-    parser.add_argument("--seed", type=int, default=1, help="of the draws; default 1")
-    parser.add_argument("--uid-column", help="names the group; default uid, or what verl's dumps let us tell")
-    parser.add_argument("--reward-column", help=f"default the first there is of {', '.join(REWARD_COLUMNS)}")
-    parser.add_argument(
-        "--length-column", help=f"default the first there is of {', '.join(LENGTH_COLUMNS)}, else words of the answer"
-    )
+        add(option, dest=field, type=kind, metavar="N", help=text)
+    add("--remove-clip", action="store_true", default=None, help="drop groups with too few short samples")
+    add("--keep-low-variance", dest="reject_low_variance_groups", action="store_false", default=None,
+        help="keep groups whose rewards are all equal")  # fmt: skip
+    add("--drop-invalid", dest="invalid_rows", action="store_const", const="drop",
+        help="drop rows with a NaN reward or no response")  # fmt: skip
+    add("--seed", type=int, default=1, help="of the draws; default 1")
+    add("--uid-column", help="names the group; default uid, or what verl's dumps let us tell")
+    add("--reward-column", help=f"default the first there is of {', '.join(REWARD_COLUMNS)}")
+    add("--length-column", help=f"default the first there is of {', '.join(LENGTH_COLUMNS)}, else words of the answer")
 
 
 def run(args: argparse.Namespace) -> int:

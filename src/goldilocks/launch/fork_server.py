@@ -20,17 +20,10 @@ from pathlib import Path
 from goldilocks.launch.prefork import SOCKET, Server, preload
 
 PRELOADED = (
-    "goldilocks.launch.on_trl",
-    "goldilocks.launch.preflight",
-    "goldilocks.verl.estimators",
-    "goldilocks.verl.checks",
-    "goldilocks.verl.dispatch.failures",
-    "goldilocks.trl",
-    "goldilocks.tasks.registry",
-    "datasets",
-    "transformers.models.llama.modeling_llama",
-    "transformers.models.qwen2.modeling_qwen2",
-)
+    "goldilocks.launch.on_trl", "goldilocks.launch.preflight", "goldilocks.verl.estimators", "goldilocks.verl.checks",
+    "goldilocks.verl.dispatch.failures", "goldilocks.trl", "goldilocks.tasks.registry", "datasets",
+    "transformers.models.llama.modeling_llama", "transformers.models.qwen2.modeling_qwen2",
+)  # fmt: skip
 # With it ``torch.cuda.is_available()`` asks NVML and does not touch CUDA.
 NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 

@@ -28,24 +28,11 @@ HOOK = "RAY_RUNTIME_ENV_HOOK"  # Ray's: a function that is shown the runtime env
 # What Ray, verl and this package import: 9 of 10 CPU seconds. Without Ray and verl: both read their environment as they
 # are imported, and Ray seeds the generator of its ids then, so that forked workers would draw the same ids.
 PRELOADED = (
-    "torch._dynamo",
-    "torch.distributed.checkpoint",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.llama.modeling_llama",
-    "transformers.trainer_utils",
-    "tensordict",
-    "datasets",
-    "hydra",
-    "fastapi",
-    "aiohttp",
-    "zmq",
-    "uvicorn",
-    "requests",
-    "jsonschema",
-    "google.protobuf.text_format",
-    "goldilocks.drive.driver",
-    "goldilocks.engine",
-)
+    "torch._dynamo", "torch.distributed.checkpoint", "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama", "transformers.trainer_utils", "tensordict", "datasets", "hydra",
+    "fastapi", "aiohttp", "zmq", "uvicorn", "requests", "jsonschema", "google.protobuf.text_format",
+    "goldilocks.drive.driver", "goldilocks.engine",
+)  # fmt: skip
 MODULE = "-m"  # before a module's name, as Python has it
 SITE_FLAGS = ("-S", "-s")  # of the driver's Python, which Ray puts before a worker's script; the server has them too
 SETUP = "GOLDILOCKS_RAY_SETUP"  # the variable with Ray's own script that sets a worker up

@@ -30,7 +30,7 @@ from goldilocks.dotted_keys import dotted_keys, value_at, with_value
 from goldilocks.errors import nearest, require, require_type
 from goldilocks.simulate.engine import EngineConfig
 from goldilocks.simulate.pass_rates import DIFFICULTIES, PassRates, mixture, read_pass_rates
-from goldilocks.simulate.run import Config, Outcome, Setup, Tell, recipe_config, settings_of, simulate, tables
+from goldilocks.simulate.run import Config, Setup, Tell, recipe_config, settings_of, simulate, tables
 
 KINDS = ("selector", "allocator", "filter")
 WIDEST = 160  # columns, also on a narrower terminal: a wrapped row is readable, a truncated one is not
@@ -85,7 +85,9 @@ def run(args: argparse.Namespace) -> int:
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
         outcomes = [simulate(name, one, prompts, setup, _teller(bar, name, setup)) for name, one in policies.items()]
     if args.json:
-        print(json.dumps(_as_json(prompts, setup, outcomes), indent=2))
+        mean, found = float(prompts.pass_rate.mean()), [outcome.as_dict() for outcome in outcomes]
+        shown = {"prompts": len(prompts), "mean_pass_rate": mean, "setup": asdict(setup), "policies": found}
+        print(json.dumps(shown, indent=2))
     else:
         console = Console(width=WIDEST)
         console.print(_caption(args.pass_rates, prompts, setup), highlight=False, markup=False)
@@ -121,15 +123,6 @@ def _caption(path: Path | None, prompts: PassRates, setup: Setup) -> str:
         f"{path or 'built-in mixture'}: {len(prompts):,} prompts, mean pass rate {prompts.pass_rate.mean():.3f}; "
         f"{setup.rollouts:,} rollouts each, {setup.target_groups} groups per batch, seed {setup.seed}\n"
     )
-
-
-def _as_json(prompts: PassRates, setup: Setup, outcomes: list[Outcome]) -> dict[str, Any]:
-    return {
-        "prompts": len(prompts),
-        "mean_pass_rate": float(prompts.pass_rate.mean()),
-        "setup": asdict(setup),
-        "policies": [outcome.as_dict() for outcome in outcomes],
-    }
 
 
 def apply_overrides(configs: Mapping[str, Config], words: Sequence[str], setup: Setup) -> dict[str, Settings]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,24 +30,6 @@ from goldilocks.verl.compat.rows import ProtoRows, Row, objects, rows_of
 Timing = dict[str, float]
 SLOWEST = "agent_loop/slowest/"
 MARK = "__pending__"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One rollout as verl returned it."""
-
-    row: Row
-    reward: float
-    tokens: int
-    metrics: Mapping[str, float]
-    truncated: bool
-    tool_tokens: int  # that stand between them
-
-    def event(self, uid: str, index: int, version: int) -> Rollout | Failure:
-        if not self.tokens:
-            return Failure(uid, index, "empty_response")
-        measured = (self.reward, self.tokens, self.metrics, self.truncated)
-        return Rollout(uid, index, *measured, version, tool_tokens=self.tool_tokens)
 
 
 class GenerationBatches(Rounds):
@@ -100,9 +81,12 @@ class GenerationBatches(Rounds):
         generation.non_tensor_batch["priority"] = _priorities(requests)
         answers = (answer for output in self._outputs(generation) for answer in self._answers(output))
         prompt_rows = list(rows_of(prompts))
-        for (request, number, place), answer in zip(places(requests), answers, strict=True):
-            self._rows.put((request.uid, number), prompt_rows[place].with_fields_of(answer.row))
-            yield answer.event(request.uid, number, self._collector.step)
+        for (request, number, place), (row, measured) in zip(places(requests), answers, strict=True):
+            self._rows.put((request.uid, number), prompt_rows[place].with_fields_of(row))
+            if measured["tokens"]:
+                yield Rollout(request.uid, number, version=self._collector.step, **measured)
+            else:
+                yield Failure(request.uid, number, "empty_response")
 
     def _outputs(self, batch: DataProto) -> list[DataProto]:
         """Generate with all agent-loop workers, each with the same number of rows; the remainder is a second call.
@@ -121,8 +105,8 @@ class GenerationBatches(Rounds):
         self._calls += [(len(output), output.meta_info.pop("timing", {})) for output in outputs]
         return outputs
 
-    def _answers(self, output: DataProto) -> Iterator[Answer]:
-        """Yield each row that verl generated."""
+    def _answers(self, output: DataProto) -> Iterator[tuple[Row, dict[str, Any]]]:
+        """Yield each row that verl generated, and what a ``Rollout`` says of it."""
         if "rm_scores" not in output.batch:
             raise ValueError("verl returned rollouts without rewards, and groups are judged by their rewards")
         keys = output.meta_info.get("reward_extra_keys", [])
@@ -134,7 +118,16 @@ class GenerationBatches(Rounds):
         for place, row in enumerate(rows_of(output)):
             metrics = {key: float(row.values[key]) for key in keys if is_number(row.values[key])}
             tokens, length = int(generated[place]), int(lengths[place])
-            yield Answer(row, rewards[place], tokens, metrics, length >= longest, tool_tokens=length - tokens)
+            yield (
+                row,
+                {
+                    "reward": rewards[place],
+                    "tokens": tokens,
+                    "metrics": metrics,
+                    "truncated": length >= longest,
+                    "tool_tokens": length - tokens,  # that stand between them
+                },
+            )
 
 
 def _priorities(requests: Sequence[Request]) -> np.ndarray:

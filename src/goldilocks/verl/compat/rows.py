@@ -59,7 +59,8 @@ class ProtoRows(MemoryRows[Row]):
         places = [(rollout.uid, rollout.index) for rollout in rollouts]
         batch = self.batch(places)
         batch.non_tensor_batch[TRAINED] = np.array([place in trained for place in places])
-        versions = [_version(rollout, group) for group in groups for rollout in group.rollouts]
+        written = [(rollout.version, group.version) for group in groups for rollout in group.rollouts]
+        versions = [of_group if own is None else own for own, of_group in written]
         batch.non_tensor_batch[STALE] = np.array(versions) < policy
         return batch
 
@@ -81,10 +82,6 @@ class ProtoRows(MemoryRows[Row]):
         for uid, index, tensors, values in load_rows(folder):
             self.put((uid, index), Row(tensors, values))
         return ()
-
-
-def _version(rollout: Rollout, group: Group) -> int:
-    return group.version if rollout.version is None else rollout.version
 
 
 def rows_of(batch: DataProto) -> Iterator[Row]:
