@@ -52,10 +52,6 @@ class History:
         return len(self.steps)
 
     @property
-    def last_step(self) -> int:
-        return max(self.steps, default=0)
-
-    @property
     def names(self) -> list[str]:
         return sorted({name for data in self.steps.values() for name in data})
 

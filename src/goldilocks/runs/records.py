@@ -25,7 +25,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -266,32 +266,27 @@ class DumpedAnswer:
     score: float
 
 
-@dataclass
+@dataclass(frozen=True)
 class GroupDump:
-    """The answers to one prompt in one step: every score, and the best and the worst answer."""
+    """The answers to one prompt in one step: every score, the best answer, and the worst if its score differs."""
 
     prompt: str
     truth: str | None
-    scores: list[float] = field(default_factory=list)
-    best: DumpedAnswer | None = None
-    worst: DumpedAnswer | None = None
+    scores: list[float]
+    answers: list[DumpedAnswer]
 
-    def add(self, answer: DumpedAnswer) -> None:
-        self.scores.append(answer.score)
-        if self.best is None or answer.score > self.best.score:
-            self.best = answer
-        if self.worst is None or answer.score < self.worst.score:
-            self.worst = answer
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> GroupDump:
+        """Make it of the group's rows."""
+        scores = [float(row["score"]) for row in rows]
+        ends = dict.fromkeys((max(scores), min(scores)))  # one where all are the same
+        answers = [DumpedAnswer(_clean(rows[scores.index(score)]["output"]), score) for score in ends]
+        truth = rows[0]["gts"]
+        return cls(_clean(rows[0]["input"]), None if truth is None else _clean(str(truth)), scores, answers)
 
     @property
     def pass_rate(self) -> float:
         return sum(score >= POSITIVE_THRESHOLD for score in self.scores) / len(self.scores)
-
-    @property
-    def answers(self) -> list[DumpedAnswer]:
-        """Return the best answer, and the worst if its score differs."""
-        pair = [answer for answer in (self.best, self.worst) if answer is not None]
-        return pair if len(pair) == 2 and pair[0].score != pair[1].score else pair[:1]
 
 
 @dataclass(frozen=True)
@@ -320,16 +315,14 @@ def evenly(items: Sequence[Any], most: int) -> list[Any]:
 @lru_cache(maxsize=1024)  # a live report reads a dump once, not at every refresh
 def _read_dump(file: Path, modified: int, size: int) -> Dump:
     lines = Lines(file)
-    groups: dict[str, GroupDump] = {}
+    groups: dict[str, list[Row]] = {}
     malformed = 0
     for row in whole_rollouts(lines):
-        if not _is_answer(row):
+        if _is_answer(row):
+            groups.setdefault(group_uids([row])[0], []).append(row)
+        else:
             malformed += 1
-            continue
-        truth = None if row["gts"] is None else _clean(str(row["gts"]))
-        group = groups.setdefault(group_uids([row])[0], GroupDump(_clean(row["input"]), truth))
-        group.add(DumpedAnswer(_clean(row["output"]), float(row["score"])))
-    return Dump(int(file.stem), tuple(groups.values()), lines.broken + malformed)
+    return Dump(int(file.stem), tuple(map(GroupDump.of, groups.values())), lines.broken + malformed)
 
 
 def _is_answer(row: Mapping[str, Any]) -> bool:
