@@ -43,10 +43,8 @@ class Sheet:
     def in_html(self) -> str:
         """Return a table for ``_repr_html_``. Every text is escaped: a name may come from a user's file."""
         title = [f"<caption{LEFT}>{escape(self.title)}</caption>"] if self.title else []
-        head = f"<thead>{_row('th', self.headings)}</thead>"
-        return "\n".join(
-            ["<table>", *title, head, "<tbody>", *(_row("td", row) for row in self.rows), "</tbody></table>"]
-        )
+        head, rows = f"<thead>{_row('th', self.headings)}</thead>", [_row("td", row) for row in self.rows]
+        return "\n".join(["<table>", *title, head, "<tbody>", *rows, "</tbody></table>"])
 
 
 def _row(tag: str, cells: Sequence[str]) -> str:

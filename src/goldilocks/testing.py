@@ -167,9 +167,7 @@ def check_rows(make: Callable[[], RowStore[Any]], rows: Sequence[Any], same: Cal
     assert all(map(same, backwards, rows[::-1])), "get returns other rows than were put, or in another order"
     store.retain({"g0"})
     _assert_freed(store, freed[0])
-    rollouts = [
-        Rollout(uid, index, reward=1.0, tokens=1, payload=row) for (uid, index), row in zip(kept, rows, strict=True)
-    ]
+    rollouts = [Rollout(*place, reward=1.0, tokens=1, payload=row) for place, row in zip(kept, rows, strict=True)]
     with tempfile.TemporaryDirectory() as folder:
         store.save(rollouts, Path(folder) / "rows")
         loaded = make()

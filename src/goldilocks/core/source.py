@@ -53,9 +53,8 @@ class ListSource:
 
     def column(self, name: str, key: str) -> list[Any]:
         """Return a column; ``key`` is the setting that names it."""
-        require(
-            name in self._columns, key, name, f"a column of the data: {', '.join(self._columns) or 'there is none'}"
-        )
+        known = ", ".join(self._columns) or "there is none"
+        require(name in self._columns, key, name, f"a column of the data: {known}")
         return list(self._columns[name])
 
 

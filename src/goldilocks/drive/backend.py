@@ -89,7 +89,20 @@ class Backend(ABC):
         assert not state, f"{type(self).__name__} has no state"
 
 
-class Rounds(Backend):
+class Unpaused(Backend):
+    """A backend that never pauses: nothing of it has to stop before an update."""
+
+    def pause(self) -> Iterable[Paused]:
+        return ()
+
+    def resume(self) -> None:
+        """Do nothing: nothing pauses."""
+
+    def drain(self) -> None:
+        """Do nothing: nothing has to stop."""
+
+
+class Rounds(Unpaused):
     """The backend of a trainer that generates a list of requests in one call."""
 
     def __init__(self, generate: Generate, room: int | None = None) -> None:
@@ -123,15 +136,6 @@ class Rounds(Backend):
 
     def cancel(self, uids: Sequence[str]) -> None:
         """Do nothing: a round has ended when the collector judges it."""
-
-    def pause(self) -> Iterable[Paused]:
-        return ()
-
-    def resume(self) -> None:
-        """Do nothing: nothing pauses between two rounds."""
-
-    def drain(self) -> None:
-        """Do nothing: nothing is generated between two rounds."""
 
 
 class WholeGroups(Allocator):

@@ -193,12 +193,10 @@ class PPOBatchFilter:
         large = sizes >= least
         single = int(((sizes == 1) & ~large).sum())
         fates = ("rejection/two_gate_insufficient_groups", "batch/filter_all_groups")
-        elsewhere = sum(int(metrics[fate]) for fate in fates)
+        left = int(metrics["batch/total_groups_generated"]) - sum(int(metrics[fate]) for fate in fates)
         metrics["batch/single_sample_groups_rejected"] = single
         # By subtraction: a group that lost all its rows on the way is not in `sizes`.
-        metrics["batch/poor_groups_rejected"] = (
-            int(metrics["batch/total_groups_generated"]) - elsewhere - single - int(large.sum())
-        )
+        metrics["batch/poor_groups_rejected"] = left - single - int(large.sum())
         return rows.where_group(large)
 
     def _choose(self, groups: Segments, candidate: Tensor, draw: Tensor, wanted: int) -> Tensor:
@@ -329,9 +327,8 @@ class TwoGateRejectionFilter:
     def _warn_once(self, gate: str, missing: list[str]) -> None:
         if gate not in self._warned:
             self._warned.add(gate)
-            logger.warning(
-                "enable_two_gate_filter=True, but %s is skipped: no %s in the batch", gate, ", ".join(missing)
-            )
+            said = "enable_two_gate_filter=True, but %s is skipped: no %s in the batch"
+            logger.warning(said, gate, ", ".join(missing))
 
 
 def _masked_difference(left: Tensor, right: Tensor, mask: Tensor, fill: float) -> Tensor:

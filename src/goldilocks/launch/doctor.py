@@ -33,10 +33,9 @@ NEEDED = {"transformers": "<5.11", "verl": ">=0.9.1"}  # what verl needs, and wh
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--runs", metavar="DIR", type=Path, default=Path("runs"), help="where runs will go (default runs/)"
-    )
-    parser.add_argument("--address", help="of a running Ray (auto: the one of this machine): look at every node of it")
+    add = parser.add_argument
+    add("--runs", metavar="DIR", type=Path, default=Path("runs"), help="where runs will go (default runs/)")
+    add("--address", help="of a running Ray (auto: the one of this machine): look at every node of it")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,16 +83,23 @@ def shared_memory() -> Iterator[Finding]:
     if not path.is_dir():
         return
     free = shutil.disk_usage(path).free
-    remedy = "docker run --shm-size=4g …; Ray works without, more slowly"
-    yield Finding(
-        "shared memory", free >= SHARED_MEMORY, f"{free / GIB:.1f} GiB free in {path}", remedy, essential=False
-    )
+    found, remedy = f"{free / GIB:.1f} GiB free in {path}", "docker run --shm-size=4g …; Ray works without, more slowly"
+    yield Finding("shared memory", free >= SHARED_MEMORY, found, remedy, essential=False)
 
 
 def places(runs: Path) -> Iterator[Finding]:
-    """Check that the folders a run writes to are writable."""
+    """Write a file to each folder that a run writes to: this finds missing permissions, quotas and read-only mounts."""
+    elsewhere = "choose another place: --runs DIR, GOLDILOCKS_ARITHMETIC=DIR"
     for what, path in (("runs", runs), ("models and data", cache_folder()), ("Ray", Path("/tmp"))):
-        yield _writable(what, path)
+        nearest = _existing(path)
+        try:
+            with tempfile.NamedTemporaryFile(dir=nearest):
+                free = shutil.disk_usage(nearest).free
+        except OSError as error:
+            yield Finding(what, False, f"{path}: {error.strerror}", elsewhere)
+        else:
+            found = f"{path} can be written, {free / GIB:.0f} GiB free"
+            yield Finding(what, free >= DISK, found, "make room: 1 GiB at least")
 
 
 def plugin() -> Iterator[Finding]:
@@ -168,9 +174,8 @@ def _ask_nodes(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Finding(
-            "Ray", False, f"no answer from a worker in {RAY_WITHIN_S:g} s", "look in /tmp/ray and at ulimit -n"
-        )
+        silence = f"no answer from a worker in {RAY_WITHIN_S:g} s"
+        return Finding("Ray", False, silence, "look in /tmp/ray and at ulimit -n")
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
         remedy = "pip install 'goldilocks-rl[verl]'" if ray_init["address"] == PRIVATE else "ray start; ray status"
@@ -189,19 +194,6 @@ def _version(name: str) -> Finding:
         remedy = "what was run on which version: docs/compatibility.md"
         return Finding(name, False, f"{version}; tested with {tested_versions(name)}", remedy, essential=False)
     return Finding(name, True, version)
-
-
-def _writable(what: str, path: Path) -> Finding:
-    """Write a file there: this finds missing permissions, quotas and read-only mounts."""
-    nearest = _existing(path)
-    try:
-        with tempfile.NamedTemporaryFile(dir=nearest):
-            free = shutil.disk_usage(nearest).free
-    except OSError as error:
-        return Finding(
-            what, False, f"{path}: {error.strerror}", "choose another place: --runs DIR, GOLDILOCKS_ARITHMETIC=DIR"
-        )
-    return Finding(what, free >= DISK, f"{path} can be written, {free / GIB:.0f} GiB free", "make room: 1 GiB at least")
 
 
 def _existing(path: Path) -> Path:

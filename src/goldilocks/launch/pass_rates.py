@@ -49,16 +49,15 @@ then:
   goldilocks simulate --pass-rates gsm8k.jsonl
   goldilocks forecast gsm8k.jsonl
 """
-    parser.add_argument(
-        "words", nargs="*", metavar="key=value", help="task=NAME, device=NAME and keys of verl's config"
-    )
-    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="gets a line a rollout (.jsonl); "
+    add = parser.add_argument
+    add("words", nargs="*", metavar="key=value", help="task=NAME, device=NAME and keys of verl's config")
+    add("--out", metavar="FILE", type=Path, required=True, help="gets a line a rollout (.jsonl); "
         "a file that is there goes on")  # fmt: skip
-    parser.add_argument("--prompts", metavar="N", type=int, default=PROMPTS, help="drawn from the training files "
+    add("--prompts", metavar="N", type=int, default=PROMPTS, help="drawn from the training files "
         "(default %(default)s; 0: all of them)")  # fmt: skip
-    parser.add_argument("--n", metavar="N", type=int, default=N, help="answers a prompt (default %(default)s)")
-    parser.add_argument("--seed", metavar="S", type=int, default=1, help="of the draw and of the answers")
-    parser.add_argument("--hidden-states", action="store_true", help="write the model's hidden states of the prompts "
+    add("--n", metavar="N", type=int, default=N, help="answers a prompt (default %(default)s)")
+    add("--seed", metavar="S", type=int, default=1, help="of the draw and of the answers")
+    add("--hidden-states", action="store_true", help="write the model's hidden states of the prompts "
         "beside FILE (.npy), a row for each prompt in the order of the file")  # fmt: skip
 
 

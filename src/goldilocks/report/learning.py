@@ -56,18 +56,14 @@ def _validation(runs: Sequence[Run], metric: str, cost: Cost) -> list[Plot]:
     source = validated_source(metric) or metric
     rows: list[Point] = []
     for run in runs:
-        points = run.history.series(metric).items()  # validations are few: no smoothing
-        exact = [
-            {"run": run.name, "step": step, "value": draw.rounded(y), "trend": draw.rounded(y)} for step, y in points
-        ]
+        points = {step: draw.rounded(value) for step, value in run.history.series(metric).items()}
+        exact = [{"run": run.name, "step": step, "value": y, "trend": y} for step, y in points.items()]  # not smoothed
         rows += _against(cost, run, exact)
     if not rows:
         return []
-    chart = draw.line_plot(runs, ("value", "accuracy"), x=_cost_axis(cost), form="~%")
     ends = _ends(rows, cost) if 1 < len(runs) <= MOST_LABELS else []
-    chart = draw.layered(
-        chart, *(_end_labels(runs, side) for side in SIDES if any(row["side"] == side for row in ends))
-    )
+    labels = [_end_labels(runs, side) for side in SIDES if any(row["side"] == side for row in ends)]
+    chart = draw.layered(draw.line_plot(runs, ("value", "accuracy"), x=_cost_axis(cost), form="~%"), *labels)
     title = f"Accuracy on {source}, by {cost.name}"
     return [Plot(f"accuracy-{draw.file_word(source)}-by-{cost.name}", title, chart, rows + ends)]
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -140,18 +141,13 @@ def build(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
 @torch.no_grad()
 def pass_rates(model: Any, tokenizer: Any, problems: list[Problem], samples: int) -> list[float]:
     """Return how often each problem is answered right, by sampling at temperature 1."""
-    texts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": p.question}], add_generation_prompt=True, tokenize=False
-        )
-        for p in problems
-    ]
+    chats = [[{"role": "user", "content": problem.question}] for problem in problems]
+    texts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
     inputs = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
     with torch.random.fork_rng(devices=[]), _few_threads():
         torch.manual_seed(0)
-        out = model.generate(
-            **inputs, do_sample=True, top_k=0, max_new_tokens=ANSWER_TOKENS, num_return_sequences=samples
-        )
+        sampling = {"do_sample": True, "top_k": 0, "num_return_sequences": samples}
+        out = model.generate(**inputs, **sampling, max_new_tokens=ANSWER_TOKENS)
     answers = out[:, inputs.input_ids.shape[1] :].view(len(problems), samples, -1)
     return [
         sum(_finished(row, tokenizer) == problem.answer for row in rows) / samples
@@ -178,9 +174,7 @@ def _few_threads() -> Iterator[None]:
 def batches(encode: Encode, endless: Iterator[Problem], rng: random.Random) -> Iterator[list[Lesson]]:
     """Yield batches of lessons of similar length, to save padding."""
     while True:
-        pool = [
-            encode(problem.question, problem.answer) for _, problem in zip(range(BATCH * 16), endless, strict=False)
-        ]
+        pool = [encode(problem.question, problem.answer) for problem in itertools.islice(endless, BATCH * 16)]
         pool.sort(key=lambda lesson: len(lesson[0]) + len(lesson[1]))
         chunks = [pool[start : start + BATCH] for start in range(0, len(pool), BATCH)]
         rng.shuffle(chunks)
@@ -221,10 +215,9 @@ def warm_start(
 
 def _of_a_tiny_model(model: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
     """Return Muon for the hidden matrices and AdamW for the rest, each with its learning rate."""
-    hidden = [
-        p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name and "lm_head" not in name
-    ]
-    others = [p for p in model.parameters() if all(p is not matrix for matrix in hidden)]
+    named = list(model.named_parameters())
+    hidden = [p for name, p in named if p.ndim == 2 and "embed" not in name and "lm_head" not in name]
+    others = [p for _, p in named if all(p is not matrix for matrix in hidden)]
     return [
         (Muon(hidden, MATRIX_LR), MATRIX_LR),
         (torch.optim.AdamW(others, LR, betas=(0.9, 0.99), weight_decay=0.05), LR),

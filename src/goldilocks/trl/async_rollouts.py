@@ -14,14 +14,14 @@ import numpy as np
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from goldilocks.core import Exhausted
-from goldilocks.drive.backend import CANCELLED, Backend, places
+from goldilocks.drive.backend import CANCELLED, Unpaused, places
 from goldilocks.drive.driver import ENDS_THE_RUN, Driver
 from goldilocks.drive.rows import MemoryRows, Place
 from goldilocks.rewards import spent
 from goldilocks.runs.checkpoints import FILE, load_state, save_state
 from goldilocks.trl.async_worker import Answer, Ask, AskedWorker, Cancel
 from goldilocks.trl.collection import Batch, Round
-from goldilocks.types import Event, Failure, Group, Paused, Request, Rollout
+from goldilocks.types import Event, Failure, Group, Request, Rollout
 
 POLL_S = 5.0  # between two looks at the worker's health
 EPSILON = 1e-8  # TRL's
@@ -60,7 +60,7 @@ class SampleRows(MemoryRows[Samples]):
         return ()
 
 
-class AskedRollouts(Backend):
+class AskedRollouts(Unpaused):
     """The worker as a backend that never pauses: it generates while the trainer trains."""
 
     def __init__(self, worker: AskedWorker, rows: SampleRows, *, seed: int, stale_after_s: float) -> None:
@@ -89,15 +89,6 @@ class AskedRollouts(Backend):
     def cancel(self, uids: Sequence[str]) -> None:
         self._in_flight = {place for place in self._in_flight if place[0] not in uids}
         self._worker.tell(Cancel(tuple(uids)))
-
-    def pause(self) -> Iterable[Paused]:
-        return ()
-
-    def resume(self) -> None:
-        """Do nothing: nothing pauses."""
-
-    def drain(self) -> None:
-        """Do nothing: nothing stops."""
 
     def explain(self, failure: Failure) -> str:
         return f"the last one said: {self._error}"

@@ -161,9 +161,8 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
                 raise
             found = [], None  # accelerate stumbles over a loader that ends before its first batch
         if len(found[0]) < num_batches:
-            raise self._save_unfinished(
-                self._processes.decided(lambda: str(self.collected and self.collected.exhausted))
-            )
+            why = self._processes.decided(lambda: str(self.collected and self.collected.exhausted))
+            raise self._save_unfinished(why)
         return found
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:

@@ -136,8 +136,7 @@ class Sections:
     def refuse_rewards(self) -> None:
         """Refuse ``goldilocks.rewards``, which TRL's reward functions know nothing of."""
         given = self.goldilocks or {}
-        accepted = (
-            "no key on TRL, which has reward_funcs and reward_weights; goldilocks.rewards.judge makes a reward_func"
-        )
-        unused = not reward_calls({"goldilocks": given}).in_use
-        require(unused, "goldilocks.rewards", given.get("rewards"), accepted)
+        used = reward_calls({"goldilocks": given}).in_use
+        accepted = "no key on TRL, which has reward_funcs and reward_weights; "
+        accepted += "goldilocks.rewards.judge makes a reward_func"
+        require(not used, "goldilocks.rewards", given.get("rewards"), accepted)

@@ -169,9 +169,8 @@ class CollectedTrainer(WholeCheckpoints):
         self, settings: Settings, prompts: DatasetPrompts, rows: CompletionRows, collection: Collection
     ) -> Driver:
         rehearse(settings, prompts)
-        order = SamplerOrder(
-            prompts, groups=settings.train_batch_size, shuffle=self.shuffle_dataset, seed=self.args.seed
-        )
+        groups, seed = settings.train_batch_size, self.args.seed
+        order = SamplerOrder(prompts, groups=groups, shuffle=self.shuffle_dataset, seed=seed)
         config = settings.gate_config
         gate = None if config is None else CompletionGate(config, settings.seed, rows)
         backend = Rounds(collection.events, room=self.args.generation_batch_size)

@@ -18,6 +18,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,10 +108,8 @@ class Driven:
         """Rehearse the config, and make the collector of the trainer's data in the order of its loader."""
         source = DatasetSource(self.train_dataset)
         rehearse(self.settings, source)
-        order = loader_order(self.train_dataloader.sampler)
-        self.collector = self.settings.collector(
-            source, order, hidden_states=lambda: hidden_states(self.config, source)
-        )
+        order, states = loader_order(self.train_dataloader.sampler), partial(hidden_states, self.config, source)
+        self.collector = self.settings.collector(source, order, hidden_states=states)
         if note := schedule_note(self.config, self.settings, self.total_training_steps):
             print(note)
 
