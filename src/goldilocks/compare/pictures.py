@@ -14,19 +14,8 @@ from goldilocks.compare.show import BEFORE, by_seed, caption, spent, tables, war
 from goldilocks.compare.study import Results, Study, StudyFolder, at
 from goldilocks.compare.table import Interval, RecipeRow, Table, Target
 from goldilocks.config.recipes import name_of
-from goldilocks.report.draw import (
-    RUN_COLOURS,
-    Plot,
-    Point,
-    Section,
-    data,
-    file_word,
-    layered,
-    number_axis,
-    reference,
-    run_colour,
-    tips,
-)
+from goldilocks.report import draw
+from goldilocks.report.draw import Plot, Point, Section
 from goldilocks.report.page import Opening
 from goldilocks.report.write import write_png, write_report
 from goldilocks.runs.costs import COSTS
@@ -37,7 +26,7 @@ BEFORE_COLOUR = "#9aa1ab"
 
 def colours(recipes: Sequence[str]) -> dict[str, str]:
     """Return the colour of each recipe by its name."""
-    return {name_of(recipe): run_colour(number) for number, recipe in enumerate(recipes)}
+    return {name_of(recipe): draw.run_colour(number) for number, recipe in enumerate(recipes)}
 
 
 def _by_recipe(colour: dict[str, str]) -> alt.Color:
@@ -47,13 +36,13 @@ def _by_recipe(colour: dict[str, str]) -> alt.Color:
 def curves(study: Study, results: Results) -> Plot:
     """Plot accuracy against the cost that is equal for all arms: the mean over the seeds with a confidence band."""
     kind = next(cost for cost in COSTS if cost.name == study.cost.kind)
-    base = alt.Chart(data()).encode(
-        x=alt.X("cost:Q", axis=number_axis(kind.title, kind.form), scale=alt.Scale(nice=False)),
+    base = alt.Chart(draw.data()).encode(
+        x=alt.X("cost:Q", axis=draw.number_axis(kind.title, kind.form), scale=alt.Scale(nice=False)),
         color=_by_recipe(colours(study.recipes)),
     )
-    y = alt.Y("accuracy:Q", axis=number_axis("accuracy", "~%"), scale=alt.Scale(zero=False))
+    y = alt.Y("accuracy:Q", axis=draw.number_axis("accuracy", "~%"), scale=alt.Scale(zero=False))
     band = base.mark_area(opacity=0.12).encode(y=alt.Y("low:Q", scale=alt.Scale(zero=False)), y2=alt.Y2("high:Q"))
-    chart = layered(band, base.mark_line().encode(y=y))
+    chart = draw.layered(band, base.mark_line().encode(y=y))
     seeds = "one seed" if study.seeds == 1 else f"mean and 95% band over {study.seeds} seeds"
     return Plot("curves", f"Accuracy by {kind.name}", chart, _rows(study, results), hint=seeds, height=360, wide=True)
 
@@ -81,17 +70,17 @@ def costs(table: Table, place: int) -> list[Plot]:
     rows = [point for row in others for point in _ratios(row, baseline, place, table.cost.amount)]
     if not rows:
         return []
-    base = alt.Chart(data()).encode(
+    base = alt.Chart(draw.data()).encode(
         x=alt.X("share:O", axis=alt.Axis(title=None, labelAngle=0), sort=None),
         xOffset=alt.XOffset("recipe:N", sort=[name_of(row.recipe) for row in others]),
         color=_by_recipe(colours([row.recipe for row in table.rows])),
-        tooltip=tips("recipe:N", "share:O", "ratio:Q", "interval:N"),
+        tooltip=draw.tips("recipe:N", "share:O", "ratio:Q", "interval:N"),
     )
-    y = alt.Y("ratio:Q", axis=number_axis(f"{table.cost.kind}, as a multiple", "~r"), scale=alt.Scale(zero=True))
+    y = alt.Y("ratio:Q", axis=draw.number_axis(f"{table.cost.kind}, as a multiple", "~r"), scale=alt.Scale(zero=True))
     intervals = base.mark_rule(strokeWidth=2, opacity=0.5).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
     triangles = base.mark_point(shape="triangle-up", filled=True, size=70, opacity=0.7, yOffset=-9).encode(y="open:Q")
     open_ends = [triangles] if any(row["open"] is not None for row in rows) else []
-    chart = layered(reference(1.0), intervals, *open_ends, base.mark_circle(size=90, opacity=1).encode(y=y))
+    chart = draw.layered(draw.reference(1.0), intervals, *open_ends, base.mark_circle(size=90, opacity=1).encode(y=y))
     name = name_of(baseline.recipe)
     hint = "below the dashed line: cheaper than the baseline; a triangle: some draws of the seeds do not reach it"
     return [Plot(f"costs-{name}", f"Cost to reach shares of {name}'s gain", chart, rows, hint=hint, wide=True)]
@@ -130,29 +119,29 @@ def levels(table: Table, column: str) -> Plot:
         for name, own in zip(names, found, strict=True)
         for value in values
     ]
-    base = alt.Chart(data()).encode(
+    base = alt.Chart(draw.data()).encode(
         x=alt.X("value:O", axis=alt.Axis(title=column, labelAngle=0), sort=values),
         color=_by_recipe({BEFORE: BEFORE_COLOUR, **colours([row.recipe for row in table.rows])}),
-        tooltip=tips("recipe:N", "value:O", alt.Tooltip("accuracy:Q", format=".1%")),
+        tooltip=draw.tips("recipe:N", "value:O", alt.Tooltip("accuracy:Q", format=".1%")),
     )
     band = base.mark_area(opacity=0.1).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
-    y = alt.Y("accuracy:Q", axis=number_axis("accuracy", "~%"))
+    y = alt.Y("accuracy:Q", axis=draw.number_axis("accuracy", "~%"))
     line = base.mark_line(point=alt.OverlayMarkDef(size=40)).encode(y=y)
     title, hint = f"Accuracy by {column}", f"at {table.cost}; grey: {BEFORE}"
-    return Plot(_file_name(list(table.columns), column), title, layered(band, line), rows, hint=hint, wide=True)
+    return Plot(_file_name(list(table.columns), column), title, draw.layered(band, line), rows, hint=hint, wide=True)
 
 
 def _file_name(columns: list[str], column: str) -> str:
     """Return the column's own file name, with its number if another column has the same."""
-    words = [file_word(one) for one in columns]
-    word = file_word(column)
+    words = [draw.file_word(one) for one in columns]
+    word = draw.file_word(column)
     return f"by-{word}" if words.count(word) == 1 and word else f"by-{word}{1 + columns.index(column)}"
 
 
 def write_pictures(study: Study, results: Results, table: Table, folder: StudyFolder) -> None:
     """Write ``curves.png``, and ``report.html`` with the study and as many whole seeds as there are colours."""
     write_png(curves(study, results), folder.path)
-    seeds = max(1, min(study.seeds, len(RUN_COLOURS) // len(study.recipes)))
+    seeds = max(1, min(study.seeds, len(draw.RUN_COLOURS) // len(study.recipes)))
     arms = study.reported_arms(study.choose(results.tuned))[: seeds * len(study.recipes)]
     shown = "The arms of seed 1" if seeds == 1 else f"The arms of seeds 1 to {seeds}"
     opening = make_opening(study, results, table, shown)

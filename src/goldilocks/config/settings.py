@@ -16,23 +16,13 @@ from typing import Any, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 
-from goldilocks.core import (
-    Beliefs,
-    Collector,
-    Limits,
-    Replay,
-    Source,
-    Surplus,
-    build_allocator,
-    build_filter,
-    build_selector,
-)
-from goldilocks.core.allocators import Adaptive, Allocator, Fixed
-from goldilocks.core.filters import Everything, Filter, Variance
+from goldilocks.core import Beliefs, Collector, Limits, Replay, Source, Surplus
+from goldilocks.core.allocators import Adaptive, Allocator, Fixed, build_allocator
+from goldilocks.core.filters import Everything, Filter, Variance, build_filter
 from goldilocks.core.forecast import Forecast
 from goldilocks.core.priors import PRIORS, Flat, Oracle, Prior, Strata
 from goldilocks.core.replay import Guard
-from goldilocks.core.selectors import Selector
+from goldilocks.core.selectors import Selector, build_selector
 from goldilocks.dotted_keys import value_at
 from goldilocks.errors import refuse_unknown, require, require_known, require_type
 from goldilocks.features import Features, StrataSettings

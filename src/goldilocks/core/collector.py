@@ -213,7 +213,7 @@ class Collector:
         if isinstance(event, Paused):
             self._paused.begin(event)
             return
-        if isinstance(event, Rollout) and not _finite(event):
+        if isinstance(event, Rollout) and not all(map(math.isfinite, (event.reward, *event.metrics.values()))):
             event = Failure(event.uid, event.index, "non_finite_reward", event.tokens)
         if isinstance(event, Failure):
             self._statistics.fail(event.reason)
@@ -501,7 +501,3 @@ class Collector:
 
 def _rollouts(requests: Iterable[Request]) -> int:
     return sum(request.n for request in requests)
-
-
-def _finite(rollout: Rollout) -> bool:
-    return math.isfinite(rollout.reward) and all(map(math.isfinite, rollout.metrics.values()))

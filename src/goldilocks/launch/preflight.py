@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,15 +43,12 @@ def check_paths(config: DictConfig) -> None:
             there = "://" in file or Path(file).expanduser().is_file()
             made = "a file that exists; goldilocks data make TASK --out DIR makes such files"
             require(there, f"data.{key}", file, made)
-    for key, path in _reward_files(config):
+    rewards = {"reward.custom_reward_function.path": config.reward.custom_reward_function.path}
+    for name, one in reward_calls(config).weighted.items():
+        rewards[f"goldilocks.rewards.functions.{name}.path"] = one.path
+    for key, path in rewards.items():
         there = not path or "://" in path or Path(path).is_file()
         require(there, key, path, "a file that exists")
-
-
-def _reward_files(config: DictConfig) -> Iterator[tuple[str, str | None]]:
-    yield "reward.custom_reward_function.path", config.reward.custom_reward_function.path
-    for name, one in reward_calls(config).weighted.items():
-        yield f"goldilocks.rewards.functions.{name}.path", one.path
 
 
 def budget_of(config: DictConfig) -> Budget:

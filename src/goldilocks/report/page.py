@@ -152,7 +152,8 @@ def _assets(live: bool) -> dict[str, Markup]:
     folder = resources.files("goldilocks.report") / "templates"
     style, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     vega = vega_script()
-    allowed = " ".join(f"'sha256-{_sha256(text)}'" for text in (vega, script))
+    hashes = [hashlib.sha256(text.encode("utf-8")).digest() for text in (vega, script)]
+    allowed = " ".join(f"'sha256-{base64.b64encode(one).decode('ascii')}'" for one in hashes)
     rules = [
         "default-src 'none'",
         f"script-src {allowed}",
@@ -163,10 +164,6 @@ def _assets(live: bool) -> dict[str, Markup]:
         "form-action 'none'",
     ]
     return {"style": Markup(style), "script": Markup(script), "vega": Markup(vega), "policy": Markup("; ".join(rules))}
-
-
-def _sha256(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
 @dataclass(frozen=True)

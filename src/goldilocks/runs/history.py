@@ -175,12 +175,10 @@ def combine(batches: Iterable[Mapping[str, float]]) -> dict[str, float]:
     combined: dict[str, float] = {}
     for batch in batches:
         for name, value in batch.items():
-            before = combined.get(name)
-            combined[name] = value if before is None else _both(before, value)
+            before = combined.get(name, 0.0)
+            if isinstance(before, Mean) and isinstance(value, Mean):
+                value = Mean(before * before.count + value * value.count, before.count + value.count)
+            elif name in combined:
+                value = before + value
+            combined[name] = value
     return combined
-
-
-def _both(one: float, other: float) -> float:
-    if isinstance(one, Mean) and isinstance(other, Mean):
-        return Mean(one * one.count + other * other.count, one.count + other.count)
-    return one + other

@@ -17,16 +17,8 @@ import numpy as np
 
 from goldilocks.errors import require
 from goldilocks.hashing import content_key
-from goldilocks.runs.records import (
-    TEXT_COLUMNS,
-    Record,
-    columns_of,
-    each_row,
-    first_column,
-    number,
-    present,
-    read_records,
-)
+from goldilocks.runs import records
+from goldilocks.runs.records import Record
 from goldilocks.types import POSITIVE_THRESHOLD
 
 DEFAULT_TOKENS = 512
@@ -56,7 +48,7 @@ class PassRates:
 
 def read_pass_rates(path: Path | str) -> PassRates:
     """Read the prompts of a JSONL, CSV or parquet file, or of a directory of verl's dumps."""
-    rows = read_records(path)
+    rows = records.read_records(path)
     try:
         return interpret(rows)
     except ValueError as error:
@@ -70,7 +62,7 @@ def interpret(rows: Sequence[Record]) -> PassRates:
         return _one_row_a_prompt(rows, _pass_rate)
     if "rewards" in columns:
         return _one_row_a_prompt(rows, _share_of_passes)
-    score, prompt = first_column(SCORE_COLUMNS, columns), first_column(PROMPT_COLUMNS, columns)
+    score, prompt = records.first_column(SCORE_COLUMNS, columns), records.first_column(PROMPT_COLUMNS, columns)
     if score and prompt:
         return _one_row_a_rollout(rows, score, prompt)
     raise ValueError(
@@ -80,15 +72,15 @@ def interpret(rows: Sequence[Record]) -> PassRates:
 
 
 def _one_row_a_prompt(rows: Sequence[Record], rate: Callable[[Record], float]) -> PassRates:
-    prompt = first_column(PROMPT_COLUMNS, rows[0])
+    prompt = records.first_column(PROMPT_COLUMNS, rows[0])
     contents = [place if prompt is None else row.get(prompt) for place, row in enumerate(rows)]
-    return _pass_rates(contents, each_row(rate, rows), each_row(_length, rows), rows)
+    return _pass_rates(contents, records.each_row(rate, rows), records.each_row(_length, rows), rows)
 
 
 def _one_row_a_rollout(rows: Sequence[Record], score: str, prompt: str) -> PassRates:
-    passes = each_row(lambda row: number(row, score) >= POSITIVE_THRESHOLD, rows)
-    lengths = each_row(_length, rows)
-    contents = each_row(lambda row: present(row, prompt), rows)
+    passes = records.each_row(lambda row: records.number(row, score) >= POSITIVE_THRESHOLD, rows)
+    lengths = records.each_row(_length, rows)
+    contents = records.each_row(lambda row: records.present(row, prompt), rows)
     rollouts: dict[int, list[int]] = {}
     for place, content in enumerate(contents):
         rollouts.setdefault(content_key(content), []).append(place)
@@ -105,36 +97,36 @@ def _pass_rates(
     contents: Iterable[object], rates: Sequence[float], lengths: Sequence[float], rows: Sequence[Record]
 ) -> PassRates:
     """``rows``: the row that first speaks of each prompt, for its other columns and those of its ``extra_info``."""
-    known = columns_of(rows)
+    known = records.columns_of(rows)
     return PassRates(tuple(contents), np.array(rates, float), np.array(lengths, float), columns=known)
 
 
 def _pass_rate(row: Record) -> float:
-    rate = number(row, "pass_rate")
+    rate = records.number(row, "pass_rate")
     require(0 <= rate <= 1, "pass_rate", rate, "between 0 and 1")
     return rate
 
 
 def _share_of_passes(row: Record) -> float:
-    rewards = present(row, "rewards")
+    rewards = records.present(row, "rewards")
     if isinstance(rewards, str):  # CSV has no lists: a list is written as JSON there
         with contextlib.suppress(ValueError):
             rewards = json.loads(rewards)
     several = isinstance(rewards, list) and len(rewards) > 0
     require(several, "rewards", rewards, "a list of at least one number, such as [0, 1, 1]")
     assert isinstance(rewards, list)
-    passes = [number({"rewards": reward}, "rewards") >= POSITIVE_THRESHOLD for reward in rewards]
+    passes = [records.number({"rewards": reward}, "rewards") >= POSITIVE_THRESHOLD for reward in rewards]
     return sum(passes) / len(passes)
 
 
 def _length(row: Record) -> float:
     """Return the mean tokens per answer: from a column, estimated from a text, or the default."""
-    column = first_column(LENGTH_COLUMNS, row)
+    column = records.first_column(LENGTH_COLUMNS, row)
     if column:
-        tokens = number(row, column)
+        tokens = records.number(row, column)
         require(tokens >= 0, column, tokens, "a number of tokens, 0 or more")
         return max(tokens, 1.0)
-    text = first_column(TEXT_COLUMNS, row)
+    text = records.first_column(records.TEXT_COLUMNS, row)
     return max(len(str(row[text])) / CHARACTERS_PER_TOKEN, 1.0) if text else float(DEFAULT_TOKENS)
 
 

@@ -25,13 +25,7 @@ from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.errors import require
 from goldilocks.hashing import digest
-from goldilocks.trl.async_rollouts import (
-    AskedRollouts,
-    CollectedQueue,
-    MicroBatches,
-    SampleRows,
-    UntilExhausted,
-)
+from goldilocks.trl.async_rollouts import AskedRollouts, CollectedQueue, MicroBatches, SampleRows, UntilExhausted
 from goldilocks.trl.async_worker import AskedWorker
 from goldilocks.trl.callbacks import BudgetCallback
 from goldilocks.trl.collection import Processes

@@ -167,6 +167,11 @@ def trainers_log_probs(inputs: Mapping[str, Any], now: Tensor, sampled: Tensor) 
     return own, mask & ~copied
 
 
+def weights_guard(args: Any, model: nn.Module, action: str) -> WeightsGuard:
+    """Return the guard of a run; ``action`` is ``goldilocks.on_stale_weights``."""
+    return WeightsGuard(action, exact=is_exact(args, model), judges=is_comparable(args, model))
+
+
 def is_exact(args: Any, model: nn.Module) -> bool:
     """Whether trainer and engine both compute in fp32."""
     half = args.bf16 or args.fp16 or getattr(args, "use_vllm", False)

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goldilocks.algorithms.weights_gap import WeightsGuard
 from goldilocks.config.settings import Policies, Settings
 from goldilocks.core import Exhausted
 from goldilocks.drive.backend import Rounds
@@ -32,14 +31,7 @@ from goldilocks.hashing import hashed
 from goldilocks.platforms import avoid_cudnn
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
 from goldilocks.trl import shortcuts
-from goldilocks.trl.callbacks import (
-    BudgetCallback,
-    GuardCallback,
-    WeightsGuardCallback,
-    check_guard,
-    is_comparable,
-    is_exact,
-)
+from goldilocks.trl.callbacks import BudgetCallback, GuardCallback, WeightsGuardCallback, check_guard, weights_guard
 from goldilocks.trl.collection import SCALE, Collection, Generated, Processes, Rewards, Seeds, Sizes
 from goldilocks.trl.engine_rollouts import EngineRollouts, Turns
 from goldilocks.trl.inputs import DatasetPrompts, SamplerOrder, Section, Sections
@@ -160,8 +152,7 @@ class CollectedTrainer(WholeCheckpoints):
 
     def _guard_weights(self, action: str) -> None:
         """Watch an engine that has weights of its own."""
-        exact, comparable = is_exact(self.args, self.model), is_comparable(self.args, self.model)
-        guard = WeightsGuard(action, exact=exact, judges=comparable)
+        guard = weights_guard(self.args, self.model, action)
         self._weights_guard = WeightsGuardCallback(guard, self.accelerator, self._metrics["train"])
         self.add_callback(self._weights_guard)
 
