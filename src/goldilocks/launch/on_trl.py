@@ -97,13 +97,16 @@ def check_read(config: DictConfig, defaults: Mapping[str, Any]) -> None:
 
     Both are as Hydra composed them: a key that follows another one is compared as it is written.
     """
+    listed = READ | NO_PART
+    families = tuple(name for name in listed if name.endswith((".", "_")))
     logs = list(config.trainer.logger)
     require(set(logs) <= {"console", "file"}, "trainer.logger", logs, f"console and file {WITH}")
     for key, value in leaves(config).items():
         default = defaults.get(key)
         accepted = repr(default) if key in defaults else "TRL does not know this key, so not"
         same = value == default or (key == NOISE and value == config.data.seed)
-        require(same or key in ACCEPTED or _listed(key), key, value, f"{accepted} {WITH}")
+        known = key in ACCEPTED or key in listed or key.startswith(families)
+        require(same or known, key, value, f"{accepted} {WITH}")
 
 
 def leaves(config: DictConfig) -> dict[str, Any]:
@@ -111,11 +114,6 @@ def leaves(config: DictConfig) -> dict[str, Any]:
     plain: Any = OmegaConf.to_container(config, resolve=False)
     values = {key: value_at(plain, key) for key in dotted_keys(plain)}
     return {key: value for key, value in values.items() if not isinstance(value, Mapping)}
-
-
-def _listed(key: str) -> bool:
-    listed = READ | NO_PART
-    return key in listed or key.startswith(tuple(name for name in listed if name.endswith((".", "_"))))
 
 
 def chosen(config: DictConfig) -> bool:
@@ -242,7 +240,9 @@ def _rollouts(config: DictConfig) -> dict[str, Any]:
 def _batches(config: DictConfig) -> dict[str, Any]:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     rows = actor.ppo_mini_batch_size * rollout.n
-    micro = _micro_batch(rows, actor.ppo_micro_batch_size_per_gpu)
+    # At most as many rows at a time as verl would compute, and always as many: every row counts alike, none is left out.
+    most = min(actor.ppo_micro_batch_size_per_gpu or rows, rows)
+    micro = next(size for size in range(most, 0, -1) if rows % size == 0)
     validated = VALIDATED_AT_ONCE if slots(config) is None else VALIDATED_IN_A_PASS
     return {
         "per_device_train_batch_size": micro,
@@ -328,12 +328,6 @@ def _entropy_bonus(config: DictConfig) -> dict[str, float]:
     there = not weight or "entropy_coef" in GRPOConfig.__dataclass_fields__
     require(there, "actor_rollout_ref.actor.entropy_coeff", weight, "0 with this TRL, which has no entropy bonus")
     return {"entropy_coef": weight} if weight else {}
-
-
-def _micro_batch(rows: int, most: int | None) -> int:
-    """Return how many rows of a mini-batch are computed at a time: at most as many as verl would, and always as many,
-    so that every row counts alike and none is left out."""
-    return next(size for size in range(min(most or rows, rows), 0, -1) if rows % size == 0)
 
 
 def _checkpoint(config: DictConfig) -> Path | None:

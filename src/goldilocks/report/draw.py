@@ -97,12 +97,7 @@ def tips(*fields: str | alt.Tooltip) -> list[alt.Tooltip]:
 
 
 def line_plot(
-    runs: Sequence[Run],
-    y: tuple[str, str],
-    *,
-    x: alt.X | None = None,
-    form: str = "~s",
-    scale: alt.Scale | None = None,
+    runs: Sequence[Run], y: tuple[str, str], *, x: alt.X | None = None, form: str = "~s", scale: alt.Scale | None = None
 ) -> alt.LayerChart:
     """Return a plot with a line per run, by step unless ``x`` is given; ``y`` is a field and its title.
 

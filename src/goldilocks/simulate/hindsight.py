@@ -53,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what the run's rollouts say."""
     outcomes = read_outcomes(args.run)
-    path = args.hidden_states or _beside(args.run)
+    beside = args.run.with_suffix(".npy")  # where ``goldilocks pass-rates --hidden-states`` writes them
+    path = args.hidden_states or (beside if args.run.is_file() and beside.is_file() else None)
     found = look_back_all(outcomes, args.column, read_hidden_states(path, len(outcomes.prompts)) if path else None)
     if args.json:
         print(json.dumps({prior: one.as_dict() for prior, one in found.items()}, indent=2))
@@ -126,12 +127,6 @@ def _outcomes(in_file: Sequence[Sequence[Record]], path: Path) -> Outcomes:
     return Outcomes(source, np.array(prompt), np.array(steps), np.array(passes, float), np.array(trials, float))
 
 
-def _beside(run: Path) -> Path | None:
-    """Return where ``goldilocks pass-rates --hidden-states`` has written the states, if it has."""
-    path = run.with_suffix(".npy")
-    return path if run.is_file() and path.is_file() else None
-
-
 def read_hidden_states(path: Path, prompts: int) -> np.ndarray:
     """Return the hidden states of so many prompts, a row each."""
     try:
@@ -160,10 +155,7 @@ def look_back_all(
 
 
 def look_back(
-    outcomes: Outcomes,
-    prior: str = "forecast",
-    columns: Sequence[str] = (),
-    hidden_states: np.ndarray | None = None,
+    outcomes: Outcomes, prior: str = "forecast", columns: Sequence[str] = (), hidden_states: np.ndarray | None = None
 ) -> Hindsight:
     """Score the forecasts that a prior would have made.
 

@@ -47,12 +47,7 @@ class EngineRollouts:
         self._version: Version | None = None
 
     def generate(
-        self,
-        model: nn.Module,
-        step: int,
-        prompts: Sequence[Sequence[int]],
-        seeds: Sequence[int],
-        limits: Sequence[int],
+        self, model: nn.Module, step: int, prompts: Sequence[Sequence[int]], seeds: Sequence[int], limits: Sequence[int]
     ) -> list[Generation]:
         """Return the generation of each prompt by ``model`` as it is now, after ``step`` updates.
 
@@ -70,11 +65,7 @@ class EngineRollouts:
     def _sampling(self, seed: int, limit: int) -> SamplingParams:
         args = self._args
         return SamplingParams(
-            max_tokens=limit,
-            temperature=args.temperature,
-            top_p=args.top_p,
-            top_k=args.top_k or -1,
-            seed=seed,
+            max_tokens=limit, temperature=args.temperature, top_p=args.top_p, top_k=args.top_k or -1, seed=seed
         )
 
     def _ready(self, model: nn.Module, version: Version, length: int) -> Engine:

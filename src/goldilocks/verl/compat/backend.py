@@ -78,7 +78,9 @@ class GenerationBatches(Rounds):
         repeats = np.repeat(np.arange(len(requests)), [request.n for request in requests])
         generation = generation.select_idxs(repeats)
         generation.meta_info.update(self._meta)
-        generation.non_tensor_batch["priority"] = _priorities(requests)
+        # First issued, first served. With `full_determinism` verl names a request, and so its noise, by this number.
+        numbers = [(issue_order(request.uid) << 16) + number for request, number, _ in places(requests)]
+        generation.non_tensor_batch["priority"] = np.array(numbers, dtype=np.int64)
         answers = (answer for output in self._outputs(generation) for answer in self._answers(output))
         prompt_rows = list(rows_of(prompts))
         for (request, number, place), (row, measured) in zip(places(requests), answers, strict=True):
@@ -128,12 +130,6 @@ class GenerationBatches(Rounds):
                     "tool_tokens": length - tokens,  # that stand between them
                 },
             )
-
-
-def _priorities(requests: Sequence[Request]) -> np.ndarray:
-    """First issued, first served. With `full_determinism` verl names a request, and so its noise, by this number."""
-    numbers = [(issue_order(request.uid) << 16) + number for request, number, _ in places(requests)]
-    return np.array(numbers, dtype=np.int64)
 
 
 def merge_timings(calls: Sequence[tuple[int, Timing]]) -> Timing:

@@ -159,11 +159,7 @@ class FinalReward(Gate):
     refuses_flat = True
 
     def __init__(
-        self,
-        penalty: Callable[[], KLPenalty],
-        min_std: float | None,
-        of_batch: OfBatch,
-        with_log_probs: WithLogProbs,
+        self, penalty: Callable[[], KLPenalty], min_std: float | None, of_batch: OfBatch, with_log_probs: WithLogProbs
     ) -> None:
         """``penalty`` returns that of the moment: verl may change the coefficient after each update."""
         self._penalty = penalty

@@ -113,16 +113,12 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
         try:
             with self._keeping_what_was_generated():
                 super().fit()
-        except _Over:
-            self._finish()
+        except _Over:  # what ``fit`` does after an update that it knew to be the last
+            if hasattr(self.actor_rollout_wg, "async_calls_finalize_fn_exec"):
+                self.actor_rollout_wg.async_calls_finalize_fn_exec(blocking=True)  # Megatron may still be saving
+            self._shutdown_dump_executor()
         finally:
             trainer.balance_batch, trainer.total_epochs, rollout.n, trainer.test_freq, trainer.save_freq = kept
-
-    def _finish(self) -> None:
-        """Do what ``fit`` does after an update that it knew to be the last."""
-        if hasattr(self.actor_rollout_wg, "async_calls_finalize_fn_exec"):
-            self.actor_rollout_wg.async_calls_finalize_fn_exec(blocking=True)  # Megatron may still be saving
-        self._shutdown_dump_executor()
 
     def _begin_training(self) -> None:
         """Change what ``fit`` reads from here on; its loggers already have the user's config."""
