@@ -18,7 +18,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -57,14 +57,19 @@ class Features:
         require(self.dimensions >= 1, "goldilocks.features.dimensions", self.dimensions, "1 or more components")
 
     def of(self, source: Any, hidden_states: Callable[[], np.ndarray] | None = None) -> np.ndarray:
-        """Return the matrix for a source with ``texts()`` and, where columns are named, ``column(name, key)``."""
-        columns = {name: source.column(name, "goldilocks.features.columns") for name in self.columns}
+        """Return the matrix for a source with ``texts()`` and, where columns are named, ``column(name, key)``.
+
+        It has an intercept, the lengths and n-grams of the texts or the states, as components, and the columns.
+        """
+        key = "goldilocks.features.columns"
+        named = [column_features(name, source.column(name, key)) for name in self.columns]
         if self.kind == "text":
-            return feature_matrix(source.texts(), columns, self.dimensions)
+            texts, size = source.texts(), self.dimensions
+            reduced = reduce(lambda rows: text_features([texts[row] for row in rows]), len(texts), size, LENGTHS)
+            return with_intercept(reduced, *named)
         if hidden_states is None:
             raise ValueError(f"goldilocks.features.kind={self.kind!r} is not accepted: text: there is no model here")
         states = hidden_states()
-        named = [column_features(name, values) for name, values in columns.items()]
         return with_intercept(reduce(lambda rows: states[rows], len(states), self.dimensions), *named)
 
 
@@ -82,15 +87,6 @@ class Standard:
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
         return np.asarray((values - self.mean) * self.scale)
-
-
-def feature_matrix(
-    texts: Sequence[str], columns: Mapping[str, Sequence[object]] | None = None, dimensions: int = DIMENSIONS
-) -> np.ndarray:
-    """Return an intercept, lengths and components of n-grams of the texts, and the columns."""
-    reduced = reduce(lambda rows: text_features([texts[row] for row in rows]), len(texts), dimensions, LENGTHS)
-    named = [column_features(name, values) for name, values in (columns or {}).items()]
-    return with_intercept(reduced, *named)
 
 
 def reduce(features: Callable[[np.ndarray], np.ndarray], size: int, dimensions: int, untouched: int = 0) -> np.ndarray:

@@ -16,15 +16,19 @@ from goldilocks.core.source import column
 from goldilocks.features import (
     LENGTHS,
     SAMPLE,
+    Features,
     StrataSettings,
     column_features,
-    feature_matrix,
     reduce,
     text_features,
     with_intercept,
 )
 
 SUMS = [f"Calculate {a} {'+-'[a % 2]} {b}." for a in range(20) for b in (3, 40, 500)]
+
+
+def matrix(texts, columns=None, **settings):
+    return Features(columns=list(columns or {}), **settings).of(ListSource(texts, columns=columns))
 
 
 def test_numbers_count_by_how_many_digits_they_have():
@@ -49,7 +53,7 @@ def test_features_are_the_same_in_every_process():
 
 
 def test_the_matrix_has_an_intercept_and_standard_columns():
-    x = feature_matrix(SUMS, {"level": list(range(len(SUMS)))}, dimensions=6)
+    x = matrix(SUMS, {"level": list(range(len(SUMS)))}, dimensions=6)
     assert x.shape[0] == len(SUMS)
     assert 8 <= x.shape[1] <= 1 + 4 + 6 + 1
     assert (x[:, 0] == 1).all()
@@ -81,7 +85,7 @@ def test_a_column_of_words_has_a_column_for_each():
         column_features("level", ["easy", "hard", "easy", None]), [[1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0]]
     )
     assert column_features("name", [f"name {number}" for number in range(100)]).shape == (100, 32)
-    x = feature_matrix(SUMS, {"level": ["easy", "hard"] * (len(SUMS) // 2)})
+    x = matrix(SUMS, {"level": ["easy", "hard"] * (len(SUMS) // 2)})
     assert np.abs(x[:, 1:].T @ np.tile([1.0, -1.0], len(SUMS) // 2)).max() == pytest.approx(len(SUMS), rel=1e-3)
 
 
@@ -110,7 +114,7 @@ def test_what_hardly_varies_is_left_out_and_not_blown_up():
 def test_the_order_of_the_data_does_not_change_the_features_of_a_prompt():
     texts = [f"Calculate {a} {'+-*'[a % 3]} {b}." for a in (3, 40, 500, 6000) for b in (7, 80, 900) for _ in range(9)]
     order = np.random.default_rng(0).permutation(len(texts))
-    here, moved = feature_matrix(texts), feature_matrix([texts[place] for place in order])
+    here, moved = matrix(texts), matrix([texts[place] for place in order])
     assert here.shape == moved.shape
     assert_allclose(moved, here[order], atol=1e-2)
 
@@ -128,7 +132,7 @@ def test_a_column_is_of_the_data_or_of_its_extra_info_words_as_well_as_numbers()
 
 
 def test_prompts_that_are_all_alike_have_an_intercept_only():
-    assert feature_matrix(["same"] * 5).shape == (5, 1)
+    assert matrix(["same"] * 5).shape == (5, 1)
 
 
 def strata(source: ListSource, *columns: str) -> np.ndarray:

@@ -240,7 +240,7 @@ def _rollouts(config: DictConfig) -> dict[str, Any]:
 def _batches(config: DictConfig) -> dict[str, Any]:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     rows = actor.ppo_mini_batch_size * rollout.n
-    # At most as many rows at a time as verl would compute, and always as many: every row counts alike, none is left out.
+    # At most as many rows at a time as verl computes, and always as many: every row counts alike, and none is left out.
     most = min(actor.ppo_micro_batch_size_per_gpu or rows, rows)
     micro = next(size for size in range(most, 0, -1) if rows % size == 0)
     validated = VALIDATED_AT_ONCE if slots(config) is None else VALIDATED_IN_A_PASS
