@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import io
 import subprocess
 import tarfile
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
-from statistics import mean
+from statistics import fmean
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = "src"
@@ -38,7 +39,7 @@ class Module:
         parts = self.path.with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
-    @property
+    @functools.cached_property
     def lengths(self) -> list[int]:
         """The lines of each function, docstring included."""
         found = (node for node in ast.walk(self.tree) if isinstance(node, Function))
@@ -61,7 +62,7 @@ class Shape:
         found = list(modules)
         lengths = [length for module in found for length in module.lengths] or [0]
         small = sum(module.lines < SMALL for module in found)
-        return cls(len(found), sum(module.lines for module in found), mean(lengths), max(lengths), small)
+        return cls(len(found), sum(module.lines for module in found), fmean(lengths), max(lengths), small)
 
     def __str__(self) -> str:
         return f"{self.files:6d} {self.lines:7,d} {self.mean:7.1f} {self.longest:8d} {self.small:6d}"
@@ -87,7 +88,13 @@ def revision(name: str, root: Path = ROOT) -> list[Module]:
 
 def parsed(texts: Mapping[PurePosixPath, bytes]) -> list[Module]:
     """Parse each text."""
-    return [Module(path, len(text.splitlines()), ast.parse(text)) for path, text in texts.items()]
+    return [_module(path, text) for path, text in texts.items()]
+
+
+@functools.cache
+def _module(path: PurePosixPath, text: bytes) -> Module:
+    """Tests of several files read the same tree."""
+    return Module(path, len(text.splitlines()), ast.parse(text))
 
 
 def by_folder(modules: Iterable[Module]) -> dict[str, Shape]:

@@ -6,21 +6,44 @@ import copy
 import functools
 import gc
 import importlib.metadata
+import logging
 import os
 import pickle
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
+from _pytest.logging import catching_logs
 from hydra import version
 from hydra._internal import config_loader_impl as hydra
 from hydra._internal import defaults_list
 from hydra._internal.defaults_list import DefaultsList, Overrides
 from omegaconf import DictConfig, OmegaConf, _utils, base, flag_override
 
+from goldilocks.config import recipes
+
 gc.disable()  # importing verl and its company makes a million objects, all of which stay
 # transformers, TRL and others each read every package's list of files when they are imported.
 importlib.metadata.packages_distributions = functools.cache(importlib.metadata.packages_distributions)
+
+
+def _of_root_alone(self: Any) -> Any:
+    """As pytest before 9.2, which now looks for loggers that hand nothing on among a thousand, six times a test. Those
+    it finds are of torch and others, which print by themselves."""
+    root = logging.getLogger()
+    root.addHandler(self.handler)
+    self.attached_loggers.append(root)
+    if self.level is not None:
+        self.handler.setLevel(self.level)
+        self.orig_level = root.level
+        root.setLevel(min(self.orig_level, self.level))
+    return self.handler
+
+
+if "attached_loggers" in catching_logs.__slots__:
+    catching_logs.__enter__ = _of_root_alone  # type: ignore[method-assign]
 
 
 def pytest_collection_finish() -> None:
@@ -32,8 +55,14 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_is_parsed_twice() -> Iterator[None]:
     """Hydra parses some thirty files for a config, in Python, and they are the same for nearly every test; so are the
-    interpolations in them, which OmegaConf parses whenever it resolves one."""
+    interpolations in them, which OmegaConf parses whenever it resolves one, and the recipes that a simulation reads."""
     load, parse = OmegaConf.load, functools.cache(base.parse)
+
+    @functools.cache
+    def read(text: str, loader: Any) -> bytes:
+        return pickle.dumps(yaml.load(text, loader))
+
+    recipe = SimpleNamespace(load=lambda *given: pickle.loads(read(*given)), YAMLError=yaml.YAMLError)
 
     @functools.cache
     def loaded(path: str, written: int, size: int) -> bytes:
@@ -48,6 +77,7 @@ def _nothing_is_parsed_twice() -> Iterator[None]:
         patched.setattr(OmegaConf, "load", staticmethod(copied))
         for module in (base, _utils):
             patched.setattr(module, "parse", parse)
+        patched.setattr(recipes, "yaml", recipe)
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -49,21 +50,23 @@ WHOLE = {"cli", "report"}  # import the package itself, for its version
 NEVER = {"engine": {"verl", "ray"}, "filtering": {"verl", "ray"}, "simulate": {"torch", "verl"}, "report": {"verl"}}
 
 
-MODULES = shape.working_tree()
-STATEMENTS = {module.name: module.tree.body for module in MODULES if module.name.startswith("goldilocks")}
+@functools.cache
+def statements() -> dict[str, list[ast.stmt]]:
+    return {module.name: module.tree.body for module in shape.working_tree() if module.name.startswith("goldilocks")}
 
 
 def part_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+@functools.cache
 def imported(module: str) -> set[str]:
-    return set(shape.imported(STATEMENTS[module], STATEMENTS.keys(), inside_functions=True))
+    return set(shape.imported(statements()[module], statements().keys(), inside_functions=True))
 
 
 def test_every_module_imports_only_what_is_below_its_part() -> None:
     wrong = []
-    for module in filter(part_of, STATEMENTS):
+    for module in filter(part_of, statements()):
         part = part_of(module)
         assert part in BELOW, f"{part} is new: say in BELOW what it may import"
         allowed = {part, *BELOW[part]} | ({""} if part in WHOLE else set())
@@ -74,7 +77,7 @@ def test_every_module_imports_only_what_is_below_its_part() -> None:
 
 def test_the_core_imports_numpy_only_and_the_engine_no_verl() -> None:
     wrong = []
-    for module in STATEMENTS:
+    for module in statements():
         others = {name.split(".")[0] for name in imported(module)} - {"goldilocks", *sys.stdlib_module_names}
         forbidden = others - ALONE.get(part_of(module), others) | others & NEVER.get(part_of(module), set())
         wrong += [f"{module} imports {name}" for name in forbidden]
@@ -83,17 +86,17 @@ def test_the_core_imports_numpy_only_and_the_engine_no_verl() -> None:
 
 def loaded(module: str, found: set[str]) -> set[str]:
     """Return what importing a module loads, by the statements outside functions; a package runs before its modules."""
-    names = set(shape.imported(STATEMENTS[module], STATEMENTS.keys(), inside_functions=False))
-    names |= {name.rpartition(".")[0] for name in names if name in STATEMENTS and "." in name}
+    names = set(shape.imported(statements()[module], statements().keys(), inside_functions=False))
+    names |= {name.rpartition(".")[0] for name in names if name in statements() and "." in name}
     for name in names - found:
         found.add(name)
-        if name in STATEMENTS:
+        if name in statements():
             loaded(name, found)
     return found
 
 
 def test_what_runs_in_a_bare_install_loads_nothing_that_an_extra_brings() -> None:
-    starts = [module for module in STATEMENTS if part_of(module) in {"cli", "core", "config", "simulate"}]
+    starts = [module for module in statements() if part_of(module) in {"cli", "core", "config", "simulate"}]
     starts += ["goldilocks.launch.doctor", "goldilocks.tasks.command", "goldilocks.tasks.model_command"]
     extras = {"torch", "verl", "trl", "transformers", "ray", "hydra", "omegaconf", "altair"}
     packages = {start: {name.split(".")[0] for name in loaded(start, set())} for start in starts}
@@ -107,26 +110,28 @@ def test_every_folder_of_unit_tests_is_a_folder_of_the_package() -> None:
 
 
 def test_the_parts_have_an_order() -> None:
-    assert set(TopologicalSorter(BELOW).static_order()) >= {part_of(name) for name in STATEMENTS if part_of(name)}
+    assert set(TopologicalSorter(BELOW).static_order()) >= {part_of(name) for name in statements() if part_of(name)}
 
 
 def test_only_what_applies_or_lists_patches_imports_their_table() -> None:
     """Patches are a leaf: a part that they share with a trainer or a worker lives with the trainer or the worker."""
     patches = "goldilocks.verl.patches"  # the package itself is the table
-    found = {(module, name) for module in STATEMENTS if not module.startswith(patches) for name in imported(module)}
+    found = {(module, name) for module in statements() if not module.startswith(patches) for name in imported(module)}
     importers = ("goldilocks.verl.switch", "goldilocks.verl.plugin", "goldilocks.launch.doctor")
     assert {pair for pair in found if pair[1].startswith(patches)} == {(module, patches) for module in importers}
 
 
 def test_no_part_of_verl_imports_itself_back_by_way_of_a_patch_even_inside_functions() -> None:
-    ways = {name: imported(name) & STATEMENTS.keys() - {name} for name in STATEMENTS if part_of(name) == "verl"}
+    ways = {name: imported(name) & statements().keys() - {name} for name in statements() if part_of(name) == "verl"}
     assert set(TopologicalSorter(ways).static_order()) >= ways.keys()
 
 
 def test_no_module_imports_itself_back() -> None:
-    assert shape.circle(MODULES) == []
+    assert shape.circle(shape.working_tree()) == []
 
 
 def test_imports_are_absolute() -> None:
-    nodes = (node for module in MODULES for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom))
+    nodes = (
+        node for module in shape.working_tree() for node in ast.walk(module.tree) if isinstance(node, ast.ImportFrom)
+    )
     assert all(node.level == 0 for node in nodes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import PurePosixPath
 
@@ -10,16 +11,24 @@ import pytest
 import shape
 
 PAGE = (shape.ROOT / "docs/life-of-a-rollout.md").read_text()
-MODULES = {str(module.path): module for module in shape.working_tree()}
-IMPORTS = shape.imports(MODULES.values(), inside_functions=True)
 LINES = re.findall(r"^\| (\w+) \| `(\S+)` \| `(\S+)` \| (imports|calls) ?(?:`(\w+)`)? \|$", PAGE, re.MULTILINE)
 STATIONS = re.findall(r"^\*\*\d\. (\w+)\.\*\*", PAGE, re.MULTILINE)
 
 
+@functools.cache
+def modules() -> dict[str, shape.Module]:
+    return {str(module.path): module for module in shape.working_tree()}
+
+
+@functools.cache
+def imports() -> dict[str, set[str]]:
+    return shape.imports(modules().values(), inside_functions=True)
+
+
 def module_of(path: str) -> shape.Module:
     file = str(PurePosixPath("goldilocks") / path)
-    assert file in MODULES, f"{path} is not there"
-    return MODULES[file]
+    assert file in modules(), f"{path} is not there"
+    return modules()[file]
 
 
 def methods(module: shape.Module) -> set[str]:
@@ -42,7 +51,7 @@ def test_a_file_reaches_the_next_as_the_page_says(station: str, first: str, seco
     before, after = module_of(first), module_of(second)
     assert station.capitalize() in STATIONS
     if by == "imports":
-        assert after.name in IMPORTS[before.name]
+        assert after.name in imports()[before.name]
     else:
         assert method in methods(after) & called(before)
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-import goldilocks
+import shape
 
 PAGE = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
 NOT_OURS = ("Unknown trainer", "train/num_gen_batches")  # verl's words; a metric
@@ -28,8 +27,8 @@ def texts() -> str:
 
 
 def strings() -> Iterator[str]:
-    for file in Path(goldilocks.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+    for module in shape.working_tree():
+        for node in ast.walk(module.tree):
             if isinstance(node, ast.JoinedStr):
                 parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
                 yield "".join(map(str, parts))

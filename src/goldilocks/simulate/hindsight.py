@@ -245,19 +245,26 @@ def _ranks(forecasts: np.ndarray, steps: np.ndarray) -> np.ndarray:
 
 
 def _worth(forecasts: np.ndarray, passes: np.ndarray, trials: np.ndarray) -> float:
-    """Return the strength at which a beta-binomial around the forecasts makes the outcomes most probable."""
+    """Return the strength at which a beta-binomial around the forecasts makes the outcomes most probable.
+
+    The likelihood is that of a Pólya urn of right and wrong balls, up to a term that no strength changes.
+    """
     p = np.clip(forecasts, 0.01, 0.99)
-    return float(max(WORTHS, key=lambda worth: _log_likelihood(worth * p, worth * (1 - p), passes, trials)))
+    right, of_right = _draws(p, passes)
+    wrong, of_wrong = _draws(1 - p, trials - passes)
+    _, all_drawn = _draws(p, trials)
+
+    def log_likelihood(worth: float) -> float:
+        drawn = np.log(worth * right + of_right).sum() + np.log(worth * wrong + of_wrong).sum()
+        return float(drawn - np.log(worth + all_drawn).sum())
+
+    return float(max(WORTHS, key=log_likelihood))
 
 
-def _log_likelihood(right: np.ndarray, wrong: np.ndarray, passes: np.ndarray, trials: np.ndarray) -> float:
-    """Return the log-likelihood of a Pólya urn of right and wrong balls, up to a term that no strength changes."""
-    total = 0.0
-    for drawn in range(int(trials.max())):
-        total += float(np.log(right + drawn)[drawn < passes].sum())
-        total += float(np.log(wrong + drawn)[drawn < trials - passes].sum())
-        total -= float(np.log(right + wrong + drawn)[drawn < trials].sum())
-    return total
+def _draws(values: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return each value as often as its count says, and the number of each repetition, from 0."""
+    whole = counts.astype(np.int64)
+    return np.repeat(values, whole), np.arange(whole.sum()) - np.repeat(np.cumsum(whole) - whole, whole)
 
 
 def lines(found: Mapping[str, Hindsight]) -> list[str]:

@@ -15,9 +15,9 @@ from unit.engine.architectures import EXPERTS, SUPPORTED, fresh
 
 from goldilocks.engine import Engine, Generation, SamplingParams
 
-LENGTH = 20
+LENGTH = 13
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-PROMPTS = [[number % 7 + 1, *range(20, 20 + 5 * (number % 4))] for number in range(6)]
+PROMPTS = [[number % 7 + 1, *range(20, 20 + 3 * (number % 4))] for number in range(6)]
 
 
 def answers(model: PreTrainedModel, device: str) -> Iterator[tuple[list[int], Generation]]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -19,6 +22,7 @@ from goldilocks.runs.files import RunDir
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="forks by pidfd, which is Linux's")
 
+Said = Callable[[str], list[str]]
 PATIENCE_S = 300  # for what is sure to happen: a busy machine is not a mistake
 DRIVER = """
 import os, shlex, subprocess, sys
@@ -36,33 +40,61 @@ def driver(body: str, before: str = "") -> subprocess.Popen[str]:
     return subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+LISTENING = """
+import json
+for body in sys.stdin:
+    exec(json.loads(body), dict(globals()))
+    os.write(1, b"that was all\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[subprocess.Popen[str]]:
+    """A driver whose server many tests use, one after another."""
+    with driver(LISTENING) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.fixture
+def said(shared: subprocess.Popen[str]) -> Said:
+    """Has the shared driver do something; returns the words that its workers printed."""
+
+    def words(body: str) -> list[str]:
+        assert shared.stdin is not None
+        assert shared.stdout is not None
+        print(json.dumps(textwrap.dedent(body)), file=shared.stdin, flush=True)
+        lines = iter(shared.stdout.readline, "")
+        return [word for line in itertools.takewhile("that was all\n".__ne__, lines) for word in line.split()]
+
+    return words
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     return tmp_path / "worker.py"
 
 
-def test_a_worker_has_the_arguments_variables_and_files_of_its_command_and_imports_nothing_again(script: Path) -> None:
+def test_a_worker_has_the_arguments_variables_and_files_of_its_command_and_imports_nothing_again(
+    script: Path, said: Said
+) -> None:
     script.write_text(
         "import os, sys\n"
         "print(sys.argv[1], os.environ['B'], os.getcwd(), 'numpy' in sys.modules, __name__, flush=True)\n"
         "sys.exit(7)\n"
     )
-    body = f"sys.exit(subprocess.call([*python, {str(script)!r}, 'word'], env={{**os.environ, 'B': '2'}}, cwd='/'))"
-    process = driver(body)
-    out, _ = process.communicate(timeout=PATIENCE_S)
-    assert out.split() == ["word", "2", "/", "True", "__main__"]
-    assert process.returncode == 7
+    call = f"subprocess.call([*python, {str(script)!r}, 'word'], env={{**os.environ, 'B': '2'}}, cwd='/')"
+    assert said(f"print({call}, flush=True)") == ["word", "2", "/", "True", "__main__", "7"]
 
 
-def test_ray_may_put_the_flags_of_its_own_python_before_the_worker(script: Path) -> None:
+def test_ray_may_put_the_flags_of_its_own_python_before_the_worker(script: Path, said: Said) -> None:
     script.write_text("import sys\nprint(*sys.argv[1:])\n")
-    body = f"subprocess.run([*python, '-S', '-s', {str(script)!r}, '-s', 'word'])"
-    out, _ = driver(body).communicate(timeout=PATIENCE_S)
-    assert out.split() == ["-s", "word"]
+    assert said(f"subprocess.run([*python, '-S', '-s', {str(script)!r}, '-s', 'word'])") == ["-s", "word"]
 
 
 @pytest.mark.parametrize("started", ["script", "module"])
-def test_a_worker_finds_the_modules_of_its_own_path(script: Path, started: str) -> None:
+def test_a_worker_finds_the_modules_of_its_own_path(script: Path, said: Said, started: str) -> None:
     folder = script.parent / "modules"
     folder.mkdir()
     (folder / "of_this_worker.py").write_text("WORD = 'found'\nif __name__ == '__main__': print(WORD)\n")
@@ -70,8 +102,7 @@ def test_a_worker_finds_the_modules_of_its_own_path(script: Path, started: str) 
     words = [str(script)] if started == "script" else [prefork.MODULE, "of_this_worker"]
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     body = f"subprocess.run([*python, *{words!r}], env={{**os.environ, 'PYTHONPATH': {path!r}}})"
-    out, _ = driver(body).communicate(timeout=PATIENCE_S)
-    assert out.split() == ["found"]
+    assert said(body) == ["found"]
 
 
 def test_a_worker_has_no_files_of_the_server_whatever_their_numbers(script: Path) -> None:
@@ -97,10 +128,9 @@ def test_settings_of_ray_that_the_user_made_stay() -> None:
     assert out.split() == ["1", "0"]
 
 
-def test_workers_do_not_draw_what_their_siblings_draw(script: Path) -> None:
+def test_workers_do_not_draw_what_their_siblings_draw(script: Path, said: Said) -> None:
     script.write_text("import random, numpy\nprint(random.random(), numpy.random.rand())\n")
-    out, _ = driver(f"for _ in range(3): subprocess.run([*python, {str(script)!r}])").communicate(timeout=PATIENCE_S)
-    drawn = out.split()
+    drawn = said(f"for _ in range(3): subprocess.run([*python, {str(script)!r}])")
     assert len(set(drawn)) == len(drawn) == 6
 
 
@@ -125,7 +155,9 @@ def test_a_worker_ends_with_its_client_its_driver_and_the_other_way_round(script
 
 
 @pytest.mark.parametrize("sent", ["nothing", "half an order"])
-def test_a_client_that_ends_before_its_order_is_there_takes_no_other_worker_along(script: Path, sent: str) -> None:
+def test_a_client_that_ends_before_its_order_is_there_takes_no_other_worker_along(
+    script: Path, said: Said, sent: str
+) -> None:
     script.write_text("print('worked', flush=True)\n")
     body = f"""
     import socket, struct
@@ -138,10 +170,10 @@ def test_a_client_that_ends_before_its_order_is_there_takes_no_other_worker_alon
     subprocess.run([*python, {str(script)!r}])
     server = socket.socket(socket.AF_UNIX)
     server.connect(os.environ[prefork.SOCKET])
-    print("listens")
+    print("listens", flush=True)
+    server.close()
     """
-    out, _ = driver(body).communicate(timeout=PATIENCE_S)
-    assert out.split() == ["worked", "listens"]
+    assert said(body) == ["worked", "listens"]
 
 
 def test_a_worker_that_dies_with_its_client_takes_no_other_worker_along(script: Path) -> None:
@@ -173,7 +205,7 @@ def test_without_a_server_a_client_is_the_ordinary_python(script: Path) -> None:
 RAYS_WORDS = ["--language=PYTHON", "--serialized-runtime-env-context="]
 
 
-def test_a_worker_that_needs_variables_alone_is_set_up_without_ray(script: Path) -> None:
+def test_a_worker_that_needs_variables_alone_is_set_up_without_ray(script: Path, said: Said) -> None:
     script.write_text(
         "import os, sys\nprint(*sys.argv[1:], os.environ['B'], 'numpy' in sys.modules, 'ray' in sys.modules)\n"
     )
@@ -184,8 +216,7 @@ def test_a_worker_that_needs_variables_alone_is_set_up_without_ray(script: Path)
     words = [{RAYS_WORDS[0]!r}, {RAYS_WORDS[1]!r} + context]
     subprocess.run([sys.executable, prefork.__file__, {str(script)!r}, "word", *words], env={{**os.environ, "A": "1"}})
     """
-    out, _ = driver(body).communicate(timeout=PATIENCE_S)
-    assert out.split() == ["word", "12", "True", "False"]
+    assert said(body) == ["word", "12", "True", "False"]
 
 
 @pytest.mark.parametrize("context", ['{"py_executable": "mine"}', '{"command_prefix": ["cd /"]}', "{}"])
@@ -254,7 +285,6 @@ def test_a_supervisor_ends_everything_that_a_forked_run_has_forked(script: Path,
     process.communicate(timeout=PATIENCE_S)
 
 
-def test_a_worker_collects_garbage_and_looks_at_nothing_that_was_imported_before(script: Path) -> None:
+def test_a_worker_collects_garbage_and_looks_at_nothing_that_was_imported_before(script: Path, said: Said) -> None:
     script.write_text("import gc\nprint(gc.isenabled(), gc.get_freeze_count() > 1_000)\n")
-    out, _ = driver(f"subprocess.run([*python, {str(script)!r}])").communicate(timeout=PATIENCE_S)
-    assert out.split() == ["True", "True"]
+    assert said(f"subprocess.run([*python, {str(script)!r}])") == ["True", "True"]

@@ -19,7 +19,7 @@ def test_the_pupil_learns_and_the_model_stays(tmp_path):
     build(tokenizer, seed=0).to(torch.bfloat16).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     before = weights(tmp_path / "model")
-    teach(tmp_path / "model", tmp_path / "taught", ladder.lessons, steps=20)
+    teach(tmp_path / "model", tmp_path / "taught", ladder.lessons, steps=8)
     assert torch.equal(weights(tmp_path / "model"), before)
     lessons = [encode(AutoTokenizer.from_pretrained(tmp_path / "taught"), "sort 321", "123")]
     folders = [tmp_path / "model", tmp_path / "taught"]

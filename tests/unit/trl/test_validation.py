@@ -164,13 +164,13 @@ def test_an_evaluation_without_a_loss_has_the_same_answers_in_batches_of_any_siz
             seen.extend(one[0]["content"] for one in completions)
             return world.reward(completions, right, **columns)
 
-        validation = {"eval_dataset": world.dataset(12), "per_device_eval_batch_size": size, **chosen}
+        validation = {"eval_dataset": world.dataset(6), "per_device_eval_batch_size": size, **chosen}
         own = {"goldilocks": {}, "engine_slots": 5, **sections}
         trainer = world.trainer(out, sections=own, reward_funcs=acc, per_device_train_batch_size=4, **validation)
         return seen, evaluated(trainer)
 
     small, with_loss = answers(tmp_path / "small", 8)
-    large, without = answers(tmp_path / "large", 48, eval_loss=False)
+    large, without = answers(tmp_path / "large", 24, eval_loss=False)
     assert large == small
     assert without["eval_reward"] == pytest.approx(with_loss["eval_reward"])
     assert "eval_loss" in with_loss
