@@ -41,7 +41,7 @@ def outcome(name: str, data: PassRates, **given: Any) -> Outcome:
 @pytest.mark.parametrize("rate", [0.02, 0.1, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize("name", ["grpo", "dapo"])
 def test_fixed_groups_are_informative_as_often_as_the_binomial_says(name: str, rate: float) -> None:
-    n, groups = 8, 250
+    n, groups = 8, 125
     got = outcome(name, constant(rate), rollouts=n * groups)
     share = got.informative_groups_per_1k_rollouts * n / 1_000
     expected = 1 - rate**n - (1 - rate) ** n
