@@ -41,14 +41,9 @@ class WeightsGuard:
         """``exact``: both sides compute in fp32. ``judges``: there is no reason other than old weights for a gap."""
         self._action = action
         self._bounds = FP32 if exact else HALF
-        self._judges = judges
+        self.judges = judges  # whether a gap means something, and nothing was said of it yet
         self._sound: deque[float] = deque(maxlen=RECENT)
         self._beyond: list[float] = []  # the gaps of the last updates, while they are beyond the limit
-
-    @property
-    def judges(self) -> bool:
-        """Whether a gap means something, and nothing was said of it yet."""
-        return self._judges
 
     @property
     def limit(self) -> float:
@@ -61,7 +56,7 @@ class WeightsGuard:
         """Return the metric of an update; ``gap`` is None where no row was fresh. Raises if the user asked for it."""
         if gap is None:
             return {}
-        if self._judges:
+        if self.judges:
             self._judge(gap)
         return {"rollout/weights_gap": gap}
 
@@ -75,7 +70,7 @@ class WeightsGuard:
             message = self._message()
             if self._action == ERROR:
                 raise StaleWeights(message)
-            self._judges = False
+            self.judges = False
             logger.warning("%s. goldilocks.on_stale_weights=error ends a run here", message)
 
     def _message(self) -> str:

@@ -12,7 +12,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     check_paths(config)
     console = Console(stderr=True)
     data, model_path = dataset(config, "train"), str(Path(config.actor_rollout_ref.model.path).expanduser())
-    asked = list(_asked(data, model_path, args))
+    asked = _asked(data, model_path, args)
     kept = whole_groups(args.out, args.n)
     if args.out.exists():
         _require_same_pass(data, model_path, args.out)
@@ -118,19 +117,16 @@ class Asked:
         }
 
 
-def _asked(data: Any, model: str, args: argparse.Namespace) -> Iterator[Asked]:
-    """Yield prompts of the training files in an order of their own, each content once."""
+def _asked(data: Any, model: str, args: argparse.Namespace) -> list[Asked]:
+    """Return prompts of the training files in an order of their own, each content once."""
     places = list(range(len(data)))
     random.Random(args.seed).shuffle(places)
-    seen: set[str] = set()
-    for place in places:
-        row = data[place]
-        uid = _uid(row[PROMPT])
-        if args.prompts and len(seen) == args.prompts:
-            return
-        if uid not in seen:
-            seen.add(uid)
-            yield Asked(uid, row, 1 + (len(seen) - 1) // BLOCK, model)
+    rows: dict[str, Row] = {}
+    for row in (data[place] for place in places):
+        if args.prompts and len(rows) == args.prompts:
+            break
+        rows.setdefault(_uid(row[PROMPT]), row)
+    return [Asked(uid, row, 1 + number // BLOCK, model) for number, (uid, row) in enumerate(rows.items())]
 
 
 def _require_same_pass(data: Any, model: str, out: Path) -> None:
@@ -153,7 +149,6 @@ class Model:
 
     engine: Engine
     tokenizer: Any
-    encode: Callable[[Any], list[int]]
     longest_prompt: int
     sampling: Mapping[str, Any]
 
@@ -164,7 +159,6 @@ class Model:
         from verl.utils.torch_dtypes import PrecisionType
 
         from goldilocks.engine import Engine
-        from goldilocks.verl.source import prompt_tokens
 
         rollout = config.actor_rollout_ref.rollout
         auto: Any = AutoModelForCausalLM
@@ -189,13 +183,14 @@ class Model:
             "top_p": float(rollout.top_p),
             "top_k": rollout.top_k,
         }
-        return cls(engine, tokenizer, partial(prompt_tokens, tokenizer), config.data.max_prompt_length, sampling)
+        return cls(engine, tokenizer, config.data.max_prompt_length, sampling)
 
     def submit(self, one: Asked, n: int, seed: int) -> bool:
         """Ask for ``n`` answers; a prompt longer than ``data.max_prompt_length`` is left out."""
         from goldilocks.engine import SamplingParams
+        from goldilocks.verl.source import prompt_tokens
 
-        tokens = self.encode(one.row[PROMPT])
+        tokens = prompt_tokens(self.tokenizer, one.row[PROMPT])
         if len(tokens) > self.longest_prompt:
             return False
         for index in range(n):

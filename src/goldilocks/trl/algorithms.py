@@ -119,17 +119,17 @@ def advantages(groups: Sequence[Tensor], weights: Tensor, scale: str, aggregatio
     if scale == "none":
         return centred
     if scale == "batch":
-        spread = _std(torch.cat(totals), 0)
+        spread = _std(torch.cat(totals))
         return [one / (spread + EPSILON) for one in centred]
-    return [one / (_std(total, 0) + EPSILON) for one, total in zip(centred, totals, strict=True)]
+    return [one / (_std(total) + EPSILON) for one, total in zip(centred, totals, strict=True)]
 
 
 def _normalize_then_sum(groups: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
     """Normalize each reward function within its group, add them up, and normalize the sums over the batch."""
-    normal = [(one - one.nanmean(0)) / (_std(one, 0) + EPSILON) for one in groups]
+    normal = [(one - one.nanmean(0)) / (_std(one) + EPSILON) for one in groups]
     sums = [(one * weights).nansum(1) for one in normal]
     everything = torch.cat(sums)
-    mean, spread = everything.mean(), _std(everything, 0)
+    mean, spread = everything.mean(), _std(everything)
     return [(one - mean) / (spread + EPSILON) for one in sums]
 
 
@@ -141,14 +141,13 @@ def leave_one_out(groups: Sequence[Tensor], *, normalize: bool) -> list[Tensor]:
     found = [score - (score.nansum() - score) / ((~score.isnan()).sum() - 1) for score in groups]
     if normalize:
         everything = torch.cat(found)
-        mean, spread = everything.nanmean(), _std(everything, 0)
+        mean, spread = everything.nanmean(), _std(everything)
         found = [(one - mean) / (spread + EPSILON) for one in found]
     return [one.nan_to_num(0.0) for one in found]
 
 
-def _std(values: Tensor, dim: int) -> Tensor:
-    """Return the unbiased standard deviation without NaNs; zero where there is one value only."""
+def _std(values: Tensor) -> Tensor:
+    """Return the unbiased standard deviation of each column without NaNs; zero where there is one value only."""
     there = ~values.isnan()
-    count = there.sum(dim)
-    deviations = torch.where(there, values - values.nanmean(dim, keepdim=True), 0.0)
-    return ((deviations**2).sum(dim) / (count - 1).clamp(min=1)).sqrt()
+    deviations = torch.where(there, values - values.nanmean(0, keepdim=True), 0.0)
+    return ((deviations**2).sum(0) / (there.sum(0) - 1).clamp(min=1)).sqrt()

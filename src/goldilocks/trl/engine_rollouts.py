@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -119,14 +118,6 @@ def check(args: Any) -> None:
     require(args.max_completion_length is not None, "max_completion_length", None, "a length, with engine_slots")
 
 
-@dataclass(frozen=True)
-class Turn:
-    """What the engine is asked for: a seed and a limit in tokens for each conversation that goes on."""
-
-    seeds: list[int]
-    limits: list[int]
-
-
 class Turns:
     """The conversations of one round. ``longest`` bounds what the model and the tools write in all turns together."""
 
@@ -138,14 +129,17 @@ class Turns:
         self._turn = 0
         self._places: list[int] = []  # of the conversations that this turn is of
 
-    def next(self, asked: Sequence[Ids]) -> Turn:
-        """Begin a turn. A conversation's noise is a function of its seed and of the turn's number."""
+    def next(self, asked: Sequence[Ids]) -> tuple[list[int], list[int]]:
+        """Begin a turn; return a seed and a limit in tokens for each conversation that goes on.
+
+        A conversation's noise is a function of its seed and of the turn's number.
+        """
         self._places = list(self._found(asked))
         written = [len(ids) - self._prompts[place] for ids, place in zip(asked, self._places, strict=True)]
         seeds = [self._seeds[place] for place in self._places]
         later = [hashed(seed, self._turn) for seed in seeds] if self._turn else seeds
         self._turn += 1
-        return Turn(later, [max(1, self._longest - length) for length in written])
+        return later, [max(1, self._longest - length) for length in written]
 
     def wrote(self, asked: Sequence[Ids], answers: Sequence[Ids]) -> None:
         """Note what the model has answered in the turn that was begun last."""

@@ -421,9 +421,9 @@ class CollectedTrainer(WholeCheckpoints):
         if self._turns is None:
             seeds = self._plain_seeds(prompt_ids) if self._seeds is None else self._seeds()
             self._turns = Turns(prompt_ids, seeds, self.args.max_completion_length)
-        turn = self._turns.next(prompt_ids)
+        seeds, limits = self._turns.next(prompt_ids)
         model = self.accelerator.unwrap_model(self.model_wrapped)
-        found = self._engine.generate(model, self.state.global_step, prompt_ids, turn.seeds, turn.limits)
+        found = self._engine.generate(model, self.state.global_step, prompt_ids, seeds, limits)
         self._turns.wrote(prompt_ids, [one.token_ids for one in found])
         return self._returned([one.token_ids for one in found], [one.log_probs for one in found])
 
