@@ -3,6 +3,7 @@
 verl offloads a forward-only model (the reference policy) to the host through pinned memory. On the CPU it is there.
 verl rounds weights that it merges with an adapter (``model.lora.merge``) to bf16. On the CPU training is in fp32, so
 the rollout server would sample from another policy than the one that is trained; here the weights keep their precision.
+torch's Adam updates all parameters in one call: of FSDP2's parameters each would be a dozen calls of its own.
 """
 
 from __future__ import annotations
@@ -22,18 +23,22 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDP
 
 from goldilocks.platforms import threads_per_rank
 
+# Parameters of a model that is trained by one thread: a second one gives it little, and where another process wants the
+# core, each operation waits for it.
+SMALL = 10_000_000
+IN_ONE_CALL = ("Adam", "AdamW")  # torch's optimizers that take ``fused``
+OTHERWISE = {"foreach", "differentiable"}  # their settings that exclude it
+
 
 class HostEngine:
     """Takes its share of the cores, and builds the FSDP2 module without offloading."""
 
     engine_config: Any
+    optimizer_config: Any
     module: Any
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        torch.set_num_threads(threads_per_rank(int(os.environ.get("RAY_LOCAL_WORLD_SIZE", "1"))))
-
     def _build_fsdp_module(self, module: Any) -> Any:
+        torch.set_num_threads(threads_for(module, int(os.environ.get("RAY_LOCAL_WORLD_SIZE", "1"))))
         config = self.engine_config
         self.engine_config = dataclasses.replace(config, forward_only=False, offload_policy=False)
         try:
@@ -41,12 +46,32 @@ class HostEngine:
         finally:
             self.engine_config = config
 
+    def _build_optimizer(self, module: Any) -> Any:
+        config = self.optimizer_config
+        self.optimizer_config = dataclasses.replace(config, override_optimizer_config=in_one_call(config))
+        try:
+            return super()._build_optimizer(module)  # type: ignore[misc]
+        finally:
+            self.optimizer_config = config
+
     def _merged_lora_per_tensor_param(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the base weights with the adapter merged in, as copies: at the end the module is as it was."""
         with merged_lora_context(self.module, backup_adapters=True):
             weights = convert_weight_keys(normalize_peft_param_name(self.module.state_dict()), self.module)
             for name, weight in weights.items():
                 yield name, (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach().clone()
+
+
+def threads_for(module: torch.nn.Module, ranks: int) -> int:
+    """Return the threads of a process that trains this model, one of so many ranks on this machine."""
+    return 1 if sum(one.numel() for one in module.parameters()) < SMALL else threads_per_rank(ranks)
+
+
+def in_one_call(config: Any) -> dict[str, Any] | None:
+    """Return the settings of the optimizer, with ``fused`` where the optimizer takes it and nothing forbids it."""
+    chosen = config.override_optimizer_config or {}
+    takes_it = config.optimizer_impl == "torch.optim" and config.optimizer in IN_ONE_CALL
+    return {"fused": True, **chosen} if takes_it and not OTHERWISE & chosen.keys() else chosen or None
 
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
