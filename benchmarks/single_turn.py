@@ -21,6 +21,7 @@ os.environ.setdefault("GOLDILOCKS_PATCHES", "all")
 os.environ.setdefault("VERL_PLATFORM", "cpu")
 
 from omegaconf import OmegaConf
+from transfer_queue import BatchMeta
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.config import RolloutConfig
@@ -112,8 +113,21 @@ class Worker(StreamingWorker):
         self.single_turn = SingleTurn(self) if whole else None
 
 
-async def put(**_: Any) -> None:
-    """The queue takes everything at once."""
+class Queue:
+    """Takes everything at once."""
+
+    def __init__(self) -> None:
+        self.storage_manager = SimpleNamespace(put_data=self._take)
+        self.async_kv_batch_put = self.async_set_custom_meta = self._take
+
+    def get_client(self) -> Queue:
+        return self
+
+    async def async_kv_retrieve_meta(self, keys: list[str], **_: Any) -> BatchMeta:
+        return BatchMeta(list(range(len(keys))), ["train"] * len(keys))
+
+    async def _take(self, *_: Any, **__: Any) -> None:
+        pass
 
 
 async def fail(error: BaseException) -> None:
@@ -165,7 +179,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
     args = parser.parse_args()
-    batched_puts.transfer_queue = SimpleNamespace(async_kv_batch_put=put)
+    batched_puts.transfer_queue = Queue()  # type: ignore[assignment]
     agent_loop_tq.tq = batched_puts.GatheringQueue()
     agent_loop_tq.list_of_dict_to_tensordict = list
     worker.publish = fail

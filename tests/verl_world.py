@@ -1,7 +1,7 @@
 """A small world for verl's V1: verl's own classes in this process, and one stand-in for each thing outside of it.
 
 Real are the load balancer, its client, the agent loop, the reward manager and the packing of rows. The stand-ins are
-``Actor`` for the handle of a Ray actor, ``Server`` for a rollout server, ``Queue`` for the TransferQueue's client and
+``Actor`` for the handle of a Ray actor, ``Server`` for a rollout server, ``Queue`` for the TransferQueue and
 ``UpdatedBatches`` for the end of a trainer's step. tests/unit/test_canary.py compares their signatures with the real.
 """
 
@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transfer_queue
 from omegaconf import DictConfig, OmegaConf
 from tensordict import NonTensorData, TensorDict
-from transfer_queue import KVBatchMeta
+from transfer_queue import BatchMeta, KVBatchMeta
 from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 from verl.trainer.ppo.reward import load_reward_manager
 from verl.trainer.ppo.v1 import agent_loop_tq
@@ -42,6 +43,7 @@ from goldilocks.verl.dispatch.worker import StreamingWorker
 from goldilocks.verl.serve.answers import Answers, ManyAnswers
 from goldilocks.verl.store import batched_puts, rows
 from goldilocks.verl.store.rows import FIRST, ROLLOUTS, VISIT_SEED
+from goldilocks.verl.update import held_batch
 
 LIMIT = 6  # tokens of an answer; the server does not know the limit, so that the worker cuts
 ROLLOUT = {"name": "transformers", "max_num_seqs": 64, "prompt_length": 8, "response_length": LIMIT}
@@ -233,13 +235,14 @@ class Queue:
         self.rows: dict[str, dict[str, Any]] = {}
         self.tags: dict[str, dict[str, Any]] = {}
         self.puts: list[int] = []  # how many rows each asynchronous put had
-        self.storage_manager = AsyncSimpleStorageManager.__new__(AsyncSimpleStorageManager) if columns else None
+        self.client = QueueClient(self, own_storage=columns)
         self._others: dict[str, dict[str, Any]] = {}  # tags by partition and key
         for name in self.STANDS_FOR:
             monkeypatch.setattr(transfer_queue, name, getattr(self, name))
         monkeypatch.setattr(rows, "kv_batch_meta2batch_meta", self.meta)
         asked_again = functools.cache(inspect.unwrap(batched_puts.takes_columns))  # once a queue, not once a process
         monkeypatch.setattr(batched_puts, "takes_columns", asked_again)
+        monkeypatch.setattr(held_batch, "can_hold", functools.cache(inspect.unwrap(held_batch.can_hold)))
         monkeypatch.setattr(failures, "_published", False)  # as in a process that has told no error yet
 
     def batch(self) -> KVBatchMeta:
@@ -255,8 +258,8 @@ class Queue:
         self.rows[key] = {"response_mask": mask, "rm_scores": scores, "extra_fields": {}, **fields}
         self.tags[key] = {"min_global_steps": version, "global_steps": step}
 
-    def get_client(self) -> Queue:
-        return self
+    def get_client(self) -> QueueClient:
+        return self.client
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> TensorDict:
         assert partition_id == "train"
@@ -302,6 +305,48 @@ class Queue:
 
     def _tags_of(self, partition_id: str) -> dict[str, Any]:
         return self.tags if partition_id == "train" else self._others.setdefault(partition_id, {})
+
+
+class QueueClient:
+    """Stands for the client of a TransferQueue with its own storage, or with another one."""
+
+    STANDS_FOR = ("kv_retrieve_meta", "get_data", "async_kv_retrieve_meta", "async_set_custom_meta")
+
+    def __init__(self, queue: Queue, *, own_storage: bool) -> None:
+        self.storage_manager = AsyncSimpleStorageManager.__new__(AsyncSimpleStorageManager) if own_storage else None
+        if self.storage_manager is not None:
+            self.storage_manager.put_data = self._put_data
+        self._queue = queue
+        self._keys: list[str] = []  # by the global index of the row
+
+    def kv_retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool = False) -> BatchMeta:
+        """Return which fields all of the rows have, of the rows that there are."""
+        assert partition_id == "train"
+        rows = [self._queue.rows.get(key, {}) for key in keys if create or key in self._queue.rows]
+        self._keys += [key for key in keys if key not in self._keys and (create or key in self._queue.rows)]
+        common = {name: value for name, value in rows[0].items() if all(name in row for row in rows)}
+        schema = {name: {"is_non_tensor": not isinstance(value, torch.Tensor)} for name, value in common.items()}
+        places = [self._keys.index(key) for key in keys if key in self._keys]
+        return BatchMeta(places, ["train"] * len(places), schema, np.ones(len(places)))
+
+    def get_data(self, metadata: BatchMeta) -> TensorDict:
+        """Return the fields as the storage packs them."""
+        rows = [self._queue.rows[self._keys[place]] for place in metadata.global_indexes]
+        pack = AsyncSimpleStorageManager._pack_field_values
+        return TensorDict({name: pack([row[name] for row in rows]) for name in metadata.field_names}, len(rows))
+
+    async def async_kv_retrieve_meta(
+        self, keys: list[str] | str, partition_id: str, create: bool = False, socket: None = None
+    ) -> BatchMeta:
+        return self.kv_retrieve_meta(keys, partition_id, create)
+
+    async def async_set_custom_meta(self, metadata: BatchMeta, socket: None = None) -> None:
+        for meta in metadata.chunk_by_partition():
+            for place, tag in zip(meta.global_indexes, meta.get_all_custom_meta(), strict=True):
+                self._queue.tags[self._keys[place]] = tag
+
+    async def _put_data(self, data: Any, metadata: BatchMeta) -> None:
+        await self._queue.async_kv_batch_put([self._keys[place] for place in metadata.global_indexes], "train", data)
 
 
 def nested(rows: Iterable[torch.Tensor]) -> torch.Tensor:

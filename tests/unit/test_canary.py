@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import transfer_queue
+from transfer_queue import TransferQueueClient
 from unit.verl.compat.v0_world import Engine, Workers
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorker
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
@@ -26,7 +27,8 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.rollout.llm_server import LLMServerClient
-from verl_world import Queue, Server, UpdatedBatches, Worker
+from verl.workers.utils.padding import no_padding_2_padding
+from verl_world import Queue, QueueClient, Server, UpdatedBatches, Worker
 
 from goldilocks.hashing import Sources, digest, is_known
 from goldilocks.verl import plugin
@@ -34,8 +36,10 @@ from goldilocks.verl.dispatch.rewards import RUN_SINGLE
 from goldilocks.verl.dispatch.single_turn import FOLLOWED
 from goldilocks.verl.patch import Patch
 from goldilocks.verl.patches import PATCHES
+from goldilocks.verl.patches.log_probs import PADDING_SOURCES
 from goldilocks.verl.serve.server import RolloutServer
 from goldilocks.verl.store.batched_puts import READERS
+from goldilocks.verl.update import held_batch
 
 plugin.additions()
 
@@ -44,6 +48,7 @@ plugin.additions()
 STAND_INS: list[tuple[Any, Any]] = [
     (Server, RolloutServer),
     (Queue, transfer_queue),
+    (QueueClient, TransferQueueClient),
     (Engine, AgentLoopManager),
     (Workers, (ActorRolloutRefWorker, TrainingWorker)),
     (UpdatedBatches, PPOTrainer),
@@ -117,6 +122,8 @@ SOURCES: list[tuple[Callable[..., Any], Sources]] = [
     (NaiveRewardManager.run_single, RUN_SINGLE),  # written again where rollouts are graded
     *FOLLOWED,  # where rollouts are made many at a time
     *READERS,  # of what we put into the TransferQueue
+    (no_padding_2_padding, PADDING_SOURCES),  # done for all rows at once in the loss of one pass
+    *held_batch.READERS,  # of what our trainer sends in the place of keys
 ]
 
 

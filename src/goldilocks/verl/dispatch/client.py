@@ -210,7 +210,7 @@ class StreamingClient(LLMServerClient):
         finally:
             self._back(session)
 
-    @property
+    @functools.cached_property
     def _on_vllm(self) -> bool:
         return bool(self.config.actor_rollout_ref.rollout.name == "vllm")
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+from types import FunctionType
 from typing import Any
 
+from goldilocks.hashing import Sources, is_known
 from goldilocks.verl.fields import DISTANCE, GAP_SUM, GAP_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
 from goldilocks.verl.patch import Function, Kind, Patch
 
@@ -162,28 +164,61 @@ RESPONSE_LOGITS = Patch(
 def own_log_probs(original: Function) -> Function:
     """``old_log_probs`` that are absent, or NaN in a row, are the log-probs of this pass, without their gradient."""
 
+    at_once = padding_at_once(original)
+
     @functools.wraps(original)
     def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
         from verl.utils import tensordict_utils as tu
 
+        from goldilocks.verl.store.padding import PaddedAtOnce
+
         rows = tu.get_non_tensor_data(data, WHOLE_ROWS, None)
         if rows is None:
             return original(config, model_output, data, dp_group)
-        data = data.copy()
+        data = PaddedAtOnce.of(data)
         given = data.get("old_log_probs", None)
-        data["old_log_probs"] = _denominator(model_output["log_probs"].detach(), data)
+        own = responses(model_output["log_probs"].detach(), data["response_mask"])
+        data["old_log_probs"] = _denominator(own, given)
         tokens = tu.get_non_tensor_data(data, WHOLE_TOKENS, None)
         tu.assign_non_tensor(data, global_batch_size=rows, batch_num_tokens=tokens)
-        loss, metrics = original(config, model_output, data, dp_group)
-        return loss, {**metrics, **_distance_to_rollouts(model_output["log_probs"].detach(), data, given)}
+        loss, metrics = at_once(config, model_output, data, dp_group)
+        return loss, {**metrics, **_distance_to_rollouts(own.values(), data, given)}
 
     return ppo_loss
 
 
-def _distance_to_rollouts(log_probs: Any, data: Any, given: Any) -> dict[str, float]:
+PADDING = "no_padding_2_padding"  # the function of verl that cuts and pads the responses of a loss
+PADDING_SOURCES: Sources = "0868d5c4731b66ac"
+
+
+def padding_at_once(loss: Function) -> Function:
+    """verl's loss, which pads its responses all at once: row by row, that takes as long as a small model's pass."""
+    padding = getattr(loss, "__globals__", {}).get(PADDING)
+    if not isinstance(loss, FunctionType) or padding is None or not is_known(padding, PADDING_SOURCES):
+        return loss
+    names = {**loss.__globals__, PADDING: functools.partial(_padded_responses, padding)}
+    return FunctionType(loss.__code__, names, loss.__name__, loss.__defaults__, loss.__closure__)
+
+
+def _padded_responses(original: Function, tensor: Any, data: Any) -> Any:
+    from verl.utils import tensordict_utils as tu
+
+    from goldilocks.verl.store.padding import padded
+
+    width = tu.get_non_tensor_data(data=data, key="max_response_len", default=-1)
+    prompts, answers = data["prompts"], data["responses"]
+    if width >= 0 or not (tensor.is_nested and prompts.is_nested and tensor.values().dim() == 1):
+        return original(tensor, data)
+    if not (prompts.offsets().diff() > 0).all():
+        return original(tensor, data)  # which says what is wrong
+    return padded(responses(tensor, answers))
+
+
+def _distance_to_rollouts(own: Any, data: Any, given: Any) -> dict[str, float]:
     """How far the trainer's probabilities are from the rollout engine's: verl reads that off the pass left out here.
 
-    Of rows without ``given`` log-probs of an older policy, also how far the log-probs are apart, in sum.
+    ``own`` are the log-probs of all response tokens. Of rows without ``given`` log-probs of an older policy, also how
+    far the log-probs are apart, in sum.
     """
     import torch
 
@@ -192,7 +227,7 @@ def _distance_to_rollouts(log_probs: Any, data: Any, given: Any) -> dict[str, fl
     mask = data["response_mask"].values().bool()
     if "rollout_log_probs" not in data or not mask.any():
         return {}
-    own, sampled = responses(log_probs, data["response_mask"]).values(), data["rollout_log_probs"].values()
+    sampled = data["rollout_log_probs"].values()
     apart = (own[mask].exp() - sampled[mask].exp()).abs()
     fresh = mask if given is None else mask & given.values().isnan()
     found = torch.stack([apart.mean(), apart.max(), *gap_sums(own, sampled, fresh)]).tolist()
@@ -204,24 +239,23 @@ def responses(tensor: Any, response_mask: Any) -> Any:
     """As verl's ``response_from_nested``, which reads the offsets, and waits for the GPU, for every row."""
     import torch
 
-    values, ends = tensor.values(), tensor.offsets()[1:].tolist()
-    lengths = response_mask.offsets().diff().tolist()
-    # the log-prob of a token is computed at the token before it
-    rows = [values[end - length - 1 : end - 1] for end, length in zip(ends, lengths, strict=True)]
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    from goldilocks.verl.store.padding import joined
+
+    offsets = response_mask.offsets()
+    shifts = tensor.offsets()[1:] - 1 - offsets[1:]  # the log-prob of a token is computed at the token before it
+    total = response_mask.values().shape[0]
+    places = torch.arange(total, device=offsets.device) + shifts.repeat_interleave(offsets.diff(), output_size=total)
+    return joined(tensor.values()[places], offsets)
 
 
-def _denominator(log_probs: Any, data: Any) -> Any:
+def _denominator(own: Any, given: Any) -> Any:
     import torch
 
-    own = responses(log_probs, data["response_mask"])
-    given = data.get("old_log_probs", None)
+    from goldilocks.verl.store.padding import joined
+
     if given is None:
         return own
-    values = torch.where(given.values().isnan(), own.values().to(given.dtype), given.values())
-    lengths = own.offsets().diff()
-    shortest, longest = torch.stack([lengths.min(), lengths.max()]).tolist()
-    return torch.nested.nested_tensor_from_jagged(values, own.offsets(), min_seqlen=shortest, max_seqlen=longest)
+    return joined(torch.where(given.values().isnan(), own.values().to(given.dtype), given.values()), own.offsets())
 
 
 ONE_PASS = Patch(

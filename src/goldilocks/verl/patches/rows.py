@@ -35,6 +35,8 @@ def select_rows_at_once(original: Function) -> Function:
     def index_select_tensor_dict(batch: Any, indices: Any) -> Any:
         import torch
 
+        from goldilocks.verl.store.padding import picked
+
         if batch is None or not len(indices):
             return original(batch, indices)
         indices = torch.as_tensor(indices)
@@ -42,7 +44,7 @@ def select_rows_at_once(original: Function) -> Function:
         selected = original(batch.exclude(*ragged), indices)
         everything = _are_all(indices, len(batch))  # the one mini-batch of a batch, or the one micro-batch of that
         for key, rows in ragged.items():
-            selected[key] = rows if everything and _knows_its_longest(rows) else _select(rows, indices)
+            selected[key] = rows if everything and _knows_its_longest(rows) else picked(rows, indices)
         return selected
 
     return index_select_tensor_dict
@@ -53,22 +55,6 @@ def _is_rows_of_tokens(value: Any) -> bool:
 
     jagged = isinstance(value, torch.Tensor) and value.is_nested and value.layout == torch.jagged
     return jagged and value.dim() == 2 and value.lengths() is None
-
-
-def _select(rows: Any, indices: Any) -> Any:
-    import torch
-
-    offsets = rows.offsets()
-    indices = indices.to(offsets.device)
-    lengths = offsets.diff()[indices]
-    ends = lengths.cumsum(0)
-    shortest, longest, total = torch.stack([lengths.min(), lengths.max(), ends[-1]]).tolist()
-    shifts = offsets[:-1][indices] - (ends - lengths)
-    places = torch.arange(total, device=offsets.device) + shifts.repeat_interleave(lengths, output_size=total)
-    # Give torch the longest row: without it, a tensor is padded to the sum of all lengths.
-    return torch.nested.nested_tensor_from_jagged(
-        rows.values()[places], torch.cat([offsets[:1], ends]), min_seqlen=shortest, max_seqlen=longest
-    )
 
 
 def _knows_its_longest(rows: Any) -> bool:
@@ -198,21 +184,20 @@ class PackedRows:
         import numpy as np
         import torch
 
+        from goldilocks.verl.store.padding import flat
+
         lengths = np.fromiter(map(len, self._rows), dtype=np.int64, count=len(self._rows))
-        joined = torch.cat(self._rows)
-        name = str(joined.dtype).removeprefix("torch.")
-        return unpack, (bytearray(joined.view(torch.uint8).numpy()), name, lengths.tobytes(), self._kept)
+        return unpack, (*flat(torch.cat(self._rows)), lengths.tobytes(), self._kept)
 
 
 def unpack(joined: bytearray, dtype: str, lengths: bytes, kept: bool) -> list[torch.Tensor]:
     """Return the rows: kept ones with memory of their own, the others as views of the buffer."""
     import numpy as np
-    import torch
+
+    from goldilocks.verl.store.padding import unflat
 
     PACKED_ROWS.apply()
-    kind = getattr(torch, dtype)
-    flat = torch.frombuffer(joined, dtype=kind) if joined else torch.empty(0, dtype=kind)
-    rows = flat.split(np.frombuffer(lengths, dtype=np.int64).tolist())
+    rows = unflat(joined, dtype).split(np.frombuffer(lengths, dtype=np.int64).tolist())
     return [row.clone() for row in rows] if kept else list(rows)
 
 

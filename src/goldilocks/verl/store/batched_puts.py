@@ -67,9 +67,32 @@ class BatchedPuts:
 
 async def put_rows(partition: str, rows: list[KeyedRow]) -> None:
     """One put into the TransferQueue."""
-    keys, fields, tags = zip(*rows, strict=True)
-    columns: Any = Columns(fields) if takes_columns() else list_of_dict_to_tensordict(list(fields))
-    await transfer_queue.async_kv_batch_put(keys=list(keys), fields=columns, tags=list(tags), partition_id=partition)
+    keys, fields, tags = map(list, zip(*rows, strict=True))
+    if takes_columns():
+        await _put_columns(partition, keys, Columns(fields), tags)
+    else:
+        packed = list_of_dict_to_tensordict(fields)
+        await transfer_queue.async_kv_batch_put(keys=keys, fields=packed, tags=tags, partition_id=partition)
+
+
+async def _put_columns(partition: str, keys: list[str], columns: Columns, tags: list[dict[str, Any]]) -> None:
+    """As ``transfer_queue.async_kv_batch_put``, but the tags are sent beside the rows and not after them."""
+    client = transfer_queue.get_client()
+    meta = await client.async_kv_retrieve_meta(keys=keys, partition_id=partition, create=True)
+    if meta.size != len(keys):
+        raise RuntimeError(f"the TransferQueue has places for {meta.size} of {len(keys)} rows")
+    sent = Tags(meta.global_indexes, meta.partition_ids, custom_meta=tags)
+    await asyncio.gather(client.storage_manager.put_data(columns, meta), client.async_set_custom_meta(sent))
+
+
+class Tags(BatchMeta):
+    """Tags on their way to the TransferQueue, which would copy them three times, deeply; all of one partition."""
+
+    def get_all_custom_meta(self) -> list[dict[str, Any]]:
+        return self.custom_meta
+
+    def chunk_by_partition(self) -> list[BatchMeta]:
+        return [self]
 
 
 class Columns:
@@ -130,10 +153,12 @@ class RaggedRows(torch.Tensor):
         return self._rows
 
 
-# The functions that read a put, and the digests of their sources: they use no method that Columns lacks.
+# The functions that read a put, or that it does the work of, and the digests of their sources: they use no method that
+# Columns lacks, and of tags only what Tags has.
 READERS: tuple[tuple[Callable[..., Any], str], ...] = (
     (transfer_queue.async_kv_batch_put, "97365dc0dded415c"),
     (AsyncTransferQueueClient.async_put, "22869a56ec9ae366"),
+    (AsyncTransferQueueClient.async_set_custom_meta, "3240a157ecf45dbe"),
     (AsyncSimpleStorageManager.put_data, "26d6cfa4821c162b"),
     (AsyncSimpleStorageManager._select_by_positions, "6757e06828b8895f"),
     (extract_field_schema, "f84ad55ae5498cfb"),
@@ -144,8 +169,13 @@ READERS: tuple[tuple[Callable[..., Any], str], ...] = (
 @cache
 def takes_columns() -> bool:
     """Whether the TransferQueue of this process is the one that ``Columns`` was written for."""
+    return is_read_by(READERS)
+
+
+def is_read_by(readers: Iterable[tuple[Callable[..., Any], str]]) -> bool:
+    """Whether the TransferQueue has its own storage, and these functions have the sources they are known by."""
     manager = getattr(transfer_queue.get_client(), "storage_manager", None)
-    return type(manager) is AsyncSimpleStorageManager and all(is_known(reader, known) for reader, known in READERS)
+    return type(manager) is AsyncSimpleStorageManager and all(is_known(reader, known) for reader, known in readers)
 
 
 class GatheringQueue:

@@ -19,6 +19,9 @@ class PaddedAtOnce(TensorDict):
         """The same fields."""
         return cls(dict(fields.items()), batch_size=fields.batch_size)
 
+    def select(self, *keys: Any, inplace: bool = False, strict: bool = True) -> PaddedAtOnce:
+        return PaddedAtOnce.of(super().select(*keys, inplace=inplace, strict=strict))
+
     def to_padded_tensor(self, padding: float = 0.0, mask_key: Any = None) -> TensorDict:
         if mask_key is not None:
             return super().to_padded_tensor(padding, mask_key)
@@ -39,15 +42,50 @@ def padded(value: Any, padding: float = 0.0) -> Any:
 def nested_as(tensor: torch.Tensor, response_mask: Any) -> torch.Tensor:
     """As verl's ``response_to_nested``: the rows of a padded tensor, each as long as that of the nested mask."""
     offsets = response_mask.offsets()
-    lengths = offsets.diff()
-    shortest, longest = torch.stack([lengths.min(), lengths.max()]).tolist()
-    values = tensor[_inside(tensor, lengths)]
-    return torch.nested.nested_tensor_from_jagged(values, offsets, min_seqlen=shortest, max_seqlen=longest)
+    return joined(tensor[_inside(tensor, offsets.diff())], offsets)
 
 
 def rows_of(nested: Any) -> tuple[torch.Tensor, ...]:
     """The rows of a nested tensor, views of one."""
     return tuple(nested.values().split(nested.offsets().diff().tolist()))
+
+
+def picked(rows: Any, places: torch.Tensor) -> Any:
+    """Those rows of a tensor, or of a nested tensor of rows of tokens."""
+    if not rows.is_nested:
+        return rows[places]
+    offsets = rows.offsets()
+    places = places.to(offsets.device)
+    lengths = offsets.diff()[places]
+    ends = lengths.cumsum(0)
+    shortest, longest, total = torch.stack([lengths.min(), lengths.max(), ends[-1]]).tolist()
+    shifts = offsets[:-1][places] - (ends - lengths)
+    tokens = torch.arange(total, device=offsets.device) + shifts.repeat_interleave(lengths, output_size=total)
+    # Give torch the longest row: without it, a tensor is padded to the sum of all lengths.
+    return torch.nested.nested_tensor_from_jagged(
+        rows.values()[tokens], torch.cat([offsets[:1], ends]), min_seqlen=shortest, max_seqlen=longest
+    )
+
+
+def joined(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """The nested tensor that was ``parted``; it knows its shortest and its longest row."""
+    lengths = offsets.diff()
+    shortest, longest = torch.stack([lengths.min(), lengths.max()]).tolist()
+    return torch.nested.nested_tensor_from_jagged(values, offsets, min_seqlen=shortest, max_seqlen=longest)
+
+
+Flat = tuple[bytearray, str]  # the numbers of a tensor, and the name of their type
+
+
+def flat(tensor: torch.Tensor) -> Flat:
+    """A tensor of one dimension as it is pickled quickest."""
+    return bytearray(tensor.view(torch.uint8).numpy()), str(tensor.dtype).removeprefix("torch.")
+
+
+def unflat(numbers: bytearray, kind: str) -> torch.Tensor:
+    """The tensor that was made ``flat``, in the memory of ``numbers``."""
+    dtype = getattr(torch, kind)
+    return torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)
 
 
 def _inside(wide: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

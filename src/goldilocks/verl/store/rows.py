@@ -39,6 +39,19 @@ Payload = list[list[Any]]  # [key, tag] of each row of a rollout
 SavedAnswers = list[Any]  # [uid, index, answers] of an unfinished rollout
 
 
+class Tag(dict[str, Any]):
+    """The tag of a row, of which nothing changes but whole values.
+
+    The TransferQueue copies the tags of a batch, deeply, wherever one is made of another. Copies of this share values.
+    """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tag:
+        return Tag(self)
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
+        return dict, (dict(self),)  # in other processes it is any tag
+
+
 class Unfinished:
     """The answers of rollouts in flight; ``answers`` asks the workers for them."""
 
@@ -130,7 +143,7 @@ def batch_of(groups: Iterable[Group]) -> KVBatchMeta:
 
 
 def _batch(pairs: Payload) -> KVBatchMeta:
-    return KVBatchMeta(partition_id=PARTITION, keys=[key for key, _ in pairs], tags=[dict(tag) for _, tag in pairs])
+    return KVBatchMeta(partition_id=PARTITION, keys=[key for key, _ in pairs], tags=[Tag(tag) for _, tag in pairs])
 
 
 @contextmanager
@@ -169,8 +182,13 @@ def tensor_fields(batch: KVBatchMeta, also: Iterable[str] = ()) -> list[str]:
     keys, tags = zip(*firsts.values(), strict=True)
     one_each = KVBatchMeta(partition_id=batch.partition_id, keys=list(keys), tags=list(tags))
     schema = kv_batch_meta2batch_meta(one_each).field_schema
-    tensors = [name for name, about in schema.items() if not about["is_non_tensor"] or name in also]
+    tensors = [name for name, about in schema.items() if is_tensor(about) or name in also]
     return [name for name in tensors if name not in NOT_COMPUTED_WITH]
+
+
+def is_tensor(about: dict[str, Any]) -> bool:
+    """Whether a field of the queue, by what the queue says about it, is a tensor in each row."""
+    return not about["is_non_tensor"]
 
 
 def fill_log_probs(keys: list[str], value: float, *others: str) -> None:

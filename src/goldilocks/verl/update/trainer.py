@@ -27,7 +27,7 @@ from goldilocks.verl.dispatch.backend import AgentLoops
 from goldilocks.verl.dispatch.guarded_reward import guard_if_asked
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, ValidatesByColumn, changed
 from goldilocks.verl.estimators import counting_rollouts, estimator_for, several_rows_estimator
-from goldilocks.verl.store.behaviour import store_log_probs, use_behaviour_log_probs
+from goldilocks.verl.store.behaviour import stale_rows, store_log_probs, use_behaviour_log_probs
 from goldilocks.verl.store.replayed_rows import ReplayedRows, without
 from goldilocks.verl.store.rows import (
     PARTITION,
@@ -40,9 +40,10 @@ from goldilocks.verl.store.rows import (
     weigh_advantages,
 )
 from goldilocks.verl.switch import named
-from goldilocks.verl.update.driver_queue import advantages
+from goldilocks.verl.update.driver_queue import advantages, held_part
 from goldilocks.verl.update.gates import KLPenalty, build_gate
 from goldilocks.verl.update.guards import GuardedLoss, gap_of_rows, guard_metrics, has_fresh_row, weights_guard
+from goldilocks.verl.update.held_batch import LONGEST
 from goldilocks.verl.update.loggers import show_grouped
 from goldilocks.verl.update.one_pass import OnePass, log_prob_micro_batch, reference_micro_batch, update_micro_batch
 
@@ -265,6 +266,16 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         finally:
             batch.fields = before
 
+    @contextmanager
+    def _sent(self, part: KVBatchMeta) -> Iterator[Any]:
+        """The rows themselves where they are at hand; otherwise their keys, with which workers fetch them."""
+        held = held_part(part)
+        if held is not None:
+            yield held
+            return
+        with self._tensors_only(part):
+            yield part
+
     def _computed_with(self, batch: KVBatchMeta) -> list[str]:
         return tensor_fields(batch, also=MULTI_MODAL if self.processor else ())
 
@@ -277,13 +288,25 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         with (
             self.one_pass.without_correction(self.config),
             counting_rollouts(self.config.algorithm, batch.keys),
-            advantages(batch, unread) as label,
+            advantages(batch, unread, held=self._may_hold(batch)) as label,
             untrained_rollouts({label(uid): others for uid, others in untrained.items()}),
         ):
             batch = super()._compute_advantage(batch, metrics)
         if self.settings.policies.loss_agg == PROMPT_MEAN:
             weigh_advantages(batch, self.config.actor_rollout_ref.actor.loss_agg_mode)
         return batch
+
+    def _may_hold(self, batch: KVBatchMeta) -> bool:
+        """Whether the batch is short, and no other process reads what is computed on its rows between now and its end.
+
+        A critic does; so do weights by prompt, and the log-probs of rows that an older policy wrote.
+        """
+        others = self.use_critic or self.processor or self.settings.policies.loss_agg == PROMPT_MEAN
+        whole = (
+            self.parameter_sync_step == 1 and not self.config.actor_rollout_ref.rollout.enable_rollout_routing_replay
+        )
+        short = sum(tag["seq_len"] for tag in batch.tags) <= LONGEST
+        return bool(whole and short and not others and not any(stale_rows(batch, self._policy)))
 
     # -- groups of different sizes -------------------------------------------------------------------------------------
 
@@ -307,8 +330,8 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         gap = self._gap_before_update(batch, correction)
         metrics.update(use_behaviour_log_probs(batch, self._policy, correction))
         part = self.one_pass.rows(batch, self._ranks, update_micro_batch(self.config))
-        with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(part)), self._tensors_only(part):
-            super()._update_actor(part, metrics)
+        with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(part)), self._sent(part) as rows:
+            super()._update_actor(rows, metrics)
         measured = self.one_pass.take_gap(metrics)
         metrics.update(self.weights_guard.observe(gap if measured is None else measured))
         metrics.update(self.one_pass.metrics(part, metrics))

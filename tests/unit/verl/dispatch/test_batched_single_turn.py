@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transfer_queue
 from ray.exceptions import RayTaskError
 from verl.experimental.agent_loop import agent_loop
 from verl_world import ABORTED, LIMIT, Queue, Server, VllmServer, Worker, comparable, prompt, worker_queue, written
@@ -279,11 +278,11 @@ def test_a_rollout_whose_reward_function_raises_is_charged_and_its_siblings_are_
 
 
 def test_a_queue_that_fails_fails_the_rollouts_it_did_not_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker_queue(monkeypatch)
+    queue = worker_queue(monkeypatch)
 
-    async def full(**_: Any) -> None:
+    async def full(*_: Any) -> None:
         raise OSError("storage capacity exceeded")
 
-    monkeypatch.setattr(transfer_queue, "async_kv_batch_put", full)
+    monkeypatch.setattr(queue.client.storage_manager, "put_data", full)
     told = run([prompt(0, n=1)], Server(lambda one, ids, seed: written(one, [7])), whole=True)
     assert told == [Failure("g0", 0, "OSError", 1)]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transfer_queue.metadata import extract_field_schema
+from transfer_queue.client import AsyncTransferQueueClient
+from transfer_queue.metadata import BatchMeta, extract_field_schema
 from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 from transfer_queue.utils.serial_utils import decode, encode
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl_world import comparable
 
-from goldilocks.verl.store.batched_puts import Columns
+from goldilocks.verl.store.batched_puts import Columns, Tags
 
 VALUES = st.one_of(st.none(), st.text(max_size=5), st.dictionaries(st.text(max_size=3), st.integers(-9, 9), max_size=2))
 
@@ -55,3 +59,19 @@ def test_a_tensordict_of_tensors_is_stored_as_it_is(rows: list[dict[str, Any]], 
     ours = Columns.of_tensors(tensors)
     assert (ours.batch_size[0], extract_field_schema(ours)) == (len(rows), extract_field_schema(tensors))
     assert stored(ours, positions) == stored(tensors, positions)
+
+
+def test_tags_are_sent_as_those_of_any_batch() -> None:
+    sent = []
+
+    async def asked(**request: Any) -> None:
+        sent.append((request["request_type"], request["body"]))
+
+    client = SimpleNamespace(client_id="client", _controller="controller", _request_controller=asked)
+    for kind in (Tags, BatchMeta):
+        batch = kind([4, 7], ["train"] * 2, custom_meta=[{"seq_len": 3, "versions": [[1, 2]]}, {"seq_len": 5}])
+        asyncio.run(inspect.unwrap(AsyncTransferQueueClient.async_set_custom_meta)(client, batch, socket="socket"))
+    assert sent[0] == sent[1]
+    assert sent[0][1] == {
+        "partition_custom_meta": {"train": {4: {"seq_len": 3, "versions": [[1, 2]]}, 7: {"seq_len": 5}}}
+    }

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 from verl_world import Queue
 
 from goldilocks.types import Rollout
-from goldilocks.verl.store.rows import QueueRows, Unfinished
+from goldilocks.verl.store.rows import QueueRows, Tag, Unfinished
 
 PICTURE = Image.linear_gradient("L").resize((4, 4))
 
@@ -49,6 +52,18 @@ def test_rows_come_back_into_the_queue_as_they_were(queue: Queue, tmp_path: Path
         assert torch.equal(pixels, fields["multi_modal_inputs"]["pixel_values"])
     rows.retain({"g1"})
     assert list(queue.rows) == ["g1_0_0"]
+
+
+def test_a_copy_of_a_tag_is_changed_by_itself_and_any_dict_elsewhere() -> None:
+    tag = Tag(global_steps=3, versions=[[1, 2], [2, 5]])
+    copy = deepcopy([tag])[0]
+    copy["global_steps"] = 4
+    assert tag == {"global_steps": 3, "versions": [[1, 2], [2, 5]]}
+    assert copy == {**tag, "global_steps": 4}
+    assert copy["versions"] is tag["versions"]
+    assert type(pickle.loads(pickle.dumps(tag))) is dict
+    message = ZMQMessage.create(request_type=ZMQRequestType.SET_CUSTOM_META, sender_id="sender", body={"tags": [tag]})
+    assert ZMQMessage.deserialize(message.serialize()).body["tags"] == [dict(tag)]
 
 
 def test_rows_that_verl_frees_are_not_freed_again(queue: Queue) -> None:

@@ -49,21 +49,30 @@ def stored(queue: Queue) -> dict[str, dict[str, list[float]]]:
     return {key: {name: row[name].tolist() for name in ("advantages", "returns")} for key, row in queue.rows.items()}
 
 
+@pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("estimator", ["grpo", "grpo_pool", "rloo", "gpg", "opo"])
-def test_advantages_are_verls(estimator: str, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advantages_are_verls(estimator: str, held: bool, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     others = {"g0": [Untrained(1.0, 3)], "g2": [Untrained(0.0, 2), Untrained(1.0, 9)]}
     batch = queue.batch()
     with untrained_rollouts(others):
         compute(batch, estimator)
     expected = stored(queue)
+    for row in queue.rows.values():
+        del row["advantages"], row["returns"]
 
     monkeypatch.setattr(trainer_base, "tq", DriverQueue())
     with (
-        advantages(batch, unread=("rollout_log_probs",)) as label,
+        advantages(batch, unread=("rollout_log_probs",), held=held) as label,
         untrained_rollouts({label(uid): seen for uid, seen in others.items()}),
     ):
         compute(batch, estimator)
-    assert stored(queue) == expected
+    found = trainer_base.tq.kv_batch_get(
+        keys=KEYS, partition_id="train", select_fields=["uid", "advantages", "returns", "values"]
+    )
+    assert found.pop("uid").tolist() == [queue.rows[key]["uid"] for key in KEYS], "as in the queue, outside"
+    computed = {name: [row.tolist() for row in rows.unbind()] for name, rows in found.items()}
+    assert computed == {name: [row[name] for row in expected.values()] for name in ("advantages", "returns")}
+    assert all(("advantages" in row) is not held for row in queue.rows.values())
     assert any(value for row in expected.values() for value in row["advantages"])
 
 
@@ -102,4 +111,6 @@ def test_outside_of_advantages_it_is_the_queue_itself(queue: Queue) -> None:
     ours: Any = DriverQueue()
     found = ours.kv_batch_get(keys=KEYS, partition_id="train", select_fields=["uid"])
     assert found.pop("uid").tolist() == [queue.rows[key]["uid"] for key in KEYS]
-    assert ours.kv_clear is transfer_queue.kv_clear
+    assert ours.kv_list is transfer_queue.kv_list
+    ours.kv_clear(keys=KEYS[:3], partition_id="train")
+    assert list(queue.rows) == KEYS[3:]

@@ -1,0 +1,151 @@
+"""A batch of short rows, fetched once and held by the trainer's process while it computes on it.
+
+verl fetches the rows for the advantages, stores the advantages, has the training workers fetch the rows with them, and
+fetches again for the metrics. Each of these is two to four messages through the TransferQueue, one after another, and
+each message describes every row. Where no other process reads what is computed on the rows, they are fetched here once,
+their advantages stay here, and the workers are sent their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import starmap
+from typing import Any
+
+import torch
+import transfer_queue
+from tensordict import NonTensorData, NonTensorStack, TensorDict
+from transfer_queue import BatchMeta, KVBatchMeta
+from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
+from verl.protocol import BatchData
+from verl.utils.tensordict_utils import assign_non_tensor_data
+from verl.utils.transferqueue_utils import _async_meta_to_realdata, tqbridge
+
+from goldilocks.verl.store.batched_puts import is_read_by
+from goldilocks.verl.store.padding import Flat, flat, joined, picked, unflat
+from goldilocks.verl.store.rows import NOT_COMPUTED_WITH, PARTITION, is_tensor
+
+LONGEST = 2**18  # tokens of a batch that is held: about 16 MB
+
+# The functions that read a ``HeldPart``, its messages, or the description that it is fetched by.
+READERS: tuple[tuple[Callable[..., Any], str], ...] = (
+    (BatchData.chunk, "64e9f8d67c3b88c1"),
+    (tqbridge, "eb2612d8e1ae27bd"),
+    (_async_meta_to_realdata, "8fe49350dfdb1351"),
+    (AsyncSimpleStorageManager.get_data, "714caa08c927bdae"),
+)
+
+Columns = dict[str, Any]  # of each field a nested tensor of rows, or a tensor of a number for each row
+
+
+class HeldBatch:
+    """The rows of a batch, in order; ``meta`` is the queue's description of them."""
+
+    def __init__(self, keys: Sequence[str], meta: BatchMeta, columns: Columns) -> None:
+        self.keys = list(keys)
+        self._meta = meta
+        self._columns = columns
+
+    @classmethod
+    def fetch(cls, keys: Sequence[str]) -> HeldBatch | None:
+        """Fetch all tensors of the rows; None if a row is not there, or has tensors of more than one dimension."""
+        if not can_hold():
+            return None
+        meta = transfer_queue.get_client().kv_retrieve_meta(keys=list(keys), partition_id=PARTITION, create=False)
+        tensors = [name for name, about in meta.field_schema.items() if is_tensor(about)]
+        names = [name for name in tensors if name not in NOT_COMPUTED_WITH]
+        if meta.size != len(keys) or not names:
+            return None
+        columns = _fetched(meta, names)
+        return cls(keys, meta, columns) if all(map(_is_of_rows, columns.values())) else None
+
+    def get(self, names: Iterable[str]) -> TensorDict:
+        """Those of the fields that the rows have, as ``transfer_queue.kv_batch_get`` returns them."""
+        wanted = list(names)
+        missing = [name for name in wanted if name not in self._columns and name in self._meta.field_schema]
+        fetched = _fetched(self._meta, missing) if missing else {}
+        here = {name: self._columns[name] for name in wanted if name in self._columns}
+        return TensorDict({**here, **fetched}, batch_size=len(self.keys))
+
+    def put(self, fields: TensorDict) -> None:
+        """Hold these fields too, or in the place of those that were fetched."""
+        self._columns |= dict(fields.items())
+
+    def part(self, batch: KVBatchMeta) -> HeldPart:
+        """The tensors of these rows, to be sent."""
+        place = {key: number for number, key in enumerate(self.keys)}
+        places = torch.tensor([place[key] for key in batch.keys])
+        columns = {name: picked(rows, places) for name, rows in self._columns.items()}
+        return HeldPart(len(batch), columns, batch.extra_info)
+
+
+class HeldPart(BatchMeta):
+    """Rows in the place of their description: what verl's worker group divides among ranks are the rows themselves."""
+
+    def __init__(self, size: int, columns: Columns, extra_info: dict[str, Any]) -> None:
+        super().__init__(list(range(size)), [PARTITION] * size, extra_info=extra_info)
+        self._columns = columns
+
+    def chunk(self, chunks: int) -> list[Any]:
+        """The message of each rank."""
+        size = len(self) // chunks
+        cuts = [(number * size, (number + 1) * size) for number in range(chunks)]
+        return [
+            Message(size, {name: _cut(rows, *cut) for name, rows in self._columns.items()}, self.extra_info)
+            for cut in cuts
+        ]
+
+
+class Message:
+    """The rows of one rank; the worker that unpickles it has the ``TensorDict`` that verl would have fetched."""
+
+    def __init__(self, size: int, columns: Columns, extra_info: dict[str, Any]) -> None:
+        self._size, self._columns, self._extra_info = size, columns, extra_info
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        packed = {name: _flattened(rows) for name, rows in self._columns.items()}
+        return received, (self._size, packed, self._extra_info)
+
+
+def received(size: int, packed: Mapping[str, Any], extra_info: Mapping[str, Any]) -> TensorDict:
+    """As verl's ``_async_meta_to_realdata`` returns rows and what goes with them."""
+    data = TensorDict({name: _restored(rows) for name, rows in packed.items()}, batch_size=size)
+    for name, value in extra_info.items():
+        if isinstance(value, NonTensorData | NonTensorStack):
+            data[name] = value
+        else:
+            assign_non_tensor_data(tensor_dict=data, key=name, val=value)
+    return data
+
+
+@cache
+def can_hold() -> bool:
+    """Whether verl and the TransferQueue of this process are those that this was written for."""
+    return is_read_by(READERS)
+
+
+def _fetched(meta: BatchMeta, names: Sequence[str]) -> Columns:
+    """These fields. ``meta.select_fields`` would copy what it knows of each row, deeply, which a read does not use."""
+    selected = BatchMeta(meta.global_indexes, meta.partition_ids, {name: {} for name in names}, meta.production_status)
+    return dict(transfer_queue.get_client().get_data(selected).items())
+
+
+def _is_of_rows(column: Any) -> bool:
+    """Whether it is a number for each row, or a row of numbers."""
+    jagged = getattr(column, "is_nested", False) and column.layout == torch.jagged and column.lengths() is None
+    return isinstance(column, torch.Tensor) and column.dim() == (2 if jagged else 1)
+
+
+def _flattened(rows: Any) -> torch.Tensor | tuple[Flat, Flat]:
+    return (flat(rows.values()), flat(rows.offsets())) if rows.is_nested else rows
+
+
+def _restored(rows: torch.Tensor | tuple[Flat, Flat]) -> torch.Tensor:
+    return joined(*starmap(unflat, rows)) if isinstance(rows, tuple) else rows
+
+
+def _cut(rows: torch.Tensor, start: int, end: int) -> torch.Tensor:
+    if (start, end) == (0, len(rows)):
+        return rows
+    return picked(rows, torch.arange(start, end))
