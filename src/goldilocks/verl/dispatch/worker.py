@@ -29,6 +29,7 @@ from goldilocks.verl.dispatch.sampling_seed import VALIDATION, request_number, r
 from goldilocks.verl.dispatch.session import Cancelled, Session, current_session, rollout_of
 from goldilocks.verl.dispatch.single_turn import AGENT, BatchedSingleTurn, SingleTurn
 from goldilocks.verl.dispatch.tools import remembering
+from goldilocks.verl.lasting import work_begins
 from goldilocks.verl.patch import Kind
 from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, SavedAnswers
 from goldilocks.verl.switch import ask_for, named
@@ -72,6 +73,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         self.tools = [remembering(tool) for tool in self.tools]
         self._listen(self.llm_client)
         self.single_turn = SingleTurn.of(self)
+        work_begins()
 
     def _listen(self, client: LLMServerClient) -> None:
         self.llm_client = StreamingClient(client)

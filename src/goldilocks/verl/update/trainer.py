@@ -27,6 +27,7 @@ from goldilocks.verl.dispatch.backend import AgentLoops
 from goldilocks.verl.dispatch.guarded_reward import guard_if_asked
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, ValidatesByColumn, changed
 from goldilocks.verl.estimators import counting_rollouts, estimator_for, several_rows_estimator
+from goldilocks.verl.lasting import work_begins
 from goldilocks.verl.store.behaviour import stale_rows, store_log_probs, use_behaviour_log_probs
 from goldilocks.verl.store.replayed_rows import ReplayedRows, without
 from goldilocks.verl.store.rows import (
@@ -147,6 +148,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
             loss = GuardedLoss(self.config.actor_rollout_ref.actor, self.settings.guard())
             self.actor_rollout_wg.set_loss_fn(loss)
         self._end_with_this_update({})  # a run that is started again may have nothing left to do
+        work_begins()
         super().fit(agent_loop_manager)
 
     # -- a step --------------------------------------------------------------------------------------------------------
