@@ -35,11 +35,11 @@ def numbering_queue(_transfer_queue: Any) -> Any:
     return DriverQueue()
 
 
-def responses_nested_at_once(_response_to_nested: Any) -> Any:
+def responses_nested_at_once(original: Function) -> Function:
     """The rows of a field cut all at once; verl cuts each by itself."""
     from goldilocks.verl.store.padding import nested_as
 
-    return nested_as
+    return functools.wraps(original)(functools.partial(nested_as))
 
 
 def sampling_trainer(_trainer: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib
 import inspect
@@ -16,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goldilocks.hashing import Sources
+from goldilocks.hashing import Sources, is_known
 from goldilocks.platforms import DEVICES, PATCHES_VARIABLE, platform_env
 from goldilocks.verl import plugin
 from goldilocks.verl.patch import Kind, Patch
@@ -123,6 +124,18 @@ def test_a_function_may_have_the_source_of_any_release_that_the_patch_knows(
     patch = faster(upstream(source, tmp_path, monkeypatch), known)
     assert patch.apply()
     assert importlib.import_module(patch.module).work() == "ours"
+
+
+REPLACED = [(patch, path) for patch in PATCHES for path in patch.replaced if path in patch.written_for]
+
+
+@pytest.mark.parametrize(("patch", "path"), REPLACED, ids=lambda value: getattr(value, "name", value))
+def test_what_takes_the_place_of_a_function_tells_which_one_it_was(patch: Patch, path: str) -> None:
+    """So that it is known whether or not the patch was applied in this process before."""
+    if patch.needs and not patch.possible:
+        pytest.skip(f"{patch.needs} is not installed")
+    function = functools.reduce(getattr, path.split("."), importlib.import_module(patch.module))
+    assert is_known(patch.replaced[path](function), patch.written_for[path])
 
 
 def test_a_function_that_changed_is_left_alone(
