@@ -127,7 +127,7 @@ that pass goes with it:
 Two CPU cores that other work kept busy (`cpu`: seconds of processors, `wall`: of the clock), before the four patches
 went that a step does not notice: `grpo-advantages` (GRPO's advantages a group at a time), `padded-responses` and
 `nested-responses` (responses cut out of all rows at once; the loss of `one-pass` keeps the latter for itself), and
-`loss-padding` (the responses of a loss padded at once).
+`loss-padding` (the responses of a loss padded at once, which the loss of `one-pass` now does too).
 
 ```
 $ python benchmarks/patches.py
