@@ -54,22 +54,24 @@ def picked(rows: Any, places: torch.Tensor) -> Any:
     """Those rows of a tensor, or of a nested tensor of rows of tokens."""
     if not rows.is_nested:
         return rows[places]
-    offsets = rows.offsets()
-    places = places.to(offsets.device)
+    tokens, offsets = tokens_at(rows.offsets(), places.to(rows.offsets().device))
+    return joined(rows.values()[tokens], offsets)
+
+
+def tokens_at(offsets: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The places of the tokens of those rows, one row after another, and where each row then begins."""
     lengths = offsets.diff()[places]
     ends = lengths.cumsum(0)
-    shortest, longest, total = torch.stack([lengths.min(), lengths.max(), ends[-1]]).tolist()
+    total = int(ends[-1])
     shifts = offsets[:-1][places] - (ends - lengths)
     tokens = torch.arange(total, device=offsets.device) + shifts.repeat_interleave(lengths, output_size=total)
-    # Give torch the longest row: without it, a tensor is padded to the sum of all lengths.
-    return torch.nested.nested_tensor_from_jagged(
-        rows.values()[tokens], torch.cat([offsets[:1], ends]), min_seqlen=shortest, max_seqlen=longest
-    )
+    return tokens, torch.cat([offsets[:1], ends])
 
 
 def joined(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """The nested tensor that was ``parted``; it knows its shortest and its longest row."""
+    """A nested tensor of rows of tokens."""
     lengths = offsets.diff()
+    # Give torch the longest row: without it, a tensor is padded to the sum of all lengths.
     shortest, longest = torch.stack([lengths.min(), lengths.max()]).tolist()
     return torch.nested.nested_tensor_from_jagged(values, offsets, min_seqlen=shortest, max_seqlen=longest)
 

@@ -23,7 +23,7 @@ from verl.utils.tensordict_utils import assign_non_tensor_data
 from verl.utils.transferqueue_utils import _async_meta_to_realdata, tqbridge
 
 from goldilocks.verl.store.batched_puts import is_read_by
-from goldilocks.verl.store.padding import Flat, flat, joined, picked, unflat
+from goldilocks.verl.store.padding import Flat, flat, joined, tokens_at, unflat
 from goldilocks.verl.store.rows import NOT_COMPUTED_WITH, PARTITION, is_tensor
 
 LONGEST = 2**18  # tokens of a batch that is held: about 16 MB
@@ -75,37 +75,43 @@ class HeldBatch:
     def part(self, batch: KVBatchMeta) -> HeldPart:
         """The tensors of these rows, to be sent."""
         place = {key: number for number, key in enumerate(self.keys)}
-        places = torch.tensor([place[key] for key in batch.keys])
-        columns = {name: picked(rows, places) for name, rows in self._columns.items()}
-        return HeldPart(len(batch), columns, batch.extra_info)
+        return HeldPart(self._columns, torch.tensor([place[key] for key in batch.keys]), batch.extra_info)
 
 
 class HeldPart(BatchMeta):
     """Rows in the place of their description: what verl's worker group divides among ranks are the rows themselves."""
 
-    def __init__(self, size: int, columns: Columns, extra_info: dict[str, Any]) -> None:
-        super().__init__(list(range(size)), [PARTITION] * size, extra_info=extra_info)
-        self._columns = columns
+    def __init__(self, columns: Columns, places: torch.Tensor, extra_info: dict[str, Any]) -> None:
+        super().__init__(places.tolist(), [PARTITION] * len(places), extra_info=extra_info)
+        self._columns, self._places = columns, places
 
     def chunk(self, chunks: int) -> list[Any]:
         """The message of each rank."""
-        size = len(self) // chunks
-        cuts = [(number * size, (number + 1) * size) for number in range(chunks)]
-        return [
-            Message(size, {name: _cut(rows, *cut) for name, rows in self._columns.items()}, self.extra_info)
-            for cut in cuts
-        ]
+        return [Message(self._columns, part, self.extra_info) for part in self._places.chunk(chunks)]
 
 
 class Message:
     """The rows of one rank; the worker that unpickles it has the ``TensorDict`` that verl would have fetched."""
 
-    def __init__(self, size: int, columns: Columns, extra_info: dict[str, Any]) -> None:
-        self._size, self._columns, self._extra_info = size, columns, extra_info
+    def __init__(self, columns: Columns, places: torch.Tensor, extra_info: dict[str, Any]) -> None:
+        self._columns, self._places, self._extra_info = columns, places, extra_info
 
     def __reduce__(self) -> tuple[Any, ...]:
-        packed = {name: _flattened(rows) for name, rows in self._columns.items()}
-        return received, (self._size, packed, self._extra_info)
+        """Fields whose rows have the same lengths share the places of their tokens."""
+        known: list[tuple[torch.Tensor, Flat, torch.Tensor]] = []  # offsets; of the rows picked: offsets, tokens
+        packed = {name: self._packed(rows, known) for name, rows in self._columns.items()}
+        return received, (len(self._places), packed, self._extra_info)
+
+    def _packed(self, rows: Any, known: list[tuple[torch.Tensor, Flat, torch.Tensor]]) -> Any:
+        if not rows.is_nested:
+            return rows[self._places]
+        offsets = rows.offsets()
+        alike = next((one for one in known if torch.equal(one[0], offsets)), None)
+        if alike is None:
+            tokens, begins = tokens_at(offsets, self._places)
+            alike = offsets, flat(begins), tokens
+            known.append(alike)
+        return flat(rows.values()[alike[2]]), alike[1]
 
 
 def received(size: int, packed: Mapping[str, Any], extra_info: Mapping[str, Any]) -> TensorDict:
@@ -137,15 +143,5 @@ def _is_of_rows(column: Any) -> bool:
     return isinstance(column, torch.Tensor) and column.dim() == (2 if jagged else 1)
 
 
-def _flattened(rows: Any) -> torch.Tensor | tuple[Flat, Flat]:
-    return (flat(rows.values()), flat(rows.offsets())) if rows.is_nested else rows
-
-
 def _restored(rows: torch.Tensor | tuple[Flat, Flat]) -> torch.Tensor:
     return joined(*starmap(unflat, rows)) if isinstance(rows, tuple) else rows
-
-
-def _cut(rows: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    if (start, end) == (0, len(rows)):
-        return rows
-    return picked(rows, torch.arange(start, end))
