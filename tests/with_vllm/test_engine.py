@@ -42,7 +42,10 @@ async def server_of(model: Path) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    args = AsyncEngineArgs(model=str(model), enforce_eager=True, dtype="float32", max_model_len=LONGEST, max_num_seqs=8)
+    args = AsyncEngineArgs(
+        model=str(model), enforce_eager=True, dtype="float32", max_model_len=LONGEST, max_num_seqs=8,
+        disable_log_stats=True,  # as verl has it
+    )  # fmt: skip
     server = vLLMHttpServer.__new__(vLLMHttpServer)
     server.engine = AsyncLLM.from_engine_args(args)
     server.config = RolloutConfig(name="vllm", prompt_length=16, response_length=LONGEST, max_model_len=LONGEST)
@@ -81,6 +84,7 @@ async def check(model: Path) -> None:
         assert "top_log_probs" not in plain.extra_fields
 
         await check_requests_without_text(server)
+        await check_that_an_end_loses_no_token(server)
 
         names = [f"r{i}" for i in range(24)]  # 8 at a time: most wait inside the engine
         tasks = [asyncio.create_task(server.generate(PROMPT, params(), name)) for name in names]
@@ -95,7 +99,7 @@ async def check(model: Path) -> None:
 
 
 async def check_requests_without_text(server: Any) -> None:
-    """Such a request has two outputs and the values of any other, and verl's gate is open from the first of them."""
+    """Such a request has two outputs and the values of any other."""
     from vllm import SamplingParams
 
     async def outputs(name: str, **more: Any) -> list[Any]:
@@ -111,13 +115,35 @@ async def check_requests_without_text(server: Any) -> None:
         one[token].logprob for one, token in zip(other.logprobs, other.token_ids, strict=True)
     ]
 
-    asked = asyncio.create_task(server.generate(PROMPT, params(**WITHOUT_TEXT), "long"))
-    while not (known := server.engine.output_processor.request_states) or server._admitting:
-        await asyncio.sleep(0.01)
-    assert known  # it is under way, and nothing waits for its admission
-    await server.engine.abort("long")
-    ended = await asked
-    assert 0 < len(ended.token_ids) == len(ended.log_probs) < LONGEST
+
+async def check_that_an_end_loses_no_token(server: Any) -> None:
+    """Tokens that vLLM's engine keeps back come with an abort, with a pause, and with the abort of who waits for them.
+
+    ``clock`` is a request in the same steps: when it has ended, the long one has as many tokens at the least.
+    """
+    from goldilocks.verl.dispatch.aborts import abort_in_vllm
+
+    async def pause(_name: str) -> None:
+        await server.abort_all_requests()
+        await server.resume_generation()
+
+    async def abort(name: str) -> None:
+        abort_in_vllm(server, [name])
+
+    greedy = params(temperature=0.0, **WITHOUT_TEXT)
+    whole = await server.generate(PROMPT, greedy | {"max_tokens": LONGEST // 2}, "greedy")
+    for name, end in {"aborted": abort, "paused": pause}.items():
+        asked = asyncio.create_task(server.generate(PROMPT, dict(greedy), name))
+        while not server.engine.output_processor.request_states or server._admitting:
+            await asyncio.sleep(0.01)
+        await server.generate(PROMPT, params(max_tokens=TOKENS), f"clock-{name}")
+        await end(name)
+        ended = await asked
+        assert ended.stop_reason == "aborted"
+        assert TOKENS <= len(ended.token_ids) == len(ended.log_probs) < LONGEST
+        both = min(len(ended.token_ids), len(whole.token_ids))
+        assert ended.token_ids[:both] == whole.token_ids[:both]
+        assert ended.log_probs[:both] == pytest.approx(whole.log_probs[:both], abs=1e-5)
 
 
 async def check_many(server: Any) -> None:

@@ -8,12 +8,14 @@ actor is asked; the prefix cache stays. Servers import this module, so it import
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any
 
 from goldilocks.hashing import is_known
+from goldilocks.verl.fields import HOLDS
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ def abort_in_vllm(server: Any, request_ids: Sequence[str]) -> None:
     else:
         requests = engine.output_processor
         known = getattr(requests, "external_req_ids", requests.request_states)
-        ending = _end_when_known(known, request_ids, engine.abort)
+        ending = _end_when_known(known, request_ids, functools.partial(_end_in_vllm, engine))
     asyncio.run_coroutine_threadsafe(ending, engine.output_handler.get_loop())
 
 
@@ -51,6 +53,20 @@ def abort_in_sglang(server: Any, request_ids: Sequence[str]) -> None:
     if manager.event_loop is not None:  # else no request was ever made
         ending = _end_when_known(manager.rid_to_state, request_ids, end)
         asyncio.run_coroutine_threadsafe(ending, manager.event_loop)
+
+
+async def _end_in_vllm(engine: Any, request_ids: list[str]) -> None:
+    """End requests so that their answers have all their tokens, which with ``first-and-last`` the engine's core has."""
+    from vllm.v1.engine.core import EngineCoreProc
+
+    if getattr(EngineCoreProc.run_busy_loop, HOLDS, False):
+        by_name = engine.output_processor.external_req_ids
+        inner = [one for name in request_ids for one in by_name.get(name, ())]
+        try:
+            return await engine.engine_core.call_utility_async("abort_and_answer", inner)
+        except Exception:  # the plug-in is not loaded there (VLLM_PLUGINS): then nothing is kept back either
+            logger.exception("vLLM's core does not have abort_and_answer; its front end ends the requests")
+    await engine.abort(request_ids)
 
 
 async def _each(own: Callable[..., Any], server: Any, request_ids: Sequence[str]) -> None:

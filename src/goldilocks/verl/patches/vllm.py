@@ -6,11 +6,10 @@ import contextvars
 import functools
 from typing import Any
 
-from goldilocks.verl.fields import TOP
+from goldilocks.verl.fields import HOLDS, TOP
 from goldilocks.verl.patch import Function, Kind, Patch
 
 POLL_MS = 1000
-_HAS_AN_OUTPUT = "_goldilocks_has_an_output"
 
 # The call by which the engine receives the weights that this task sends.
 _receiving: contextvars.ContextVar[Any] = contextvars.ContextVar("receiving", default=None)
@@ -48,26 +47,24 @@ def _largest(position: dict[int, Any]) -> float | None:
 
 
 def first_and_last(original: Function) -> Function:
-    """A request whose text nobody reads has an output when its first token is there, and one when it ends.
+    """The engine's process sends the first output of a request whose text nobody reads, and all others as one.
 
-    verl's server takes the first for the sign that the engine has the request, and returns the last: each has every
-    token so far.
+    verl's server takes the first for the sign that the engine has the request, and returns the last, which has every
+    token. vLLM's own statistics count outputs: with them on, nothing is kept back.
     """
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
     @functools.wraps(original)
-    def make_request_output(
-        self: Any, new_token_ids: Any, pooling_output: Any, finish_reason: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        # Only the base class does not detokenize.
-        unread = type(self.detokenizer) is IncrementalDetokenizer and self.output_kind == RequestOutputKind.CUMULATIVE
-        if unread and finish_reason is None and vars(self).setdefault(_HAS_AN_OUTPUT, False):
-            return None
-        setattr(self, _HAS_AN_OUTPUT, True)
-        return original(self, new_token_ids, pooling_output, finish_reason, *args, **kwargs)
+    def run_busy_loop(self: Any) -> Any:
+        from goldilocks.verl.serve.held_outputs import HeldOutputs, abort_and_answer
 
-    return make_request_output
+        self.abort_and_answer = functools.partial(abort_and_answer, self)
+        if not self.log_stats:
+            queue = self.output_queue
+            queue.put_nowait = HeldOutputs(queue.put_nowait, self.scheduler.requests).put
+        return original(self)
+
+    setattr(run_busy_loop, HOLDS, True)
+    return run_busy_loop
 
 
 def note_receiving(original: Function) -> Function:
@@ -117,22 +114,27 @@ class _Socket:
 FIRST_AND_LAST = Patch(
     name="first-and-last",
     kind=Kind.SPEED,
-    module="vllm.v1.engine.output_processor",
-    replaced={"RequestState.make_request_output": first_and_last},
+    module="vllm.v1.engine.core",
+    replaced={"EngineCoreProc.run_busy_loop": first_and_last},
     written_for={
-        "RequestState.make_request_output": (
-            "29a1248444eea221",  # vLLM 0.12 and 0.13
-            "d84e9e61d8fd35ce",  # 0.14 to 0.16
-            "5214f6e4005997eb",  # 0.17 to 0.20
-            "3d74b602632ecc93",  # 0.21
-            "f6743dfd417077c8",  # 0.22 to 0.25
-            "3be2107a8a5808ff",  # 0.26 and 0.27
-        )
+        "EngineCoreProc.pause_scheduler": (
+            "be60e66df71a4e9e",  # vLLM 0.17 to 0.20; before, a pause had its answers from the front end
+            "a91082c0af16c02b",  # 0.21 to 0.27
+        ),
+        "EngineCoreProc._send_abort_outputs": (
+            "7a00fdd4747566c7",  # 0.17
+            "06999df5c59d2543",  # 0.18 to 0.25
+            "120381c51feefaaf",  # 0.26 and 0.27
+        ),
+        "EngineCoreProc._process_engine_step": (
+            "a29c1ce9077164ea",  # 0.14 to 0.21
+            "41295db73bb85ebd",  # 0.22 to 0.27
+        ),
     },
-    reason="vLLM makes an output of every token of every request, and verl's server reads the last one",
+    reason="vLLM sends an output for every token of every request, and verl's server reads the last one",
     changes="nothing: the same values; requests with text, such as those of vLLM's HTTP server, stay as they are",
-    without="vLLM's front end takes about 1.6 times as long for a token, on the CPU",
-    needless_when="verl asks vLLM for final outputs alone",
+    without="WITHOUT",
+    needless_when="vLLM's engine sends final outputs alone to who asks for these",
     needs="vllm",
 )
 
