@@ -63,7 +63,8 @@ async def _end_in_vllm(engine: Any, request_ids: list[str]) -> None:
         by_name = engine.output_processor.external_req_ids
         inner = [one for name in request_ids for one in by_name.get(name, ())]
         try:
-            return await engine.engine_core.call_utility_async("abort_and_answer", inner)
+            await engine.engine_core.call_utility_async("abort_and_answer", inner)
+            return
         except Exception:  # the plug-in is not loaded there (VLLM_PLUGINS): then nothing is kept back either
             logger.exception("vLLM's core does not have abort_and_answer; its front end ends the requests")
     await engine.abort(request_ids)

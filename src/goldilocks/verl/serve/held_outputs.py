@@ -1,7 +1,7 @@
 """Runs in the process of vLLM's engine: most outputs of a request are kept there until it ends (``first-and-last``).
 
 vLLM sends its front end a message for every step, with an output for every request: its token, and the log-prob of that
-as three arrays. To read them takes the front end 24 ms for 512 requests on an H200's host, where the GPU's step takes 4.
+as three arrays. To read it takes the front end 24 ms for 512 requests on an H200's host, where the GPU's step takes 4.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TOGETHER = 64  # outputs of a request that become one: each is an object with fo
 
 
 class HeldOutputs:
-    """Keeps back the outputs of requests whose text nobody reads, from the second to the last, and sends these as one."""
+    """Keeps back the outputs of requests whose text nobody reads, from the second to the last; sends these as one."""
 
     def __init__(self, send: Callable[[Any], None], requests: Mapping[str, Any]) -> None:
         self._send, self._requests = send, requests  # ``requests``: all that the scheduler has
