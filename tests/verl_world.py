@@ -299,9 +299,10 @@ class Queue:
         return known if partition_id is None else {partition_id: known.get(partition_id, {})}
 
     def kv_clear(self, keys: list[str], partition_id: str) -> None:
-        assert partition_id == "train"
         for key in keys:
-            del self.rows[key], self.tags[key]
+            del self._tags_of(partition_id)[key]
+            if partition_id == "train":
+                del self.rows[key]
 
     def _tags_of(self, partition_id: str) -> dict[str, Any]:
         return self.tags if partition_id == "train" else self._others.setdefault(partition_id, {})

@@ -13,5 +13,6 @@ MADE_BETWEEN_LOOKS = 10_000  # objects; Python's 700 are fewer than those of one
 
 def work_begins() -> None:
     """Mark all that is there as lasting, and look for garbage less often."""
+    gc.collect()  # garbage must not last
     gc.freeze()
     gc.set_threshold(MADE_BETWEEN_LOOKS)

@@ -11,6 +11,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ def abort_in_vllm(server: Any, request_ids: Sequence[str]) -> None:
     own, engine = type(server).abort_request, server.engine
     if engine.output_handler is None:  # no request was ever made
         return
-    if not is_known(own, BROKEN_ON_VLLM):
+    if not is_known(own, BROKEN_ON_VLLM) and not _core_holds(engine):
         ending = _each(own, server, request_ids)
     else:
         requests = engine.output_processor
@@ -57,17 +58,27 @@ def abort_in_sglang(server: Any, request_ids: Sequence[str]) -> None:
 
 async def _end_in_vllm(engine: Any, request_ids: list[str]) -> None:
     """End requests so that their answers have all their tokens, which with ``first-and-last`` the engine's core has."""
-    from vllm.v1.engine.core import EngineCoreProc
-
-    if getattr(EngineCoreProc.run_busy_loop, HOLDS, False):
+    if _core_holds(engine):
         by_name = engine.output_processor.external_req_ids
         inner = [one for name in request_ids for one in by_name.get(name, ())]
         try:
             await engine.engine_core.call_utility_async("abort_and_answer", inner)
             return
-        except Exception:  # the plug-in is not loaded there (VLLM_PLUGINS): then nothing is kept back either
-            logger.exception("vLLM's core does not have abort_and_answer; its front end ends the requests")
+        except Exception as error:  # the plug-in is not loaded there, so that nothing is kept back either
+            setattr(engine, HOLDS, False)
+            logger.warning(
+                "vLLM's engine did not end requests by itself (%s); its front end does. If the patch first-and-last is "
+                "missing there: install goldilocks-rl again, or name goldilocks-patches in VLLM_PLUGINS",
+                error,
+            )
     await engine.abort(request_ids)
+
+
+def _core_holds(engine: Any) -> bool:
+    """Whether the engine's process keeps outputs back, as far as this one can know."""
+    core = sys.modules.get("vllm.v1.engine.core")
+    loop = getattr(getattr(core, "EngineCoreProc", None), "run_busy_loop", None)
+    return bool(getattr(engine, HOLDS, True) and getattr(loop, HOLDS, False))
 
 
 async def _each(own: Callable[..., Any], server: Any, request_ids: Sequence[str]) -> None:

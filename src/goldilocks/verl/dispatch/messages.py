@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
-import cloudpickle
+from ray import cloudpickle
 
 from goldilocks.verl.serve.answers import Answers, Batch, Outcome, Packed, Requests
 

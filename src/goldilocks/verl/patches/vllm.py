@@ -47,7 +47,7 @@ def _largest(position: dict[int, Any]) -> float | None:
 
 
 def first_and_last(original: Function) -> Function:
-    """The engine's process sends the first output of a request whose text nobody reads, and all others as one.
+    """The engine's process sends the first output of a request whose text nobody reads, and those of many steps as one.
 
     verl's server takes the first for the sign that the engine has the request, and returns the last, which has every
     token. vLLM's own statistics count outputs: with them on, nothing is kept back.
@@ -115,8 +115,13 @@ FIRST_AND_LAST = Patch(
     name="first-and-last",
     kind=Kind.SPEED,
     module="vllm.v1.engine.core",
-    replaced={"EngineCoreProc.run_busy_loop": first_and_last},
+    replaced={"EngineCoreProc.run_busy_loop": first_and_last, "DPEngineCoreProc.run_busy_loop": first_and_last},
     written_for={
+        "EngineCoreOutput": (  # its fields: what is kept back is joined by them
+            "6ff42fff22c17f21",  # vLLM 0.17 to 0.19
+            "f4d91cfaf958ce2a",  # 0.20 to 0.25
+            "082ce170014255ca",  # 0.26 and 0.27
+        ),
         "EngineCoreProc.pause_scheduler": (
             "be60e66df71a4e9e",  # vLLM 0.17 to 0.20; before, a pause had its answers from the front end
             "a91082c0af16c02b",  # 0.21 to 0.27

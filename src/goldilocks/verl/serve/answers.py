@@ -7,8 +7,6 @@ import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import cloudpickle
-
 Requests = list[tuple[str, list[int], dict[str, Any]]]  # names, prompts, sampling parameters
 Outcome = tuple[str, Any]  # the name of a request, and its answer or the exception that it ended with
 
@@ -102,6 +100,8 @@ class Packed(NamedTuple):
 
     @classmethod
     def of(cls, outcome: Any) -> Packed:
+        from ray import cloudpickle
+
         try:
             return cls(cloudpickle.dumps(_sendable(outcome) if isinstance(outcome, Exception) else (outcome, None)))
         except Exception as error:
@@ -109,6 +109,8 @@ class Packed(NamedTuple):
 
     def outcome(self) -> Any:
         """Return the answer, or the exception with the server's traceback as its cause."""
+        from ray import cloudpickle
+
         outcome, cause = cloudpickle.loads(self.pickled)
         if cause is not None:
             outcome.__cause__ = cause
@@ -117,6 +119,8 @@ class Packed(NamedTuple):
 
 def _sendable(error: Exception) -> tuple[Exception, ServerTraceback]:
     """The exception, or where it would not survive pickling one that names it, and where it was raised."""
+    from ray import cloudpickle
+
     raised = ServerTraceback("".join(traceback.format_exception(error)), place(error))
     try:
         return cloudpickle.loads(cloudpickle.dumps(error)), raised

@@ -1,4 +1,4 @@
-"""Runs in the process of vLLM's engine: most outputs of a request are kept there until it ends (``first-and-last``).
+"""Runs in the process of vLLM's engine: outputs of a request are kept there, and sent as one (``first-and-last``).
 
 vLLM sends its front end a message for every step, with an output for every request: its token, and the log-prob of that
 as three arrays. To read it takes the front end 24 ms for 512 requests on an H200's host, where the GPU's step takes 4.
@@ -7,15 +7,16 @@ as three arrays. To read it takes the front end 24 ms for 512 requests on an H20
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-TOGETHER = 64  # outputs of a request that become one: each is an object with four others, for a few numbers
+TOGETHER = 128  # outputs of a request that are sent as one: reading them must not all fall to the end, or into a pause
 
 
 class HeldOutputs:
-    """Keeps back the outputs of requests whose text nobody reads, from the second to the last; sends these as one."""
+    """Keeps back the outputs of requests whose text nobody reads; sends the first, and those of many steps as one."""
 
     def __init__(self, send: Callable[[Any], None], requests: Mapping[str, Any]) -> None:
         self._send, self._requests = send, requests  # ``requests``: all that the scheduler has
@@ -32,13 +33,19 @@ class HeldOutputs:
 
     def _due(self, output: Any) -> Any:
         """The output to send for this one, if any."""
-        held = self._held.get(output.request_id)
-        if held is None:
-            if output.finish_reason is None and self._is_unread(output.request_id):
-                self._begin(output.request_id)
+        name, ended = output.request_id, output.finish_reason is not None
+        held = self._held.get(name)
+        if held is None or (not ended and held.request is not self._requests.get(name)):  # or an older one's name
+            if not ended and self._is_unread(name):
+                self._begin(name)
             return output
-        held.add(output)
-        return None if output.finish_reason is None else self._held.pop(output.request_id).all()
+        held.outputs.append(output)
+        if not ended and len(held.outputs) < TOGETHER:
+            return None
+        if ended:
+            del self._held[name]
+        outputs, held.outputs = held.outputs, []
+        return _joined(outputs)
 
     def _is_unread(self, request_id: str) -> bool:
         params = getattr(self._requests.get(request_id), "sampling_params", None)
@@ -47,33 +54,26 @@ class HeldOutputs:
     def _begin(self, request_id: str) -> None:
         if len(self._held) > 2 * len(self._requests):  # requests whose client is gone end without an output
             self._held = {name: held for name, held in self._held.items() if name in self._requests}
-        self._held[request_id] = _Held()
+        self._held[request_id] = _Held(self._requests[request_id], [])
 
 
+@dataclass
 class _Held:
-    """The outputs of a request, those of ``TOGETHER`` steps as one."""
-
-    def __init__(self) -> None:
-        self._joined: list[Any] = []
-        self._recent: list[Any] = []
-
-    def add(self, output: Any) -> None:
-        self._recent.append(output)
-        if len(self._recent) == TOGETHER:
-            self._joined.append(_joined(self._recent))
-            self._recent = []
-
-    def all(self) -> Any:
-        return _joined([*self._joined, *self._recent])
+    request: Any
+    outputs: list[Any]
 
 
 def _joined(outputs: Sequence[Any]) -> Any:
-    """The last output, with the tokens and log-probs of all."""
+    """The last output, with the tokens, log-probs and routed experts of all."""
     last = outputs[-1]
     last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
     if log_probs := [output.new_logprobs for output in outputs if output.new_logprobs is not None]:
-        columns = zip(*(one[:3] for one in log_probs), strict=True)  # tokens, log-probs, ranks
-        last.new_logprobs = type(log_probs[0])(*map(np.concatenate, columns))
+        # A row is as wide as the widest request of its step wants it: the sampled token comes first, the largest next.
+        width = min(one[0].shape[1] for one in log_probs)
+        columns = zip(*((one[0][:, :width], one[1][:, :width], one[2]) for one in log_probs), strict=True)
+        last.new_logprobs = type(log_probs[0])(*map(np.concatenate, columns))  # tokens, log-probs, ranks
+    if experts := [found for output in outputs if (found := getattr(output, "routed_experts", None)) is not None]:
+        last.routed_experts = np.concatenate(experts)
     return last
 
 

@@ -21,6 +21,7 @@ from verl.trainer.ppo.v1 import trainer_base
 from goldilocks.runs.records import split_row_key
 from goldilocks.verl.store.batched_puts import Columns, takes_columns
 from goldilocks.verl.store.padding import PaddedAtOnce
+from goldilocks.verl.store.rows import PARTITION
 from goldilocks.verl.update.held_batch import HeldBatch, HeldPart
 
 UID, MASK, ADVANTAGES = "uid", "response_mask", "advantages"
@@ -80,8 +81,9 @@ class DriverQueue:
         return transfer_queue.kv_batch_put(keys=keys, partition_id=partition_id, fields=columns, **rest)
 
     def kv_clear(self, keys: list[str], partition_id: str) -> None:
-        """As ``transfer_queue``'s."""
-        self._held = None
+        """As ``transfer_queue``'s. A validation clears its own rows before verl reads the metrics of the batch."""
+        if partition_id == PARTITION:
+            self._held = None
         transfer_queue.kv_clear(keys=keys, partition_id=partition_id)
 
     def take(self, batch: KVBatchMeta) -> dict[str, torch.Tensor] | None:

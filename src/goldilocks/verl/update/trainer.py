@@ -301,9 +301,11 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
     def _may_hold(self, batch: KVBatchMeta) -> bool:
         """Whether the batch is short, and no other process reads what is computed on its rows between now and its end.
 
-        A critic does; so do weights by prompt, and the log-probs of rows that an older policy wrote.
+        A critic does; so do weights by prompt, the log-probs of rows that an older policy wrote, and who reads the mask
+        without the tokens that verl's correction rejects.
         """
-        others = self.use_critic or self.processor or self.settings.policies.loss_agg == PROMPT_MEAN
+        rejects = (self.config.algorithm.get("rollout_correction") or {}).get("rollout_rs")
+        others = self.use_critic or self.processor or rejects or self.settings.policies.loss_agg == PROMPT_MEAN
         whole = (
             self.parameter_sync_step == 1 and not self.config.actor_rollout_ref.rollout.enable_rollout_routing_replay
         )

@@ -1,7 +1,8 @@
-"""What vLLM's engine sends when it keeps outputs back: every token and log-prob once, in two messages a request."""
+"""What vLLM's engine sends when it keeps outputs back: every token and log-prob once, in few messages a request."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ class Output:
     new_token_ids: list[int]
     new_logprobs: LogProbs | None = None
     finish_reason: str | None = None
+    routed_experts: np.ndarray | None = None
 
 
 @dataclass
@@ -66,7 +68,7 @@ lengths = st.dictionaries(st.sampled_from("abcde"), st.integers(1, 3 * TOGETHER)
 
 
 @given(lengths=lengths, more=st.integers(1, 3), aborted=st.booleans())
-def test_a_request_has_its_first_output_and_one_with_all_the_rest(
+def test_a_request_has_its_first_output_and_few_with_all_the_rest(
     lengths: dict[str, int], more: int, aborted: bool
 ) -> None:
     queue, sent = held({name: request() for name in lengths})
@@ -83,7 +85,7 @@ def test_a_request_has_its_first_output_and_one_with_all_the_rest(
         found = outputs_of(sent, name)
         assert [token for one in found for token in one.new_token_ids] == whole
         assert [one.finish_reason for one in found][:-1] == [None] * (len(found) - 1)
-        assert len(found) == (2 if aborted or len(steps) > 1 else 1)
+        assert len(found) == 1 + math.ceil((len(steps) - 1 + aborted) / TOGETHER)
         columns = zip(*(one.new_logprobs[:3] for one in found if one.new_logprobs is not None), strict=True)
         for column, expected in zip(map(np.concatenate, columns), log_probs(whole)[:3], strict=True):
             np.testing.assert_array_equal(column, expected)
@@ -118,3 +120,41 @@ def test_what_a_request_without_a_client_left_is_dropped() -> None:
         queue.put((0, Step([output(name, [1])])))
         del requests[name]
     assert len(queue._held) <= 3
+
+
+def test_a_row_of_log_probs_is_as_wide_as_the_request_wants_it_beside_one_that_wants_more() -> None:
+    """vLLM makes the rows of a step as wide as its widest request wants them."""
+    queue, sent = held({"a": request()})
+    for width in (1, 3, 2, 1):
+        ids = np.arange(width)[None] + 5
+        queue.put(
+            (
+                0,
+                Step(
+                    [Output("a", [5], LogProbs(ids, -ids / 7, np.array([1])), "stop" if width == 1 and sent else None)]
+                ),
+            )
+        )
+    last = outputs_of(sent, "a")[-1]
+    assert last.new_logprobs is not None
+    assert last.new_logprobs.tokens.tolist() == [[5], [5], [5]]
+
+
+def test_routed_experts_of_every_token_are_sent() -> None:
+    queue, sent = held({"a": request()})
+    for token in range(4):
+        experts = np.full((1, 2, 2), token)
+        queue.put((0, Step([Output("a", [token], None, "stop" if token == 3 else None, experts)])))
+    found = [one.routed_experts for one in outputs_of(sent, "a")]
+    assert np.concatenate([one for one in found if one is not None])[:, 0, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_a_request_with_the_name_of_one_whose_client_is_gone_begins_anew() -> None:
+    requests = {"a": request()}
+    queue, sent = held(requests)
+    for token in (1, 2):
+        queue.put((0, Step([output("a", [token])])))
+    requests["a"] = request()
+    for token in (3, 4):
+        queue.put((0, Step([output("a", [token], "stop" if token == 4 else None)])))
+    assert [one.new_token_ids for one in outputs_of(sent, "a")] == [[1], [3], [4]]

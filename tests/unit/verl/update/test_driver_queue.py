@@ -66,6 +66,7 @@ def test_advantages_are_verls(estimator: str, held: bool, queue: Queue, monkeypa
         untrained_rollouts({label(uid): seen for uid, seen in others.items()}),
     ):
         compute(batch, estimator)
+    trainer_base.tq.kv_clear(keys=[], partition_id="val")  # a validation, before verl reads the metrics
     found = trainer_base.tq.kv_batch_get(
         keys=KEYS, partition_id="train", select_fields=["uid", "advantages", "returns", "values"]
     )
