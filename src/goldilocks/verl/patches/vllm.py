@@ -46,7 +46,7 @@ def _largest(position: dict[int, Any]) -> float | None:
     return next((one.logprob for one in position.values() if one.rank == 1), None)
 
 
-def first_and_last(original: Function) -> Function:
+def hold_outputs(original: Function) -> Function:
     """The engine's process sends the first output of a request whose text nobody reads, and those of many steps as one.
 
     verl's server takes the first for the sign that the engine has the request, and returns the last, which has every
@@ -111,11 +111,11 @@ class _Socket:
         return self._socket.recv()
 
 
-FIRST_AND_LAST = Patch(
-    name="first-and-last",
+HELD_OUTPUTS = Patch(
+    name="held-outputs",
     kind=Kind.SPEED,
     module="vllm.v1.engine.core",
-    replaced={"EngineCoreProc.run_busy_loop": first_and_last, "DPEngineCoreProc.run_busy_loop": first_and_last},
+    replaced={"EngineCoreProc.run_busy_loop": hold_outputs, "DPEngineCoreProc.run_busy_loop": hold_outputs},
     written_for={
         "EngineCoreOutput": (  # its fields: what is kept back is joined by them
             "6ff42fff22c17f21",  # vLLM 0.17 to 0.19
