@@ -17,15 +17,13 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
-from goldilocks.launch.prefork import SOCKET, Server, preload
+from goldilocks.launch.prefork import NVML, SOCKET, Server, has_pidfd, preload, spoiled
 
 PRELOADED = (
     "goldilocks.launch.on_trl", "goldilocks.launch.preflight", "goldilocks.verl.estimators", "goldilocks.verl.checks",
     "goldilocks.verl.dispatch.failures", "goldilocks.trl", "goldilocks.tasks.registry", "datasets",
     "transformers.models.llama.modeling_llama", "transformers.models.qwen2.modeling_qwen2",
 )  # fmt: skip
-# With it ``torch.cuda.is_available()`` asks NVML and does not touch CUDA.
-NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 class ForkServer:
@@ -48,7 +46,7 @@ class ForkServer:
     def variables(self, env: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that make a run with ``env`` a fork of the server; none where there is no server."""
         with self._starting:
-            if self._process is None and hasattr(os, "pidfd_open"):
+            if self._process is None and has_pidfd():
                 self._process = self._started(env)
         serving = self._process is not None and self._process.poll() is None
         return {SOCKET: str(self._address)} if serving else {}
@@ -87,7 +85,7 @@ def main(address: str) -> int:
     os.dup2(2, 1)  # imports may print; the standard output carries one byte
     preload(PRELOADED)
     if spoiled():
-        print("CUDA was touched by an import: no run can be forked", file=sys.stderr)
+        print("each run imports for itself: a forked one could not use the GPU", file=sys.stderr)
         return 1
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
@@ -98,16 +96,6 @@ def main(address: str) -> int:
     os.close(said)
     server.run()
     return 0
-
-
-def spoiled() -> bool:
-    """Return whether a process that is forked from this one could not use CUDA; only such a process can tell."""
-    import torch
-
-    child = os.fork()
-    if child == 0:
-        os._exit(int(torch.cuda._is_in_bad_fork()))
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from goldilocks.errors import require_known
 DEVICES = ("cpu", "cuda")
 
 PATCHES_VARIABLE = "GOLDILOCKS_PATCHES"  # which patches of verl a process applies: goldilocks.verl.switch
+SPAWN_WITH = "GOLDILOCKS_SPAWN_WITH"  # what vLLM's processes are spawned with: goldilocks.launch.vllm_processes
 
 _SHARED = {
     # A tokenizer that was used before a fork warns on every fork, and verl forks a lot.

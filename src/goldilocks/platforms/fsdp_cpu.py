@@ -36,15 +36,21 @@ class HostEngine:
     engine_config: Any
     optimizer_config: Any
     module: Any
+    _threads: int
 
     def _build_fsdp_module(self, module: Any) -> Any:
-        torch.set_num_threads(threads_for(module, int(os.environ.get("RAY_LOCAL_WORLD_SIZE", "1"))))
+        self._threads = threads_for(module, int(os.environ.get("RAY_LOCAL_WORLD_SIZE", "1")))
         config = self.engine_config
         self.engine_config = dataclasses.replace(config, forward_only=False, offload_policy=False)
         try:
             return super()._build_fsdp_module(module)  # type: ignore[misc]
         finally:
             self.engine_config = config
+
+    def forward_backward_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """With its own number of threads: a process may have an actor and a critic, of different sizes."""
+        torch.set_num_threads(self._threads)
+        return super().forward_backward_batch(*args, **kwargs)  # type: ignore[misc]
 
     def _build_optimizer(self, module: Any) -> Any:
         config = self.optimizer_config

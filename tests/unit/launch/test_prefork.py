@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -17,10 +20,11 @@ import psutil
 import pytest
 
 from goldilocks.launch import prefork
+from goldilocks.launch.fork_server import ForkServer
 from goldilocks.launch.supervisor import Supervisor
 from goldilocks.runs.files import RunDir
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="forks by pidfd, which is Linux's")
+pytestmark = pytest.mark.skipif(not prefork.has_pidfd(), reason="forks by pidfd, which is Linux's")
 
 Said = Callable[[str], list[str]]
 PATIENCE_S = 300  # for what is sure to happen: a busy machine is not a mistake
@@ -118,6 +122,117 @@ def test_a_worker_has_no_files_of_the_server_whatever_their_numbers(script: Path
     )
     out, _ = driver(f"subprocess.run([*python, {str(script)!r}])", beyond_the_limit).communicate(timeout=PATIENCE_S)
     assert out.split() == ["0", "1", "2"]
+
+
+def test_a_worker_has_the_limits_and_ignored_signals_of_its_command(script: Path, said: Said) -> None:
+    script.write_text(
+        "import resource, signal\n"
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE), *resource.getrlimit(resource.RLIMIT_CORE))\n"
+        "print(*(signal.getsignal(number) == signal.SIG_IGN for number in (1, 2, 15)))\n"
+    )
+    shell = "trap '' HUP INT; ulimit -n 100; ulimit -c 0; exec \"$@\""
+    words = said(f"subprocess.run(['sh', '-c', {shell!r}, 'sh', *python, {str(script)!r}])")
+    assert words == ["100", "100", "0", "0", "True", "True", "False"]
+
+
+def test_files_change_their_numbers_where_the_highest_is_the_last_that_the_limit_allows() -> None:
+    program = """
+import os, resource
+from goldilocks.launch import prefork
+first, second = os.memfd_create("first"), os.memfd_create("second")
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+prefork._number([first, second, 1, 2], [second, first, 99, 2])
+for number in (second, first):
+    os.write(99, os.readlink(f"/proc/self/fd/{number}").encode() + b"\\n")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["/memfd:first", "/memfd:second"], done.stderr
+
+
+def test_a_fork_that_fails_leaves_the_server_and_the_client_runs_python_itself(script: Path) -> None:
+    script.write_text("import sys\nprint('numpy' in sys.modules, flush=True)\n")
+    fails_once = f"""
+import os
+fork, failures = os.fork, iter([None, BlockingIOError({errno.EAGAIN}, "no more processes"), None])
+def forked():
+    failure = next(failures)
+    if failure is not None:
+        raise failure
+    return fork()
+os.fork = forked
+"""
+    body = f"for _ in range(2): subprocess.run([*python, {str(script)!r}])"
+    out, _ = driver(body, fails_once).communicate(timeout=PATIENCE_S)
+    assert out.split() == ["False", "True"]
+
+
+@pytest.mark.parametrize(
+    ("trapped", "sent", "status"),
+    [("", "TERM", -signal.SIGTERM), ("", "INT", -signal.SIGINT), ("INT", "INT", 0), ("INT", "TERM", -signal.SIGTERM)],
+)
+def test_a_signal_that_comes_before_a_refusal_is_not_lost_and_an_ignored_one_stays_ignored(
+    tmp_path: Path, trapped: str, sent: str, status: int
+) -> None:
+    program = "import signal, sys; sys.exit(signal.getsignal(signal.SIGINT) != signal.SIG_IGN)"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "refuses"))
+        listener.listen()
+        words = [prefork.SERVER + str(tmp_path / "refuses"), prefork.CODE, program, prefork.SPAWNED]
+        trap = f"trap '' {trapped}; " if trapped else ""
+        client = subprocess.Popen(["sh", "-c", f"{trap}exec {prefork.py_executable()} {shlex.join(words)}"])
+        connection, _ = listener.accept()
+        _, files = prefork._received(connection)
+        client.send_signal(getattr(signal, f"SIG{sent}"))
+        connection.close()
+    for file in files:
+        os.close(file)
+    assert client.wait(PATIENCE_S) == status
+
+
+def test_a_signal_for_a_worker_that_has_just_ended_is_dropped(said: Said) -> None:
+    beyond = 2**22 + 1  # the kernel gives no process a higher number than 2**22
+    body = f"""
+    import signal
+    forward = prefork.Signals(signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    forward.to({beyond})
+    print("went on", flush=True)
+    """
+    assert said(body) == ["went", "on"]
+
+
+def test_a_kernel_that_refuses_pidfds_has_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(_: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuses)
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    monkeypatch.delenv(prefork.HOOK, raising=False)
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    assert prefork.listen() is None
+    with ForkServer() as server:
+        assert server.variables({}) == {}
+    monkeypatch.delattr(os, "pidfd_open")
+    assert not prefork.has_pidfd()
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "answers", "spoiled"),
+    [(PATIENCE_S, "0", False), (PATIENCE_S, "100", False), (PATIENCE_S, "3", True), (0.01, "time.sleep(600)", True)],
+)
+def test_a_process_is_asked_for_a_limited_time_whether_it_can_use_the_gpu(
+    limit_s: float, answers: str, spoiled: bool
+) -> None:
+    program = f"""
+import ctypes, time, types
+from goldilocks.launch import prefork
+prefork.ANSWER_S = {limit_s}
+stub = types.SimpleNamespace(nvmlShutdown=lambda: 0, nvmlInit_v2=lambda: 0, cuInit=lambda _: {answers})
+ctypes.CDLL = lambda _: stub  # its NVML never says that it was shut down often enough
+print(prefork.spoiled())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.stdout.split() == [str(spoiled)], done.stderr
 
 
 def test_settings_of_ray_that_the_user_made_stay() -> None:

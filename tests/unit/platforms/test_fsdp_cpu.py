@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from verl.workers.config.engine import FSDPEngineConfig
 from verl.workers.config.optimizer import FSDPOptimizerConfig, build_optimizer
 
-from goldilocks.platforms.fsdp_cpu import SMALL, LanguageModelOnHost, threads_for
+from goldilocks.platforms.fsdp_cpu import SMALL, HostEngine, LanguageModelOnHost, threads_for
 
 
 def built(**settings: Any) -> torch.optim.Optimizer:
@@ -57,3 +58,34 @@ def test_a_small_model_has_one_thread_and_a_larger_one_its_share(monkeypatch: py
         small, large = torch.nn.Linear(SMALL // 10 - 1, 9), torch.nn.Linear(SMALL // 10, 10)
     assert [threads_for(small, ranks) for ranks in (1, 2)] == [1, 1]
     assert [threads_for(large, ranks) for ranks in (1, 2, 16)] == [8, 4, 1]
+
+
+class Verl:
+    """What verl's engine does with a model, as far as threads are concerned."""
+
+    def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        return module
+
+    def forward_backward_batch(self, data: None, loss_function: None, forward_only: bool = False) -> int:
+        return torch.get_num_threads()
+
+
+class Engine(HostEngine, Verl):
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.engine_config = FSDPEngineConfig()
+        self._build_fsdp_module(module)
+
+
+def test_a_small_actor_and_a_large_critic_of_one_process_have_each_its_own_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(3)))
+    monkeypatch.setenv("RAY_LOCAL_WORLD_SIZE", "1")
+    with torch.device("meta"):
+        actor, critic = Engine(torch.nn.Linear(3, 3)), Engine(torch.nn.Linear(SMALL // 10, 10))
+    before = torch.get_num_threads()
+    try:
+        used = [engine.forward_backward_batch(None, None) for engine in (actor, critic, actor)]
+    finally:
+        torch.set_num_threads(before)
+    assert used == [1, 3, 1]
