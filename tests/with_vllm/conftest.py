@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -67,13 +69,28 @@ def log_probs(policy: Any, prompt: list[int], answer: list[int]) -> torch.Tensor
 
 
 def kill_after_a_step(process: subprocess.Popen[str], run: Path) -> int:
-    """Kill the run once it has a checkpoint; return the step of its last one when nothing of it is left."""
+    """Kill the run and its rollout server once it has a checkpoint; return the last one's step when nothing is left.
+
+    vLLM's engine sees for itself that its server is gone.
+    """
     latest = run / "checkpoints" / "latest_checkpointed_iteration.txt"
     while not latest.exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.5)
+    servers = [one for one in processes_of(run.resolve()) if title_of(one).startswith("ray::vLLMHttpServer")]
     process.send_signal(signal.SIGKILL)
+    for server in servers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            server.kill()
     process.communicate()
+    assert len(servers) == 1
     while any(processes_of(run.resolve())):
         time.sleep(0.5)
     return int(latest.read_text())
+
+
+def title_of(process: psutil.Process) -> str:
+    """What the process shows as its command; empty if it has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""

@@ -98,6 +98,34 @@ async def check(model: Path) -> None:
         server.engine.shutdown()
 
 
+def test_a_message_with_outputs_of_many_steps_has_one_part() -> None:
+    """vLLM before 0.27 writes the next message over the first part of one with several that is still being sent."""
+    import numpy as np
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+    from vllm.v1.outputs import LogprobsLists
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    from goldilocks.verl.serve.held_outputs import TOGETHER, HeldOutputs, inline_array
+
+    sent: list[Any] = []
+    request = SimpleNamespace(sampling_params=SamplingParams(detokenize=False))
+    queue = HeldOutputs(sent.append, {"a": request}, inline_array())
+    for token in range(1 + TOGETHER):
+        found = LogprobsLists(np.array([[token]]), np.array([[-token / 8]], np.float32), np.array([token % 5]))
+        queue.put((0, EngineCoreOutputs(outputs=[EngineCoreOutput("a", [token], new_logprobs=found)])))
+    assert len(sent) == 2
+    parts = MsgpackEncoder().encode(sent[1][1])
+    assert len(parts) == 1
+    (output,) = MsgpackDecoder(EngineCoreOutputs).decode(parts).outputs
+    tokens = list(range(1, 1 + TOGETHER))
+    assert output.new_token_ids == tokens
+    assert output.new_logprobs.logprob_token_ids.tolist() == [[token] for token in tokens]
+    assert output.new_logprobs.logprobs.tolist() == [[-token / 8] for token in tokens]
+    assert output.new_logprobs.logprobs.dtype == np.float32
+    assert output.new_logprobs.sampled_token_ranks.tolist() == [token % 5 for token in tokens]
+
+
 async def check_requests_without_text(server: Any) -> None:
     """Such a request has two outputs and the values of any other."""
     from vllm import SamplingParams

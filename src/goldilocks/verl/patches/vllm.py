@@ -9,8 +9,6 @@ from typing import Any
 from goldilocks.verl.fields import HOLDS, TOP
 from goldilocks.verl.patch import Function, Kind, Patch
 
-POLL_MS = 1000
-
 # The call by which the engine receives the weights that this task sends.
 _receiving: contextvars.ContextVar[Any] = contextvars.ContextVar("receiving", default=None)
 
@@ -55,12 +53,12 @@ def hold_outputs(original: Function) -> Function:
 
     @functools.wraps(original)
     def run_busy_loop(self: Any) -> Any:
-        from goldilocks.verl.serve.held_outputs import HeldOutputs, abort_and_answer
+        from goldilocks.verl.serve.held_outputs import HeldOutputs, abort_and_answer, inline_array
 
         self.abort_and_answer = functools.partial(abort_and_answer, self)
         if not self.log_stats:
             queue = self.output_queue
-            queue.put_nowait = HeldOutputs(queue.put_nowait, self.scheduler.requests).put
+            queue.put_nowait = HeldOutputs(queue.put_nowait, self.scheduler.requests, inline_array()).put
         return original(self)
 
     setattr(run_busy_loop, HOLDS, True)
@@ -81,34 +79,9 @@ def note_receiving(original: Function) -> Function:
 
 def sender_that_looks(original: Any) -> Any:
     """verl's sender, which waits for an answer only while the engine still receives: verl's waits for ever."""
+    from goldilocks.verl.serve import transfer
 
-    class Sender(original):
-        socket: Any
-
-        def _init_socket(self) -> None:
-            super()._init_socket()
-            self.socket = _Socket(self.socket, _receiving.get())
-
-    return functools.update_wrapper(Sender, original, updated=())
-
-
-class _Socket:
-    """A ZMQ socket whose ``recv`` raises what the call of the other side raised."""
-
-    def __init__(self, socket: Any, receiving: Any) -> None:
-        self._socket, self._receiving = socket, receiving
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._socket, name)
-
-    def recv(self) -> Any:
-        import ray
-
-        while not self._socket.poll(POLL_MS):
-            if self._receiving is not None and ray.wait([self._receiving], timeout=0)[0]:
-                ray.get(self._receiving)  # raises, unless the answer is under way
-                self._receiving = None
-        return self._socket.recv()
+    return transfer.sender_that_looks(original, _receiving.get)
 
 
 HELD_OUTPUTS = Patch(

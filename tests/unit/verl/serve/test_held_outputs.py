@@ -57,7 +57,7 @@ def output(name: str, tokens: list[int], finish_reason: str | None = None) -> Ou
 
 def held(requests: dict[str, Any]) -> tuple[HeldOutputs, list[Any]]:
     sent: list[Any] = []
-    return HeldOutputs(sent.append, requests), sent
+    return HeldOutputs(sent.append, requests, lambda array: array), sent
 
 
 def outputs_of(sent: list[Any], name: str) -> list[Output]:

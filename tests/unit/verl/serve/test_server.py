@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from verl_world import Actor, balancer_of, client_of
 
 from goldilocks.engine import Engine, Generation
 from goldilocks.verl.dispatch.client import current_session
+from goldilocks.verl.serve.replica import TransformersReplica
 from goldilocks.verl.serve.server import RolloutServer
 from goldilocks.verl.serve.transfer import Bucket
 
@@ -347,3 +349,17 @@ def test_tokens_written_before_and_after_an_update_say_so(model_path: Path) -> N
     assert len(output.token_ids) == 56
     assert 0 < before < 56
     assert versions == [[4, before], [5, 56 - before]]
+
+
+@pytest.mark.parametrize("frees", [True, False])
+def test_a_server_that_keeps_its_cache_is_not_asked_to_sleep(frees: bool) -> None:
+    asked: list[bool] = []
+
+    async def sleep() -> None:
+        asked.append(frees)
+
+    replica = TransformersReplica.__new__(TransformersReplica)
+    replica.config = RolloutConfig(name="transformers", free_cache_engine=frees)
+    replica.servers = [SimpleNamespace(sleep=SimpleNamespace(remote=sleep))]
+    asyncio.run(replica.sleep())
+    assert asked == [True] * frees

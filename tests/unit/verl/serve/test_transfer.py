@@ -4,8 +4,10 @@ import asyncio
 import pickle
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
 import torch
 import zmq
 from hypothesis import given, settings
@@ -69,6 +71,22 @@ def test_a_receiver_whose_sender_never_comes_gives_up(tmp_path: Path, monkeypatc
     monkeypatch.setattr("verl.plugin.platform.platform_manager._current_platform", PlatformCPU())
     with pytest.raises(zmq.Again):
         transfer.receive_by_ipc(f"ipc://{tmp_path}/nobody.sock", torch.device("cpu"), lambda named: None)
+
+
+def test_a_sender_raises_what_the_receiver_raised_instead_of_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get(_reference: Any) -> None:
+        raise RuntimeError("shape of q_proj differs")
+
+    monkeypatch.setattr("verl.plugin.platform.platform_manager._current_platform", PlatformCPU())
+    monkeypatch.setattr(transfer, "POLL_MS", 1)
+    for name, value in {"reduce_tensor": id, "get_device_id": lambda: 0}.items():  # a GPU has both
+        monkeypatch.setattr(transfer._verl_transfer(), name, value)
+    monkeypatch.setattr(ray, "wait", lambda references, timeout: (references, []))
+    monkeypatch.setattr(ray, "get", get)
+    with pytest.raises(RuntimeError, match="q_proj"):
+        asyncio.run(transfer.send_by_ipc(f"ipc://{tmp_path}/nobody.sock", 1, iter([]), object()))
 
 
 def test_no_two_transfers_on_a_machine_share_a_socket() -> None:
