@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,7 +43,9 @@ from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
 from goldilocks.verl.serve.answers import Answers, ManyAnswers
 from goldilocks.verl.store import batched_puts, rows
+from goldilocks.verl.store.padding import Ragged
 from goldilocks.verl.store.rows import FIRST, ROLLOUTS, VISIT_SEED
+from goldilocks.verl.store.rows_at_hand import ShortRows
 from goldilocks.verl.update import held_batch
 
 LIMIT = 6  # tokens of an answer; the server does not know the limit, so that the worker cuts
@@ -353,6 +356,17 @@ class QueueClient:
 def nested(rows: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return rows of several lengths as verl has them in one tensor."""
     return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
+
+
+def short_rows(keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> ShortRows:
+    """Return rows as a worker reports them."""
+    tensors = [name for name, value in rows[0].items() if isinstance(value, torch.Tensor)]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    tokens = {name: Ragged(torch.cat(columns[name]), list(map(len, columns[name]))) for name in tensors}
+    found = ShortRows.of(keys, tokens, {name: column for name, column in columns.items() if name not in tensors})
+    assert found is not None
+    sent: ShortRows = pickle.loads(pickle.dumps(found))
+    return sent
 
 
 def comparable(value: Any) -> Any:

@@ -23,6 +23,7 @@ from transfer_queue import TransferQueueClient
 from unit.verl.compat.v0_world import Engine, Workers
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorker
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+from verl.trainer.ppo import core_algos, ray_trainer
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
@@ -33,10 +34,11 @@ from verl_world import Queue, QueueClient, Server, UpdatedBatches, Worker
 from goldilocks.hashing import Sources, digest, is_known
 from goldilocks.verl import plugin
 from goldilocks.verl.dispatch.rewards import RUN_SINGLE
-from goldilocks.verl.dispatch.single_turn import FOLLOWED
+from goldilocks.verl.dispatch.single_turn import FOLLOWED, RENDERING
 from goldilocks.verl.patch import Patch
 from goldilocks.verl.patches import PATCHES
 from goldilocks.verl.patches.log_probs import PADDING_SOURCES
+from goldilocks.verl.patches.trainers import BY_NAME, GRPO
 from goldilocks.verl.serve.server import RolloutServer
 from goldilocks.verl.store.batched_puts import READERS
 from goldilocks.verl.update import held_batch
@@ -121,6 +123,9 @@ SOURCES: list[tuple[Callable[..., Any], Sources]] = [
     (LLMServerClient._release_server, ("a06a7f1ee3567499", "9ccd4fb618a6ca76")),
     (NaiveRewardManager.run_single, RUN_SINGLE),  # written again where rollouts are graded
     *FOLLOWED,  # where rollouts are made many at a time
+    *RENDERING,  # where their prompts are rendered together
+    (core_algos.compute_grpo_outcome_advantage, GRPO),  # done group by group
+    (ray_trainer.compute_advantage, BY_NAME),
     *READERS,  # of what we put into the TransferQueue
     (no_padding_2_padding, PADDING_SOURCES),  # done for all rows at once in the loss of one pass
     *held_batch.READERS,  # of what our trainer sends in the place of keys

@@ -126,6 +126,13 @@ def test_no_part_of_verl_imports_itself_back_by_way_of_a_patch_even_inside_funct
     assert set(TopologicalSorter(ways).static_order()) >= ways.keys()
 
 
+def test_what_a_trainer_of_ours_is_made_of_does_not_import_verls_trainers() -> None:
+    """verl's import ours at the end of their own import, and those would find half of the module that began it."""
+    parts = [name for name in statements() if name.startswith("goldilocks.verl.store")]
+    nodes = [(name, node) for name in parts for node in statements()[name] if isinstance(node, ast.ImportFrom)]
+    assert [name for name, node in nodes if str(node.module).startswith("verl.trainer")] == []
+
+
 def test_no_module_imports_itself_back() -> None:
     assert shape.circle(shape.working_tree()) == []
 

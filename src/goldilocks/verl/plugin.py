@@ -15,6 +15,8 @@ import functools
 import importlib
 import importlib.util
 import logging
+import multiprocessing
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,9 +24,10 @@ from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any
 
+from goldilocks.platforms import SPAWN_WITH
 from goldilocks.verl.patch import Kind
 from goldilocks.verl.patches import PATCHES
-from goldilocks.verl.switch import apply_selected, selected
+from goldilocks.verl.switch import apply_selected, asks_for, selected
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,22 @@ class Addition:
     after: str
     made_by: str
     needs: str = ""  # a package without which ``after`` cannot be imported
+    kind: Kind | None = None  # of what verl or vLLM would notice: made where GOLDILOCKS_PATCHES asks for it
 
     @property
     def possible(self) -> bool:
         """Whether the package that it needs is installed."""
         return not self.needs or importlib.util.find_spec(self.needs) is not None
 
+    @property
+    def asked_for(self) -> bool:
+        """Whether the environment of this process wants it."""
+        return self.kind is None or asks_for(self.kind)
+
     def make(self) -> None:
         """Import the module and call the function; an error in it is an error of the import that made it due."""
+        if not self.asked_for:
+            return
         module, _, function = self.made_by.partition(":")
         imported = importlib.import_module(module)
         if function:
@@ -59,10 +70,27 @@ ADDITIONS: tuple[Addition, ...] = (
     Addition("engines for device cpu", "verl.workers.engine", "goldilocks.platforms.fsdp_cpu"),
     Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.verl.serve.replica"),
     Addition(
+        "light handles of vLLM",
+        "verl.workers.rollout.replica",
+        "goldilocks.verl.serve.light_handle:register",
+        needs="vllm",
+        kind=Kind.SPEED,
+    ),
+    Addition(
         "many requests a message to vLLM",
         "verl.workers.rollout.vllm_rollout.vllm_async_server",
         "goldilocks.verl.serve.many_on_vllm",
         needs="vllm",
+    ),
+    Addition(
+        "an end with its parent",
+        "vllm.plugins",
+        "goldilocks.verl.serve.orphans:end_orphans",
+        needs="vllm",
+        kind=Kind.REPORTS,
+    ),
+    Addition(
+        "vLLM's processes are forked", "vllm.v1.engine.core", "goldilocks.verl.plugin:spawn_by_fork", needs="vllm"
     ),
     Addition("estimators over all rollouts", "verl.trainer.ppo.core_algos", "goldilocks.verl.estimators"),
     Addition("trainer goldilocks", "verl.trainer.ppo.v1", "goldilocks.verl.update.trainer"),
@@ -96,7 +124,7 @@ def additions() -> list[str]:
     """
     register()
     patches = [patch for patch in PATCHES if patch.kind is not Kind.TRAINER and patch.possible and selected(patch)]
-    added = [addition for addition in ADDITIONS if addition.possible]
+    added = [addition for addition in ADDITIONS if addition.possible and addition.asked_for]
     for addition in added:
         importlib.import_module(addition.after)
     return [addition.what for addition in added] + [patch.name for patch in patches if patch.apply()]
@@ -112,6 +140,12 @@ def warn_once() -> None:
         return len(seen) > before
 
     logging.getLogger("verl.utils.tokenizer.continuous_token_wiring").addFilter(is_new)
+
+
+def spawn_by_fork() -> None:
+    """Have what this process spawns forked from the server of the run, where there is one."""
+    if os.path.exists(client := os.environ.get(SPAWN_WITH, "")):
+        multiprocessing.set_executable(client)
 
 
 class _AfterImport(MetaPathFinder):

@@ -21,6 +21,11 @@ def selected(patch: Patch) -> bool:
     return not _words().isdisjoint({"all", patch.kind.value, patch.name})
 
 
+def asks_for(kind: Kind) -> bool:
+    """Whether the environment of this process asks for all that is of this kind."""
+    return not _words().isdisjoint({"all", kind.value})
+
+
 def apply_selected(patch: Patch) -> None:
     """Apply ``patch`` if the environment asks for it and the platform has the fault."""
     if selected(patch) and patch.possible:

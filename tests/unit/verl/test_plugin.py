@@ -57,6 +57,21 @@ def test_an_addition_that_fails_fails_the_import(tmp_path: Path, monkeypatch: py
         importlib.import_module("doomed_module")
 
 
+def test_what_another_package_would_notice_is_added_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package may be installed where verl and vLLM are used without it."""
+    noticed = [addition for addition in plugin.ADDITIONS if addition.kind is not None]
+    assert [addition.after for addition in noticed] == ["verl.workers.rollout.replica", "vllm.plugins"]
+    for value, wanted in ((None, False), ("none", False), ("cpu,log-probs", False), ("all", True)):
+        if value is None:
+            monkeypatch.delenv("GOLDILOCKS_PATCHES", raising=False)
+        else:
+            monkeypatch.setenv("GOLDILOCKS_PATCHES", value)
+        assert [addition.asked_for for addition in noticed] == [wanted] * 2
+    monkeypatch.setenv("GOLDILOCKS_PATCHES", "none")
+    broken = plugin.Addition("nothing", "any_module", "goldilocks.no_such_module", kind=Kind.SPEED)
+    broken.make()
+
+
 def test_a_warning_that_verl_gives_for_every_rollout_is_given_once_for_a_model_type(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -65,5 +80,5 @@ def test_a_warning_that_verl_gives_for_every_rollout_is_given_once_for_a_model_t
     plugin.additions()
     for model_type in ("novel", "novel", "another"):
         resolve_continuous_token_model_family("auto", hf_model_type=model_type)
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    warnings = [record.getMessage() for record in caplog.records if record.name.endswith("continuous_token_wiring")]
     assert ["novel" in warning for warning in warnings] == [True, False]

@@ -87,6 +87,7 @@ class StreamingClient(LLMServerClient):
         self._going = asyncio.Event()  # cleared while generation is paused
         self._going.set()
         self._only: asyncio.Task[Server | None] | None = None
+        self._last_only: Server | None = None  # the only server that there was when it was last asked for
         self._held: set[str] = set()  # requests that the balancer does not know
         self._booked: dict[str, str] = {}  # the server of each turn that the balancer assigned
         self._places: dict[str, asyncio.Semaphore] = {}  # of each server
@@ -299,6 +300,7 @@ class StreamingClient(LLMServerClient):
                 ended = [Reply(waiting.pop(one), outcome, answers.global_steps) for one, outcome in answers.outcomes]
                 self._reply(ended, deliver)
         except Exception as error:  # the server is gone
+            self._last_only = None
             self._reply([Reply(turn, error) for turn in waiting.values()], deliver)
 
     def _answers(self, name: str, server: Any, turns: list[TurnRequest]) -> AsyncIterator[Answers]:
@@ -330,8 +332,9 @@ class StreamingClient(LLMServerClient):
     # -- servers -------------------------------------------------------------------------------------------------------
 
     def refresh_servers(self) -> None:
-        """Forget the only server: others may have come, or it may be gone."""
-        self._only = None
+        """Ask again for the only server: others may have come, or it may be gone. Prompts are rendered meanwhile."""
+        known = self._last_only is not None
+        self._only = asyncio.create_task(self._only_server(uuid4().hex, {})) if known else None
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> Server:
         _request.set(request_id)
@@ -359,11 +362,13 @@ class StreamingClient(LLMServerClient):
         return await self._only
 
     async def _only_server(self, request_id: str, extra: dict[str, Any]) -> Server | None:
-        if len(await self._load_balancer.get_all_servers.remote()) != 1:
-            return None
-        server = await self._assigned(request_id, **extra)
-        self._give_back(server[0], request_id)
-        return server
+        names = list(await self._load_balancer.get_all_servers.remote())
+        if len(names) != 1:
+            self._last_only = None
+        elif self._last_only is None or self._last_only[0] != names[0]:
+            self._last_only = await self._assigned(request_id, **extra)
+            self._give_back(self._last_only[0], request_id)
+        return self._last_only
 
     async def _assigned(self, request_id: str, **about: Any) -> Server:
         """The server that the load balancer chooses; a balancer that can use more of the request is told more."""

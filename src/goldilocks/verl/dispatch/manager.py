@@ -14,9 +14,9 @@ import ray
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
 from goldilocks.drive.stopwatch import PREFIX
-from goldilocks.types import Failure, Paused, Rollout
+from goldilocks.types import Paused
 from goldilocks.verl.dispatch.aborts import IDLE_TO_SLEEP
-from goldilocks.verl.dispatch.worker import Drained, Snapshot, StreamingWorker
+from goldilocks.verl.dispatch.worker import Drained, Report, Snapshot, StreamingWorker
 from goldilocks.verl.patch import Kind
 from goldilocks.verl.store.rows import SavedAnswers
 from goldilocks.verl.switch import ask_for
@@ -47,15 +47,15 @@ class StreamingManager(AgentLoopManagerTQ):
         replies: list[Any] = ray.get([getattr(worker, method).remote(*args) for worker in self.agent_loop_workers])
         return replies
 
-    def start(self, prompts: list[dict[str, Any]]) -> None:
+    def start(self, prompts: list[dict[str, Any]], with_rows: bool = False) -> None:
         """Start the sessions of these prompts, spread evenly over the workers, also if they come one by one."""
         workers = self.agent_loop_workers[self._next :] + self.agent_loop_workers[: self._next]
         size = math.ceil(len(prompts) / len(workers))
         parts = [prompts[place : place + size] for place in range(0, len(prompts), size)]
         self._next = (self._next + len(parts)) % len(workers)
-        ray.get([worker.start.remote(part) for worker, part in zip(workers, parts, strict=False)])
+        ray.get([worker.start.remote(part, with_rows) for worker, part in zip(workers, parts, strict=False)])
 
-    def events(self, within: float | None = None) -> list[Rollout | Failure]:
+    def events(self, within: float | None = None) -> list[Report]:
         """Return the events since the last call; wait until there is one, or ``within`` seconds have passed.
 
         Raises if a worker died.
@@ -67,22 +67,22 @@ class StreamingManager(AgentLoopManagerTQ):
         more, _ = ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
         return [event for reference in {*ready, *more} for event in self._reply(reference)]
 
-    def so_far(self, *, with_answers: bool) -> tuple[list[Rollout | Failure], list[SavedAnswers]]:
+    def so_far(self, *, with_answers: bool) -> tuple[list[Report], list[SavedAnswers]]:
         """Return the events since the last call and, if asked, the answers of unfinished rollouts, of one moment.
 
         Every worker is asked once, so this returns however many events go on coming.
         """
         snapshots: list[Snapshot] = self._ask("so_far", with_answers)
-        events: list[Rollout | Failure] = []
+        events: list[Report] = []
         for number, snapshot in enumerate(snapshots):
             if snapshot.replies > self._replies[number]:  # one more is on its way, and older than the snapshot
                 events += self._reply(next(one for one, worker in self._waiting.items() if worker == number))
             events += snapshot.events
         return events, [saved for snapshot in snapshots for saved in snapshot.answers]
 
-    def _reply(self, reference: Any) -> list[Rollout | Failure]:
+    def _reply(self, reference: Any) -> list[Report]:
         self._replies[self._waiting.pop(reference)] += 1
-        events: list[Rollout | Failure] = ray.get(reference)
+        events: list[Report] = ray.get(reference)
         return events
 
     def pause(self) -> list[Paused]:

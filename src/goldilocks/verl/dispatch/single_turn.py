@@ -20,6 +20,8 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop import agent_loop
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.v1 import agent_loop_tq
+from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
+from verl.utils.tokenizer.tokenizer import normalize_token_ids
 
 from goldilocks.drive.stopwatch import Stopwatch
 from goldilocks.hashing import Sources, is_known
@@ -29,7 +31,9 @@ from goldilocks.verl.dispatch.rewards import grade, manager_of
 from goldilocks.verl.dispatch.sampling_seed import seeded
 from goldilocks.verl.dispatch.session import Cancelled, Reply, Session, TurnRequest, Versions, rollout_of
 from goldilocks.verl.serve.limits import NAME as OUR_SERVER
+from goldilocks.verl.store.padding import Ragged
 from goldilocks.verl.store.rows import ANSWERS, FIRST, PARTITION, ROLLOUTS, VISIT_SEED
+from goldilocks.verl.store.rows_at_hand import ShortRows
 from goldilocks.verl.switch import in_force
 
 Fields = dict[str, Any]  # of a row
@@ -45,6 +49,14 @@ FOLLOWED: tuple[tuple[Callable[..., Any], Sources], ...] = (
     (agent_loop.AgentLoopOutput.as_dict, "1d98e658b0e8de41"),
     (WORKER._agent_loop_postprocess, "523edacbff73640d"),
     (WORKER._compute_position_ids, "f5bb787c5f984d37"),
+)
+
+
+# The functions of verl that render a prompt, which is done here for many at once, and the sources that they may have.
+RENDERED = ("build_initial_tokens", "_render_tokens")
+RENDERING: tuple[tuple[Callable[..., Any], Sources], ...] = (
+    (ContinuousTokenBuilder.build_initial_tokens, ("f6cd2026d6625f05", "902bdc1640fc0d0b")),
+    (ContinuousTokenBuilder._render_tokens, "ed6e3017ef29ec55"),
 )
 
 
@@ -74,6 +86,7 @@ class SingleTurn:
         loop = worker._agent_loop(AGENT)
         self._loop, self._builder = loop, loop.continuous_token_builder
         self._limit = loop.response_length
+        self._renders_alone = _renders_alone(self._builder)
         self._rewards = manager_of(worker)
 
     @classmethod
@@ -81,10 +94,29 @@ class SingleTurn:
         """None where verl makes the rollouts of this worker."""
         return cls(worker) if _is_known(worker) and manager_of(worker) is not None else None
 
-    def prompt_ids(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        """As verl's ``ct_build_initial_tokens``."""
-        ids: list[int] = self._loop._cap_text_prompt_length(self._builder.build_initial_tokens(list(messages)))
+    def prompts_ids(self, conversations: Sequence[Sequence[dict[str, Any]]]) -> list[list[int] | Exception]:
+        """As verl's ``ct_build_initial_tokens`` of each; the error of one that cannot be rendered."""
+        try:
+            found = self._rendered_together(conversations)
+        except Exception:  # of one, which is found by itself
+            found = [self._rendered(messages) for messages in conversations]
+        return [ids if isinstance(ids, Exception) else self._loop._cap_text_prompt_length(ids) for ids in found]
+
+    def _rendered(self, messages: Sequence[dict[str, Any]]) -> list[int] | Exception:
+        try:
+            ids: list[int] = self._builder.build_initial_tokens(list(messages))
+        except Exception as error:
+            return error
         return ids
+
+    def _rendered_together(self, conversations: Sequence[Sequence[dict[str, Any]]]) -> list[Any]:
+        """As verl's builder renders each, where it does nothing else: the tokenizer is called once."""
+        if not self._renders_alone:
+            return [self._rendered(messages) for messages in conversations]
+        whole = list(map(list, conversations))
+        given = {"add_generation_prompt": True, "tools": None, "return_dict": False}
+        all_ids = self._builder.tokenizer.apply_chat_template(whole, **given, **self._builder.chat_template_kwargs)
+        return [normalize_token_ids(ids) for ids, _ in zip(all_ids, conversations, strict=True)]
 
     def output(self, reply: Reply, seconds: float) -> Output:
         """As the second half of verl's ``SingleTurnAgentLoop.run``."""
@@ -117,20 +149,34 @@ class SingleTurn:
         output.metrics["compute_score"] = time.perf_counter() - started
 
 
+def _renders_alone(builder: Any) -> bool:
+    """Whether this builder of verl's does nothing but render a prompt, each as if it were alone."""
+    plain = all(getattr(type(builder), name) is getattr(ContinuousTokenBuilder, name) for name in RENDERED)
+    return plain and "padding" not in builder.chat_template_kwargs and all(is_known(*one) for one in RENDERING)
+
+
 def rows(outputs: Sequence[Output], prompts: Sequence[Fields]) -> list[Fields]:
     """The fields of each row, as verl's ``_agent_loop_postprocess`` stores them."""
-    columns = _columns(outputs)
+    columns = {name: column.split() for name, column in _columns(outputs).items()}
     return [
-        {
-            **_NO_PICTURES,
-            "num_turns": one.num_turns,
-            "metrics": one.metrics,
-            "extra_fields": one.extra_fields,
-            **prompt,
-            **{name: column[place] for name, column in columns.items()},
-        }
+        {**_others(one, prompt), **{name: column[place] for name, column in columns.items()}}
         for place, (one, prompt) in enumerate(zip(outputs, prompts, strict=True))
     ]
+
+
+def short_rows(keys: Sequence[str], outputs: Sequence[Output], prompts: Sequence[Fields]) -> ShortRows | None:
+    """The same rows as they are reported; None if they differ in their fields, or prompts have tensors."""
+    columns = _columns(outputs)
+    others = list(map(_others, outputs, prompts))
+    if any(one.keys() != others[0].keys() for one in others):
+        return None
+    names = [name for name in others[0] if name not in columns]
+    return ShortRows.of(keys, columns, {name: [one[name] for one in others] for name in names})
+
+
+def _others(output: Output, prompt: Fields) -> Fields:
+    about = {"num_turns": output.num_turns, "metrics": output.metrics, "extra_fields": output.extra_fields}
+    return {**_NO_PICTURES, **about, **prompt}
 
 
 _NO_PICTURES: Fields = {
@@ -140,29 +186,27 @@ _NO_PICTURES: Fields = {
 }
 
 
-def _columns(outputs: Sequence[Output]) -> dict[str, list[torch.Tensor]]:
+def _columns(outputs: Sequence[Output]) -> dict[str, Ragged]:
     sequences = [one.prompt_ids + one.response_ids for one in outputs]
-    masks = tensors([one.response_mask for one in outputs], torch.int64)
+    masks = ragged([one.response_mask for one in outputs], torch.int64)
+    scores = torch.zeros(len(masks.tokens))
+    scores[masks.offsets[1:] - 1] = torch.tensor([one.reward_score for one in outputs], dtype=torch.float32)
     columns = {
-        "prompts": tensors([one.prompt_ids for one in outputs], torch.int64),
-        "responses": tensors([one.response_ids for one in outputs], torch.int64),
+        "prompts": ragged([one.prompt_ids for one in outputs], torch.int64),
+        "responses": ragged([one.response_ids for one in outputs], torch.int64),
         "response_mask": masks,
         "loss_mask": masks,
-        "input_ids": tensors(sequences, torch.int64),
-        "position_ids": tensors([range(len(sequence)) for sequence in sequences], torch.int64),
-        "rm_scores": [torch.zeros_like(mask, dtype=torch.float32) for mask in masks],
+        "input_ids": ragged(sequences, torch.int64),
+        "position_ids": ragged([range(len(sequence)) for sequence in sequences], torch.int64),
+        "rm_scores": Ragged(scores, masks.lengths),
     }
-    for scores, one in zip(columns["rm_scores"], outputs, strict=True):
-        assert one.reward_score is not None
-        scores[-1] = one.reward_score
     log_probs = [one.response_logprobs for one in outputs if one.response_logprobs is not None]
-    return columns | ({"rollout_log_probs": tensors(log_probs, torch.float32)} if log_probs else {})
+    return columns | ({"rollout_log_probs": ragged(log_probs, torch.float32)} if log_probs else {})
 
 
-def tensors(values: Sequence[Sequence[float]], dtype: torch.dtype) -> list[torch.Tensor]:
-    """A tensor of each sequence, all views of one."""
-    flat = torch.tensor(list(chain.from_iterable(values)), dtype=dtype)
-    return list(flat.split([len(value) for value in values]))
+def ragged(values: Sequence[Sequence[float]], dtype: torch.dtype) -> Ragged:
+    """The sequences, one after another."""
+    return Ragged(torch.tensor(list(chain.from_iterable(values)), dtype=dtype), [len(value) for value in values])
 
 
 def _is_known(worker: Any) -> bool:
@@ -191,6 +235,7 @@ class Worker(Protocol):
     single_turn: SingleTurn
     watch: Stopwatch
 
+    def report_rows(self, rows: ShortRows) -> None: ...
     def report_stored(self, rollout: Rollout) -> None: ...
     def report_failed(self, session: Session, reason: str) -> None: ...
     async def report_error(self, session: Session, error: BaseException) -> None: ...
@@ -202,7 +247,9 @@ class BatchedSingleTurn:
     Invariant: every session is reported once, as a rollout that is stored or as a failure.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, with_rows: bool = False) -> None:
+        """``with_rows``: whether rows go to the trainer in reports, and not into the queue."""
+        self._with_rows = with_rows
         self._worker, self._client, self._loop = worker, worker.llm_client, worker.single_turn
         self._open: dict[Session, Fields] = {}  # the sessions without a report, and the fields of their rows
         self._finishing: set[asyncio.Task[None]] = set()
@@ -212,19 +259,21 @@ class BatchedSingleTurn:
         """Return when every session is reported."""
         try:
             with self._worker.watch.timed("render"):
-                turns = [turn for prompt in prompts for turn in await self._turns(prompt, sampling_params)]
+                rendered = self._loop.prompts_ids([prompt["raw_prompt"] for prompt in prompts])
+                pairs = zip(prompts, rendered, strict=True)
+                turns = [turn for prompt, ids in pairs for turn in await self._turns(prompt, ids, sampling_params)]
             await self._client.ask(turns, self._answered)
             while self._finishing:
                 await asyncio.gather(*self._finishing)
         except Exception as error:  # a session without a report would be waited for without end
             await self._lose(list(self._open), error)
 
-    async def _turns(self, prompt: Fields, sampling_params: dict[str, Any]) -> list[TurnRequest]:
+    async def _turns(
+        self, prompt: Fields, ids: list[int] | Exception, sampling_params: dict[str, Any]
+    ) -> list[TurnRequest]:
         sessions, seed = self._begin(prompt)
-        try:
-            ids = self._loop.prompt_ids(prompt["raw_prompt"])
-        except Exception as error:
-            await self._lose(sessions, error)
+        if isinstance(ids, Exception):
+            await self._lose(sessions, ids)
             return []
         rollout = self._worker.rollout_config
         return [TurnRequest(one, ids, seeded(sampling_params, rollout, seed, one.index)) for one in sessions]
@@ -288,10 +337,14 @@ class BatchedSingleTurn:
             for session, output in outputs.items()
         ]
         keys, tags = zip(*(rollout.payload[0] for rollout in rollouts), strict=True)
-        fields = rows(list(outputs.values()), [self._open[session] for session in outputs])
-        await agent_loop_tq.tq.async_kv_batch_put(
-            keys=list(keys), fields=fields, tags=list(tags), partition_id=PARTITION
-        )
+        made, prompts = list(outputs.values()), [self._open[session] for session in outputs]
+        reported = short_rows(keys, made, prompts) if self._with_rows else None
+        if reported is not None:
+            self._worker.report_rows(reported)
+        else:
+            await agent_loop_tq.tq.async_kv_batch_put(
+                keys=list(keys), fields=rows(made, prompts), tags=list(tags), partition_id=PARTITION
+            )
         for session, rollout in zip(outputs, rollouts, strict=True):
             self._worker.report_stored(rollout)
             self._end(session)

@@ -32,9 +32,12 @@ from goldilocks.verl.dispatch.tools import remembering
 from goldilocks.verl.lasting import work_begins
 from goldilocks.verl.patch import Kind
 from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, SavedAnswers
+from goldilocks.verl.store.rows_at_hand import ShortRows
 from goldilocks.verl.switch import ask_for, named
 
 logger = logging.getLogger(__name__)
+
+Report = Rollout | Failure | ShortRows  # rows before the rollouts that they are of
 
 
 class Drained(NamedTuple):
@@ -56,7 +59,7 @@ class Snapshot(NamedTuple):
     """
 
     replies: int  # calls of ``events`` that returned, since the run began
-    events: list[Rollout | Failure]  # since the last of those replies
+    events: list[Report]  # since the last of those replies
     answers: list[SavedAnswers]
 
 
@@ -77,12 +80,12 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
 
     def _listen(self, client: LLMServerClient) -> None:
         self.llm_client = StreamingClient(client)
-        self._events: list[Rollout | Failure] = []
+        self._events: list[Report] = []
         self._news = asyncio.Event()
         self._replies = 0
         self.watch = Stopwatch()
 
-    async def events(self) -> list[Rollout | Failure]:
+    async def events(self) -> list[Report]:
         """Return the events since the last call; wait until there is one."""
         while not self._events:
             await self._news.wait()
@@ -94,7 +97,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         """Return the events and, if asked, the answers of this moment, without waiting."""
         return Snapshot(self._replies, self._new_events(), await self.answers() if with_answers else [])
 
-    def _new_events(self) -> list[Rollout | Failure]:
+    def _new_events(self) -> list[Report]:
         events, self._events = self._events, []
         return events
 
@@ -128,8 +131,8 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         self.llm_client.refresh_servers()
         await super().generate_sequences(batch)
 
-    async def start(self, prompts: list[dict[str, Any]]) -> None:
-        """Start the sessions of these prompts and return; ``events`` reports each."""
+    async def start(self, prompts: list[dict[str, Any]], with_rows: bool = False) -> None:
+        """Start the sessions of these prompts and return; ``events`` reports each, ``with_rows`` of short answers."""
         self.llm_client.refresh_servers()
         params = self._sampling_params()
         batched: list[dict[str, Any]] = []
@@ -138,7 +141,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             prompt.setdefault("agent_name", self.rollout_config.agent.default_agent_loop)
             (batched if self._is_batched(prompt) else others).append(prompt)
         if batched:
-            self._in_background(BatchedSingleTurn(self).run(batched, params))
+            self._in_background(BatchedSingleTurn(self, with_rows).run(batched, params))
         about = await get_trajectory_info(None, [prompt["index"] for prompt in others], False)
         for prompt, trajectory in zip(others, about, strict=True):
             self._in_background(self._run_prompt(prompt, params, {**trajectory, "step": prompt["global_steps"]}))
@@ -251,8 +254,12 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         assert session is not None
         return session
 
+    def report_rows(self, rows: ShortRows) -> None:
+        """Send rows that are not in the queue with the events of their rollouts, which come next."""
+        self._report(rows)
+
     def report_stored(self, rollout: Rollout) -> None:
-        """Report a rollout whose rows are in the queue."""
+        """Report a rollout whose rows are in the queue, or reported."""
         succeeded()
         self._report(rollout)
 
@@ -267,7 +274,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         """Report a failure, with the tokens that the session has generated."""
         self._report(Failure(session.uid, session.index, reason, session.tokens))
 
-    def _report(self, event: Rollout | Failure) -> None:
+    def _report(self, event: Report) -> None:
         self._events.append(event)
         self._news.set()
 

@@ -18,7 +18,7 @@ from types import FunctionType
 from typing import Any
 
 from goldilocks.hashing import Sources, is_known
-from goldilocks.verl.fields import DISTANCE, GAP_SUM, GAP_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
+from goldilocks.verl.fields import DISTANCE, GAP_SUM, GAP_TOKENS, MOVED_SUM, MOVED_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
 from goldilocks.verl.patch import Function, Kind, Patch
 
 # Logits per block: 256 MiB in fp32, so that peak memory stays low.
@@ -162,7 +162,7 @@ RESPONSE_LOGITS = Patch(
 
 
 def own_log_probs(original: Function) -> Function:
-    """``old_log_probs`` that are absent, or NaN in a row, are the log-probs of this pass, without their gradient."""
+    """``old_log_probs`` that are absent, or NaN for a token, are the log-probs of this pass, without their gradient."""
 
     at_once = padding_at_once(original)
 
@@ -217,8 +217,8 @@ def _padded_responses(original: Function, tensor: Any, data: Any) -> Any:
 def _distance_to_rollouts(own: Any, data: Any, given: Any) -> dict[str, float]:
     """How far the trainer's probabilities are from the rollout engine's: verl reads that off the pass left out here.
 
-    ``own`` are the log-probs of all response tokens. Of rows without ``given`` log-probs of an older policy, also how
-    far the log-probs are apart, in sum.
+    ``own`` are the log-probs of all response tokens. Also how far they are apart from the engine's, in sum, of tokens
+    that this policy wrote, and of those with ``given`` log-probs of an older one.
     """
     import torch
 
@@ -230,8 +230,9 @@ def _distance_to_rollouts(own: Any, data: Any, given: Any) -> dict[str, float]:
     sampled = data["rollout_log_probs"].values()
     apart = (own[mask].exp() - sampled[mask].exp()).abs()
     fresh = mask if given is None else mask & given.values().isnan()
-    found = torch.stack([apart.mean(), apart.max(), *gap_sums(own, sampled, fresh)]).tolist()
-    names = (f"{DISTANCE}_mean", f"{DISTANCE}_max", GAP_SUM, GAP_TOKENS)
+    sums = [*gap_sums(own, sampled, fresh), *gap_sums(own, sampled, mask & ~fresh)]
+    found = torch.stack([apart.mean(), apart.max(), *sums]).tolist()
+    names = (f"{DISTANCE}_mean", f"{DISTANCE}_max", GAP_SUM, GAP_TOKENS, MOVED_SUM, MOVED_TOKENS)
     return {f"{DISTANCE}_valid": 1, **dict(zip(names, found, strict=True))}
 
 

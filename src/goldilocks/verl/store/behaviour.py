@@ -2,7 +2,8 @@
 
 verl recomputes ``old_log_probs`` under the current policy. For a carried, resumed or replayed row the ratio of the loss
 would then start at 1, as if the current policy had written it. Right before the update, the log-probs that the rollout
-engine stored with the row (``rollout_log_probs``) replace the recomputed ones.
+engine stored with the row (``rollout_log_probs``) replace the recomputed ones. Where the update's own pass gives the
+log-probs of the current policy, nothing is recomputed: its tokens are NaN.
 
 ``algorithm.rollout_correction`` keeps its meaning:
 
@@ -17,16 +18,17 @@ stale or not by the policy that wrote that token.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
-import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 
 from goldilocks.algorithms.behaviour import behaviour_log_probs
 from goldilocks.verl.store.padding import nested_as
+from goldilocks.verl.store.rows import fill_log_probs
 
 VERSIONS = "versions"  # in the tag of a row by several policies: [version, how many tokens it wrote], in order
 FIELDS = ["old_log_probs", "rollout_log_probs", "response_mask"]
@@ -65,25 +67,40 @@ def stale_tokens(tags: list[dict[str, Any]], policy: int, response_mask: torch.T
         if spans := tag.get(VERSIONS):
             ages = [version < policy for version, count in spans for _ in range(count)]
             written = response_mask[row].nonzero().squeeze(-1)[: len(ages)]
-            stale[row, written] = torch.tensor(ages[: len(written)])
+            stale[row, written] = torch.tensor(ages[: len(written)], dtype=torch.bool)  # padding has none
     return stale
 
 
-def use_behaviour_log_probs(batch: KVBatchMeta, policy: int, correction: Any) -> dict[str, float]:
+def use_behaviour_log_probs(batch: KVBatchMeta, policy: int, correction: Any, *, own: bool = False) -> dict[str, float]:
     """Write the stored log-probs of stale rows over the recomputed ones; return the metrics of what was stale.
 
     ``policy`` is the version that is being trained, in updates; ``correction`` is ``algorithm.rollout_correction``.
+    ``own``: nothing was recomputed, and the update's own pass gives the log-probs of what is not stale.
     """
-    found = zip(batch.keys, batch.tags, stale_rows(batch, policy), strict=True)
-    pairs = [(key, tag) for key, tag, stale in found if stale]
-    if not pairs:
+    older = stale_rows(batch, policy)
+    if not any(older):
         return {"train/stale_rows": 0}
-    keys = [key for key, _ in pairs]
-    stored = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=FIELDS)
+    every = list(zip(batch.keys, batch.tags, older, strict=True))
+    fields = [name for name in FIELDS if not (own and name == "old_log_probs")]  # those are of an earlier update
+    queue, of = _queue(), {"partition_id": batch.partition_id, "select_fields": fields}
+    found = [row for row in every if row[2] or own]
+    stored = queue.kv_batch_get(keys=[key for key, *_ in found], **of)
+    if own and "rollout_log_probs" not in stored:  # not every row has them
+        fill_log_probs([key for key, _, old in every if not old], math.nan)
+        found = [row for row in every if row[2]]
+        stored = queue.kv_batch_get(keys=[key for key, *_ in found], **of)
+    keys, tags, older = map(list, zip(*found, strict=True))
     nested_mask = stored["response_mask"]
     rows = dict(stored.to_padded_tensor().items())
-    stale = stale_tokens([tag for _, tag in pairs], policy, rows["response_mask"])
+    stale = stale_tokens(tags, policy, rows["response_mask"]) & torch.tensor(older).unsqueeze(-1)
     log_probs, metrics = behaviour_log_probs(rows, stale, correction)
-    fields = TensorDict({"old_log_probs": nested_as(log_probs, nested_mask)}, batch_size=len(keys))
-    tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=fields)
+    against = TensorDict({"old_log_probs": nested_as(log_probs, nested_mask)}, len(keys))
+    queue.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=against)
     return metrics
+
+
+def _queue() -> Any:
+    """The queue as verl's trainer sees it: a batch that is held is read and written where it is."""
+    from verl.trainer.ppo.v1 import trainer_base  # which imports our trainer, and that this module
+
+    return trainer_base.tq

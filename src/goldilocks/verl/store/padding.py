@@ -5,10 +5,27 @@ verl and torch do it row by row or in many small steps, which takes longer than 
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 from tensordict import TensorDict
+
+
+class Ragged(NamedTuple):
+    """Rows of tokens, one row after another."""
+
+    tokens: torch.Tensor
+    lengths: list[int]
+
+    def split(self) -> list[torch.Tensor]:
+        """The rows, views of one tensor."""
+        return list(self.tokens.split(self.lengths))
+
+    @property
+    def offsets(self) -> torch.Tensor:
+        """Where each row begins, and the last one ends."""
+        return torch.tensor([0, *accumulate(self.lengths)])
 
 
 class PaddedAtOnce(TensorDict):

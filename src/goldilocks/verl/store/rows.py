@@ -22,6 +22,7 @@ from goldilocks.drive.rows import Place, RowStore
 from goldilocks.runs.records import split_row_key
 from goldilocks.types import Group, Request, Rollout
 from goldilocks.verl.store.padding import nested_as
+from goldilocks.verl.store.rows_at_hand import RowsAtHand
 from goldilocks.verl.store.stored_rows import load_rows, save_rows
 
 UNFINISHED = "unfinished"  # the folder of rollouts that were in flight
@@ -85,6 +86,7 @@ class QueueRows(RowStore[Payload]):
 
     def __init__(self, unfinished: Unfinished) -> None:
         self.unfinished = unfinished
+        self.at_hand = RowsAtHand()
         self._payloads: dict[str, dict[int, Payload]] = {}
         self._left: set[str] = set()  # keys of rows that verl frees
 
@@ -102,12 +104,20 @@ class QueueRows(RowStore[Payload]):
     def leave(self, keys: Iterable[str]) -> None:
         """Note that verl frees these rows: the TransferQueue warns of each that is freed twice."""
         self._left |= {key for key, _ in self._pairs(self._payloads)}.intersection(keys)
+        self.at_hand.forget(keys)
+
+    def to_queue(self, keys: Iterable[str]) -> None:
+        """Put those of these rows that are at hand into the queue: other processes read them."""
+        tags = dict(self._pairs(self._payloads))
+        for part, fields in self.at_hand.taken(keys):
+            packed = list_of_dict_to_tensordict(fields)
+            tq.kv_batch_put(keys=part, tags=[tags[key] for key in part], fields=packed, partition_id=PARTITION)
 
     def retain(self, alive: Collection[str]) -> None:
         """Free the rows of every other group, but those that are left to verl."""
         gone = {key for key, _ in self._pairs(self._payloads.keys() - set(alive))}
         self._payloads = {uid: group for uid, group in self._payloads.items() if uid in alive}
-        clear(gone - self._left)
+        clear(gone - self._left - self.at_hand.forget(gone))
         self._left -= gone
         self.unfinished.retain(alive)
 
@@ -118,6 +128,7 @@ class QueueRows(RowStore[Payload]):
     def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
         """Copy the rows of these rollouts out of the queue."""
         pairs = [pair for rollout in rollouts for pair in rollout.payload]
+        self.to_queue(key for key, _ in pairs)
         stored = tq.kv_batch_get(keys=[key for key, _ in pairs], partition_id=PARTITION) if pairs else []
         fields = [{name: _plain(value) for name, value in stored[place].items()} for place in range(len(pairs))]
         save_rows([[key, tag, row] for (key, tag), row in zip(pairs, fields, strict=True)], folder)

@@ -23,7 +23,7 @@ from goldilocks.algorithms.behaviour import is_bypassed
 from goldilocks.errors import require
 from goldilocks.types import OnFull
 from goldilocks.verl.dispatch.backend import NeverPausing
-from goldilocks.verl.update.guards import gap_of_waiting_rows, has_fresh_row
+from goldilocks.verl.update.guards import gap_of_waiting_rows, has_fresh_token
 from goldilocks.verl.update.one_pass import log_prob_micro_batch
 from goldilocks.verl.update.trainer import CollectorTrainer
 
@@ -67,7 +67,7 @@ class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
     def _gap_before_update(self, batch: KVBatchMeta, correction: Any) -> float | None:
         """Where nothing in the batch is of the newest weights, that of rows which they have written since."""
         gap = super()._gap_before_update(batch, correction)
-        known = gap is not None or has_fresh_row(batch, self._policy) or is_bypassed(correction)
+        known = gap is not None or has_fresh_token(batch, self._policy) or is_bypassed(correction)
         if known or not self.weights_guard.judges:
             return gap
         self.driver.observe(self._backend.so_far())

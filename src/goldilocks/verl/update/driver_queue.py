@@ -22,7 +22,7 @@ from goldilocks.runs.records import split_row_key
 from goldilocks.verl.store.batched_puts import Columns, takes_columns
 from goldilocks.verl.store.padding import PaddedAtOnce
 from goldilocks.verl.store.rows import PARTITION
-from goldilocks.verl.update.held_batch import HeldBatch, HeldPart
+from goldilocks.verl.update.held_batch import HeldBatch, HeldPart, can_hold
 
 UID, MASK, ADVANTAGES = "uid", "response_mask", "advantages"
 Label = Callable[[str], Any]  # of a group, by its uid
@@ -42,12 +42,12 @@ class DriverQueue:
         return getattr(transfer_queue, name)
 
     @contextmanager
-    def advantages(self, batch: KVBatchMeta, unread: tuple[str, ...], held: bool) -> Iterator[Label]:
+    def advantages(self, batch: KVBatchMeta, unread: tuple[str, ...], held: HeldBatch | None) -> Iterator[Label]:
         """Number the groups of the batch; fields that are ``unread`` are not fetched. Yields the number of a group."""
         uids = dict.fromkeys(split_row_key(key)[0] for key in batch.keys)
         numbers = self._numbers = {uid: number for number, uid in enumerate(uids)}
         self._unread, self._batch, self._kept = unread, batch, {}
-        self._held = HeldBatch.fetch(batch.keys) if held else None
+        self._held = held
         try:
             yield numbers.get
         finally:
@@ -71,20 +71,22 @@ class DriverQueue:
 
     def kv_batch_put(self, keys: list[str], partition_id: str, fields: TensorDict | None = None, **rest: Any) -> Any:
         """As ``transfer_queue``'s."""
-        if self._numbers is None or fields is None:
-            return transfer_queue.kv_batch_put(keys=keys, partition_id=partition_id, fields=fields, **rest)
-        self._kept |= {name: fields[name] for name in (MASK, ADVANTAGES) if name in fields.keys()}  # noqa: SIM118
-        if self._held is not None:
+        if self._numbers is not None and fields is not None:
+            self._kept |= {name: fields[name] for name in (MASK, ADVANTAGES) if name in fields.keys()}  # noqa: SIM118
+        if self._held is not None and fields is not None and self._held.keys == keys:
             self._held.put(fields)
             return KVBatchMeta(keys=keys, tags=self._batch.tags, partition_id=partition_id)
+        if self._numbers is None or fields is None:
+            return transfer_queue.kv_batch_put(keys=keys, partition_id=partition_id, fields=fields, **rest)
         columns = Columns.of_tensors(fields) if takes_columns() else fields
         return transfer_queue.kv_batch_put(keys=keys, partition_id=partition_id, fields=columns, **rest)
 
     def kv_clear(self, keys: list[str], partition_id: str) -> None:
         """As ``transfer_queue``'s. A validation clears its own rows before verl reads the metrics of the batch."""
-        if partition_id == PARTITION:
-            self._held = None
-        transfer_queue.kv_clear(keys=keys, partition_id=partition_id)
+        if partition_id == PARTITION and self._held is not None:
+            keys, self._held = self._held.in_queue(keys), None
+        if keys:
+            transfer_queue.kv_clear(keys=keys, partition_id=partition_id)
 
     def take(self, batch: KVBatchMeta) -> dict[str, torch.Tensor] | None:
         """Return the kept masks and advantages of exactly these rows, once; None if others were kept."""
@@ -97,10 +99,10 @@ class DriverQueue:
 
 
 @contextmanager
-def advantages(batch: KVBatchMeta, unread: tuple[str, ...] = (), held: bool = False) -> Iterator[Label]:
+def advantages(batch: KVBatchMeta, unread: tuple[str, ...] = (), held: HeldBatch | None = None) -> Iterator[Label]:
     """Wrap verl's ``_compute_advantage``; yield the label of a group, its number or, without our queue, its uid.
 
-    ``held``: whether the batch may be held until verl frees its rows, since no other process reads what is computed.
+    ``held``: the batch, where it may be held until verl frees its rows, since no other process reads what is computed.
     """
     if isinstance(trainer_base.tq, DriverQueue):
         with trainer_base.tq.advantages(batch, unread, held) as number:
@@ -121,3 +123,8 @@ def signal(batch: KVBatchMeta) -> Any:
 def held_part(batch: KVBatchMeta) -> HeldPart | None:
     """These rows, of the batch that is held; None where the queue has all of them."""
     return trainer_base.tq.part(batch) if isinstance(trainer_base.tq, DriverQueue) else None
+
+
+def holds_batches() -> bool:
+    """Whether verl's trainer reads what is held."""
+    return isinstance(trainer_base.tq, DriverQueue) and can_hold()

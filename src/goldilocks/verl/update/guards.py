@@ -157,9 +157,9 @@ def gap_of_rows(batch: KVBatchMeta, policy: int, correction: Any) -> float | Non
     return mean_gap(gap_sums(old, sampled, mask.bool() & ~stale_tokens(tags, policy, mask)).tolist())
 
 
-def has_fresh_row(batch: KVBatchMeta, policy: int) -> bool:
-    """Whether the newest policy wrote a whole row of the batch."""
-    return bool(_fresh(batch, policy, version_of))
+def has_fresh_token(batch: KVBatchMeta, policy: int) -> bool:
+    """Whether the newest policy wrote a row of the batch, or the end of one."""
+    return bool(_fresh(batch, policy, newest_version_of))
 
 
 def gap_of_waiting_rows(

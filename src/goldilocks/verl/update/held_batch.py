@@ -9,7 +9,7 @@ their advantages stay here, and the workers are sent their rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import starmap
 from typing import Any
 
@@ -23,8 +23,9 @@ from verl.utils.tensordict_utils import assign_non_tensor_data
 from verl.utils.transferqueue_utils import _async_meta_to_realdata, tqbridge
 
 from goldilocks.verl.store.batched_puts import is_read_by
-from goldilocks.verl.store.padding import Flat, flat, joined, tokens_at, unflat
+from goldilocks.verl.store.padding import Flat, Ragged, flat, joined, tokens_at, unflat
 from goldilocks.verl.store.rows import NOT_COMPUTED_WITH, PARTITION, is_tensor
+from goldilocks.verl.store.rows_at_hand import RowsAtHand
 
 LONGEST = 2**18  # tokens of a batch that is held: about 16 MB
 
@@ -36,16 +37,23 @@ READERS: tuple[tuple[Callable[..., Any], str], ...] = (
     (AsyncSimpleStorageManager.get_data, "714caa08c927bdae"),
 )
 
-Columns = dict[str, Any]  # of each field a nested tensor of rows, or a tensor of a number for each row
+Columns = dict[str, Any]  # of each field rows of tokens, ragged or nested, or a tensor of a number for each row
+Others = Callable[[Sequence[str]], Columns]
 
 
 class HeldBatch:
-    """The rows of a batch, in order; ``meta`` is the queue's description of them."""
+    """The rows of a batch, in order; ``others`` finds those of its fields that are not among the columns."""
 
-    def __init__(self, keys: Sequence[str], meta: BatchMeta, columns: Columns) -> None:
+    def __init__(self, keys: Sequence[str], columns: Columns, others: Others, *, in_queue: bool) -> None:
         self.keys = list(keys)
-        self._meta = meta
         self._columns = columns
+        self._others = others
+        self._in_queue = in_queue
+
+    @classmethod
+    def of(cls, rows: RowsAtHand, keys: Sequence[str]) -> HeldBatch | None:
+        """Hold rows that are at hand; None if one is not."""
+        return cls(keys, rows.tokens(keys), partial(_others, rows, keys), in_queue=False) if rows.has(keys) else None
 
     @classmethod
     def fetch(cls, keys: Sequence[str]) -> HeldBatch | None:
@@ -58,19 +66,30 @@ class HeldBatch:
         if meta.size != len(keys) or not names:
             return None
         columns = _fetched(meta, names)
-        return cls(keys, meta, columns) if all(map(_is_of_rows, columns.values())) else None
+        others = partial(_fetched, meta)
+        return cls(keys, columns, others, in_queue=True) if all(map(_is_of_rows, columns.values())) else None
 
     def get(self, names: Iterable[str]) -> TensorDict:
         """Those of the fields that the rows have, as ``transfer_queue.kv_batch_get`` returns them."""
         wanted = list(names)
-        missing = [name for name in wanted if name not in self._columns and name in self._meta.field_schema]
-        fetched = _fetched(self._meta, missing) if missing else {}
-        here = {name: self._columns[name] for name in wanted if name in self._columns}
-        return TensorDict({**here, **fetched}, batch_size=len(self.keys))
+        here = {name: self._nested(name) for name in wanted if name in self._columns}
+        others = self._others([name for name in wanted if name not in here])
+        return TensorDict({**here, **others}, batch_size=len(self.keys))
+
+    def _nested(self, name: str) -> torch.Tensor:
+        """The column as the queue returns it. torch takes long to make one, and few are read here."""
+        if isinstance(column := self._columns[name], Ragged):
+            self._columns[name] = joined(column.tokens, column.offsets)
+        return self._columns[name]
 
     def put(self, fields: TensorDict) -> None:
         """Hold these fields too, or in the place of those that were fetched."""
         self._columns |= dict(fields.items())
+
+    def in_queue(self, keys: list[str]) -> list[str]:
+        """Those of the keys that the queue has."""
+        held = set() if self._in_queue else set(self.keys)
+        return [key for key in keys if key not in held]
 
     def part(self, batch: KVBatchMeta) -> HeldPart:
         """The tensors of these rows, to be sent."""
@@ -103,15 +122,18 @@ class Message:
         return received, (len(self._places), packed, self._extra_info)
 
     def _packed(self, rows: Any, known: list[tuple[torch.Tensor, Flat, torch.Tensor]]) -> Any:
-        if not rows.is_nested:
+        if isinstance(rows, Ragged):
+            tokens, offsets = rows.tokens, rows.offsets
+        elif rows.is_nested:
+            tokens, offsets = rows.values(), rows.offsets()
+        else:
             return rows[self._places]
-        offsets = rows.offsets()
         alike = next((one for one in known if torch.equal(one[0], offsets)), None)
         if alike is None:
-            tokens, begins = tokens_at(offsets, self._places)
-            alike = offsets, flat(begins), tokens
+            chosen, begins = tokens_at(offsets, self._places)
+            alike = offsets, flat(begins), chosen
             known.append(alike)
-        return flat(rows.values()[alike[2]]), alike[1]
+        return flat(tokens[alike[2]]), alike[1]
 
 
 def received(size: int, packed: Mapping[str, Any], extra_info: Mapping[str, Any]) -> TensorDict:
@@ -132,9 +154,31 @@ def can_hold() -> bool:
 
 
 def _fetched(meta: BatchMeta, names: Sequence[str]) -> Columns:
-    """These fields. ``meta.select_fields`` would copy what it knows of each row, deeply, which a read does not use."""
-    selected = BatchMeta(meta.global_indexes, meta.partition_ids, {name: {} for name in names}, meta.production_status)
+    """Those of the fields that the rows have. ``meta.select_fields`` would copy what it knows of each row, deeply."""
+    known: dict[str, dict[str, Any]] = {name: {} for name in names if name in meta.field_schema}
+    if not known:
+        return {}
+    selected = BatchMeta(meta.global_indexes, meta.partition_ids, known, meta.production_status)
     return dict(transfer_queue.get_client().get_data(selected).items())
+
+
+def _others(rows: RowsAtHand, keys: Sequence[str], names: Sequence[str]) -> Columns:
+    return {name: Values.of(column) for name, column in rows.others(keys, names).items()}
+
+
+class Values(torch.Tensor):
+    """The values of rows that are no tensors, for a ``TensorDict``, which wraps each in an object: 6 ms for 256."""
+
+    _of_rows: list[Any]
+
+    @classmethod
+    def of(cls, values: list[Any]) -> Values:
+        made = torch.empty(len(values)).as_subclass(cls)
+        made._of_rows = values
+        return made
+
+    def tolist(self) -> list[Any]:
+        return self._of_rows
 
 
 def _is_of_rows(column: Any) -> bool:

@@ -22,8 +22,7 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 
 from goldilocks.algorithms.weights_gap import mean_gap
 from goldilocks.verl.driven import changed
-from goldilocks.verl.fields import DISTANCE, GAP_SUM, GAP_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
-from goldilocks.verl.store.behaviour import stale_rows
+from goldilocks.verl.fields import DISTANCE, GAP_SUM, GAP_TOKENS, MOVED_SUM, MOVED_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
 from goldilocks.verl.switch import in_force
 from goldilocks.verl.update.driver_queue import signal
 
@@ -60,21 +59,17 @@ class OnePass:
 
     def metrics(self, part: KVBatchMeta, found: dict[str, Any]) -> dict[str, float]:
         """Return the number of rows computed, and the update's distances under the names of verl's separate pass."""
-        moved = {name: found.pop(f"actor/{name}") for name in DISTANCES if f"actor/{name}" in found}
-        computed = {"train/rows_computed": len(part)} if self.rows_with_signal else {}
-        return {**computed, **{f"training/{name}": value for name, value in moved.items()}}
+        apart = {name: found.pop(f"actor/{name}") for name in DISTANCES if f"actor/{name}" in found}
+        moved = _mean(found, MOVED_SUM, MOVED_TOKENS)
+        return {
+            **({"train/rows_computed": len(part)} if self.rows_with_signal else {}),
+            **({} if moved is None or not self.own_log_probs else {"train/stale_log_prob_diff_mean": moved}),
+            **{f"training/{name}": value for name, value in apart.items()},
+        }
 
     def take_gap(self, found: dict[str, Any]) -> float | None:
-        """Take the gap to the rollout engine's log-probs out of the update's metrics; None if it measured none.
-
-        Its two sums are means over micro-batches and ranks by now, each over the same ones.
-        """
-        return mean_gap([found.pop(f"actor/{name}", 0.0) for name in (GAP_SUM, GAP_TOKENS)])
-
-    def older_rows(self, batch: KVBatchMeta, policy: int, ranks: int, micro_batch: int = 1) -> KVBatchMeta | None:
-        """The rows that are trained against the policy that wrote them, filled up to whole micro-batches per rank."""
-        stale = stale_rows(batch, policy)
-        return batch.select_keys(_shared(stale, batch, ranks, micro_batch)) if any(stale) else None
+        """Take the gap to the rollout engine's log-probs out of the update's metrics; None if it measured none."""
+        return _mean(found, GAP_SUM, GAP_TOKENS)
 
     def rows(self, batch: KVBatchMeta, ranks: int, micro_batch: int = 1) -> KVBatchMeta:
         """The rows that the update computes, in whole micro-batches per rank, with the size of the whole batch."""
@@ -92,6 +87,11 @@ class OnePass:
         part.extra_info[WHOLE_ROWS] = len(batch)
         part.extra_info[WHOLE_TOKENS] = int(stored["response_mask"].values().sum())
         return part
+
+
+def _mean(found: dict[str, Any], total: str, tokens: str) -> float | None:
+    """Take two sums out of the update's metrics: means over micro-batches and ranks by now, each over the same ones."""
+    return mean_gap([found.pop(f"actor/{name}", 0.0) for name in (total, tokens)])
 
 
 def _shared(signal: list[bool], batch: KVBatchMeta, ranks: int, micro_batch: int) -> list[str]:

@@ -7,7 +7,7 @@ training loop is verl's.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ from goldilocks.verl.driven import Driven, UpdatesPerEpoch, ValidatesByColumn, c
 from goldilocks.verl.estimators import counting_rollouts, estimator_for, several_rows_estimator
 from goldilocks.verl.lasting import work_begins
 from goldilocks.verl.store.behaviour import stale_rows, store_log_probs, use_behaviour_log_probs
-from goldilocks.verl.store.replayed_rows import ReplayedRows, without
+from goldilocks.verl.store.replayed_rows import ReplayedRows
 from goldilocks.verl.store.rows import (
     PARTITION,
     batch_of,
@@ -41,10 +41,10 @@ from goldilocks.verl.store.rows import (
     weigh_advantages,
 )
 from goldilocks.verl.switch import named
-from goldilocks.verl.update.driver_queue import advantages, held_part
+from goldilocks.verl.update.driver_queue import advantages, held_part, holds_batches
 from goldilocks.verl.update.gates import KLPenalty, build_gate
-from goldilocks.verl.update.guards import GuardedLoss, gap_of_rows, guard_metrics, has_fresh_row, weights_guard
-from goldilocks.verl.update.held_batch import LONGEST
+from goldilocks.verl.update.guards import GuardedLoss, gap_of_rows, guard_metrics, weights_guard
+from goldilocks.verl.update.held_batch import LONGEST, HeldBatch
 from goldilocks.verl.update.loggers import show_grouped
 from goldilocks.verl.update.one_pass import OnePass, log_prob_micro_batch, reference_micro_batch, update_micro_batch
 
@@ -58,6 +58,7 @@ class DriverSampler(ReplayBuffer):
 
     driver: Driver
     backend: AgentLoops
+    on_taken: Callable[[KVBatchMeta], None]
 
     def __init__(self, config: Any) -> None:
         sampler = config.trainer.v1.sampler
@@ -74,8 +75,9 @@ class DriverSampler(ReplayBuffer):
         if partition_id != PARTITION:
             return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         self.backend.global_steps = global_steps
-        groups = self.driver.take()
-        return batch_of(groups), {**self.backend.manager.metrics(), **self.driver.watch.read()}
+        batch = batch_of(self.driver.take())
+        self.on_taken(batch)
+        return batch, {**self.backend.manager.metrics(), **self.driver.watch.read()}
 
 
 class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
@@ -131,7 +133,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         gate = build_gate(self.settings, self._kl_penalty, lambda: self._policy, self._prepare)
         budget, epochs = self.settings.budget(), self.steps_per_epoch
         self._drive(Driver(self.collector, backend, backend.rows, gate, budget=budget, epochs=epochs))
-        self.replay_buffer.driver = self.driver
+        self.replay_buffer.driver, self.replay_buffer.on_taken = self.driver, self._place_rows
         mini_batches = self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
         self.one_pass = OnePass.of(self.config, mini_batches=mini_batches, gate=gate is not None)
 
@@ -189,12 +191,8 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
     # -- rejection inside the refill loop ------------------------------------------------------------------------------
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """Of every row where something needs them before the update, else of rows that an older policy wrote."""
+        """Of every row, where something needs them before the update."""
         if self.one_pass.own_log_probs:
-            older = self.one_pass.older_rows(batch, self._policy, self._ranks, log_prob_micro_batch(self.config))
-            if older is not None:
-                self._log_probs(older, {})
-                fill_log_probs(without(batch, set(older.keys)).keys, math.nan)
             return batch
         batch = self._log_probs(batch, metrics)
         return self._settled(batch, metrics) if self.driver.gate is not None else batch
@@ -290,7 +288,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         with (
             self.one_pass.without_correction(self.config),
             counting_rollouts(self.config.algorithm, batch.keys),
-            advantages(batch, unread, held=self._may_hold(batch)) as label,
+            advantages(batch, unread, held=self._held(batch)) as label,
             untrained_rollouts({label(uid): others for uid, others in untrained.items()}),
         ):
             batch = super()._compute_advantage(batch, metrics)
@@ -298,19 +296,45 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
             weigh_advantages(batch, self.config.actor_rollout_ref.actor.loss_agg_mode)
         return batch
 
+    def _held(self, batch: KVBatchMeta) -> HeldBatch | None:
+        """The batch, of rows at hand or fetched, where it may be held."""
+        if not self._may_hold(batch):
+            return None
+        return HeldBatch.of(self.replay_buffer.backend.rows.at_hand, batch.keys) or HeldBatch.fetch(batch.keys)
+
     def _may_hold(self, batch: KVBatchMeta) -> bool:
         """Whether the batch is short, and no other process reads what is computed on its rows between now and its end.
 
-        A critic does; so do weights by prompt, the log-probs of rows that an older policy wrote, and who reads the mask
-        without the tokens that verl's correction rejects.
+        Where log-probs have a pass of their own, those of rows that an older policy wrote are read.
+        """
+        unread = self.one_pass.own_log_probs or not any(stale_rows(batch, self._policy))
+        return self._holds and _tokens(batch) <= LONGEST and unread
+
+    @property
+    def _holds(self) -> bool:
+        """Whether no other process reads what is computed on rows that the current policy wrote.
+
+        A critic does; so do weights by prompt, and who reads the mask without the tokens that a correction rejects.
         """
         rejects = (self.config.algorithm.get("rollout_correction") or {}).get("rollout_rs")
         others = self.use_critic or self.processor or rejects or self.settings.policies.loss_agg == PROMPT_MEAN
         whole = (
             self.parameter_sync_step == 1 and not self.config.actor_rollout_ref.rollout.enable_rollout_routing_replay
         )
-        short = sum(tag["seq_len"] for tag in batch.tags) <= LONGEST
-        return bool(whole and short and not others and not any(stale_rows(batch, self._policy)))
+        return bool(whole and not others)
+
+    def _place_rows(self, batch: KVBatchMeta) -> None:
+        """Rows at hand stay where this process alone reads them. verl pads a batch with copies of a row of the queue.
+
+        The next step's rows come with their reports if this batch is short by half, no group is trained twice, and
+        nothing but the update is computed on rows.
+        """
+        backend, rows = self.replay_buffer.backend, self.replay_buffer.backend.rows
+        whole = backend.with_rows and len(batch) % self._get_required_batch_multiple(self._ranks) == 0
+        if not (whole and self._may_hold(batch) and rows.at_hand.has(batch.keys)):
+            rows.to_queue(batch.keys)
+        once = self.one_pass.own_log_probs and not self.use_reference_policy and not self.settings.replay().groups
+        backend.with_rows = once and self._holds and holds_batches() and 2 * _tokens(batch) <= LONGEST
 
     # -- groups of different sizes -------------------------------------------------------------------------------------
 
@@ -332,7 +356,8 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         """Rows that add nothing to the gradient are counted and not computed."""
         correction = self.config.algorithm.get("rollout_correction", None)
         gap = self._gap_before_update(batch, correction)
-        metrics.update(use_behaviour_log_probs(batch, self._policy, correction))
+        own = self.one_pass.own_log_probs
+        metrics.update(use_behaviour_log_probs(batch, self._policy, correction, own=own))
         part = self.one_pass.rows(batch, self._ranks, update_micro_batch(self.config))
         with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(part)), self._sent(part) as rows:
             super()._update_actor(rows, metrics)
@@ -346,9 +371,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
 
     def _gap_before_update(self, batch: KVBatchMeta, correction: Any) -> float | None:
         """Return the gap to the rollout engine's log-probs; None where the update itself measures it."""
-        if self.one_pass.own_log_probs and has_fresh_row(batch, self._policy):
-            return None
-        return gap_of_rows(batch, self._policy, correction)
+        return None if self.one_pass.own_log_probs else gap_of_rows(batch, self._policy, correction)
 
     @property
     def _ranks(self) -> int:
@@ -365,6 +388,10 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         size = rows // self._mini_batches(section.ppo_mini_batch_size)
         with changed(self.config.actor_rollout_ref.rollout, n=1), changed(section, ppo_mini_batch_size=size):
             yield
+
+
+def _tokens(batch: KVBatchMeta) -> int:
+    return sum(tag["seq_len"] for tag in batch.tags)
 
 
 @register_trainer("goldilocks")

@@ -48,10 +48,15 @@ def test_the_only_server_is_asked_for_once_for_all_prompts() -> None:
         assert balancer.calls["acquire_server"] == 1
         client.refresh_servers()
         await served_by(client, 20)
+        assert balancer.calls == {**balancer.calls, "get_all_servers": 2, "acquire_server": 1}
+        balancer.subject.remove_servers(["a"])
+        balancer.subject.add_servers({"b": "handle of b"})
+        client.refresh_servers()
+        assert await served_by(client, 20) == ["b"] * 20
 
     asyncio.run(main())
     assert balancer.calls["acquire_server"] == 2
-    assert balancer.subject.get_inflight_count("a") == 0
+    assert balancer.subject.get_inflight_count("b") == 0
 
 
 def test_of_two_servers_the_balancer_chooses_for_every_request() -> None:

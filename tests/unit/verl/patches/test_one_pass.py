@@ -199,16 +199,20 @@ def test_the_whole_batch_in_one_pass(model, request):
     assert_equal(update(model, data, partial(quick, config)), expected)
 
 
-def test_rows_with_log_probs_of_an_older_policy_keep_them(model, request):
+@pytest.mark.parametrize("older_part", ["every second row", "the beginning of each row"])
+def test_what_an_older_policy_wrote_keeps_its_log_probs(model, request, older_part):
     config, data = actor(), batch_of(signal=1.0)
     fresh = old_log_probs(model, data)
-    older = nested([row - 0.3 if place % 2 else row for place, row in enumerate(fresh.unbind())])
-    data["old_log_probs"] = older
+    stale = []
+    for place, row in enumerate(fresh.unbind()):
+        first = len(row) * (place % 2) if older_part == "every second row" else len(row) // 2
+        stale.append(torch.arange(len(row)) < first)
+    older = [torch.where(old, row - 0.3, row) for row, old in zip(fresh.unbind(), stale, strict=True)]
+    data["old_log_probs"] = nested(older)
     expected = update(model, data, partial(ppo_loss, config))
     quick = request.getfixturevalue("quick")
     data = batch_of(signal=1.0)
-    rows = [row if place % 2 else torch.full_like(row, torch.nan) for place, row in enumerate(older.unbind())]
-    data["old_log_probs"] = nested(rows)
+    data["old_log_probs"] = nested([torch.where(old, row, torch.nan) for row, old in zip(older, stale, strict=True)])
     tu.assign_non_tensor(data, **whole(data))
     assert_equal(update(model, data, partial(quick, config)), expected)
 
@@ -248,7 +252,7 @@ def test_the_distance_to_the_rollout_engine_is_measured_in_the_update(model, req
     assert max(metrics["rollout_probs_diff_max"]) < 1e-5
 
 
-def test_the_gap_to_the_rollout_engine_is_of_rows_that_this_policy_wrote(model, request):
+def test_the_gap_to_the_rollout_engine_is_told_apart_from_the_way_since_an_older_policy(model, request):
     """Every second row is an older policy's; the engine's log-probs are a quarter below the trainer's in the others."""
     config, data = actor(), batch_of(signal=1.0)
     fresh = old_log_probs(model, data)
@@ -263,6 +267,9 @@ def test_the_gap_to_the_rollout_engine_is_of_rows_that_this_policy_wrote(model, 
     tokens = sum(int(mask.sum()) for mask, old in zip(data["response_mask"].unbind(), older, strict=True) if not old)
     assert sum(metrics[log_probs.GAP_TOKENS]) == tokens > 0
     assert sum(metrics[log_probs.GAP_SUM]) / tokens == pytest.approx(0.25, abs=1e-4)
+    others = sum(int(mask.sum()) for mask, old in zip(data["response_mask"].unbind(), older, strict=True) if old)
+    assert sum(metrics[log_probs.MOVED_TOKENS]) == others > 0
+    assert sum(metrics[log_probs.MOVED_SUM]) / others == pytest.approx(3.0, abs=1e-4)
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=80), st.integers(100, 1000), st.integers(0, 500))

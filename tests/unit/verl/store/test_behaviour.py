@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from verl_world import Queue
+import transfer_queue
+from verl.trainer.ppo.v1 import trainer_base
+from verl_world import Queue, short_rows
 
 from goldilocks.verl.store.behaviour import use_behaviour_log_probs
+from goldilocks.verl.store.rows_at_hand import RowsAtHand
+from goldilocks.verl.update.driver_queue import DriverQueue
+from goldilocks.verl.update.held_batch import HeldBatch
 
-NOW, WRITTEN = -1.0, -1.5
+NOW, WRITTEN, NAN = -1.0, -1.5, float("nan")
 DECOUPLED: dict[str, Any] = {"rollout_is": None, "rollout_rs": None, "bypass_mode": False}  # verl's defaults
 
 
@@ -80,3 +85,62 @@ def test_of_a_row_by_several_policies_only_the_tokens_of_older_ones_get_the_stor
     metrics = use_behaviour_log_probs(queue.batch(), 3, None)
     assert trained_against(queue)[-1] == [WRITTEN, NOW, WRITTEN, WRITTEN, NOW, NOW]
     assert (metrics["train/stale_rows"], metrics["train/stale_tokens"]) == (3, 3 + 1 + 3)
+
+
+def test_where_the_update_computes_its_own_nothing_was_recomputed(queue: Queue) -> None:
+    """Tokens of the current policy are NaN, by which the update takes its own; stale ones have what was stored."""
+    queue.add("g3_0_0", 1, 3, old_log_probs=NOW, rollout_log_probs=WRITTEN)
+    queue.tags["g3_0_0"]["versions"] = [[1, 1], [3, 2]]
+    for key in ("g1_0_0", "g2_0_0", "g2_1_0"):  # the others were trained before, and have those of that update
+        del queue.rows[key]["old_log_probs"]
+    metrics = use_behaviour_log_probs(queue.batch(), 3, DECOUPLED, own=True)
+    expected = [[WRITTEN] * 3, [NAN] * 2, [-3.0], [NAN] * 2, [NAN], [WRITTEN, NAN, NAN]]
+    assert repr(trained_against(queue)) == repr(expected)
+    assert metrics == {"train/stale_rows": 3, "train/stale_tokens": 5}
+
+
+def test_padding_that_has_the_tag_of_a_row_that_paused_has_no_age(queue: Queue) -> None:
+    """verl's padding is a copy of the first row, with a mask of zeros."""
+    for key in ("g1_0_0", "pad_0_0"):
+        queue.tags[key]["versions"] = [[1, 1], [2, 2]]
+    queue.rows["pad_0_0"]["response_mask"][:] = 0
+    metrics = use_behaviour_log_probs(queue.batch(), 3, DECOUPLED, own=True)
+    assert metrics["train/stale_rows"] == 2
+    assert repr(trained_against(queue)[-1]) == repr([NAN])
+
+
+def test_only_rows_of_an_older_policy_need_log_probs_of_the_engine(queue: Queue) -> None:
+    """Another agent loop may have returned none with its rows."""
+    for key in ("g2_0_0", "g2_1_0"):
+        del queue.rows[key]["rollout_log_probs"]
+    batch = queue.batch()
+    batch = batch.select_keys(["g2_0_0", "g1_0_0", "g1_1_0", "g2_1_0"])  # the world has the fields of the first
+    metrics = use_behaviour_log_probs(batch, 3, DECOUPLED, own=True)
+    assert repr(trained_against(queue)[:4]) == repr([[WRITTEN] * 3, [NAN] * 2, [-3.0], [NAN] * 2])
+    assert metrics["train/stale_tokens"] == 4
+
+
+def test_with_nothing_stale_the_update_needs_no_log_probs_at_all(queue: Queue) -> None:
+    del queue.rows["g2_0_0"]["old_log_probs"]
+    assert use_behaviour_log_probs(queue.batch(), 1, None, own=True) == {"train/stale_rows": 0}
+    assert "old_log_probs" not in queue.rows["g2_0_0"]
+
+
+def test_a_batch_that_is_held_is_read_and_written_where_it_is(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same log-probs and metrics as in the queue, which is asked nothing."""
+    for row in queue.rows.values():
+        del row["old_log_probs"]
+    batch, ours = queue.batch(), DriverQueue()
+    names = ("response_mask", "rollout_log_probs")
+    at_hand = RowsAtHand()
+    at_hand.add(short_rows(batch.keys, [{name: row[name] for name in names} for row in queue.rows.values()]))
+    monkeypatch.setattr(trainer_base, "tq", transfer_queue)
+    expected = use_behaviour_log_probs(batch, 3, DECOUPLED, own=True), trained_against(queue)
+    queue.kv_clear(batch.keys, "train")
+    monkeypatch.setattr(trainer_base, "tq", ours)
+    with ours.advantages(batch, (), HeldBatch.of(at_hand, batch.keys)):
+        pass
+    metrics = use_behaviour_log_probs(batch, 3, DECOUPLED, own=True)
+    found = ours.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["old_log_probs"])
+    assert repr((metrics, [row.tolist() for row in found["old_log_probs"].unbind()])) == repr(expected)
+    assert queue.rows == {}

@@ -13,12 +13,14 @@ from tensordict import NonTensorData, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import BatchData
 from verl.utils import transferqueue_utils
-from verl_world import Queue, nested
+from verl_world import Queue, nested, short_rows
 
+from goldilocks.verl.store.rows_at_hand import RowsAtHand
 from goldilocks.verl.update.held_batch import HeldBatch
 
 KEYS = [f"g{i}_0_0" for i in range(6)]
 ADVANTAGES = nested([torch.full((1 + i,), i / 2) for i in range(6)])
+NOT_SENT = ("weight", "log_probs")
 INFO = {"temperature": 0.5, "dataloader_kwargs": {"shuffle": False}, "seeds": NonTensorData([1, 2])}
 
 
@@ -32,11 +34,21 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     return queue
 
 
-def held(queue: Queue) -> HeldBatch:
-    found = HeldBatch.fetch(list(queue.rows))
+def held(queue: Queue, at_hand: bool = False) -> HeldBatch:
+    """Hold all rows: fetched, or as two workers would have reported them."""
+    found = HeldBatch.of(reported(queue), KEYS) if at_hand else HeldBatch.fetch(list(queue.rows))
     assert found is not None
     found.put(TensorDict({"advantages": ADVANTAGES}, batch_size=len(KEYS)))
     return found
+
+
+def reported(queue: Queue) -> RowsAtHand:
+    """The rows that have no tensors but of tokens, as they came with the reports of two workers."""
+    rows = RowsAtHand()
+    for keys in (KEYS[1::2], KEYS[::2]):
+        own = [{name: queue.rows[key][name] for name in queue.rows[key] if name not in NOT_SENT} for key in keys]
+        rows.add(short_rows(keys, own))
+    return rows
 
 
 def sent(rows: HeldBatch, keys: list[str], ranks: int) -> list[TensorDict]:
@@ -53,10 +65,14 @@ def plain(rows: TensorDict) -> dict[str, Any]:
     return of_rows | {name: rows[name] for name in rows.keys() - tensors.keys()}
 
 
+@pytest.mark.parametrize("at_hand", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("keys", [KEYS, [KEYS[4], KEYS[1]]])
-def test_a_rank_is_sent_what_it_would_have_fetched(ranks: int, keys: list[str], queue: Queue) -> None:
-    messages = sent(held(queue), keys, ranks)
+def test_a_rank_is_sent_what_it_would_have_fetched(ranks: int, keys: list[str], at_hand: bool, queue: Queue) -> None:
+    if at_hand:
+        for row in queue.rows.values():
+            del row["weight"]
+    messages = sent(held(queue, at_hand), keys, ranks)
     queue.kv_batch_put(KEYS, "train", {"advantages": ADVANTAGES})
     size = len(keys) // ranks
     for rank, message in enumerate(messages):
@@ -73,7 +89,8 @@ def test_a_rank_is_sent_what_it_would_have_fetched(ranks: int, keys: list[str], 
 def fetched_by_a_worker(queue: Queue, keys: list[str]) -> TensorDict:
     """verl's own way from the description of rows to rows."""
     fields = ["response_mask", "rm_scores", "rollout_log_probs", "advantages", "weight"]
-    meta = transfer_queue.get_client().kv_retrieve_meta(keys, "train").select_fields(fields)
+    meta = transfer_queue.get_client().kv_retrieve_meta(keys, "train")
+    meta = meta.select_fields([name for name in fields if name in meta.field_schema])
     meta.extra_info = dict(INFO)
     client = queue.client
 
@@ -116,3 +133,17 @@ def test_nothing_is_held_of_another_storage_of_wide_rows_or_without_a_row(monkey
     assert HeldBatch.fetch(["g0_0_0"]) is not None
     queue.rows["g0_0_0"]["position_ids"] = torch.zeros(3, 2)
     assert HeldBatch.fetch(["g0_0_0"]) is None
+
+
+def test_rows_at_hand_have_the_texts_of_the_queue_and_are_held_only_together(queue: Queue) -> None:
+    rows = reported(queue)
+    found = held(queue, at_hand=True).get(["num_turns", "uid", "response_mask", "values"])
+    expected = HeldBatch.fetch(KEYS).get(["num_turns", "uid", "response_mask"])  # type: ignore[union-attr]
+    assert found.keys() == expected.keys()
+    assert {name: found.get(name).tolist() for name in ("num_turns", "uid")} == {
+        name: expected.get(name).tolist() for name in ("num_turns", "uid")
+    }
+    assert HeldBatch.of(rows, [*KEYS, "g9_0_0"]) is None
+    rows.add(short_rows(["g9_0_0"], [{"response_mask": torch.ones(2)}]))
+    assert HeldBatch.of(rows, ["g9_0_0"]) is not None
+    assert HeldBatch.of(rows, [*KEYS, "g9_0_0"]) is None, "their fields differ"

@@ -16,6 +16,7 @@ from verl_world import Queue, nested
 
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.verl.fields import WHOLE_ROWS, WHOLE_TOKENS
+from goldilocks.verl.store.behaviour import use_behaviour_log_probs
 from goldilocks.verl.update.one_pass import OnePass, balanced, chosen
 from goldilocks.verl.update.trainer import CollectorTrainer
 
@@ -113,27 +114,29 @@ class Trainer(CollectorTrainer):
 def test_old_rows_are_told_from_new_ones_in_as_many_lookups_as_there_are_rows(monkeypatch, rows):
     queue = Queue(monkeypatch)
     for number in range(rows):
-        queue.add(Counted(f"g{number}_0_0"), version=1 + number % 2, length=2)
-    batch, trainer = queue.batch(), Trainer(ranks=1)
+        queue.add(Counted(f"g{number}_0_0"), version=1 + number % 2, length=2 + number % 5, rollout_log_probs=-1.0)
+    batch = queue.batch()
     Counted.looked_up = 0
-    trainer._compute_old_log_prob(batch, {})
+    use_behaviour_log_probs(batch, 2, None, own=True)
     assert Counted.looked_up <= 16 * rows
-    assert [int(key[1:-4]) % 2 for key in trainer.computed] == [0] * (rows // 2)
-    own = {key for key, row in queue.rows.items() if row.get("old_log_probs", torch.zeros(1)).isnan().all()}
-    assert own == set(batch.keys) - set(trainer.computed)
+    own = {key for key, row in queue.rows.items() if row["old_log_probs"].isnan().all()}
+    assert {int(key[1:-4]) % 2 for key in own} == {1}
+    assert len(own) == rows // 2
 
 
-def test_with_micro_batches_of_fixed_size_every_rank_gets_whole_ones(monkeypatch):
-    """verl refuses any other number of rows. The update has two mini-batches of three rows for each rank."""
-    queue, trainer = Queue(monkeypatch), Trainer(ranks=2, micro_batches=(3, 4, 6))
-    rows = trainer._get_required_batch_multiple(dp_size=2)
-    assert rows == 2 * 12
-    for number in range(rows):
-        queue.add(f"g{number}_0_0", version=1 if number < 5 else 2, length=2)
-        queue.tags[f"g{number}_0_0"]["seq_len"] = 2 + number
+def test_no_pass_is_made_for_rows_of_an_older_policy(monkeypatch):
+    """Its log-probs were stored with them, and the update's own pass gives those of all other tokens."""
+    queue, trainer = Queue(monkeypatch), Trainer(ranks=1)
+    queue.add("g1_0_0", version=1, length=2)
+    queue.add("g2_0_0", version=2, length=2)
     trainer._compute_old_log_prob(queue.batch(), {})
-    assert len(trainer.computed) == 2 * 4
-    assert {f"g{number}_0_0" for number in range(5)} < set(trainer.computed)
+    assert not hasattr(trainer, "computed")
+
+
+def test_with_micro_batches_of_fixed_size_every_rank_gets_whole_ones():
+    """verl refuses any other number of rows. The update has two mini-batches of three rows for each rank."""
+    trainer = Trainer(ranks=2, micro_batches=(3, 4, 6))
+    assert trainer._get_required_batch_multiple(dp_size=2) == 2 * 12
     assert Trainer(ranks=2)._get_required_batch_multiple(dp_size=2) == 2 * 2
 
 

@@ -16,7 +16,7 @@ from verl_world import Queue
 from goldilocks.algorithms.weights_gap import FP32, HALF, StaleWeights
 from goldilocks.verl.store.behaviour import VERSIONS
 from goldilocks.verl.store.rows import tensor_fields
-from goldilocks.verl.update.guards import ROWS, gap_of_rows, gap_of_waiting_rows, has_fresh_row, weights_guard
+from goldilocks.verl.update.guards import ROWS, gap_of_rows, gap_of_waiting_rows, has_fresh_token, weights_guard
 
 POLICY = 4
 
@@ -46,7 +46,8 @@ def test_where_no_row_is_fresh_the_tokens_count_that_the_newest_policy_wrote_of_
     queue.tags["g1_0_0"][VERSIONS] = [[POLICY - 2, 1], [POLICY, 1]]
     queue.rows["g1_0_0"]["response_mask"] = torch.tensor([1, 0, 1])  # a tool wrote the second token
     queue.rows["g1_0_0"]["rollout_log_probs"] = torch.tensor([-5.0, 0.0, -1.3])
-    assert not has_fresh_row(queue.batch(), POLICY)
+    assert has_fresh_token(queue.batch(), POLICY)
+    assert not has_fresh_token(queue.batch(), POLICY + 1)
     assert gap_of_rows(queue.batch(), POLICY, None) == pytest.approx(0.3)
 
 
