@@ -117,6 +117,7 @@ that pass goes with it:
 | `training/rollout_probs_diff_std` | absent |
 | `training/rollout_actor_probs_pearson_corr` | absent |
 | `training/rollout_probs_diff_valid`, `_mean`, `_max` | of the rows that the update computed, mean over micro-batches |
+| `train/stale_log_prob_diff_mean` (ours) | of the rows that the update computed |
 | other `actor/*` of the loss (`pg_loss`, `pg_clipfrac`, `ppo_kl`, …) | of the rows that the update computed |
 
 `GOLDILOCKS_PATCHES` without `one-pass`, a gate, several mini-batches or epochs, `algorithm.use_kl_in_reward` and a
