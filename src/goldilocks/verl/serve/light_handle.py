@@ -29,7 +29,7 @@ def replica() -> Any:
     class Replica(vLLMReplica):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            if self.server_class.__ray_actor_class__ is vLLMHttpServer:  # else a verl chose another
+            if getattr(self.server_class, "__ray_actor_class__", None) is vLLMHttpServer:  # else a verl chose another
                 self.server_class = ray.remote(imported_by_its_actor(vLLMHttpServer))
 
     return functools.update_wrapper(Replica, vLLMReplica, updated=())
