@@ -181,7 +181,7 @@ class StreamingClient(LLMServerClient):
         sampling_params = self._unread(sampling_params)
         session = current_session.get()
         if session is None:
-            return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
+            return await self._ask_alone(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
         config = self.config.actor_rollout_ref.rollout
         turn = of_turn(sampling_params, config, session.asked)
         answer = session.next_answer(prompt_ids, [kwargs.get(name) for name in MEDIA_ARGUMENTS])
@@ -204,12 +204,22 @@ class StreamingClient(LLMServerClient):
         request["sampling_params"] |= self._extra
         self._sent(session)
         try:
-            output = await super().generate(request_id, **request)
+            output = await self._ask_alone(request_id, **request)
             answer.parts.append(output)
             self._charge(session, output.token_ids, output.stop_reason)
             answer.done = output.stop_reason not in ENDED or self.is_cancelled(session)
         finally:
             self._back(session)
+
+    async def _ask_alone(self, request_id: str, **request: Any) -> Any:
+        """As verl's ``generate``. After a failure the balancer is asked again: a new server may have the old name."""
+        try:
+            return await super().generate(request_id, **request)
+        except (Cancelled, NotNow):  # raised here, before anything is sent
+            raise
+        except Exception:
+            self._forget_only()
+            raise
 
     @functools.cached_property
     def _on_vllm(self) -> bool:
@@ -300,7 +310,7 @@ class StreamingClient(LLMServerClient):
                 ended = [Reply(waiting.pop(one), outcome, answers.global_steps) for one, outcome in answers.outcomes]
                 self._reply(ended, deliver)
         except Exception as error:  # the server is gone
-            self._last_only = None
+            self._forget_only()
             self._reply([Reply(turn, error) for turn in waiting.values()], deliver)
 
     def _answers(self, name: str, server: Any, turns: list[TurnRequest]) -> AsyncIterator[Answers]:
@@ -335,6 +345,9 @@ class StreamingClient(LLMServerClient):
         """Ask again for the only server: others may have come, or it may be gone. Prompts are rendered meanwhile."""
         known = self._last_only is not None
         self._only = asyncio.create_task(self._only_server(uuid4().hex, {})) if known else None
+
+    def _forget_only(self) -> None:
+        self._only = self._last_only = None
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> Server:
         _request.set(request_id)

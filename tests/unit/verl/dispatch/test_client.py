@@ -12,6 +12,7 @@ from ray import cloudpickle
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl_world import ABORTED, VERSION, Actor, Server, VllmServer, balancer_of, client_of, written
 
+from goldilocks.engine.request import Generation
 from goldilocks.hashing import hashed
 from goldilocks.verl.dispatch.client import Cancelled, StreamingClient, current_session, taken_by
 from goldilocks.verl.dispatch.failures import reason
@@ -107,6 +108,37 @@ def start(client: StreamingClient, uid: str, index: int, **params: Any) -> async
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+class Gone(Server):
+    """A server whose process has ended."""
+
+    async def _answered(self, *_: Any) -> Generation:
+        raise RuntimeError("the server is gone")
+
+
+@pytest.mark.parametrize("with_session", [True, False])
+def test_a_new_server_under_the_name_of_one_that_is_gone_is_asked(with_session: bool) -> None:
+    """By the next request of the same prompts too: those of a rollout with tools come one after another."""
+    balancer = balancer_of(a=Actor(Gone()))
+    client = client_of(balancer)
+
+    def asked(index: int) -> Any:
+        if with_session:
+            return start(client, "x", index, seed=1)
+        return client.generate(f"x{index}", prompt_ids=[1], sampling_params={"seed": 1})
+
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="gone"):
+            await asked(0)
+        balancer.subject.remove_servers(["a"])
+        balancer.subject.add_servers({"a": Actor(Server(lambda name, prompt, seed: written(name, [3, 4])))})
+        for index in range(1, 4):
+            assert (await asked(index)).token_ids == [3, 4]
+
+    asyncio.run(main())
+    assert balancer.calls["acquire_server"] == 2
+    assert balancer.subject.get_total_inflight() == 0
 
 
 def test_a_cancelled_group_is_aborted_at_its_server_and_the_effect_is_counted() -> None:
