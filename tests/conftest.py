@@ -6,7 +6,9 @@ others each time, and 500 of them. The order of the tests is shuffled by pytest-
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,6 +27,13 @@ def _each_test_leaves_the_process_as_it_was() -> Iterator[None]:
     restore = restorer()
     yield
     restore()
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder for sockets, whose path is short wherever the tests have their files: a socket's has 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="gl", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.hookimpl(trylast=True)

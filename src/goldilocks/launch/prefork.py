@@ -277,10 +277,23 @@ def listen(folder: str | None = None) -> socket.socket | None:
     if "ray" in sys.modules:  # it is too late: Ray took its settings from this process's environment
         return None
     address = os.path.join(folder or _temporary_folder(), "prefork")
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen(64)
+    listener = listening_at(address)
+    if listener is None:
+        return None
     os.environ |= {**NO_SPARE_WORKERS, **os.environ, SOCKET: address, HOOK: f"{__name__}.runtime_env_hook"}
+    return listener
+
+
+def listening_at(address: str) -> socket.socket | None:
+    """Return a socket that listens there; None, with a line, where none can: the path may be taken, or too long."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        print(f"no process of this run is forked: {address}: {error}", file=sys.stderr, flush=True)
+        return None
+    listener.listen(64)
     return listener
 
 

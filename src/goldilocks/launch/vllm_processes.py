@@ -27,7 +27,16 @@ from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.errors import require
 from goldilocks.launch import prefork
-from goldilocks.launch.prefork import NVML, SERVER, Server, end_with_parent, has_pidfd, py_executable, spoiled
+from goldilocks.launch.prefork import (
+    NVML,
+    SERVER,
+    Server,
+    end_with_parent,
+    has_pidfd,
+    listening_at,
+    py_executable,
+    spoiled,
+)
 from goldilocks.platforms import SPAWN_WITH
 
 FORK = "GOLDILOCKS_FORK_VLLM"  # the variable by which a user chooses: 1 or 0
@@ -61,9 +70,10 @@ def start(folder: Path, variables: Mapping[str, str] | None = None, modules: Seq
     given = {name: str(value) for name, value in (variables or {}).items()}
     client = folder / "vllm-python"
     address = str(client.with_suffix(".socket"))
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen(64)
+    listener = listening_at(address)
+    if listener is None:
+        return
+    with listener:
         client.write_text(f'#!/bin/sh\nexec {py_executable()} {SERVER}{shlex.quote(address)} "$@"\n')
         client.chmod(0o700)
         subprocess.Popen(
@@ -115,7 +125,7 @@ def main(listener: int, driver: int, client: Path, *modules: str) -> None:
         if reason:
             print(f"vLLM's processes import {module} for themselves: {reason}", file=sys.stderr, flush=True)
             os.execv(sys.executable, _command(listener, driver, client, modules[:place]))  # these are known to be good
-    if spoiled():
+    if os.environ.get("VERL_PLATFORM") != "cpu" and spoiled():
         print("vLLM's processes import for themselves: a forked one could not use the GPU", file=sys.stderr, flush=True)
         return
     prefork.preload(())  # what there is now is shared

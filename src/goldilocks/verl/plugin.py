@@ -144,7 +144,7 @@ def warn_once() -> None:
 
 def spawn_by_fork() -> None:
     """Have what this process spawns forked from the server of the run, where there is one."""
-    if os.path.exists(client := os.environ.get(SPAWN_WITH, "")):
+    if os.access(client := os.environ.get(SPAWN_WITH, ""), os.X_OK):  # not where its folder is mounted noexec
         multiprocessing.set_executable(client)
 
 

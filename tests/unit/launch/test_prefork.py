@@ -171,13 +171,13 @@ os.fork = forked
     [("", "TERM", -signal.SIGTERM), ("", "INT", -signal.SIGINT), ("INT", "INT", 0), ("INT", "TERM", -signal.SIGTERM)],
 )
 def test_a_signal_that_comes_before_a_refusal_is_not_lost_and_an_ignored_one_stays_ignored(
-    tmp_path: Path, trapped: str, sent: str, status: int
+    short_path: Path, trapped: str, sent: str, status: int
 ) -> None:
     program = "import signal, sys; sys.exit(signal.getsignal(signal.SIGINT) != signal.SIG_IGN)"
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "refuses"))
+        listener.bind(str(short_path / "refuses"))
         listener.listen()
-        words = [prefork.SERVER + str(tmp_path / "refuses"), prefork.CODE, program, prefork.SPAWNED]
+        words = [prefork.SERVER + str(short_path / "refuses"), prefork.CODE, program, prefork.SPAWNED]
         trap = f"trap '' {trapped}; " if trapped else ""
         client = subprocess.Popen(["sh", "-c", f"{trap}exec {prefork.py_executable()} {shlex.join(words)}"])
         connection, _ = listener.accept()

@@ -57,8 +57,9 @@ def nested(pipe):
     process.join()
 
 
-def serve(*modules):
-    os.environ |= {**vllm_processes.AS_VERL, **vllm_processes.NVML, "VERL_PLATFORM": "nvidia"}  # as verl and vLLM do
+def serve(*modules, platform="cpu"):
+    by_vllm = vllm_processes.AS_VLLM.get(platform, {})
+    os.environ |= {**vllm_processes.AS_VERL, **vllm_processes.NVML, **by_vllm, "VERL_PLATFORM": platform}
     vllm_processes.start(Path(sys.argv[1]), {"HF_HOME": "the workers'"}, modules)
     os.environ["HF_HOME"] = "the workers'"
     multiprocessing.set_executable(os.environ[SPAWN_WITH])
@@ -69,7 +70,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def spawner(tmp_path: Path) -> Callable[..., list[str]]:
+def spawner(tmp_path: Path, short_path: Path) -> Callable[..., list[str]]:
     """Runs a program that spawns; returns the lines that it and its processes print."""
     (tmp_path / "preloaded.py").touch()
 
@@ -78,7 +79,7 @@ def spawner(tmp_path: Path) -> Callable[..., list[str]]:
         script.write_text(SPAWNER + "".join(f"    {line}\n" for line in body.splitlines()))
         path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         here = {name: value for name, value in os.environ.items() if name not in PRINTING}
-        words = [sys.executable, str(script), str(tmp_path)]
+        words = [sys.executable, str(script), str(short_path)]
         done = subprocess.run(
             words, env={**here, **env, "PYTHONPATH": path}, capture_output=True, text=True, timeout=PATIENCE_S
         )
@@ -162,8 +163,20 @@ print(run(tell)[1][0])"""
     assert spawner(body) == ["False", "False", said]
 
 
+def test_processes_are_spawned_where_the_address_of_a_server_is_taken(spawner: Callable[..., list[str]]) -> None:
+    body = """\
+Path(sys.argv[1], "vllm-python.socket").touch()
+vllm_processes.start(Path(sys.argv[1]), {}, ["preloaded"])
+print(SPAWN_WITH in os.environ, run(tell)[1][0])"""
+    said, reason = spawner(body)
+    assert said == "False False"
+    assert "vllm-python.socket" in reason
+
+
 TORCH = """
-import sys
+import ctypes, sys, types
+library = ctypes.CDLL
+ctypes.CDLL = lambda name: types.SimpleNamespace(cuInit=lambda _: 0) if name == "libcuda.so.1" else library(name)
 class cuda:
     @staticmethod
     def is_initialized():
@@ -177,21 +190,21 @@ def set_num_threads(number):
 
 
 def test_a_module_that_touches_cuda_or_fails_is_left_to_the_processes(
-    spawner: Callable[..., list[str]], tmp_path: Path
+    spawner: Callable[..., list[str]], tmp_path: Path, short_path: Path
 ) -> None:
     (tmp_path / "torch.py").write_text(TORCH)
     (tmp_path / "touches_cuda.py").touch()
     (tmp_path / "fails.py").write_text("raise RuntimeError('no')")
     body = """\
-serve("torch", "preloaded", "touches_cuda")
+serve("torch", "preloaded", "touches_cuda", platform="nvidia")
 os.environ["OMP_NUM_THREADS"] = "3"
 print(run(tell)[1][0])"""
     said = "vLLM's processes import touches_cuda for themselves: importing it touches CUDA"
     assert spawner(body) == ["3", "True", said]
-    (tmp_path / "vllm-python.socket").unlink()
+    (short_path / "vllm-python.socket").unlink()
     said = "vLLM's processes import fails for themselves: RuntimeError: no"
     assert spawner(body.replace("touches_cuda", "fails")) == ["3", "True", said]
-    (tmp_path / "vllm-python.socket").unlink()
+    (short_path / "vllm-python.socket").unlink()
     (tmp_path / "touches_cuda_by_other_means.py").touch()
     said = "vLLM's processes import for themselves: a forked one could not use the GPU"
     assert spawner(body.replace("touches_cuda", "touches_cuda_by_other_means")) == ["False", said]
@@ -231,7 +244,8 @@ def test_a_run_has_a_server_if_its_engine_is_vllm_on_one_machine_and_nobody_refu
 
 def test_a_run_has_no_server_where_the_kernel_refuses_pidfds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
-    monkeypatch.delenv(vllm_processes.OTHER_LIBRARIES, raising=False)
+    for name in (vllm_processes.OTHER_LIBRARIES, vllm_processes.BOUND):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(vllm_processes.FORK, "1")
     trainer = {"nnodes": 1, "device": "cpu"}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}, "trainer": trainer})

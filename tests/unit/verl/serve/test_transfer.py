@@ -66,15 +66,15 @@ def test_a_buffer_that_is_used_again_does_not_change_what_was_sent() -> None:
     assert [tensor.tolist() for _, tensor in asyncio.run(collect())] == [[1.0] * 3, [2.0] * 3]
 
 
-def test_a_receiver_whose_sender_never_comes_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receiver_whose_sender_never_comes_gives_up(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer, "PEER_TIMEOUT_S", 0.05)
     monkeypatch.setattr("verl.plugin.platform.platform_manager._current_platform", PlatformCPU())
     with pytest.raises(zmq.Again):
-        transfer.receive_by_ipc(f"ipc://{tmp_path}/nobody.sock", torch.device("cpu"), lambda named: None)
+        transfer.receive_by_ipc(f"ipc://{short_path}/nobody.sock", torch.device("cpu"), lambda named: None)
 
 
 def test_a_sender_raises_what_the_receiver_raised_instead_of_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def get(_reference: Any) -> None:
         raise RuntimeError("shape of q_proj differs")
@@ -86,7 +86,7 @@ def test_a_sender_raises_what_the_receiver_raised_instead_of_waiting(
     monkeypatch.setattr(ray, "wait", lambda references, timeout: (references, []))
     monkeypatch.setattr(ray, "get", get)
     with pytest.raises(RuntimeError, match="q_proj"):
-        asyncio.run(transfer.send_by_ipc(f"ipc://{tmp_path}/nobody.sock", 1, iter([]), object()))
+        asyncio.run(transfer.send_by_ipc(f"ipc://{short_path}/nobody.sock", 1, iter([]), object()))
 
 
 def test_no_two_transfers_on_a_machine_share_a_socket() -> None:
