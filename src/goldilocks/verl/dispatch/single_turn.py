@@ -94,29 +94,29 @@ class SingleTurn:
         """None where verl makes the rollouts of this worker."""
         return cls(worker) if _is_known(worker) and manager_of(worker) is not None else None
 
-    def prompts_ids(self, conversations: Sequence[Sequence[dict[str, Any]]]) -> list[list[int] | Exception]:
+    def prompts_ids(self, prompts: Sequence[Fields]) -> list[list[int] | Exception]:
         """As verl's ``ct_build_initial_tokens`` of each; the error of one that cannot be rendered."""
         try:
-            found = self._rendered_together(conversations)
+            found = self._rendered_together(prompts)
         except Exception:  # of one, which is found by itself
-            found = [self._rendered(messages) for messages in conversations]
+            found = list(map(self._rendered, prompts))
         return [ids if isinstance(ids, Exception) else self._loop._cap_text_prompt_length(ids) for ids in found]
 
-    def _rendered(self, messages: Sequence[dict[str, Any]]) -> list[int] | Exception:
+    def _rendered(self, prompt: Fields) -> list[int] | Exception:
         try:
-            ids: list[int] = self._builder.build_initial_tokens(list(messages))
+            ids: list[int] = self._builder.build_initial_tokens(list(prompt["raw_prompt"]))
         except Exception as error:
             return error
         return ids
 
-    def _rendered_together(self, conversations: Sequence[Sequence[dict[str, Any]]]) -> list[Any]:
+    def _rendered_together(self, prompts: Sequence[Fields]) -> list[Any]:
         """As verl's builder renders each, where it does nothing else: the tokenizer is called once."""
         if not self._renders_alone:
-            return [self._rendered(messages) for messages in conversations]
-        whole = list(map(list, conversations))
+            return list(map(self._rendered, prompts))
+        whole = [list(prompt["raw_prompt"]) for prompt in prompts]
         given = {"add_generation_prompt": True, "tools": None, "return_dict": False}
         all_ids = self._builder.tokenizer.apply_chat_template(whole, **given, **self._builder.chat_template_kwargs)
-        return [normalize_token_ids(ids) for ids, _ in zip(all_ids, conversations, strict=True)]
+        return [normalize_token_ids(ids) for ids, _ in zip(all_ids, prompts, strict=True)]
 
     def output(self, reply: Reply, seconds: float) -> Output:
         """As the second half of verl's ``SingleTurnAgentLoop.run``."""
@@ -157,6 +157,8 @@ def _renders_alone(builder: Any) -> bool:
 
 def rows(outputs: Sequence[Output], prompts: Sequence[Fields]) -> list[Fields]:
     """The fields of each row, as verl's ``_agent_loop_postprocess`` stores them."""
+    if len({one.response_logprobs is None for one in outputs}) > 1:  # a column has a value for every row
+        return [row for one, prompt in zip(outputs, prompts, strict=True) for row in rows([one], [prompt])]
     columns = {name: column.split() for name, column in _columns(outputs).items()}
     return [
         {**_others(one, prompt), **{name: column[place] for name, column in columns.items()}}
@@ -259,7 +261,7 @@ class BatchedSingleTurn:
         """Return when every session is reported."""
         try:
             with self._worker.watch.timed("render"):
-                rendered = self._loop.prompts_ids([prompt["raw_prompt"] for prompt in prompts])
+                rendered = self._loop.prompts_ids(prompts)
                 pairs = zip(prompts, rendered, strict=True)
                 turns = [turn for prompt, ids in pairs for turn in await self._turns(prompt, ids, sampling_params)]
             await self._client.ask(turns, self._answered)

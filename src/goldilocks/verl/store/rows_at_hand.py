@@ -91,11 +91,11 @@ class RowsAtHand:
         return found
 
     def taken(self, keys: Iterable[str]) -> Iterator[tuple[list[str], list[dict[str, Any]]]]:
-        """Forget those of the rows that are here; yield the keys and fields of those that came together."""
-        together: dict[int, list[str]] = {}
+        """Forget those of the rows that are here; yield the keys and fields of those that have the same fields."""
+        together: dict[frozenset[str], list[str]] = {}
         for key in keys:
             if key in self._places:
-                together.setdefault(id(self._places[key][0]), []).append(key)
+                together.setdefault(self._places[key][0].fields, []).append(key)
         for part in together.values():
             tokens = {name: rows.split() for name, rows in self.tokens(part).items()}
             columns = {**tokens, **self.others(part, self._places[part[0]][0].others)}

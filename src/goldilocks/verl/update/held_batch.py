@@ -8,6 +8,7 @@ their advantages stay here, and the workers are sent their rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import starmap
@@ -68,6 +69,10 @@ class HeldBatch:
         columns = _fetched(meta, names)
         others = partial(_fetched, meta)
         return cls(keys, columns, others, in_queue=True) if all(map(_is_of_rows, columns.values())) else None
+
+    def __contains__(self, name: str) -> bool:
+        """Whether all rows have tokens of this field."""
+        return name in self._columns
 
     def get(self, names: Iterable[str]) -> TensorDict:
         """Those of the fields that the rows have, as ``transfer_queue.kv_batch_get`` returns them."""
@@ -173,7 +178,7 @@ class Values(torch.Tensor):
 
     @classmethod
     def of(cls, values: list[Any]) -> Values:
-        made = torch.empty(len(values)).as_subclass(cls)
+        made = torch.full((len(values),), math.nan).as_subclass(cls)  # plain to see where it is read as numbers
         made._of_rows = values
         return made
 

@@ -300,7 +300,12 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         """The batch, of rows at hand or fetched, where it may be held."""
         if not self._may_hold(batch):
             return None
-        return HeldBatch.of(self.replay_buffer.backend.rows.at_hand, batch.keys) or HeldBatch.fetch(batch.keys)
+        rows = self.replay_buffer.backend.rows
+        held = HeldBatch.of(rows.at_hand, batch.keys) or HeldBatch.fetch(batch.keys)
+        if held is None or "rollout_log_probs" in held or not any(stale_rows(batch, self._policy)):
+            return held
+        rows.to_queue(batch.keys)  # log-probs that only some rows have are read and written there
+        return None
 
     def _may_hold(self, batch: KVBatchMeta) -> bool:
         """Whether the batch is short, and no other process reads what is computed on its rows between now and its end.

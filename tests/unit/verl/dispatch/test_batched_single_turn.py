@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,28 @@ def test_rows_with_different_fields_or_tensors_of_the_data_are_put(
 
     stored = {key for event in asyncio.run(main()) if isinstance(event, Rollout) for key, _ in event.payload}
     assert stored == queue.rows.keys() != set()
+
+
+def test_a_prompt_without_messages_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker_queue(monkeypatch)
+    bad = prompt(0, n=2)
+    del bad["raw_prompt"]
+    found = run([bad, prompt(1, n=2)], Server(lambda request, *_: written(request, [5, 1])), whole=True)
+    assert [(type(event), event.uid) for event in found] == [(Failure, "g0")] * 2 + [(Rollout, "g1")] * 2
+
+
+def test_rows_have_their_own_log_probs_where_some_answers_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def some(request_id: str, prompt_ids: list[int], seed: int) -> Generation:
+        made = drawn(request_id, prompt_ids, seed)
+        return replace(made, log_probs=[]) if seed % 2 else made
+
+    prompts = [prompt(index, n=4) for index in range(6)]
+    by_verl = worker_queue(monkeypatch)
+    run(prompts, Server(some), whole=False)
+    ours = worker_queue(monkeypatch)
+    run(prompts, Server(some), whole=True)
+    assert len({"rollout_log_probs" in row for row in ours.rows.values()}) == 2
+    assert without_times(ours) == without_times(by_verl)
 
 
 @pytest.mark.parametrize("many", [True, False], ids=["one message", "a call each"])

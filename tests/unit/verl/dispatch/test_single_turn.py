@@ -96,8 +96,9 @@ def rendered(messages: list[Any], **template: Any) -> tuple[list[Any], list[Any]
         tokenizer = subject._builder.tokenizer
         apply = tokenizer.apply_chat_template
         tokenizer.apply_chat_template = lambda *args, **kwargs: (calls.append(args), apply(*args, **kwargs))[1]
-        together, times = subject.prompts_ids(messages), len(calls)
-        return together, [subject.prompts_ids([one])[0] for one in messages], times
+        prompts = [{"raw_prompt": one} for one in messages]
+        together, times = subject.prompts_ids(prompts), len(calls)
+        return together, [subject.prompts_ids([one])[0] for one in prompts], times
 
     return asyncio.run(main())
 

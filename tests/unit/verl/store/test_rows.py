@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transfer_queue
 from PIL import Image
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 from verl_world import Queue, comparable, short_rows
@@ -112,6 +113,24 @@ def test_rows_at_hand_go_to_the_queue_as_they_were_when_others_read_them_or_they
     rows.to_queue(["g0_0_0"])  # is there already
     rows.save(rollouts, tmp_path)
     assert queue.tags == tags
+    assert {key: _comparable(row) for key, row in queue.rows.items()} == {
+        key: _comparable(row) for key, row in before.items()
+    }
+
+
+def test_rows_that_came_with_several_reports_go_to_the_queue_together(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, before, tags = QueueRows(Unfinished(list)), dict(queue.rows), dict(queue.tags)
+    for key, row in before.items():
+        rows.put((key.split("_")[0], 0), [[key, tags[key]]])
+        rows.at_hand.add(short_rows([key], [row]))
+    queue.kv_clear(list(before), "train")
+    puts = []
+    put = queue.kv_batch_put
+    monkeypatch.setattr(transfer_queue, "kv_batch_put", lambda keys, **rest: (puts.append(keys), put(keys, **rest))[1])
+    rows.to_queue(before)
+    assert puts == [list(before)]
     assert {key: _comparable(row) for key, row in queue.rows.items()} == {
         key: _comparable(row) for key, row in before.items()
     }

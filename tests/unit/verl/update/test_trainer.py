@@ -167,6 +167,26 @@ def test_rows_stay_at_hand_where_no_other_process_reads_them(
     assert trainer.replay_buffer.backend.with_rows is next_come
 
 
+@pytest.mark.parametrize("at_hand", [True, False])
+@pytest.mark.parametrize("version", [1, 3])
+@pytest.mark.parametrize("all_have", [True, False])
+def test_a_batch_is_held_with_older_rows_if_all_rows_have_log_probs_of_the_engine(
+    all_have: bool, version: int, at_hand: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Queue(monkeypatch)
+    monkeypatch.setattr(trainer_base, "tq", DriverQueue())
+    trainer = Placing(queue)
+    tags_have(min_global_steps=version)(trainer)
+    rows, keys = trainer.replay_buffer.backend.rows, trainer.batch.keys
+    if all_have:
+        rows.at_hand.add(short_rows(keys, [{"response_mask": torch.ones(8), "rollout_log_probs": torch.ones(8)}] * 2))
+    if not at_hand:
+        rows.to_queue(keys)
+    is_held = all_have or version == 3
+    assert (trainer._held(trainer.batch) is not None) is is_held
+    assert bool(queue.rows) is not (at_hand and is_held), "what is not held is in the queue"
+
+
 def test_rows_that_may_be_trained_again_do_not_come_with_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_base, "tq", DriverQueue())
     trainer = Placing(Queue(monkeypatch), "goldilocks.replay.groups=1")
