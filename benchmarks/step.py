@@ -32,7 +32,7 @@ from goldilocks.drive.stopwatch import PREFIX, TIMED
 from goldilocks.engine import Engine, SamplingParams
 from goldilocks.launch import preflight
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.platforms import avoid_cudnn
+from goldilocks.platforms import HostSettings, avoid_cudnn
 from goldilocks.tasks.registry import compute_score
 from goldilocks.verl.patches.rows import cut_by_length
 
@@ -88,6 +88,8 @@ class Floor:
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
         copy = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16 if self.half else torch.float32)
         self.model.to(self.device)
+        if self.device == "cpu":
+            HostSettings.of(self.model, 1).apply()  # as the trainer does
         data = self.config.data
         self.limit = data.max_response_length
         length = data.max_prompt_length + data.max_response_length + 1

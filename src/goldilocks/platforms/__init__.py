@@ -7,6 +7,7 @@ module therefore imports neither verl nor torch.
 from __future__ import annotations
 
 import os
+from typing import Any, NamedTuple
 
 from goldilocks.errors import require_known
 
@@ -14,6 +15,13 @@ DEVICES = ("cpu", "cuda")
 
 PATCHES_VARIABLE = "GOLDILOCKS_PATCHES"  # which patches of verl a process applies: goldilocks.verl.switch
 SPAWN_WITH = "GOLDILOCKS_SPAWN_WITH"  # what vLLM's processes are spawned with: goldilocks.launch.vllm_processes
+
+# Parameters of a model that one thread computes: a second one gives it little, and where another process wants the
+# core, each operation waits for it.
+SMALL = 10_000_000
+# Parameters of a model that is computed without oneDNN: on ARM it takes 0.3 ms to begin a product of matrices, and such
+# a model's products take 0.1 ms.
+TINY = 1_000_000
 
 _SHARED = {
     # A tokenizer that was used before a fork warns on every fork, and verl forks a lot.
@@ -62,3 +70,27 @@ def avoid_cudnn() -> None:
 def threads_per_rank(ranks: int) -> int:
     """Return the threads for each of ``ranks`` equal processes. Trainer and rollout server take turns."""
     return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
+
+
+class HostSettings(NamedTuple):
+    """How torch computes a model on the CPU."""
+
+    threads: int
+    one_dnn: bool  # elsewhere torch does not ask it for products in fp32
+
+    @classmethod
+    def of(cls, model: Any, ranks: int) -> HostSettings:
+        """Return the settings of a process that computes this model, one of so many ranks on this machine."""
+        import torch
+
+        size = sum(one.numel() for one in model.parameters())
+        threads = 1 if size < SMALL else threads_per_rank(ranks)
+        return cls(threads, bool(torch.backends.mkldnn.enabled) and size >= TINY)
+
+    def apply(self) -> None:
+        """Set them for the process."""
+        import torch
+
+        torch.set_num_threads(self.threads)
+        switches: Any = torch.backends.mkldnn  # torch's types leave out that these can be set
+        switches.enabled = self.one_dnn

@@ -21,11 +21,8 @@ from verl.utils.model import convert_weight_keys
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
-from goldilocks.platforms import threads_per_rank
+from goldilocks.platforms import HostSettings
 
-# Parameters of a model that is trained by one thread: a second one gives it little, and where another process wants the
-# core, each operation waits for it.
-SMALL = 10_000_000
 IN_ONE_CALL = ("Adam", "AdamW")  # torch's optimizers that take ``fused``
 OTHERWISE = {"foreach", "differentiable"}  # their settings that exclude it
 
@@ -36,10 +33,10 @@ class HostEngine:
     engine_config: Any
     optimizer_config: Any
     module: Any
-    _threads: int
+    _settings: HostSettings
 
     def _build_fsdp_module(self, module: Any) -> Any:
-        self._threads = threads_for(module, int(os.environ.get("RAY_LOCAL_WORLD_SIZE", "1")))
+        self._settings = HostSettings.of(module, int(os.environ.get("RAY_LOCAL_WORLD_SIZE", "1")))
         config = self.engine_config
         self.engine_config = dataclasses.replace(config, forward_only=False, offload_policy=False)
         try:
@@ -48,8 +45,8 @@ class HostEngine:
             self.engine_config = config
 
     def forward_backward_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """With its own number of threads: a process may have an actor and a critic, of different sizes."""
-        torch.set_num_threads(self._threads)
+        """With its own settings: a process may have an actor and a critic, of different sizes."""
+        self._settings.apply()
         return super().forward_backward_batch(*args, **kwargs)  # type: ignore[misc]
 
     def _build_optimizer(self, module: Any) -> Any:
@@ -66,11 +63,6 @@ class HostEngine:
             weights = convert_weight_keys(normalize_peft_param_name(self.module.state_dict()), self.module)
             for name, weight in weights.items():
                 yield name, (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach().clone()
-
-
-def threads_for(module: torch.nn.Module, ranks: int) -> int:
-    """Return the threads of a process that trains this model, one of so many ranks on this machine."""
-    return 1 if sum(one.numel() for one in module.parameters()) < SMALL else threads_per_rank(ranks)
 
 
 def in_one_call(config: Any) -> dict[str, Any] | None:

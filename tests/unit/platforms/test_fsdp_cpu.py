@@ -1,4 +1,4 @@
-"""What the engines of device ``cpu`` choose for verl: threads by the model's size, and one call for all parameters."""
+"""What the engines of device ``cpu`` choose for verl: settings by the model's size, and one call for all parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from verl.workers.config.engine import FSDPEngineConfig
 from verl.workers.config.optimizer import FSDPOptimizerConfig, build_optimizer
 
-from goldilocks.platforms.fsdp_cpu import SMALL, HostEngine, LanguageModelOnHost, threads_for
+from goldilocks.platforms import SMALL
+from goldilocks.platforms.fsdp_cpu import HostEngine, LanguageModelOnHost
 
 
 def built(**settings: Any) -> torch.optim.Optimizer:
@@ -52,22 +53,14 @@ def test_a_fused_update_is_the_plain_one() -> None:
     torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
 
 
-def test_a_small_model_has_one_thread_and_a_larger_one_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    with torch.device("meta"):
-        small, large = torch.nn.Linear(SMALL // 10 - 1, 9), torch.nn.Linear(SMALL // 10, 10)
-    assert [threads_for(small, ranks) for ranks in (1, 2)] == [1, 1]
-    assert [threads_for(large, ranks) for ranks in (1, 2, 16)] == [8, 4, 1]
-
-
 class Verl:
-    """What verl's engine does with a model, as far as threads are concerned."""
+    """What verl's engine does with a model, as far as torch's settings are concerned."""
 
     def _build_fsdp_module(self, module: torch.nn.Module) -> torch.nn.Module:
         return module
 
-    def forward_backward_batch(self, data: None, loss_function: None, forward_only: bool = False) -> int:
-        return torch.get_num_threads()
+    def forward_backward_batch(self, data: None, loss_function: None, forward_only: bool = False) -> tuple[int, bool]:
+        return torch.get_num_threads(), torch.backends.mkldnn.enabled
 
 
 class Engine(HostEngine, Verl):
@@ -76,16 +69,13 @@ class Engine(HostEngine, Verl):
         self._build_fsdp_module(module)
 
 
-def test_a_small_actor_and_a_large_critic_of_one_process_have_each_its_own_threads(
+def test_a_small_actor_and_a_large_critic_of_one_process_have_each_its_own_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(3)))
     monkeypatch.setenv("RAY_LOCAL_WORLD_SIZE", "1")
+    torch.backends.mkldnn.enabled = True
     with torch.device("meta"):
         actor, critic = Engine(torch.nn.Linear(3, 3)), Engine(torch.nn.Linear(SMALL // 10, 10))
-    before = torch.get_num_threads()
-    try:
-        used = [engine.forward_backward_batch(None, None) for engine in (actor, critic, actor)]
-    finally:
-        torch.set_num_threads(before)
-    assert used == [1, 3, 1]
+    used = [engine.forward_backward_batch(None, None) for engine in (actor, critic, actor)]
+    assert used == [(1, False), (3, True), (1, False)]

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
-from goldilocks.platforms import DEVICES, platform_env, threads_per_rank
+from goldilocks.platforms import DEVICES, SMALL, TINY, HostSettings, platform_env, threads_per_rank
 from goldilocks.platforms.cpu import PlatformCPU
 
 
@@ -44,3 +46,22 @@ def test_ranks_share_the_cores_and_each_gets_at_least_one() -> None:
     cores = threads_per_rank(1)
     assert threads_per_rank(2) == max(1, cores // 2)
     assert threads_per_rank(10_000) == 1
+
+
+def linear(parameters: int) -> torch.nn.Module:
+    with torch.device("meta"):
+        return torch.nn.Linear(parameters // 10, 10, bias=False)
+
+
+def test_a_small_model_has_one_thread_and_a_tiny_one_no_one_dnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    torch.backends.mkldnn.enabled = True
+    assert [HostSettings.of(linear(TINY - 10), ranks) for ranks in (1, 2)] == [(1, False), (1, False)]
+    assert [HostSettings.of(linear(size), 1) for size in (TINY, SMALL - 10)] == [(1, True), (1, True)]
+    assert [HostSettings.of(linear(SMALL), ranks) for ranks in (1, 2, 16)] == [(8, True), (4, True), (1, True)]
+
+
+def test_one_dnn_that_torch_has_switched_off_stays_off() -> None:
+    torch.backends.mkldnn.enabled = False
+    HostSettings.of(linear(SMALL), 1).apply()
+    assert not torch.backends.mkldnn.enabled

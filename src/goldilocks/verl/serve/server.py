@@ -25,7 +25,7 @@ from goldilocks.engine.engine import Engine
 from goldilocks.engine.loop import EngineLoop, Outcome
 from goldilocks.engine.request import Ask, Generation, SamplingParams
 from goldilocks.errors import require
-from goldilocks.platforms import threads_per_rank
+from goldilocks.platforms import HostSettings
 from goldilocks.verl.serve import transfer
 from goldilocks.verl.serve.answers import Answers, Requests
 
@@ -47,11 +47,12 @@ class RolloutServer:
         model: HFModelConfig = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
         self._seed = self._config.seed + replica_rank
         self._device = torch.device(get_device_name(), 0) if visible_device is not None else torch.device("cpu")
+        policy = _model(self._config, model, self._device)
         if self._device.type == "cpu":
-            torch.set_num_threads(threads_per_rank(self._config.n_gpus_per_node))
+            HostSettings.of(policy, self._config.n_gpus_per_node).apply()
         self._max_length = self._config.max_model_len or self._config.prompt_length + self._config.response_length
         engine = Engine(
-            _model(self._config, model, self._device),
+            policy,
             slots=self._config.max_num_seqs,
             max_length=self._max_length,
             eos_ids=_eos_ids(model),

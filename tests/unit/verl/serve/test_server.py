@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from process_state import restorer
 from tokenizers import Tokenizer
 from tokenizers import models as tokenizer_models
 from transformers import PreTrainedTokenizerFast
@@ -88,7 +89,10 @@ async def portion_made(server: Any, requests: int = 1, over: Callable[[], bool] 
 
 @pytest.fixture(scope="module")
 def server(model_path: Path) -> Any:
-    return _server(model_path, ignore_eos=True)
+    restore = restorer()  # a server sets torch's threads and oneDNN for its process
+    made = _server(model_path, ignore_eos=True)
+    restore()
+    return made
 
 
 def test_log_probs_are_those_of_the_model_and_the_top_ones_bound_them(server: Any) -> None:
@@ -250,6 +254,12 @@ def test_new_weights_and_their_version_are_in_the_next_answer(model_path: Path) 
     output = asyncio.run(scenario())
     assert output.extra_fields["global_steps"] == 7
     assert output.token_ids == logits_after("llama", PROMPT, output.token_ids).argmax(-1).tolist()
+
+
+def test_a_tiny_model_is_served_by_one_thread(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    _server(model_path)
+    assert (torch.get_num_threads(), torch.backends.mkldnn.enabled) == (1, False)
 
 
 def test_weights_of_another_model_are_refused(server: Any) -> None:
