@@ -49,6 +49,16 @@ class HostEngine:
         self._settings.apply()
         return super().forward_backward_batch(*args, **kwargs)  # type: ignore[misc]
 
+    def get_per_tensor_param(self, *args: Any, **kwargs: Any) -> Any:
+        """As verl's. A single rank has its weights whole: to have FSDP2 gather them takes as long as a message."""
+        if torch.distributed.get_world_size() > 1:
+            return super().get_per_tensor_param(*args, **kwargs)  # type: ignore[misc]
+        hook = self.module.register_state_dict_post_hook(_whole_weights)
+        try:
+            return super().get_per_tensor_param(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            hook.remove()
+
     def _build_optimizer(self, module: Any) -> Any:
         config = self.optimizer_config
         self.optimizer_config = dataclasses.replace(config, override_optimizer_config=in_one_call(config))
@@ -63,6 +73,12 @@ class HostEngine:
             weights = convert_weight_keys(normalize_peft_param_name(self.module.state_dict()), self.module)
             for name, weight in weights.items():
                 yield name, (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach().clone()
+
+
+def _whole_weights(_module: Any, weights: dict[str, Any], _prefix: str, _metadata: Any) -> None:
+    for name, weight in weights.items():
+        if isinstance(weight, DTensor):
+            weights[name] = weight.to_local()
 
 
 def in_one_call(config: Any) -> dict[str, Any] | None:

@@ -1,8 +1,9 @@
-"""verl's engine on the CPU hands merged weights on in fp32, and trains on with those that it had."""
+"""verl's engine on the CPU hands its weights on, merged ones in fp32, and trains on with those that it had."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
 from verl.utils.fsdp_utils import apply_fsdp2
 
 from goldilocks.platforms.fsdp_cpu import LanguageModelOnHost
@@ -33,6 +35,10 @@ def adapted(targets: Any) -> Any:
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data = 0.05 * torch.randn(parameter.shape, generator=generator)
+    return sharded(model)
+
+
+def sharded(model: Any) -> Any:
     fp32 = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
     apply_fsdp2(model, {"mesh": init_device_mesh("cpu", (1,)), "mp_policy": fp32, "reshard_after_forward": True}, {})
     return model
@@ -53,3 +59,26 @@ def test_merged_weights_have_the_log_probs_that_are_trained(targets: Any) -> Non
     plain.load_state_dict(weights)
     assert (log_probs(plain) - trained).abs().max() < 1e-5
     assert torch.equal(log_probs(engine.module), trained)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_weights_of_one_rank_are_those_that_would_be_gathered(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = object.__new__(LanguageModelOnHost)
+    engine.module = sharded(build(character_tokenizer(), seed=0))
+    engine.model_config = SimpleNamespace(lora={}, hf_config=engine.module.config)
+    engine._is_offload_param = engine._uses_fsdp2_cpu_offload_policy = engine._qat_enabled = False
+    verls = "verl.workers.engine.fsdp.transformer_impl"
+    monkeypatch.setattr(f"{verls}.get_device_id", lambda: "cpu")
+    monkeypatch.setattr(f"{verls}.log_gpu_memory_usage", lambda *_, **__: None)
+    gathered: list[DTensor] = []
+    full = DTensor.full_tensor
+    monkeypatch.setattr(DTensor, "full_tensor", lambda one: (gathered.append(one), full(one))[1])
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: ranks)
+    weights, adapter = engine.get_per_tensor_param()
+    found = dict(weights)
+    expected = build(character_tokenizer(), seed=0).state_dict()
+    assert adapter is None
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert len(gathered) == (0 if ranks == 1 else len(expected))
+    assert all(isinstance(weight, DTensor) for weight in engine.module.state_dict().values())

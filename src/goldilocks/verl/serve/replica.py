@@ -111,14 +111,17 @@ class TransformersAdapter(BaseRollout):
         """Send every weight to the server, with the number of the policy update."""
         accepted = f"named_tensors with rollout.name={limits.NAME}, by rollout.checkpoint_engine.backend=naive or nccl"
         require(wire_format == "named_tensors", "wire_format", wire_format, accepted)
-        await (self._send_by_ipc(weights) if is_support_ipc() else self._send_by_store(weights))
+        if not is_support_ipc():
+            await self._send_by_store(weights, global_steps)
+            return
+        await self._send_by_ipc(weights)
         if global_steps is not None:
             await self._server.set_global_steps.remote(global_steps)
 
-    async def _send_by_store(self, weights: Any) -> None:
+    async def _send_by_store(self, weights: Any, global_steps: int | None) -> None:
         limit = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
         async for bucket in transfer.buckets(ensure_async_iterator(weights), limit):
-            await self._server.load_weights.remote(bucket)
+            await self._server.load_weights.remote(bucket, global_steps)
 
     async def _send_by_ipc(self, weights: Any) -> None:
         handle = transfer.new_handle()

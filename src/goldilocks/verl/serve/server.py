@@ -194,8 +194,11 @@ class RolloutServer:
     async def clear_kv_cache(self) -> None:
         """Do nothing: ``load_weights`` forgets cached prompts."""
 
-    async def load_weights(self, bucket: transfer.Bucket) -> None:
+    async def load_weights(self, bucket: transfer.Bucket, global_steps: int | None = None) -> None:
+        """Overwrite these weights, with the policy update that they belong to."""
         await self._on_engine(lambda engine: engine.load_weights(bucket.tensors()))
+        if global_steps is not None:
+            self._global_steps = global_steps
 
     async def load_weights_by_ipc(self, handle: str) -> None:
         """Overwrite the weights that a worker on the same device sends."""

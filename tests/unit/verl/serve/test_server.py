@@ -21,7 +21,7 @@ from verl_world import Actor, balancer_of, client_of
 
 from goldilocks.engine import Engine, Generation
 from goldilocks.verl.dispatch.client import current_session
-from goldilocks.verl.serve.replica import TransformersReplica
+from goldilocks.verl.serve.replica import TransformersAdapter, TransformersReplica
 from goldilocks.verl.serve.server import RolloutServer
 from goldilocks.verl.serve.transfer import Bucket
 
@@ -252,6 +252,24 @@ def test_new_weights_and_their_version_are_in_the_next_answer(model_path: Path) 
         return await server.generate(PROMPT, {"temperature": 0, "logprobs": True}, "r")
 
     output = asyncio.run(scenario())
+    assert output.extra_fields["global_steps"] == 7
+    assert output.token_ids == logits_after("llama", PROMPT, output.token_ids).argmax(-1).tolist()
+
+
+def test_a_worker_sends_new_weights_and_their_version_in_one_message(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("goldilocks.verl.serve.replica.is_support_ipc", lambda: False)
+    server = _server(model_path, ignore_eos=True, load_format="dummy")
+    adapter = object.__new__(TransformersAdapter)  # without the processes that its constructor asks for
+    adapter.config, adapter._found = server._config, Actor(server)
+
+    async def scenario() -> Any:
+        await adapter.update_weights(iter(reference("llama").state_dict().items()), global_steps=7)
+        return await server.generate(PROMPT, {"temperature": 0}, "r")
+
+    output = asyncio.run(scenario())
+    assert adapter._found.calls == {"load_weights": 1}
     assert output.extra_fields["global_steps"] == 7
     assert output.token_ids == logits_after("llama", PROMPT, output.token_ids).argmax(-1).tolist()
 
