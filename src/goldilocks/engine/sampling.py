@@ -69,7 +69,8 @@ def draw(logits: Tensor, temperature: Tensor, greedy: Tensor, uniforms: Tensor) 
     scaled = logits.float() / temperature[:, None]
     top, best = scaled.max(-1)
     weights = (scaled - top[:, None]).exp_()
-    blocks = F.pad(weights, (0, -weights.shape[1] % BLOCK)).view(len(weights), -1, BLOCK)
+    size = min(BLOCK, weights.shape[1])
+    blocks = F.pad(weights, (0, -weights.shape[1] % size)).view(len(weights), -1, size)
     mass = blocks.sum(-1)
     log_total = mass.sum(-1).log()
     if blocks.shape[1] == 1:
@@ -77,7 +78,7 @@ def draw(logits: Tensor, temperature: Tensor, greedy: Tensor, uniforms: Tensor) 
     else:
         block = _first_above(mass, uniforms[:, 0])
         inside = blocks.take_along_dim(block[:, None, None], 1).squeeze(1)
-        sampled = block * BLOCK + _first_above(inside, uniforms[:, 1])
+        sampled = block * size + _first_above(inside, uniforms[:, 1])
     tokens = torch.where(greedy > 0, best, sampled)
     chosen = scaled.gather(1, tokens[:, None]).squeeze(1)
     return Drawn(tokens, chosen - top - log_total, -log_total)

@@ -132,11 +132,14 @@ class RewardCaller:
         self._last: dict[str, Any] = {}  # the last result of each function, whose form a failed one takes
 
     async def __call__(self, **arguments: Any) -> Any:
+        if not self._calls.functions:
+            (name,) = self._parts
+            return await self._result(name, arguments)
         results = await asyncio.gather(*(self._result(name, arguments) for name in self._parts), return_exceptions=True)
         for result in results:  # raised when all have ended, so that what they cost is counted
             if isinstance(result, BaseException):
                 raise result
-        return self._sum(dict(zip(self._parts, results, strict=True))) if self._calls.functions else results[0]
+        return self._sum(dict(zip(self._parts, results, strict=True)))
 
     async def _result(self, name: str, arguments: dict[str, Any]) -> Any:
         for attempt in range(self._calls.retries + 1):

@@ -41,10 +41,11 @@ def select_rows_at_once(original: Function) -> Function:
             return original(batch, indices)
         indices = torch.as_tensor(indices)
         ragged = {key: value for key, value in batch.items() if _is_rows_of_tokens(value)}
+        if _are_all(indices, len(batch)) and all(map(_knows_its_longest, ragged.values())):
+            return batch.copy()  # the one mini-batch of a batch, or the one micro-batch of that
         selected = original(batch.exclude(*ragged), indices)
-        everything = _are_all(indices, len(batch))  # the one mini-batch of a batch, or the one micro-batch of that
         for key, rows in ragged.items():
-            selected[key] = rows if everything and _knows_its_longest(rows) else picked(rows, indices)
+            selected[key] = picked(rows, indices)
         return selected
 
     return index_select_tensor_dict
