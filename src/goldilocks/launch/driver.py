@@ -26,6 +26,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,7 @@ def train(config: DictConfig, head: RayHead | None) -> None:
     from verl.utils.config import validate_config
 
     from goldilocks.verl.checks import check_run
+    from goldilocks.verl.serve import light_vllm
 
     check_run(config)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
@@ -97,7 +99,7 @@ def train(config: DictConfig, head: RayHead | None) -> None:
     runner: Any = TaskRunnerV1
     if not config.trainer.use_v1:
         from verl.trainer.main_ppo_v0 import TaskRunner as runner
-    with naming_lost_nodes(runner) as watched:
+    with naming_lost_nodes(runner, partial(light_vllm.begin, config)) as watched:
         run_ppo(config, task_runner_class=watched)
 
 
