@@ -75,7 +75,8 @@ def _start_ray(config: DictConfig) -> RayHead | None:
     """Start Ray, and meanwhile import what its workers need; None where verl has to start Ray."""
     folder = config.ray_kwargs.ray_init._temp_dir
     if vllm_processes.wanted(config):  # first: Ray's processes inherit its variable
-        vllm_processes.start(Path(folder), OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars"))
+        variables = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars")
+        vllm_processes.start(Path(folder), variables, spares=vllm_processes.spares_for(config))
     listener = prefork.listen(folder)
     head = RayHead(config, listener) if sys.platform == "linux" else None  # else no process ends with its parent
     if listener is not None:

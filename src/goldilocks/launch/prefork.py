@@ -132,14 +132,19 @@ def _become_python(argv: list[str]) -> NoReturn:
 def _ordered(server: socket.socket, argv: list[str], files: list[int]) -> int:
     """Order a worker with these files; return its process id, 0 where the server ended or will not fork one."""
     process = {"cwd": os.getcwd(), "limits": _limits(), "ignored": _ignored()}
-    order = json.dumps({"argv": argv, "env": dict(os.environ), "files": files, **process}).encode()
     try:
-        socket.send_fds(server, [_LENGTH.pack(len(order))], files)
-        server.sendall(order)
+        send_order(server, {"argv": argv, "env": dict(os.environ), "files": files, **process}, files)
         worker = server.recv(_LENGTH.size)
     except OSError:
         return 0
     return int(_LENGTH.unpack(worker)[0]) if worker else 0
+
+
+def send_order(server: socket.socket, order: Mapping[str, Any], files: list[int]) -> None:
+    """Send an order and the files that it speaks of."""
+    text = json.dumps(order).encode()
+    socket.send_fds(server, [_LENGTH.pack(len(text))], files)
+    server.sendall(text)
 
 
 def _inheritable() -> list[int]:
@@ -375,17 +380,21 @@ class Server:
         order, files = _received(client)
         if order is None or len(files) < len(order["files"]) or not self.accepts(order["env"]):
             client.close()
+        elif pid := self.started(order, files):
+            with contextlib.suppress(OSError):  # the client may have ended by now
+                client.send(_LENGTH.pack(pid))
+            self._watch(pid, client)
         else:
-            self._fork(order, files, client)
+            client.close()
         for file in files:
             os.close(file)
 
-    def _fork(self, order: dict[str, Any], files: list[int], client: socket.socket) -> None:
+    def started(self, order: dict[str, Any], files: list[int]) -> int:
+        """Fork a worker; return its process id, 0 where that is not possible: the client runs Python itself."""
         try:
             pid = os.fork()
-        except OSError:  # there is no memory for it, or no number: the client runs Python itself
-            client.close()
-            return
+        except OSError:  # there is no memory for it, or no number
+            return 0
         if pid == 0:
             try:
                 os.setsid()  # a group of its own: Ray ends the process group of a worker that died
@@ -393,9 +402,7 @@ class Server:
                 _work(order, files, self.prepare)
             finally:  # the worker must not return into the server's code
                 os._exit(1)
-        with contextlib.suppress(OSError):  # the client may have ended by now
-            client.send(_LENGTH.pack(pid))
-        self._watch(pid, client)
+        return pid
 
     def _watch(self, pid: int, client: socket.socket) -> None:
         import selectors
@@ -418,6 +425,17 @@ class Server:
 
         self._ready.register(ended, selectors.EVENT_READ, worker_ended)
         self._ready.register(client, selectors.EVENT_READ, client_ended)
+
+
+def work_for(link: socket.socket, prepare: Callable[[], None], sound: Callable[[Mapping[str, str]], bool]) -> None:
+    """Wait for one order and become its worker; one with variables that are not ``sound`` here, in a new Python."""
+    order, files = _received(link)
+    if order is None or len(files) < len(order["files"]):
+        return
+    if not sound(order["env"]):
+        _take_on(order, files)
+        _become_python(order["argv"])
+    _work(order, files, prepare)
 
 
 def _received(client: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:

@@ -8,10 +8,15 @@ spawns what it always has.
 
 A process that has touched CUDA cannot be forked: where an import touches it, the server begins again with those before
 that one. Nor can a process be forked whose imports would have read other variables than the server's did.
+
+For a GPU the server forks nothing: it has spare processes, as many as vLLM will spawn, which import for themselves
+while the run starts, and gives each client one of these.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 import importlib.util
 import multiprocessing
@@ -22,6 +27,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -57,13 +63,18 @@ READ_BY_IMPORTS = (
 # By it vLLM sets a path of libraries for the processes that it spawns; one that is forked has those of the server.
 OTHER_LIBRARIES = "VLLM_ENABLE_CUDA_COMPATIBILITY"
 BOUND, UNBOUND = "VLLM_CPU_OMP_THREADS_BIND", "nobind"  # bound threads need a library that vLLM preloads as it spawns
+GPUS = "CUDA_VISIBLE_DEVICES"
+SPARE = -1  # in the place of the number of spares: the process is one
+_NOT_INITIALIZED = 3  # what CUDA's driver answers in a process that has not used it
 THREADS = "OMP_NUM_THREADS"  # Ray and vLLM set it by process; torch can be told later
 
 
-def start(folder: Path, variables: Mapping[str, str] | None = None, modules: Sequence[str] = ()) -> None:
+def start(
+    folder: Path, variables: Mapping[str, str] | None = None, modules: Sequence[str] = (), spares: int = 0
+) -> None:
     """Start the server, and tell the processes that this one starts from now on, which have these variables too.
 
-    The server ends with this process, as those that it forks do.
+    The server ends with this process, as those that it forks do, and its ``spares``, if it is to have any.
     """
     platform = os.environ.get("VERL_PLATFORM", "")
     modules = modules or (*PRELOADED, *(() if platform == "cpu" else ON_GPU))
@@ -77,7 +88,7 @@ def start(folder: Path, variables: Mapping[str, str] | None = None, modules: Seq
         client.write_text(f'#!/bin/sh\nexec {py_executable()} {SERVER}{shlex.quote(address)} "$@"\n')
         client.chmod(0o700)
         subprocess.Popen(
-            _command(listener.fileno(), os.getpid(), client, modules),
+            _command(listener.fileno(), os.getpid(), client, spares, modules),
             stdin=subprocess.DEVNULL,
             pass_fds=[listener.fileno()],
             env={**AS_VERL, **AS_VLLM.get(platform, {}), **os.environ, **given, **NVML},
@@ -103,6 +114,13 @@ def wanted(config: DictConfig) -> bool:
     )
 
 
+def spares_for(config: DictConfig) -> int:
+    """Return how many processes vLLM spawns in this run on GPUs: a worker for each, and one for each engine."""
+    rollout, gpus = config.actor_rollout_ref.rollout, config.trainer.n_gpus_per_node
+    engines = gpus // (rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size)
+    return 0 if config.trainer.device == "cpu" else int(gpus + engines)
+
+
 def _chosen(otherwise: bool) -> bool:
     """What the user chose by the variable, if anything."""
     value = os.environ.get(FORK) or str(int(otherwise))
@@ -110,21 +128,27 @@ def _chosen(otherwise: bool) -> bool:
     return value == "1"
 
 
-def _command(listener: int, driver: int, client: Path, modules: Sequence[str]) -> list[str]:
+def _command(connection: int, parent: int, client: Path, spares: int, modules: Sequence[str]) -> list[str]:
     name = "goldilocks.launch.vllm_processes"
-    return [sys.executable, "-m", name, str(listener), str(driver), str(client), *modules]
+    return [sys.executable, "-m", name, *map(str, (connection, parent, client, spares)), *modules]
 
 
-def main(listener: int, driver: int, client: Path, *modules: str) -> None:
+def main(listener: int, driver: int, client: Path, spares: int, *modules: str) -> None:
     """Import the modules, and fork for each client until the driver ends."""
     end_with_parent()
     if os.getppid() != driver:  # it ended before the kernel was asked
         return
+    if spares == SPARE:
+        spare(socket.socket(fileno=listener), client, modules)
+        return
+    if spares:
+        SpareServer(socket.socket(fileno=listener), client, spares, modules).run()
     for place, module in enumerate(modules):
         reason = _import(module)
         if reason:
             print(f"vLLM's processes import {module} for themselves: {reason}", file=sys.stderr, flush=True)
-            os.execv(sys.executable, _command(listener, driver, client, modules[:place]))  # these are known to be good
+            good = modules[:place]
+            os.execv(sys.executable, _command(listener, driver, client, spares, good))
     if os.environ.get("VERL_PLATFORM") != "cpu" and spoiled():
         print("vLLM's processes import for themselves: a forked one could not use the GPU", file=sys.stderr, flush=True)
         return
@@ -147,19 +171,74 @@ class VllmServer(Server):
     """Forks a process only if its imports would have read the variables that this process's have."""
 
     def accepts(self, env: Mapping[str, str]) -> bool:
-        """Whether all variables that are read by imports have the values that they have here."""
-        names = {name for name in (*env, *os.environ) if name.startswith(READ_BY_IMPORTS)} - {THREADS}
-        other = sorted(name for name in names if env.get(name) != os.environ.get(name))
-        if other:
-            print(f"a process of vLLM imports for itself: {', '.join(other)} differ", file=sys.stderr, flush=True)
-        return not other
+        return would_import_the_same(env)
 
     def prepare(self) -> None:
-        """Have torch use as many threads as if it had been imported with the process's variables."""
-        threads, torch = os.environ.get(THREADS, ""), sys.modules.get("torch")
-        if threads.isdigit() and torch is not None:
-            torch.set_num_threads(int(threads))
+        prepare()
+
+
+def would_import_the_same(env: Mapping[str, str]) -> bool:
+    """Whether all variables that are read by imports have the values that they have here."""
+    names = {name for name in (*env, *os.environ) if name.startswith(READ_BY_IMPORTS)} - {THREADS}
+    other = sorted(name for name in names if env.get(name) != os.environ.get(name))
+    if other:
+        print(f"a process of vLLM imports for itself: {', '.join(other)} differ", file=sys.stderr, flush=True)
+    return not other
+
+
+def prepare() -> None:
+    """Have torch use as many threads as if it had been imported with the process's variables."""
+    threads, torch = os.environ.get(THREADS, ""), sys.modules.get("torch")
+    if threads.isdigit() and torch is not None:
+        torch.set_num_threads(int(threads))
+
+
+# -- processes that use a GPU ------------------------------------------------------------------------------------------
+
+
+class SpareServer(Server):
+    """Gives each client a process that has imported meanwhile."""
+
+    def __init__(self, listener: socket.socket, client: Path, number: int, modules: Sequence[str]) -> None:
+        super().__init__(listener)
+        self._spares = [_spare(client, modules) for _ in range(number)]
+        self._left = list(self._spares)
+
+    def started(self, order: dict[str, Any], files: list[int]) -> int:
+        """Give the order to a spare process; return its process id, 0 where none is left."""
+        while self._left:
+            process, link = self._left.pop(0)
+            with link, contextlib.suppress(OSError):  # it has ended
+                prefork.send_order(link, order, files)
+                return process.pid
+        return 0
+
+
+def _spare(client: Path, modules: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a spare process; return it with the socket by which it takes its order."""
+    ours, its = socket.socketpair()
+    with its:
+        command = _command(its.fileno(), os.getpid(), client, SPARE, modules)
+        return subprocess.Popen(command, pass_fds=[its.fileno()], start_new_session=True), ours
+
+
+def spare(link: socket.socket, client: Path, modules: Sequence[str]) -> None:
+    """Import the modules, and become what the first order says."""
+    for module in modules:
+        with contextlib.suppress(Exception):  # where it is needed, it says so
+            importlib.import_module(module)
+    multiprocessing.set_executable(str(client))
+    prefork.work_for(link, prepare, lambda env: would_import_the_same(env) and sees_the_same_gpus(env))
+
+
+def sees_the_same_gpus(env: Mapping[str, str]) -> bool:
+    """Whether this process may have these variables: when CUDA is first used, it reads which GPUs there are for it."""
+    try:
+        untouched = ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == _NOT_INITIALIZED
+    except (OSError, AttributeError):  # no driver
+        untouched = True
+    return untouched or env.get(GPUS) == os.environ.get(GPUS)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])

@@ -57,10 +57,10 @@ def nested(pipe):
     process.join()
 
 
-def serve(*modules, platform="cpu"):
+def serve(*modules, platform="cpu", spares=0):
     by_vllm = vllm_processes.AS_VLLM.get(platform, {})
     os.environ |= {**vllm_processes.AS_VERL, **vllm_processes.NVML, **by_vllm, "VERL_PLATFORM": platform}
-    vllm_processes.start(Path(sys.argv[1]), {"HF_HOME": "the workers'"}, modules)
+    vllm_processes.start(Path(sys.argv[1]), {"HF_HOME": "the workers'"}, modules, spares)
     os.environ["HF_HOME"] = "the workers'"
     multiprocessing.set_executable(os.environ[SPAWN_WITH])
 
@@ -173,6 +173,81 @@ print(SPAWN_WITH in os.environ, run(tell)[1][0])"""
     assert "vllm-python.socket" in reason
 
 
+def test_a_spare_process_is_what_a_forked_one_would_be_and_once_there_is_none_left_one_imports_for_itself(
+    spawner: Callable[..., list[str]],
+) -> None:
+    body = """\
+serve("preloaded", platform="nvidia", spares=3)
+os.environ["B"] = "set later"
+os.chdir("/")
+process, said = run(fail)
+process.join()
+print(said, process.exitcode)
+ours, its = spawn.Pipe()
+process = spawn.Process(target=nested, args=(its,))
+process.start()
+print(ours.recv()[0], ours.recv()[0])
+print(run(tell, "B")[1])"""
+    forked, last = "[True, '__mp_main__', '/'] 7", "[False, '__mp_main__', '/', 'set later']"
+    assert spawner(body) == [forked, "True True", last]
+
+
+def test_a_spare_process_ends_with_the_one_that_spawned_it(spawner: Callable[..., list[str]]) -> None:
+    body = """\
+serve("preloaded", platform="nvidia", spares=1)
+if os.fork() == 0:
+    Path(sys.argv[1], "worker").write_text(str(run(terminated)[1]))
+    os.kill(os.getpid(), signal.SIGKILL)
+os.wait()
+worker = Path(sys.argv[1], "worker").read_text()
+while Path("/proc", worker).exists():
+    time.sleep(0.01)
+print("ended")"""
+    assert spawner(body) == ["ended"]
+
+
+def test_a_spare_process_that_has_used_cuda_sees_other_gpus_in_a_new_python(
+    spawner: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "touches_cuda.py").write_text(USED)
+    body = """\
+serve("preloaded", "touches_cuda", platform="nvidia", spares=2)
+print(run(tell)[1][0])
+os.environ["CUDA_VISIBLE_DEVICES"] = "3"
+print(run(tell)[1][0])"""
+    assert spawner(body) == ["True", "False"]
+
+
+def test_a_spare_process_compares_variables_with_what_its_imports_have_set(
+    spawner: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "sets.py").write_text("import os; os.environ['TORCH_SET_BY_IMPORTS'] = '1'")
+    body = """\
+serve("preloaded", "sets", platform="nvidia", spares=2)
+os.environ["TORCH_SET_BY_IMPORTS"] = "1"
+print(run(tell)[1][0])
+os.environ["VLLM_LOGGING_LEVEL"] = "DEBUG"
+print(run(tell)[1][0])"""
+    said = "a process of vLLM imports for itself: VLLM_LOGGING_LEVEL differ"
+    assert spawner(body) == ["True", "False", said]
+
+
+def test_a_run_on_gpus_has_a_spare_process_for_each_worker_and_each_engine() -> None:
+    rollout = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1}
+    trainer = {"device": "cuda", "n_gpus_per_node": 8}
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "trainer": trainer})
+    assert vllm_processes.spares_for(config) == 12
+    config.trainer.device = "cpu"
+    assert vllm_processes.spares_for(config) == 0
+
+
+USED = """
+import ctypes
+from types import SimpleNamespace
+ctypes.CDLL = lambda name, before=ctypes.CDLL: (  # CUDA's driver, which has been used
+    SimpleNamespace(cuDeviceGetCount=lambda number: 0) if name == "libcuda.so.1" else before(name)
+)
+"""
 TORCH = """
 import ctypes, sys, types
 library = ctypes.CDLL
