@@ -167,8 +167,13 @@ def with_trend(run: Run, series: Series, field: str) -> list[Point]:
 
 
 def layered(*charts: alt.Chart | alt.LayerChart) -> alt.LayerChart:
-    """Return the charts as layers, the last on top."""
-    return alt.LayerChart(layer=list(charts))
+    """Return the charts as layers, the last on top.
+
+    Altair's constructor copies every chart three times, to move up what the layers have in common.
+    """
+    chart = alt.LayerChart()
+    chart.layer = list(charts)
+    return chart
 
 
 def reference(value: float) -> alt.Chart:
