@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -20,6 +21,7 @@ def hashed(*parts: object) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+@functools.cache
 def digest(function: Any) -> str:
     """Return a short fingerprint of the source of a function or class, beneath its decorators."""
     return hashlib.sha256(inspect.getsource(inspect.unwrap(function)).encode()).hexdigest()[:16]
