@@ -54,34 +54,38 @@ def page(made: Page) -> str:
     return made.html
 
 
-def test_the_page_needs_nothing_beside_it(page: str) -> None:
-    for tag, attributes in Elements(page).tags:
+@pytest.fixture(scope="module")
+def elements(page: str) -> Elements:
+    return Elements(page)
+
+
+def test_the_page_needs_nothing_beside_it(elements: Elements) -> None:
+    for tag, attributes in elements.tags:
         assert tag not in {"link", "iframe", "object", "embed", "img", "base"}
         assert "src" not in attributes
         assert "href" not in attributes
 
 
-def test_data_cannot_leave_its_place(page: str) -> None:
+def test_data_cannot_leave_its_place(page: str, elements: Elements) -> None:
     """The hostile prompt and answers add no element: three scripts, ours, and no handler anywhere."""
-    found = Elements(page)
-    assert len(found.scripts) == 3
-    assert not [name for _, attributes in found.tags for name in attributes if name.startswith("on")]
+    assert len(elements.scripts) == 3
+    assert not [name for _, attributes in elements.tags for name in attributes if name.startswith("on")]
     assert html.escape("<script>alert(3)</script>", quote=False) in page.replace("&#34;", '"')
 
 
-def test_the_embedded_data_are_what_was_put_in(page: str) -> None:
-    data = json.loads(Elements(page).scripts[0])
+def test_the_embedded_data_are_what_was_put_in(elements: Elements) -> None:
+    data = json.loads(elements.scripts[0])
     assert HOSTILE in [row[1] for row in data["prompts"]]
     assert [run["name"] for run in data["runs"]] == ["dapo", "pilot"]
-    drawn = {attributes["data-plot"] for _, attributes in Elements(page).tags if "data-plot" in attributes}
+    drawn = {attributes["data-plot"] for _, attributes in elements.tags if "data-plot" in attributes}
     assert drawn == set(data["plots"])
 
 
-def test_only_the_page_s_own_scripts_may_run(page: str) -> None:
+def test_only_the_page_s_own_scripts_may_run(page: str, elements: Elements) -> None:
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
     assert policy is not None
     allowed = re.findall(r"'sha256-([^']+)'", policy[1])
-    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in Elements(page).scripts[1:]]
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in elements.scripts[1:]]
     assert allowed == hashes
     assert "default-src 'none'" in policy[1]
     assert "unsafe-eval" not in policy[1]

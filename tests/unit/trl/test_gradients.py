@@ -25,10 +25,16 @@ LOSSES = ["grpo", "dapo", "dr_grpo", "sapo"]
 BONUS = 0.2 if hasattr(GRPOConfig, "entropy_coef") else 0.0  # the oldest TRL has no entropy bonus
 
 
-@cache
 def trainer(loss: str, bf16: bool, only_signal: bool) -> Any:
-    out = Path(mkdtemp())
-    made: Any = world.trainer(out, sections={"only_signal": only_signal}, loss_type=loss, bf16=bf16)
+    """Return the one trainer of these switches with another loss, which TRL reads anew for each batch."""
+    made = trainer_of_any_loss(bf16, only_signal)
+    made.loss_type = made.args.loss_type = loss
+    return made
+
+
+@cache
+def trainer_of_any_loss(bf16: bool, only_signal: bool) -> Any:
+    made: Any = world.trainer(Path(mkdtemp()), sections={"only_signal": only_signal}, loss_type="grpo", bf16=bf16)
     made.current_gradient_accumulation_steps = 1  # as the training loop sets it
     made.model.train()
     return made
