@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from goldilocks.core import Accounts, Beliefs, Collector, Exhausted, Ledger, Limits, ListSource, Source, Surplus
 from goldilocks.errors import missing_extra
-from goldilocks.types import Failure, Group, Prompt, Request, Rollout, Verdict
+
+if TYPE_CHECKING:  # imported on first use: many processes of a run need none of it, and NumPy neither
+    from goldilocks.core import Accounts, Beliefs, Collector, Exhausted, Ledger, Limits, ListSource, Source, Surplus
+    from goldilocks.types import Failure, Group, Prompt, Request, Rollout, Verdict
 
 __version__ = "0.1.0"
 
@@ -55,4 +57,8 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             extra = _EXTRAS[_LAZY[name].split(".")[1]]
             raise ModuleNotFoundError(missing_extra(error, extra), name=error.name) from error
+    if name in __all__:
+        from goldilocks import core, types
+
+        return getattr(core if hasattr(core, name) else types, name)
     raise AttributeError(f"module 'goldilocks' has no attribute {name!r}")

@@ -103,6 +103,12 @@ def test_what_runs_in_a_bare_install_loads_nothing_that_an_extra_brings() -> Non
     assert {start: names & extras for start, names in packages.items() if names & extras} == {}
 
 
+def test_what_only_starts_other_processes_does_not_load_numpy() -> None:
+    """Some processes of a run live for a few milliseconds; NumPy alone takes a tenth of a second."""
+    for module in ("goldilocks", "goldilocks.cli", "goldilocks.launch.prefork"):
+        assert "numpy" not in loaded(module, set())
+
+
 def test_every_folder_of_unit_tests_is_a_folder_of_the_package() -> None:
     here, package = Path(__file__).parent, Path(goldilocks.__file__).parent
     folders = {file.parent.relative_to(here) for file in here.rglob("test_*.py")}
