@@ -63,7 +63,7 @@ class BeliefScore:
 
 
 def log_loss(forecast: float, rate: float) -> float:
-    p = float(np.clip(forecast, EDGE, 1 - EDGE))
+    p = min(max(float(forecast), EDGE), 1 - EDGE)
     return float(-rate * np.log(p) - (1 - rate) * np.log(1 - p))
 
 

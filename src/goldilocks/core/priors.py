@@ -245,7 +245,7 @@ class Units:
         expected = mean * (1 - mean) * (1 - 1 / np.maximum(self.trials, 1))
         correlation = (weight @ beyond + GUESS_WEIGHT * GUESS) / (weight @ expected + GUESS_WEIGHT)
         low, high = CONCENTRATIONS
-        return float(np.clip(1 / max(correlation, TINY**2) - 1, low, high))
+        return float(min(max(1 / max(correlation, TINY**2) - 1, low), high))
 
 
 def _parents(codes: np.ndarray, above: np.ndarray) -> np.ndarray:
@@ -352,7 +352,8 @@ class Oracle(Prior):
 
 def worth_of(tree: Tree) -> float:
     """Return how many rollouts a stratum of this tree counts as for one of its prompts."""
-    return float(np.clip(tree.concentration, *WORTHS))
+    low, high = WORTHS
+    return min(max(tree.concentration, low), high)
 
 
 def counts_of(rates: np.ndarray, worth: float) -> tuple[np.ndarray, np.ndarray]:
