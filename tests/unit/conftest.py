@@ -48,7 +48,7 @@ if "attached_loggers" in catching_logs.__slots__:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(500_000, 20, 20)
     gc.enable()
 
 
