@@ -19,8 +19,8 @@ SPAWN_WITH = "GOLDILOCKS_SPAWN_WITH"  # what vLLM's processes are spawned with: 
 # Parameters of a model that one thread computes: a second one gives it little, and where another process wants the
 # core, each operation waits for it.
 SMALL = 10_000_000
-# Parameters of a model that is computed without oneDNN: on ARM it takes 0.3 ms to begin a product of matrices, and such
-# a model's products take 0.1 ms.
+# Parameters of a model that is computed without oneDNN: on ARM it takes 0.1 to 0.3 ms to begin a product of matrices,
+# and such a model's products take 0.1 ms.
 TINY = 1_000_000
 
 _SHARED = {
