@@ -6,11 +6,9 @@ in a variable what to spawn with (``multiprocessing.set_executable``): the clien
 fork a process with the client's arguments, variables and files. vLLM still spawns, and where there is no server it
 spawns what it always has.
 
-A process that has touched CUDA cannot be forked: where an import touches it, the server begins again with those before
-that one. Nor can a process be forked whose imports would have read other variables than the server's did.
-
-For a GPU the server forks nothing: it has spare processes, as many as vLLM will spawn, which import for themselves
-while the run starts, and gives each client one of these.
+A process is not forked whose imports would have read other variables than the server's did. For a GPU the server forks
+nothing, since a process that has touched CUDA cannot be: it has spare processes, as many as vLLM will spawn, which
+import for themselves while the run starts, and gives each client one of these.
 """
 
 from __future__ import annotations
@@ -41,7 +39,6 @@ from goldilocks.launch.prefork import (
     has_pidfd,
     listening_at,
     py_executable,
-    spoiled,
 )
 from goldilocks.platforms import SPAWN_WITH
 
@@ -134,37 +131,28 @@ def _command(connection: int, parent: int, client: Path, spares: int, modules: S
 
 
 def main(listener: int, driver: int, client: Path, spares: int, *modules: str) -> None:
-    """Import the modules, and fork for each client until the driver ends."""
+    """Import the modules, and fork for each client until the driver ends; or have spares, or be one."""
     end_with_parent()
     if os.getppid() != driver:  # it ended before the kernel was asked
         return
+    connection = socket.socket(fileno=listener)
     if spares == SPARE:
-        spare(socket.socket(fileno=listener), client, modules)
-        return
-    if spares:
-        SpareServer(socket.socket(fileno=listener), client, spares, modules).run()
-    for place, module in enumerate(modules):
-        reason = _import(module)
-        if reason:
-            print(f"vLLM's processes import {module} for themselves: {reason}", file=sys.stderr, flush=True)
-            good = modules[:place]
-            os.execv(sys.executable, _command(listener, driver, client, spares, good))
-    if os.environ.get("VERL_PLATFORM") != "cpu" and spoiled():
-        print("vLLM's processes import for themselves: a forked one could not use the GPU", file=sys.stderr, flush=True)
-        return
-    prefork.preload(())  # what there is now is shared
-    multiprocessing.set_executable(str(client))  # in what is forked from this process
-    VllmServer(socket.socket(fileno=listener)).run()
-
-
-def _import(module: str) -> str:
-    """Import it; return why no process that needs it can be forked, if it cannot."""
-    try:
-        importlib.import_module(module)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    torch = sys.modules.get("torch")
-    return "importing it touches CUDA" if torch is not None and torch.cuda.is_initialized() else ""
+        spare(connection, client, modules)
+    elif spares:
+        SpareServer(connection, client, spares, modules).run()
+    else:
+        for place, module in enumerate(modules):
+            try:
+                importlib.import_module(module)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                print(f"vLLM's processes import {module} for themselves: {reason}", file=sys.stderr, flush=True)
+                os.execv(
+                    sys.executable, _command(listener, driver, client, spares, modules[:place])
+                )  # known to be good
+        prefork.preload(())  # what there is now is shared
+        multiprocessing.set_executable(str(client))  # in what is forked from this process
+        VllmServer(connection).run()
 
 
 class VllmServer(Server):
