@@ -55,10 +55,15 @@ def of_torch() -> tuple[State, ...]:
 
 def of_rewards() -> tuple[State, ...]:
     """Return the calls of reward functions that nobody has read, where the functions' module is loaded."""
-    calls = sys.modules.get("goldilocks.rewards.calls")
-    if calls is None:
-        return ()
-    return (State(lambda: dict(calls.spent._counts), lambda saved: setattr(calls.spent, "_counts", saved)),)
+
+    def read() -> dict[str, Any]:
+        calls = sys.modules.get("goldilocks.rewards.calls")
+        return dict(calls.spent._counts) if calls else {}
+
+    def write(saved: dict[str, Any]) -> None:
+        sys.modules["goldilocks.rewards.calls"].spent._counts = saved
+
+    return (State(read, write),)
 
 
 def restorer() -> Callable[[], None]:

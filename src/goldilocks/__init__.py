@@ -50,6 +50,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         try:
@@ -57,6 +61,8 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             extra = _EXTRAS[_LAZY[name].split(".")[1]]
             raise ModuleNotFoundError(missing_extra(error, extra), name=error.name) from error
+    if name in ("core", "types"):
+        return importlib.import_module(f"goldilocks.{name}")
     if name in __all__:
         from goldilocks import core, types
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import subprocess
 import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -107,6 +108,11 @@ def test_what_only_starts_other_processes_does_not_load_numpy() -> None:
     """Some processes of a run live for a few milliseconds; NumPy alone takes a tenth of a second."""
     for module in ("goldilocks", "goldilocks.cli", "goldilocks.launch.prefork"):
         assert "numpy" not in loaded(module, set())
+
+
+def test_the_parts_that_are_imported_on_first_use_are_attributes_at_once() -> None:
+    said = "import goldilocks as g; print(g.core.Collector is g.Collector, g.types.Group is g.Group, 'Group' in dir(g))"
+    assert subprocess.check_output([sys.executable, "-c", said], text=True).split() == ["True"] * 3
 
 
 def test_every_folder_of_unit_tests_is_a_folder_of_the_package() -> None:

@@ -20,6 +20,8 @@ import verl.trainer.ppo.v1
 from verl.workers.rollout.replica import get_rollout_replica_class
 replica = get_rollout_replica_class("vllm")
 assert "vllm" not in sys.modules
+import torch._inductor.config
+assert torch._inductor.config.compile_threads == 1, "as vLLM sets it"
 
 import inspect
 from verl.third_party.vllm import VLLM_SLEEP_LEVEL

@@ -100,7 +100,8 @@ def train(config: DictConfig, head: RayHead | None) -> None:
     runner: Any = TaskRunnerV1
     if not config.trainer.use_v1:
         from verl.trainer.main_ppo_v0 import TaskRunner as runner
-    with naming_lost_nodes(runner, partial(light_vllm.begin, config)) as watched:
+    beside = partial(light_vllm.begin, config) if is_private(config) else tuple
+    with naming_lost_nodes(runner, beside) as watched:
         run_ppo(config, task_runner_class=watched)
 
 

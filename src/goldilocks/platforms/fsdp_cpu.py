@@ -46,8 +46,8 @@ class HostEngine:
 
     def forward_backward_batch(self, *args: Any, **kwargs: Any) -> Any:
         """With its own settings: a process may have an actor and a critic, of different sizes."""
-        self._settings.apply()
-        return super().forward_backward_batch(*args, **kwargs)  # type: ignore[misc]
+        with self._settings.applied():
+            return super().forward_backward_batch(*args, **kwargs)  # type: ignore[misc]
 
     def get_per_tensor_param(self, *args: Any, **kwargs: Any) -> Any:
         """As verl's. A single rank has its weights whole: to have FSDP2 gather them takes as long as a message."""

@@ -74,6 +74,7 @@ def test_a_small_actor_and_a_large_critic_of_one_process_have_each_its_own_setti
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(3)))
     monkeypatch.setenv("RAY_LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
     torch.backends.mkldnn.enabled = True
     with torch.device("meta"):
         actor, critic = Engine(torch.nn.Linear(3, 3)), Engine(torch.nn.Linear(SMALL // 10, 10))

@@ -87,7 +87,7 @@ ROW_SELECTION = Patch(
     replaced={"index_select_tensor_dict": select_rows_at_once},
     written_for={"index_select_tensor_dict": "ecca58fdcf80a3ed"},
     reason="verl unbinds a nested tensor into its rows; these are picked at once",
-    changes="nothing: the same values",
+    changes="nothing: the same values; all rows at once share their memory with the batch",
     without="CPU 0 % (-3 to +3), +4 % (0 to +6) with a pass for old_log_probs",
     needless_when="verl picks rows by their offsets",
 )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -26,6 +27,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from goldilocks.verl.serve.answers import ManyAnswers
 
 ASCEND = "verl.checkpoint_engine.hccl_checkpoint_engine"
@@ -33,6 +36,8 @@ VERSION = "verl.third_party.vllm"
 LEFT_OUT = {"LLM": "vllm", "parallel_state": "vllm.distributed"}  # of that module
 # What an import of vLLM sets: a worker compiles in its own process, and looks for a GPU without touching it.
 AS_VLLM = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+# Variables by which the task runner may have another replica than the driver.
+CHOOSING = ("GOLDILOCKS_PATCHES", "VERL_USE_EXTERNAL_MODULES")
 MODULE, SERVER, REPLICA = "verl.workers.rollout.vllm_rollout.vllm_async_server", "vLLMHttpServer", "vLLMReplica"
 # Sources of the replica that use nothing of vLLM's, and make their servers as ``begin`` does; others are imported.
 READABLE = ("cfc3b64e49d27354",)  # verl 0.9.1
@@ -46,6 +51,14 @@ def leave_out_ascend() -> None:
     torch = importlib.import_module("torch")
     if not hasattr(torch, "npu"):
         sys.modules.setdefault(ASCEND, None)  # type: ignore[arg-type]  # an import of it raises ImportError
+        _set_as_vllm()
+
+
+def _set_as_vllm() -> None:
+    """Set what the import that is left out would have set."""
+    os.environ |= AS_VLLM
+    if compiler := sys.modules.get("torch._inductor.config"):  # it has read the variable
+        vars(compiler)["compile_threads"] = 1
 
 
 def read_version() -> None:
@@ -60,7 +73,7 @@ def read_version() -> None:
     vars(module)["__getattr__"] = _name_of_vllm
     sys.modules[VERSION] = module
     setattr(sys.modules[VERSION.rpartition(".")[0]], VERSION.rpartition(".")[2], module)
-    os.environ |= AS_VLLM
+    _set_as_vllm()
 
 
 def _name_of_vllm(name: str) -> Any:
@@ -120,7 +133,7 @@ def replica() -> Any:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             if getattr(self.server_class, "__ray_actor_class__", None) is server:  # else a verl chose another
-                self.server_class = Servers(ray.remote(light))
+                self.server_class = Servers(ray.remote(light)) if server is light else ray.remote(light)
 
     return functools.update_wrapper(Replica, verls, updated=())
 
@@ -135,7 +148,7 @@ def read() -> tuple[Any, Any, Any] | None:
     body = ast.parse(source).body
     classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
     text = ast.get_source_segment(source, classes[REPLICA]) if REPLICA in classes else None
-    if hashlib.sha256((text or "").encode()).hexdigest()[:16] not in READABLE:
+    if hashlib.sha256((text or "").encode()).hexdigest()[:16] not in READABLE or classes[SERVER].bases:
         return None
     imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     light = light_class(_written(classes[SERVER]))
@@ -158,15 +171,31 @@ def begin(config: Any) -> list[Any]:
 
     They live as long as what is returned. None on several machines: verl has to know where the workers are.
     """
-    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-    if rollout.name != "vllm" or rollout.nnodes or rollout.disaggregation.enabled:
+    try:
+        return _begun(config) if _is_plain(config) else []
+    except Exception as error:
+        print(f"vLLM's servers begin when verl makes them: {error!r}", file=sys.stderr, flush=True)
         return []
+
+
+def _is_plain(config: Any) -> bool:
+    """Whether verl makes the servers of this replica here, with no other variables than the driver's."""
+    rollout = config.actor_rollout_ref.rollout
+    given = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars") or {}
+    as_here = all(given.get(name, os.environ.get(name)) == os.environ.get(name) for name in CHOOSING)
+    profiled = OmegaConf.select(config, "global_profiler.tool") == "nsys"  # the task runner's children are
+    elsewhere = rollout.nnodes or rollout.disaggregation.enabled or config.trainer.nnodes > 1
+    return bool(rollout.name == "vllm" and as_here and not profiled and not elsewhere)
+
+
+def _begun(config: Any) -> list[Any]:
     import ray
     from verl.plugin.platform import get_platform
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     if RolloutReplicaRegistry._registry["vllm"] is not replica or len(ray.nodes()) > 1 or read() is None:
         return []
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     first = replica()(0, rollout, config.actor_rollout_ref.model, rollout.n_gpus_per_node)
     platform, prefix = get_platform(), first._get_server_name_prefix()
     env = {**dict.fromkeys(platform.ray_noset_envvars(), "1"), **platform.rollout_env_vars()}
@@ -176,7 +205,7 @@ def begin(config: Any) -> list[Any]:
 
 
 class Servers:
-    """Stands in the place of Ray's class of the server: an actor that has begun becomes the server of its name."""
+    """Stands in the place of Ray's class of the server: an actor of this run becomes the server of its name."""
 
     def __init__(self, actors: Any) -> None:
         self.actors = actors
@@ -184,11 +213,11 @@ class Servers:
     def options(self, *, name: str, **options: Any) -> Any:
         import ray
 
-        try:
+        with contextlib.suppress(ValueError):  # there is none
             begun = ray.get_actor(name)
-        except ValueError:
-            return self.actors.options(name=name, **options)
-        return SimpleNamespace(remote=functools.partial(_become, begun))
+            if begun._actor_id.job_id.hex() == ray.get_runtime_context().get_job_id():  # else Ray refuses the name
+                return SimpleNamespace(remote=functools.partial(_become, begun))
+        return self.actors.options(name=name, **options)
 
 
 def _become(actor: Any, **kwargs: Any) -> Any:

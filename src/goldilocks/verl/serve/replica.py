@@ -120,8 +120,12 @@ class TransformersAdapter(BaseRollout):
 
     async def _send_by_store(self, weights: Any, global_steps: int | None) -> None:
         limit = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
+        last: transfer.Bucket | None = None
         async for bucket in transfer.buckets(ensure_async_iterator(weights), limit):
-            await self._server.load_weights.remote(bucket, global_steps)
+            if last is not None:
+                await self._server.load_weights.remote(last)
+            last = bucket
+        await self._server.load_weights.remote(last, global_steps)  # there is no model without weights
 
     async def _send_by_ipc(self, weights: Any) -> None:
         handle = transfer.new_handle()

@@ -25,7 +25,7 @@ from goldilocks.engine.engine import Engine
 from goldilocks.engine.loop import EngineLoop, Outcome
 from goldilocks.engine.request import Ask, Generation, SamplingParams
 from goldilocks.errors import require
-from goldilocks.platforms import HostSettings
+from goldilocks.platforms import TINY, HostSettings
 from goldilocks.verl.serve import transfer
 from goldilocks.verl.serve.answers import Answers, Requests
 
@@ -49,7 +49,7 @@ class RolloutServer:
         self._device = torch.device(get_device_name(), 0) if visible_device is not None else torch.device("cpu")
         policy = _model(self._config, model, self._device)
         if self._device.type == "cpu":
-            HostSettings.of(policy, self._config.n_gpus_per_node).apply()
+            HostSettings.of(policy, self._config.n_gpus_per_node, one_thread_below=TINY).apply()
         self._max_length = self._config.max_model_len or self._config.prompt_length + self._config.response_length
         engine = Engine(
             policy,
@@ -195,7 +195,7 @@ class RolloutServer:
         """Do nothing: ``load_weights`` forgets cached prompts."""
 
     async def load_weights(self, bucket: transfer.Bucket, global_steps: int | None = None) -> None:
-        """Overwrite these weights, with the policy update that they belong to."""
+        """Overwrite these weights; the last ones of a policy update come with its number."""
         await self._on_engine(lambda engine: engine.load_weights(bucket.tensors()))
         if global_steps is not None:
             self._global_steps = global_steps

@@ -274,8 +274,24 @@ def test_a_worker_sends_new_weights_and_their_version_in_one_message(
     assert output.token_ids == logits_after("llama", PROMPT, output.token_ids).argmax(-1).tolist()
 
 
+def test_a_version_comes_with_the_last_of_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("goldilocks.verl.serve.replica.is_support_ipc", lambda: False)
+    sent: list[int | None] = []
+
+    class Server:
+        async def load_weights(self, _bucket: Bucket, global_steps: int | None = None) -> None:
+            sent.append(global_steps)
+
+    adapter = object.__new__(TransformersAdapter)
+    each_by_itself = SimpleNamespace(update_weights_bucket_megabytes=0)
+    adapter.config, adapter._found = SimpleNamespace(checkpoint_engine=each_by_itself), Actor(Server())
+    asyncio.run(adapter.update_weights(iter([(name, torch.ones(2)) for name in "abc"]), global_steps=7))
+    assert sent == [None, None, 7]
+
+
 def test_a_tiny_model_is_served_by_one_thread(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
     _server(model_path)
     assert (torch.get_num_threads(), torch.backends.mkldnn.enabled) == (1, False)
 
