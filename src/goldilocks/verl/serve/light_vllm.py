@@ -126,6 +126,7 @@ def replica() -> Any:
     import ray
 
     verls, server, light = read() or _imported()
+    was_read = server is light
 
     class Replica(verls):  # type: ignore[misc, valid-type]  # known at run time
         server_class: Any
@@ -133,7 +134,8 @@ def replica() -> Any:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             if getattr(self.server_class, "__ray_actor_class__", None) is server:  # else a verl chose another
-                self.server_class = Servers(ray.remote(light)) if server is light else ray.remote(light)
+                actors = ray.remote(light)
+                self.server_class = Servers(actors) if was_read else actors
 
     return functools.update_wrapper(Replica, verls, updated=())
 
