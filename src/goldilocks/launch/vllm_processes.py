@@ -141,18 +141,24 @@ def main(listener: int, driver: int, client: Path, spares: int, *modules: str) -
     elif spares:
         SpareServer(connection, client, spares, modules).run()
     else:
-        for place, module in enumerate(modules):
-            try:
-                importlib.import_module(module)
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-                print(f"vLLM's processes import {module} for themselves: {reason}", file=sys.stderr, flush=True)
-                os.execv(
-                    sys.executable, _command(listener, driver, client, spares, modules[:place])
-                )  # known to be good
+        good = _importable(modules)
+        if good != modules:  # what has failed half way is in no process that begins anew with the others
+            os.execv(sys.executable, _command(listener, driver, client, spares, good))
         prefork.preload(())  # what there is now is shared
         multiprocessing.set_executable(str(client))  # in what is forked from this process
         VllmServer(connection).run()
+
+
+def _importable(modules: tuple[str, ...]) -> tuple[str, ...]:
+    """Import the modules up to the first one that fails; return those."""
+    for place, module in enumerate(modules):
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            print(f"vLLM's processes import {module} for themselves: {reason}", file=sys.stderr, flush=True)
+            return modules[:place]
+    return modules
 
 
 class VllmServer(Server):

@@ -22,8 +22,8 @@ SPAWN_WITH = "GOLDILOCKS_SPAWN_WITH"  # what vLLM's processes are spawned with: 
 # Parameters of a model that one thread computes: a second one gives it little, and where another process wants the
 # core, each operation waits for it.
 SMALL = 10_000_000
-# Parameters of a model that is computed without oneDNN: on ARM it takes 0.3 ms to begin a product of matrices in fp32,
-# and such a model's products take 0.1 ms. Elsewhere torch does not ask it for these.
+# Parameters of a model that is computed without oneDNN: on ARM it takes 0.1 to 0.3 ms to begin a product of matrices in
+# fp32, and such a model's products take 0.1 ms. Elsewhere torch does not ask it for these.
 TINY = 1_000_000
 ARM = ("aarch64", "arm64")
 
@@ -80,7 +80,7 @@ class HostSettings(NamedTuple):
     """How torch computes a model on the CPU."""
 
     threads: int
-    one_dnn: bool  # or off, whatever it was
+    one_dnn: bool  # whether it is left as it is, or switched off
 
     @classmethod
     def of(cls, model: Any, ranks: int, one_thread_below: int = SMALL) -> HostSettings:

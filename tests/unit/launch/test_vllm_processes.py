@@ -134,11 +134,12 @@ print(ours.recv()[0], ours.recv()[0])"""
     assert spawner(body) == ["True True"]
 
 
-def test_a_forked_process_ends_with_the_one_that_spawned_it_however_that_ends(
-    spawner: Callable[..., list[str]],
+@pytest.mark.parametrize("kind", ["", ", platform='nvidia', spares=1"], ids=["forked", "spare"])
+def test_a_process_ends_with_the_one_that_spawned_it_however_that_ends(
+    spawner: Callable[..., list[str]], kind: str
 ) -> None:
-    body = """\
-serve("preloaded")
+    body = f"""\
+serve("preloaded"{kind})
 if os.fork() == 0:
     Path(sys.argv[1], "worker").write_text(str(run(terminated)[1]))
     os.kill(os.getpid(), signal.SIGKILL)
@@ -190,20 +191,6 @@ print(ours.recv()[0], ours.recv()[0])
 print(run(tell, "B")[1])"""
     forked, last = "[True, '__mp_main__', '/'] 7", "[False, '__mp_main__', '/', 'set later']"
     assert spawner(body) == [forked, "True True", last]
-
-
-def test_a_spare_process_ends_with_the_one_that_spawned_it(spawner: Callable[..., list[str]]) -> None:
-    body = """\
-serve("preloaded", platform="nvidia", spares=1)
-if os.fork() == 0:
-    Path(sys.argv[1], "worker").write_text(str(run(terminated)[1]))
-    os.kill(os.getpid(), signal.SIGKILL)
-os.wait()
-worker = Path(sys.argv[1], "worker").read_text()
-while Path("/proc", worker).exists():
-    time.sleep(0.01)
-print("ended")"""
-    assert spawner(body) == ["ended"]
 
 
 def test_a_spare_process_that_has_used_cuda_sees_other_gpus_in_a_new_python(

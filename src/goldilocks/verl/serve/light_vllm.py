@@ -29,6 +29,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from goldilocks.platforms import PATCHES_VARIABLE
 from goldilocks.verl.serve.answers import ManyAnswers
 
 ASCEND = "verl.checkpoint_engine.hccl_checkpoint_engine"
@@ -37,7 +38,7 @@ LEFT_OUT = {"LLM": "vllm", "parallel_state": "vllm.distributed"}  # of that modu
 # What an import of vLLM sets: a worker compiles in its own process, and looks for a GPU without touching it.
 AS_VLLM = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 # Variables by which the task runner may have another replica than the driver.
-CHOOSING = ("GOLDILOCKS_PATCHES", "VERL_USE_EXTERNAL_MODULES")
+CHOOSING = (PATCHES_VARIABLE, "VERL_USE_EXTERNAL_MODULES")
 MODULE, SERVER, REPLICA = "verl.workers.rollout.vllm_rollout.vllm_async_server", "vLLMHttpServer", "vLLMReplica"
 # Sources of the replica that use nothing of vLLM's, and make their servers as ``begin`` does; others are imported.
 READABLE = ("cfc3b64e49d27354",)  # verl 0.9.1
@@ -197,12 +198,12 @@ def _begun(config: Any) -> list[Any]:
 
     if RolloutReplicaRegistry._registry["vllm"] is not replica or len(ray.nodes()) > 1 or read() is None:
         return []
-    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    rollout = config.actor_rollout_ref.rollout
     first = replica()(0, rollout, config.actor_rollout_ref.model, rollout.n_gpus_per_node)
     platform, prefix = get_platform(), first._get_server_name_prefix()
     env = {**dict.fromkeys(platform.ray_noset_envvars(), "1"), **platform.rollout_env_vars()}
     options = {"runtime_env": {"env_vars": env}, "max_concurrency": first.max_concurrency}
-    ranks = range(trainer.nnodes * trainer.n_gpus_per_node // first.world_size)
+    ranks = range(config.trainer.n_gpus_per_node // first.world_size)  # of one machine
     return [first.server_class.actors.options(name=f"{prefix}server_{rank}_0", **options).remote() for rank in ranks]
 
 
