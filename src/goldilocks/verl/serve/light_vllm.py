@@ -16,7 +16,6 @@ import ast
 import asyncio
 import contextlib
 import functools
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -29,6 +28,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from goldilocks.hashing import digest_of
 from goldilocks.platforms import PATCHES_VARIABLE
 from goldilocks.verl.serve.answers import ManyAnswers
 
@@ -151,7 +151,7 @@ def read() -> tuple[Any, Any, Any] | None:
     body = ast.parse(source).body
     classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
     text = ast.get_source_segment(source, classes[REPLICA]) if REPLICA in classes else None
-    if hashlib.sha256((text or "").encode()).hexdigest()[:16] not in READABLE or classes[SERVER].bases:
+    if digest_of(text or "") not in READABLE or classes[SERVER].bases:
         return None
     imports = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     light = light_class(_written(classes[SERVER]))
