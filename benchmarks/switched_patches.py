@@ -26,7 +26,7 @@ SWITCHES, SCHEDULE, STEPS, CALLERS = "PATCH_SWITCHES", "PATCH_SCHEDULE", "PATCH_
 UNTIL = "PATCH_UNTIL"  # environment: when the run ends at the latest, in seconds since the epoch
 BATCHED_TURNS = "batched-single-turn"  # no patch: single-turn rollouts many at a time, not by verl's loop
 NAMES = (*(patch.name for patch in PATCHES), BATCHED_TURNS)
-IN_TRAINER = ("group-numbers", "one-pass")  # the trainer asks whether they stand, so they are switched in the trainer
+IN_TRAINER = ("one-pass",)  # the trainer asks whether it stands, so it is switched in the trainer
 
 
 class Board:
@@ -122,14 +122,10 @@ class Steps:
         self._before = time.perf_counter(), cpu_seconds(os.environ[SWITCHES])
 
     def _in_trainer(self, trainer: Any, off: list[str]) -> None:
-        import transfer_queue
-        from verl.trainer.ppo.v1 import trainer_base
-
         if self._number < 0:
-            self._one_pass, self._queue = trainer.one_pass, trainer_base.tq
+            self._one_pass = trainer.one_pass
         none = dataclasses.replace(self._one_pass, own_log_probs=False, rows_with_signal=False)
         trainer.one_pass = none if "one-pass" in off else self._one_pass
-        trainer_base.tq = transfer_queue if "group-numbers" in off else self._queue
 
 
 def install() -> None:

@@ -128,7 +128,8 @@ that pass goes with it:
 Two CPU cores that other work kept busy (`cpu`: seconds of processors, `wall`: of the clock), before the four patches
 went that a step does not notice: `grpo-advantages` (GRPO's advantages a group at a time), `padded-responses` and
 `nested-responses` (responses cut out of all rows at once; the loss of `one-pass` keeps the latter for itself), and
-`loss-padding` (the responses of a loss padded at once, which the loss of `one-pass` now does too).
+`loss-padding` (the responses of a loss padded at once, which the loss of `one-pass` now does too). `group-numbers` was
+another patch then, which gave verl numbers in the place of uids.
 
 ```
 $ python benchmarks/patches.py

@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transfer_queue
@@ -43,10 +41,7 @@ from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
 from goldilocks.verl.serve.answers import Answers, ManyAnswers
 from goldilocks.verl.store import batched_puts, rows
-from goldilocks.verl.store.padding import Ragged
 from goldilocks.verl.store.rows import FIRST, ROLLOUTS, VISIT_SEED
-from goldilocks.verl.store.rows_at_hand import ShortRows
-from goldilocks.verl.update import held_batch
 
 LIMIT = 6  # tokens of an answer; the server does not know the limit, so that the worker cuts
 ROLLOUT = {"name": "transformers", "max_num_seqs": 64, "prompt_length": 8, "response_length": LIMIT}
@@ -245,7 +240,6 @@ class Queue:
         monkeypatch.setattr(rows, "kv_batch_meta2batch_meta", self.meta)
         asked_again = functools.cache(inspect.unwrap(batched_puts.takes_columns))  # once a queue, not once a process
         monkeypatch.setattr(batched_puts, "takes_columns", asked_again)
-        monkeypatch.setattr(held_batch, "can_hold", functools.cache(inspect.unwrap(held_batch.can_hold)))
         monkeypatch.setattr(failures, "_published", False)  # as in a process that has told no error yet
 
     def batch(self) -> KVBatchMeta:
@@ -314,7 +308,7 @@ class Queue:
 class QueueClient:
     """Stands for the client of a TransferQueue with its own storage, or with another one."""
 
-    STANDS_FOR = ("kv_retrieve_meta", "get_data", "async_kv_retrieve_meta", "async_set_custom_meta")
+    STANDS_FOR = ("async_kv_retrieve_meta", "async_set_custom_meta")
 
     def __init__(self, queue: Queue, *, own_storage: bool) -> None:
         self.storage_manager = AsyncSimpleStorageManager.__new__(AsyncSimpleStorageManager) if own_storage else None
@@ -323,26 +317,14 @@ class QueueClient:
         self._queue = queue
         self._keys: list[str] = []  # by the global index of the row
 
-    def kv_retrieve_meta(self, keys: list[str] | str, partition_id: str, create: bool = False) -> BatchMeta:
-        """Return which fields all of the rows have, of the rows that there are."""
-        assert partition_id == "train"
-        rows = [self._queue.rows.get(key, {}) for key in keys if create or key in self._queue.rows]
-        self._keys += [key for key in keys if key not in self._keys and (create or key in self._queue.rows)]
-        common = {name: value for name, value in rows[0].items() if all(name in row for row in rows)}
-        schema = {name: {"is_non_tensor": not isinstance(value, torch.Tensor)} for name, value in common.items()}
-        places = [self._keys.index(key) for key in keys if key in self._keys]
-        return BatchMeta(places, ["train"] * len(places), schema, np.ones(len(places)))
-
-    def get_data(self, metadata: BatchMeta) -> TensorDict:
-        """Return the fields as the storage packs them."""
-        rows = [self._queue.rows[self._keys[place]] for place in metadata.global_indexes]
-        pack = AsyncSimpleStorageManager._pack_field_values
-        return TensorDict({name: pack([row[name] for row in rows]) for name in metadata.field_names}, len(rows))
-
     async def async_kv_retrieve_meta(
         self, keys: list[str] | str, partition_id: str, create: bool = False, socket: None = None
     ) -> BatchMeta:
-        return self.kv_retrieve_meta(keys, partition_id, create)
+        """Return places for these rows, as for a put."""
+        assert partition_id == "train"
+        assert create
+        self._keys += [key for key in keys if key not in self._keys]
+        return BatchMeta([self._keys.index(key) for key in keys], ["train"] * len(keys))
 
     async def async_set_custom_meta(self, metadata: BatchMeta, socket: None = None) -> None:
         for meta in metadata.chunk_by_partition():
@@ -356,17 +338,6 @@ class QueueClient:
 def nested(rows: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return rows of several lengths as verl has them in one tensor."""
     return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
-
-
-def short_rows(keys: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> ShortRows:
-    """Return rows as a worker reports them."""
-    tensors = [name for name, value in rows[0].items() if isinstance(value, torch.Tensor)]
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    tokens = {name: Ragged(torch.cat(columns[name]), list(map(len, columns[name]))) for name in tensors}
-    found = ShortRows.of(keys, tokens, {name: column for name, column in columns.items() if name not in tensors})
-    assert found is not None
-    sent: ShortRows = pickle.loads(pickle.dumps(found))
-    return sent
 
 
 def comparable(value: Any) -> Any:

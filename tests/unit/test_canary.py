@@ -41,7 +41,6 @@ from goldilocks.verl.patches.log_probs import PADDING_SOURCES
 from goldilocks.verl.patches.trainers import BY_NAME, GRPO
 from goldilocks.verl.serve.server import RolloutServer
 from goldilocks.verl.store.batched_puts import READERS
-from goldilocks.verl.update import held_batch
 
 plugin.additions()
 
@@ -128,7 +127,6 @@ SOURCES: list[tuple[Callable[..., Any], Sources]] = [
     (ray_trainer.compute_advantage, BY_NAME),
     *READERS,  # of what we put into the TransferQueue
     (no_padding_2_padding, PADDING_SOURCES),  # done for all rows at once in the loss of one pass
-    *held_batch.READERS,  # of what our trainer sends in the place of keys
 ]
 
 

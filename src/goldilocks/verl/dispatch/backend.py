@@ -1,7 +1,6 @@
 """verl's agent loops as a backend: requests go to the workers, and what happens to each rollout comes back at once.
 
-Tensors stay in the TransferQueue, or come with the reports of short rollouts and stay here; the payload of a rollout is
-the keys and tags of its rows.
+Tensors stay in the TransferQueue; the payload of a rollout is the keys and tags of its rows.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from goldilocks.verl.store.rows import (
     SavedAnswers,
     Unfinished,
 )
-from goldilocks.verl.store.rows_at_hand import ShortRows
 
 if TYPE_CHECKING:
     from goldilocks.verl.dispatch.manager import StreamingManager
@@ -40,7 +38,6 @@ class AgentLoops(Backend):
 
     manager: StreamingManager
     global_steps = 0  # verl's number of the step that asks
-    with_rows = False  # whether short answers are reported with their rows, which then are not in the queue
 
     def __init__(self, config: Any, dataset: Any, refilling: Refilling) -> None:
         """``refilling`` wakes the rollout servers that sleep while the trainer has the batch."""
@@ -53,7 +50,7 @@ class AgentLoops(Backend):
 
     def submit(self, requests: Sequence[Request]) -> None:
         if requests:
-            self.manager.start([self._prompt(request) for request in requests], self.with_rows)
+            self.manager.start([self._prompt(request) for request in requests])
 
     def events(self, within: float | None = None) -> Iterator[Rollout | Failure]:
         return self._noted(self.manager.events(within))
@@ -86,9 +83,6 @@ class AgentLoops(Backend):
     def _noted(self, events: Iterable[Report]) -> Iterator[Rollout | Failure]:
         """Note for each event, as the driver takes it in, which rows are in the queue and when the last one came."""
         for event in events:
-            if isinstance(event, ShortRows):
-                self.rows.at_hand.add(event)
-                continue
             if isinstance(event, Rollout):
                 self._succeeded_at = time.time()
                 if len(event.payload) > 1:

@@ -47,13 +47,13 @@ class StreamingManager(AgentLoopManagerTQ):
         replies: list[Any] = ray.get([getattr(worker, method).remote(*args) for worker in self.agent_loop_workers])
         return replies
 
-    def start(self, prompts: list[dict[str, Any]], with_rows: bool = False) -> None:
+    def start(self, prompts: list[dict[str, Any]]) -> None:
         """Start the sessions of these prompts, spread evenly over the workers, also if they come one by one."""
         workers = self.agent_loop_workers[self._next :] + self.agent_loop_workers[: self._next]
         size = math.ceil(len(prompts) / len(workers))
         parts = [prompts[place : place + size] for place in range(0, len(prompts), size)]
         self._next = (self._next + len(parts)) % len(workers)
-        ray.get([worker.start.remote(part, with_rows) for worker, part in zip(workers, parts, strict=False)])
+        ray.get([worker.start.remote(part) for worker, part in zip(workers, parts, strict=False)])
 
     def events(self, within: float | None = None) -> list[Report]:
         """Return the events since the last call; wait until there is one, or ``within`` seconds have passed.

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 import torch
@@ -31,9 +31,7 @@ from goldilocks.verl.dispatch.rewards import grade, manager_of
 from goldilocks.verl.dispatch.sampling_seed import seeded
 from goldilocks.verl.dispatch.session import Cancelled, Reply, Session, TurnRequest, Versions, rollout_of
 from goldilocks.verl.serve.limits import NAME as OUR_SERVER
-from goldilocks.verl.store.padding import Ragged
 from goldilocks.verl.store.rows import ANSWERS, FIRST, PARTITION, ROLLOUTS, VISIT_SEED
-from goldilocks.verl.store.rows_at_hand import ShortRows
 from goldilocks.verl.switch import in_force
 
 Fields = dict[str, Any]  # of a row
@@ -159,26 +157,12 @@ def rows(outputs: Sequence[Output], prompts: Sequence[Fields]) -> list[Fields]:
     """The fields of each row, as verl's ``_agent_loop_postprocess`` stores them."""
     if len({one.response_logprobs is None for one in outputs}) > 1:  # a column has a value for every row
         return [row for one, prompt in zip(outputs, prompts, strict=True) for row in rows([one], [prompt])]
-    columns = {name: column.split() for name, column in _columns(outputs).items()}
-    return [
-        {**_others(one, prompt), **{name: column[place] for name, column in columns.items()}}
-        for place, (one, prompt) in enumerate(zip(outputs, prompts, strict=True))
-    ]
-
-
-def short_rows(keys: Sequence[str], outputs: Sequence[Output], prompts: Sequence[Fields]) -> ShortRows | None:
-    """The same rows as they are reported; None if they differ in their fields, or prompts have tensors."""
-    columns = _columns(outputs)
-    others = list(map(_others, outputs, prompts))
-    if any(one.keys() != others[0].keys() for one in others):
-        return None
-    names = [name for name in others[0] if name not in columns]
-    return ShortRows.of(keys, columns, {name: [one[name] for one in others] for name in names})
-
-
-def _others(output: Output, prompt: Fields) -> Fields:
-    about = {"num_turns": output.num_turns, "metrics": output.metrics, "extra_fields": output.extra_fields}
-    return {**_NO_PICTURES, **about, **prompt}
+    columns, made = _columns(outputs), []
+    for place, (one, prompt) in enumerate(zip(outputs, prompts, strict=True)):
+        about = {"num_turns": one.num_turns, "metrics": one.metrics, "extra_fields": one.extra_fields}
+        tensors = {name: column[place] for name, column in columns.items()}
+        made.append({**_NO_PICTURES, **about, **prompt, **tensors})
+    return made
 
 
 _NO_PICTURES: Fields = {
@@ -188,27 +172,30 @@ _NO_PICTURES: Fields = {
 }
 
 
-def _columns(outputs: Sequence[Output]) -> dict[str, Ragged]:
+def _columns(outputs: Sequence[Output]) -> dict[str, tuple[torch.Tensor, ...]]:
+    """The tensors of every output, by field. The reward stands at the last token of an answer."""
     sequences = [one.prompt_ids + one.response_ids for one in outputs]
-    masks = ragged([one.response_mask for one in outputs], torch.int64)
-    scores = torch.zeros(len(masks.tokens))
-    scores[masks.offsets[1:] - 1] = torch.tensor([one.reward_score for one in outputs], dtype=torch.float32)
+    lengths = [len(one.response_mask) for one in outputs]
+    masks = _tensors([one.response_mask for one in outputs], torch.int64)
+    scores, ends = torch.zeros(sum(lengths)), torch.tensor(list(accumulate(lengths)))
+    scores[ends - 1] = torch.tensor([one.reward_score for one in outputs], dtype=torch.float32)
     columns = {
-        "prompts": ragged([one.prompt_ids for one in outputs], torch.int64),
-        "responses": ragged([one.response_ids for one in outputs], torch.int64),
+        "prompts": _tensors([one.prompt_ids for one in outputs], torch.int64),
+        "responses": _tensors([one.response_ids for one in outputs], torch.int64),
         "response_mask": masks,
         "loss_mask": masks,
-        "input_ids": ragged(sequences, torch.int64),
-        "position_ids": ragged([range(len(sequence)) for sequence in sequences], torch.int64),
-        "rm_scores": Ragged(scores, masks.lengths),
+        "input_ids": _tensors(sequences, torch.int64),
+        "position_ids": _tensors([range(len(sequence)) for sequence in sequences], torch.int64),
+        "rm_scores": scores.split(lengths),
     }
     log_probs = [one.response_logprobs for one in outputs if one.response_logprobs is not None]
-    return columns | ({"rollout_log_probs": ragged(log_probs, torch.float32)} if log_probs else {})
+    return columns | ({"rollout_log_probs": _tensors(log_probs, torch.float32)} if log_probs else {})
 
 
-def ragged(values: Sequence[Sequence[float]], dtype: torch.dtype) -> Ragged:
-    """The sequences, one after another."""
-    return Ragged(torch.tensor(list(chain.from_iterable(values)), dtype=dtype), [len(value) for value in values])
+def _tensors(sequences: Sequence[Sequence[float]], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """A tensor of each sequence, views of one: torch makes one large tensor sooner than many small ones."""
+    whole = torch.tensor(list(chain.from_iterable(sequences)), dtype=dtype)
+    return whole.split([len(sequence) for sequence in sequences])
 
 
 def _is_known(worker: Any) -> bool:
@@ -237,7 +224,6 @@ class Worker(Protocol):
     single_turn: SingleTurn
     watch: Stopwatch
 
-    def report_rows(self, rows: ShortRows) -> None: ...
     def report_stored(self, rollout: Rollout) -> None: ...
     def report_failed(self, session: Session, reason: str) -> None: ...
     async def report_error(self, session: Session, error: BaseException) -> None: ...
@@ -249,9 +235,7 @@ class BatchedSingleTurn:
     Invariant: every session is reported once, as a rollout that is stored or as a failure.
     """
 
-    def __init__(self, worker: Worker, with_rows: bool = False) -> None:
-        """``with_rows``: whether rows go to the trainer in reports, and not into the queue."""
-        self._with_rows = with_rows
+    def __init__(self, worker: Worker) -> None:
         self._worker, self._client, self._loop = worker, worker.llm_client, worker.single_turn
         self._open: dict[Session, Fields] = {}  # the sessions without a report, and the fields of their rows
         self._finishing: set[asyncio.Task[None]] = set()
@@ -340,13 +324,9 @@ class BatchedSingleTurn:
         ]
         keys, tags = zip(*(rollout.payload[0] for rollout in rollouts), strict=True)
         made, prompts = list(outputs.values()), [self._open[session] for session in outputs]
-        reported = short_rows(keys, made, prompts) if self._with_rows else None
-        if reported is not None:
-            self._worker.report_rows(reported)
-        else:
-            await agent_loop_tq.tq.async_kv_batch_put(
-                keys=list(keys), fields=rows(made, prompts), tags=list(tags), partition_id=PARTITION
-            )
+        await agent_loop_tq.tq.async_kv_batch_put(
+            keys=list(keys), fields=rows(made, prompts), tags=list(tags), partition_id=PARTITION
+        )
         for session, rollout in zip(outputs, rollouts, strict=True):
             self._worker.report_stored(rollout)
             self._end(session)

@@ -32,12 +32,11 @@ from goldilocks.verl.dispatch.tools import remembering
 from goldilocks.verl.lasting import work_begins
 from goldilocks.verl.patch import Kind
 from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, SavedAnswers
-from goldilocks.verl.store.rows_at_hand import ShortRows
 from goldilocks.verl.switch import ask_for, named
 
 logger = logging.getLogger(__name__)
 
-Report = Rollout | Failure | ShortRows  # rows before the rollouts that they are of
+Report = Rollout | Failure
 
 
 class Drained(NamedTuple):
@@ -131,8 +130,8 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         self.llm_client.refresh_servers()
         await super().generate_sequences(batch)
 
-    async def start(self, prompts: list[dict[str, Any]], with_rows: bool = False) -> None:
-        """Start the sessions of these prompts and return; ``events`` reports each, ``with_rows`` of short answers."""
+    async def start(self, prompts: list[dict[str, Any]]) -> None:
+        """Start the sessions of these prompts and return; ``events`` reports each."""
         self.llm_client.refresh_servers()
         params = self._sampling_params()
         batched: list[dict[str, Any]] = []
@@ -141,7 +140,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             prompt.setdefault("agent_name", self.rollout_config.agent.default_agent_loop)
             (batched if self._is_batched(prompt) else others).append(prompt)
         if batched:
-            self._in_background(BatchedSingleTurn(self, with_rows).run(batched, params))
+            self._in_background(BatchedSingleTurn(self).run(batched, params))
         about = await get_trajectory_info(None, [prompt["index"] for prompt in others], False)
         for prompt, trajectory in zip(others, about, strict=True):
             self._in_background(self._run_prompt(prompt, params, {**trajectory, "step": prompt["global_steps"]}))
@@ -254,12 +253,8 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         assert session is not None
         return session
 
-    def report_rows(self, rows: ShortRows) -> None:
-        """Send rows that are not in the queue with the events of their rollouts, which come next."""
-        self._report(rows)
-
     def report_stored(self, rollout: Rollout) -> None:
-        """Report a rollout whose rows are in the queue, or reported."""
+        """Report a rollout whose rows are in the queue."""
         succeeded()
         self._report(rollout)
 

@@ -185,20 +185,21 @@ class PackedRows:
         import numpy as np
         import torch
 
-        from goldilocks.verl.store.padding import flat
-
+        joined = torch.cat(self._rows)
         lengths = np.fromiter(map(len, self._rows), dtype=np.int64, count=len(self._rows))
-        return unpack, (*flat(torch.cat(self._rows)), lengths.tobytes(), self._kept)
+        numbers, dtype = bytearray(joined.view(torch.uint8).numpy()), str(joined.dtype).removeprefix("torch.")
+        return unpack, (numbers, dtype, lengths.tobytes(), self._kept)
 
 
-def unpack(joined: bytearray, dtype: str, lengths: bytes, kept: bool) -> list[torch.Tensor]:
+def unpack(numbers: bytearray, dtype: str, lengths: bytes, kept: bool) -> list[torch.Tensor]:
     """Return the rows: kept ones with memory of their own, the others as views of the buffer."""
     import numpy as np
-
-    from goldilocks.verl.store.padding import unflat
+    import torch
 
     PACKED_ROWS.apply()
-    rows = unflat(joined, dtype).split(np.frombuffer(lengths, dtype=np.int64).tolist())
+    kind = getattr(torch, dtype)
+    joined = torch.frombuffer(numbers, dtype=kind) if numbers else torch.empty(0, dtype=kind)
+    rows = joined.split(np.frombuffer(lengths, dtype=np.int64).tolist())
     return [row.clone() for row in rows] if kept else list(rows)
 
 

@@ -29,13 +29,6 @@ def rows_unpacked(_pack: Any) -> Any:
     return list
 
 
-def numbering_queue(_transfer_queue: Any) -> Any:
-    """The TransferQueue as verl's trainer sees it, with groups by number while advantages are computed."""
-    from goldilocks.verl.update.driver_queue import DriverQueue
-
-    return DriverQueue()
-
-
 def responses_nested_at_once(original: Function) -> Function:
     """The rows of a field cut all at once; verl cuts each by itself."""
     from goldilocks.verl.store.padding import nested_as
@@ -97,19 +90,17 @@ GROUP_NUMBERS = Patch(
     kind=Kind.TRAINER,
     module="verl.trainer.ppo.v1.trainer_base",
     replaced={
-        "tq": numbering_queue,
         "response_to_nested": responses_nested_at_once,
         "compute_advantage_for_multi_trajectories": groups_at_once,
     },
     written_for={
-        "PPOTrainer._compute_advantage": "2a4a2aa4a475b228",
         "response_to_nested": "a2272158cd69af64",
         "compute_advantage_for_multi_trajectories": "d973cc8aec79bc3d",
     },
-    reason="verl fetches and pads the uid of each row to know its group, and takes rows one by one: most of the time",
+    reason="verl takes the rows of a group, and the responses of a field, one by one",
     changes="nothing: the same values",
-    without="CPU +5 % (+2 to +9)",
-    needless_when="verl reads a row's group off its key",
+    without="not measured yet",
+    needless_when="verl computes the advantages of a group at once",
 )
 
 # Applied by the task runner of our V0 trainer in its own process.

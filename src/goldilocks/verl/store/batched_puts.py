@@ -13,14 +13,12 @@ from typing import Any
 
 import torch
 import transfer_queue
-from tensordict import TensorDict
 from transfer_queue.client import AsyncTransferQueueClient
 from transfer_queue.metadata import BatchMeta, extract_field_schema
 from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from goldilocks.hashing import is_known
-from goldilocks.verl.store.padding import rows_of
 
 KeyedRow = tuple[str, dict[str, Any], dict[str, Any]]  # its key, its fields, its tag
 Put = Callable[[str, list[KeyedRow]], Awaitable[None]]
@@ -105,16 +103,6 @@ class Columns:
         self.batch_size = (len(rows),)
         self._columns = {name: _column([row[name] for row in rows]) for name in rows[0]}
 
-    @classmethod
-    def of_tensors(cls, fields: TensorDict) -> Columns:
-        """Return the columns of a ``TensorDict`` of tensors."""
-        made = cls.__new__(cls)
-        made.batch_size = (len(fields),)
-        made._columns = {
-            name: RaggedRows.of(rows_of(value)) if value.is_nested else value for name, value in fields.items()
-        }
-        return made
-
     def __getitem__(self, name: str) -> Any:
         return self._columns[name]
 
@@ -168,14 +156,9 @@ READERS: tuple[tuple[Callable[..., Any], str], ...] = (
 
 @cache
 def takes_columns() -> bool:
-    """Whether the TransferQueue of this process is the one that ``Columns`` was written for."""
-    return is_read_by(READERS)
-
-
-def is_read_by(readers: Iterable[tuple[Callable[..., Any], str]]) -> bool:
-    """Whether the TransferQueue has its own storage, and these functions have the sources they are known by."""
+    """Whether the TransferQueue of this process is the one that ``Columns`` was written for, with its own storage."""
     manager = getattr(transfer_queue.get_client(), "storage_manager", None)
-    return type(manager) is AsyncSimpleStorageManager and all(is_known(reader, known) for reader, known in readers)
+    return type(manager) is AsyncSimpleStorageManager and all(is_known(reader, known) for reader, known in READERS)
 
 
 class GatheringQueue:

@@ -22,6 +22,7 @@ import math
 from typing import Any
 
 import torch
+import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
@@ -82,25 +83,18 @@ def use_behaviour_log_probs(batch: KVBatchMeta, policy: int, correction: Any, *,
         return {"train/stale_rows": 0}
     every = list(zip(batch.keys, batch.tags, older, strict=True))
     fields = [name for name in FIELDS if not (own and name == "old_log_probs")]  # those are of an earlier update
-    queue, of = _queue(), {"partition_id": batch.partition_id, "select_fields": fields}
+    of = {"partition_id": batch.partition_id, "select_fields": fields}
     found = [row for row in every if row[2] or own]
-    stored = queue.kv_batch_get(keys=[key for key, *_ in found], **of)
+    stored = tq.kv_batch_get(keys=[key for key, *_ in found], **of)
     if own and "rollout_log_probs" not in stored:  # not every row has them
         fill_log_probs([key for key, _, old in every if not old], math.nan)
         found = [row for row in every if row[2]]
-        stored = queue.kv_batch_get(keys=[key for key, *_ in found], **of)
+        stored = tq.kv_batch_get(keys=[key for key, *_ in found], **of)
     keys, tags, older = map(list, zip(*found, strict=True))
     nested_mask = stored["response_mask"]
     rows = dict(stored.to_padded_tensor().items())
     stale = stale_tokens(tags, policy, rows["response_mask"]) & torch.tensor(older).unsqueeze(-1)
     log_probs, metrics = behaviour_log_probs(rows, stale, correction)
     against = TensorDict({"old_log_probs": nested_as(log_probs, nested_mask)}, len(keys))
-    queue.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=against)
+    tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=against)
     return metrics
-
-
-def _queue() -> Any:
-    """The queue as verl's trainer sees it: a batch that is held is read and written where it is."""
-    from verl.trainer.ppo.v1 import trainer_base  # which imports our trainer, and that this module
-
-    return trainer_base.tq

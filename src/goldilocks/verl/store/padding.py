@@ -5,27 +5,10 @@ verl and torch do it row by row or in many small steps, which takes longer than 
 
 from __future__ import annotations
 
-from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tensordict import TensorDict
-
-
-class Ragged(NamedTuple):
-    """Rows of tokens, one row after another."""
-
-    tokens: torch.Tensor
-    lengths: list[int]
-
-    def split(self) -> list[torch.Tensor]:
-        """The rows, views of one tensor."""
-        return list(self.tokens.split(self.lengths))
-
-    @property
-    def offsets(self) -> torch.Tensor:
-        """Where each row begins, and the last one ends."""
-        return torch.tensor([0, *accumulate(self.lengths)])
 
 
 class PaddedAtOnce(TensorDict):
@@ -62,27 +45,18 @@ def nested_as(tensor: torch.Tensor, response_mask: Any) -> torch.Tensor:
     return joined(tensor[_inside(tensor, offsets.diff())], offsets)
 
 
-def rows_of(nested: Any) -> tuple[torch.Tensor, ...]:
-    """The rows of a nested tensor, views of one."""
-    return tuple(nested.values().split(nested.offsets().diff().tolist()))
-
-
 def picked(rows: Any, places: torch.Tensor) -> Any:
     """Those rows of a tensor, or of a nested tensor of rows of tokens."""
     if not rows.is_nested:
         return rows[places]
-    tokens, offsets = tokens_at(rows.offsets(), places.to(rows.offsets().device))
-    return joined(rows.values()[tokens], offsets)
-
-
-def tokens_at(offsets: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The places of the tokens of those rows, one row after another, and where each row then begins."""
+    offsets = rows.offsets()
+    places = places.to(offsets.device)
     lengths = offsets.diff()[places]
     ends = lengths.cumsum(0)
     total = int(ends[-1])
     shifts = offsets[:-1][places] - (ends - lengths)
     tokens = torch.arange(total, device=offsets.device) + shifts.repeat_interleave(lengths, output_size=total)
-    return tokens, torch.cat([offsets[:1], ends])
+    return joined(rows.values()[tokens], torch.cat([offsets[:1], ends]))
 
 
 def joined(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -91,20 +65,6 @@ def joined(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     # Give torch the longest row: without it, a tensor is padded to the sum of all lengths.
     shortest, longest = torch.stack([lengths.min(), lengths.max()]).tolist()
     return torch.nested.nested_tensor_from_jagged(values, offsets, min_seqlen=shortest, max_seqlen=longest)
-
-
-Flat = tuple[bytearray, str]  # the numbers of a tensor, and the name of their type
-
-
-def flat(tensor: torch.Tensor) -> Flat:
-    """A tensor of one dimension as it is pickled quickest."""
-    return bytearray(tensor.view(torch.uint8).numpy()), str(tensor.dtype).removeprefix("torch.")
-
-
-def unflat(numbers: bytearray, kind: str) -> torch.Tensor:
-    """The tensor that was made ``flat``, in the memory of ``numbers``."""
-    dtype = getattr(torch, kind)
-    return torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)
 
 
 def _inside(wide: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,6 @@ from goldilocks.drive.rows import Place, RowStore
 from goldilocks.runs.records import split_row_key
 from goldilocks.types import Group, Request, Rollout
 from goldilocks.verl.store.padding import nested_as
-from goldilocks.verl.store.rows_at_hand import RowsAtHand
 from goldilocks.verl.store.stored_rows import load_rows, save_rows
 
 UNFINISHED = "unfinished"  # the folder of rollouts that were in flight
@@ -86,7 +85,6 @@ class QueueRows(RowStore[Payload]):
 
     def __init__(self, unfinished: Unfinished) -> None:
         self.unfinished = unfinished
-        self.at_hand = RowsAtHand()
         self._payloads: dict[str, dict[int, Payload]] = {}
         self._left: set[str] = set()  # keys of rows that verl frees
 
@@ -104,20 +102,12 @@ class QueueRows(RowStore[Payload]):
     def leave(self, keys: Iterable[str]) -> None:
         """Note that verl frees these rows: the TransferQueue warns of each that is freed twice."""
         self._left |= {key for key, _ in self._pairs(self._payloads)}.intersection(keys)
-        self.at_hand.forget(keys)
-
-    def to_queue(self, keys: Iterable[str]) -> None:
-        """Put those of these rows that are at hand into the queue: other processes read them."""
-        tags = dict(self._pairs(self._payloads))
-        for part, fields in self.at_hand.taken(keys):
-            packed = list_of_dict_to_tensordict(fields)
-            tq.kv_batch_put(keys=part, tags=[tags[key] for key in part], fields=packed, partition_id=PARTITION)
 
     def retain(self, alive: Collection[str]) -> None:
         """Free the rows of every other group, but those that are left to verl."""
         gone = {key for key, _ in self._pairs(self._payloads.keys() - set(alive))}
         self._payloads = {uid: group for uid, group in self._payloads.items() if uid in alive}
-        clear(gone - self._left - self.at_hand.forget(gone))
+        clear(gone - self._left)
         self._left -= gone
         self.unfinished.retain(alive)
 
@@ -128,7 +118,6 @@ class QueueRows(RowStore[Payload]):
     def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
         """Copy the rows of these rollouts out of the queue."""
         pairs = [pair for rollout in rollouts for pair in rollout.payload]
-        self.to_queue(key for key, _ in pairs)
         stored = tq.kv_batch_get(keys=[key for key, _ in pairs], partition_id=PARTITION) if pairs else []
         fields = [{name: _plain(value) for name, value in stored[place].items()} for place in range(len(pairs))]
         save_rows([[key, tag, row] for (key, tag), row in zip(pairs, fields, strict=True)], folder)
@@ -193,13 +182,8 @@ def tensor_fields(batch: KVBatchMeta, also: Iterable[str] = ()) -> list[str]:
     keys, tags = zip(*firsts.values(), strict=True)
     one_each = KVBatchMeta(partition_id=batch.partition_id, keys=list(keys), tags=list(tags))
     schema = kv_batch_meta2batch_meta(one_each).field_schema
-    tensors = [name for name, about in schema.items() if is_tensor(about) or name in also]
+    tensors = [name for name, about in schema.items() if not about["is_non_tensor"] or name in also]
     return [name for name in tensors if name not in NOT_COMPUTED_WITH]
-
-
-def is_tensor(about: dict[str, Any]) -> bool:
-    """Whether a field of the queue, by what the queue says about it, is a tensor in each row."""
-    return not about["is_non_tensor"]
 
 
 def fill_log_probs(keys: list[str], value: float, *others: str) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
@@ -24,7 +25,6 @@ from goldilocks.algorithms.weights_gap import mean_gap
 from goldilocks.verl.driven import changed
 from goldilocks.verl.fields import DISTANCE, GAP_SUM, GAP_TOKENS, MOVED_SUM, MOVED_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
 from goldilocks.verl.switch import in_force
-from goldilocks.verl.update.driver_queue import signal
 
 # Losses that are a sum over rows, each proportional to its advantages.
 BY_ROW = ("vanilla", "gspo")
@@ -75,7 +75,8 @@ class OnePass:
         """The rows that the update computes, in whole micro-batches per rank, with the size of the whole batch."""
         if not (self.own_log_probs or self.rows_with_signal):
             return batch
-        stored = signal(batch)
+        fields = ["advantages", "response_mask"]
+        stored = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         keys = batch.keys
         if self.rows_with_signal:
             advantages = stored["advantages"]

@@ -7,7 +7,7 @@ training loop is verl's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,7 +28,7 @@ from goldilocks.verl.dispatch.guarded_reward import guard_if_asked
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, ValidatesByColumn, changed
 from goldilocks.verl.estimators import counting_rollouts, estimator_for, several_rows_estimator
 from goldilocks.verl.lasting import work_begins
-from goldilocks.verl.store.behaviour import stale_rows, store_log_probs, use_behaviour_log_probs
+from goldilocks.verl.store.behaviour import store_log_probs, use_behaviour_log_probs
 from goldilocks.verl.store.replayed_rows import ReplayedRows
 from goldilocks.verl.store.rows import (
     PARTITION,
@@ -41,10 +41,8 @@ from goldilocks.verl.store.rows import (
     weigh_advantages,
 )
 from goldilocks.verl.switch import named
-from goldilocks.verl.update.driver_queue import advantages, held_part, holds_batches
 from goldilocks.verl.update.gates import KLPenalty, build_gate
 from goldilocks.verl.update.guards import GuardedLoss, gap_of_rows, guard_metrics, weights_guard
-from goldilocks.verl.update.held_batch import LONGEST, HeldBatch
 from goldilocks.verl.update.loggers import show_grouped
 from goldilocks.verl.update.one_pass import OnePass, log_prob_micro_batch, reference_micro_batch, update_micro_batch
 
@@ -58,7 +56,6 @@ class DriverSampler(ReplayBuffer):
 
     driver: Driver
     backend: AgentLoops
-    on_taken: Callable[[KVBatchMeta], None]
 
     def __init__(self, config: Any) -> None:
         sampler = config.trainer.v1.sampler
@@ -75,9 +72,7 @@ class DriverSampler(ReplayBuffer):
         if partition_id != PARTITION:
             return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         self.backend.global_steps = global_steps
-        batch = batch_of(self.driver.take())
-        self.on_taken(batch)
-        return batch, {**self.backend.manager.metrics(), **self.driver.watch.read()}
+        return batch_of(self.driver.take()), {**self.backend.manager.metrics(), **self.driver.watch.read()}
 
 
 class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
@@ -133,7 +128,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         gate = build_gate(self.settings, self._kl_penalty, lambda: self._policy, self._prepare)
         budget, epochs = self.settings.budget(), self.steps_per_epoch
         self._drive(Driver(self.collector, backend, backend.rows, gate, budget=budget, epochs=epochs))
-        self.replay_buffer.driver, self.replay_buffer.on_taken = self.driver, self._place_rows
+        self.replay_buffer.driver = self.driver
         mini_batches = self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
         self.one_pass = OnePass.of(self.config, mini_batches=mini_batches, gate=gate is not None)
 
@@ -266,16 +261,6 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         finally:
             batch.fields = before
 
-    @contextmanager
-    def _sent(self, part: KVBatchMeta) -> Iterator[Any]:
-        """The rows themselves where they are at hand; otherwise their keys, with which workers fetch them."""
-        held = held_part(part)
-        if held is not None:
-            yield held
-            return
-        with self._tensors_only(part):
-            yield part
-
     def _computed_with(self, batch: KVBatchMeta) -> list[str]:
         return tensor_fields(batch, also=MULTI_MODAL if self.processor else ())
 
@@ -283,63 +268,15 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Baselines are over all rollouts a group has had, whether or not all of them are trained."""
-        untrained = untrained_of(self.collector.in_hand)
-        unread = ("rollout_log_probs",) if self.one_pass.own_log_probs else ()  # only a correction reads them
         with (
             self.one_pass.without_correction(self.config),
             counting_rollouts(self.config.algorithm, batch.keys),
-            advantages(batch, unread, held=self._held(batch)) as label,
-            untrained_rollouts({label(uid): others for uid, others in untrained.items()}),
+            untrained_rollouts(untrained_of(self.collector.in_hand)),
         ):
             batch = super()._compute_advantage(batch, metrics)
         if self.settings.policies.loss_agg == PROMPT_MEAN:
             weigh_advantages(batch, self.config.actor_rollout_ref.actor.loss_agg_mode)
         return batch
-
-    def _held(self, batch: KVBatchMeta) -> HeldBatch | None:
-        """The batch, of rows at hand or fetched, where it may be held."""
-        if not self._may_hold(batch):
-            return None
-        rows = self.replay_buffer.backend.rows
-        held = HeldBatch.of(rows.at_hand, batch.keys) or HeldBatch.fetch(batch.keys)
-        if held is None or "rollout_log_probs" in held or not any(stale_rows(batch, self._policy)):
-            return held
-        rows.to_queue(batch.keys)  # log-probs that only some rows have are read and written there
-        return None
-
-    def _may_hold(self, batch: KVBatchMeta) -> bool:
-        """Whether the batch is short, and no other process reads what is computed on its rows between now and its end.
-
-        Where log-probs have a pass of their own, those of rows that an older policy wrote are read.
-        """
-        unread = self.one_pass.own_log_probs or not any(stale_rows(batch, self._policy))
-        return self._holds and _tokens(batch) <= LONGEST and unread
-
-    @property
-    def _holds(self) -> bool:
-        """Whether no other process reads what is computed on rows that the current policy wrote.
-
-        A critic does; so do weights by prompt, and who reads the mask without the tokens that a correction rejects.
-        """
-        rejects = (self.config.algorithm.get("rollout_correction") or {}).get("rollout_rs")
-        others = self.use_critic or self.processor or rejects or self.settings.policies.loss_agg == PROMPT_MEAN
-        whole = (
-            self.parameter_sync_step == 1 and not self.config.actor_rollout_ref.rollout.enable_rollout_routing_replay
-        )
-        return bool(whole and not others)
-
-    def _place_rows(self, batch: KVBatchMeta) -> None:
-        """Rows at hand stay where this process alone reads them. verl pads a batch with copies of a row of the queue.
-
-        The next step's rows come with their reports if this batch is short by half, no group is trained twice, and
-        nothing but the update is computed on rows.
-        """
-        backend, rows = self.replay_buffer.backend, self.replay_buffer.backend.rows
-        whole = backend.with_rows and len(batch) % self._get_required_batch_multiple(self._ranks) == 0
-        if not (whole and self._may_hold(batch) and rows.at_hand.has(batch.keys)):
-            rows.to_queue(batch.keys)
-        once = self.one_pass.own_log_probs and not self.use_reference_policy and not self.settings.replay().groups
-        backend.with_rows = once and self._holds and holds_batches() and 2 * _tokens(batch) <= LONGEST
 
     # -- groups of different sizes -------------------------------------------------------------------------------------
 
@@ -364,8 +301,8 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         own = self.one_pass.own_log_probs
         metrics.update(use_behaviour_log_probs(batch, self._policy, correction, own=own))
         part = self.one_pass.rows(batch, self._ranks, update_micro_batch(self.config))
-        with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(part)), self._sent(part) as rows:
-            super()._update_actor(rows, metrics)
+        with self._rows_per_mini_batch(self.config.actor_rollout_ref.actor, len(part)), self._tensors_only(part):
+            super()._update_actor(part, metrics)
         measured = self.one_pass.take_gap(metrics)
         metrics.update(self.weights_guard.observe(gap if measured is None else measured))
         metrics.update(self.one_pass.metrics(part, metrics))
@@ -393,10 +330,6 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         size = rows // self._mini_batches(section.ppo_mini_batch_size)
         with changed(self.config.actor_rollout_ref.rollout, n=1), changed(section, ppo_mini_batch_size=size):
             yield
-
-
-def _tokens(batch: KVBatchMeta) -> int:
-    return sum(tag["seq_len"] for tag in batch.tags)
 
 
 @register_trainer("goldilocks")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
-from verl_world import short_rows
 
 from goldilocks.core import Collector, Surplus
 from goldilocks.core.allocators import Fixed
@@ -48,7 +47,7 @@ class Manager:
         self.ended: list[Rollout | Failure] = []
         self._to_end: list[Rollout | Failure] = []
 
-    def start(self, prompts: list[dict[str, Any]], with_rows: bool = False) -> None:
+    def start(self, prompts: list[dict[str, Any]]) -> None:
         self.started += prompts
         for prompt in prompts:
             uid, first = prompt["uid"], prompt[FIRST]
@@ -105,15 +104,6 @@ def test_a_prompt_is_sent_without_the_placeholder_of_verls_data_set() -> None:
     (sent,) = submitted(subject, backend)
     assert sent["raw_prompt"] == backend._dataset[0]["raw_prompt"]
     assert not any(isinstance(value, torch.Tensor) for value in sent.values())
-
-
-def test_rows_of_a_report_are_at_hand_before_its_rollouts_are_told() -> None:
-    _, backend = driver(AgentLoops, prompts=1, target_groups=1)
-    rows = short_rows(["g0_0_0"], [{"response_mask": torch.ones(2)}])
-    told = Rollout("g0", 0, 1.0, 2, payload=[["g0_0_0", {}]])
-    backend.manager.ended = [rows, told]
-    assert list(backend.events(within=0.0)) == [told]
-    assert backend.rows.at_hand.has(["g0_0_0"])
 
 
 def test_no_two_rollouts_of_a_batch_that_spans_two_epochs_draw_the_same_noise() -> None:

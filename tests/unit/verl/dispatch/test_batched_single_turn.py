@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from ray.exceptions import RayTaskError
 from verl.experimental.agent_loop import agent_loop
 from verl_world import ABORTED, LIMIT, Queue, Server, VllmServer, Worker, comparable, prompt, worker_queue, written
@@ -23,7 +21,6 @@ from goldilocks.verl.dispatch.failures import published_error
 from goldilocks.verl.dispatch.single_turn import AGENT
 from goldilocks.verl.dispatch.worker import Drained
 from goldilocks.verl.store import batched_puts
-from goldilocks.verl.store.rows_at_hand import RowsAtHand, ShortRows
 
 TIMES = ("generate_sequences", "compute_score")  # of the metrics of a row
 
@@ -70,50 +67,6 @@ def test_rows_and_events_are_those_of_verls_loop(servers: int, columns: bool, mo
     assert without_times(ours) == without_times(by_verl)
     assert ours.tags == by_verl.tags
     assert len(ours.rows) > 12
-
-
-def test_rows_that_are_reported_are_those_that_would_be_put(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = [prompt(index, n=4, first=index % 3) for index in range(6)]
-    for one in prompts:
-        del one["dummy_tensor"]  # the backend sends none
-    put = worker_queue(monkeypatch)
-    expected = run(prompts, Server(drawn), Server(drawn), whole=True)
-    ours = worker_queue(monkeypatch)
-
-    async def main() -> list[Any]:
-        worker = Worker(Server(drawn), Server(drawn), whole=True)
-        await worker.start([dict(one) for one in prompts], with_rows=True)
-        await asyncio.gather(*worker.background_tasks)
-        return await worker.events()
-
-    reports = pickle.loads(pickle.dumps(asyncio.run(main())))
-    rows, seen = RowsAtHand(), []
-    for report in reports:
-        if isinstance(report, ShortRows):
-            rows.add(report)
-        else:
-            seen.append(report)
-            assert isinstance(report, Failure) or rows.has([key for key, _ in report.payload]), "rows come first"
-    assert sorted(seen, key=lambda event: (event.uid, event.index)) == expected
-    assert ours.puts == []
-    for keys, fields in rows.taken(put.rows):
-        ours.rows |= dict(zip(keys, fields, strict=True))
-    assert without_times(ours) == without_times(put)
-
-
-@pytest.mark.parametrize("fields", [[{}, {"more": 1}], [{"image": torch.ones(2)}] * 2])
-def test_rows_with_different_fields_or_tensors_of_the_data_are_put(
-    fields: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = worker_queue(monkeypatch)
-
-    async def main() -> list[Any]:
-        worker = Worker(Server(drawn), whole=True)
-        await worker.start([prompt(index, n=8, **own) for index, own in enumerate(fields)], with_rows=True)
-        return await worker.finish()
-
-    stored = {key for event in asyncio.run(main()) if isinstance(event, Rollout) for key, _ in event.payload}
-    assert stored == queue.rows.keys() != set()
 
 
 def test_a_prompt_without_messages_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ def test_a_reply_on_its_way_is_waited_for_and_comes_before_what_happened_since(m
 def test_prompts_that_come_one_by_one_are_spread_over_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refill is often of one prompt: one worker would render, grade and store them all."""
     given: list[list[Any]] = [[], [], []]
-    starts = [SimpleNamespace(remote=lambda part, _with_rows, own=own: own.extend(part)) for own in given]
+    starts = [SimpleNamespace(remote=lambda part, own=own: own.extend(part)) for own in given]
     workers = [SimpleNamespace(start=start) for start in starts]
     monkeypatch.setattr("goldilocks.verl.dispatch.manager.ray", SimpleNamespace(get=list))
     manager = StreamingManager.__new__(StreamingManager)

@@ -5,14 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import transfer_queue
-from verl.trainer.ppo.v1 import trainer_base
-from verl_world import Queue, short_rows
+from verl_world import Queue
 
 from goldilocks.verl.store.behaviour import use_behaviour_log_probs
-from goldilocks.verl.store.rows_at_hand import RowsAtHand
-from goldilocks.verl.update.driver_queue import DriverQueue
-from goldilocks.verl.update.held_batch import HeldBatch
 
 NOW, WRITTEN, NAN = -1.0, -1.5, float("nan")
 DECOUPLED: dict[str, Any] = {"rollout_is": None, "rollout_rs": None, "bypass_mode": False}  # verl's defaults
@@ -124,23 +119,3 @@ def test_with_nothing_stale_the_update_needs_no_log_probs_at_all(queue: Queue) -
     del queue.rows["g2_0_0"]["old_log_probs"]
     assert use_behaviour_log_probs(queue.batch(), 1, None, own=True) == {"train/stale_rows": 0}
     assert "old_log_probs" not in queue.rows["g2_0_0"]
-
-
-def test_a_batch_that_is_held_is_read_and_written_where_it_is(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same log-probs and metrics as in the queue, which is asked nothing."""
-    for row in queue.rows.values():
-        del row["old_log_probs"]
-    batch, ours = queue.batch(), DriverQueue()
-    names = ("response_mask", "rollout_log_probs")
-    at_hand = RowsAtHand()
-    at_hand.add(short_rows(batch.keys, [{name: row[name] for name in names} for row in queue.rows.values()]))
-    monkeypatch.setattr(trainer_base, "tq", transfer_queue)
-    expected = use_behaviour_log_probs(batch, 3, DECOUPLED, own=True), trained_against(queue)
-    queue.kv_clear(batch.keys, "train")
-    monkeypatch.setattr(trainer_base, "tq", ours)
-    with ours.advantages(batch, (), HeldBatch.of(at_hand, batch.keys)):
-        pass
-    metrics = use_behaviour_log_probs(batch, 3, DECOUPLED, own=True)
-    found = ours.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["old_log_probs"])
-    assert repr((metrics, [row.tolist() for row in found["old_log_probs"].unbind()])) == repr(expected)
-    assert queue.rows == {}

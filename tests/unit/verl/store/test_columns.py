@@ -52,15 +52,6 @@ def test_what_is_stored_and_what_is_known_of_it_is_the_same(rows: list[dict[str,
     assert stored(ours, positions) == stored(verls, positions)
 
 
-@given(some_rows(), st.data())
-def test_a_tensordict_of_tensors_is_stored_as_it_is(rows: list[dict[str, Any]], data: st.DataObject) -> None:
-    positions = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, unique=True).map(sorted))
-    tensors = list_of_dict_to_tensordict(rows).select("tokens", "scores", "fixed")
-    ours = Columns.of_tensors(tensors)
-    assert (ours.batch_size[0], extract_field_schema(ours)) == (len(rows), extract_field_schema(tensors))
-    assert stored(ours, positions) == stored(tensors, positions)
-
-
 def test_tags_are_sent_as_those_of_any_batch() -> None:
     sent = []
 

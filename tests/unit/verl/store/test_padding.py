@@ -7,7 +7,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 from verl.workers.utils.padding import response_to_nested
 
-from goldilocks.verl.store.padding import PaddedAtOnce, nested_as, rows_of
+from goldilocks.verl.store.padding import PaddedAtOnce, nested_as
 
 LENGTHS = [3, 1, 4, 1]
 
@@ -44,8 +44,3 @@ def test_padded_responses_are_nested_as_verl_nests_them(wider: int) -> None:
     assert torch.equal(found.values(), expected.values())
     assert torch.equal(found.offsets(), expected.offsets())
     assert torch.equal(found.to_padded_tensor(0.0), expected.to_padded_tensor(0.0))
-
-
-def test_the_rows_of_a_nested_tensor_are_its_own() -> None:
-    rows = nested(torch.float32)
-    assert all(torch.equal(one, other) for one, other in zip(rows_of(rows), rows.unbind(), strict=True))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import pickle
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import transfer_queue
 from PIL import Image
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
-from verl_world import Queue, comparable, short_rows
+from verl_world import Queue
 
 from goldilocks.types import Rollout
 from goldilocks.verl.store.rows import QueueRows, Tag, Unfinished
@@ -95,62 +93,3 @@ def test_answers_of_a_group_that_nobody_needs_are_neither_kept_nor_saved(queue: 
     rows.retain({"g1"})
     rows.save([], tmp_path / "second")
     assert set(QueueRows(Unfinished(list)).load(tmp_path / "second")) == {("g1", 1)}
-
-
-def test_rows_at_hand_go_to_the_queue_as_they_were_when_others_read_them_or_they_are_saved(
-    queue: Queue, tmp_path: Path
-) -> None:
-    rows = QueueRows(Unfinished(list))
-    rollouts = [rollout(queue, uid, 0) for uid in ("g0", "g1")]
-    for one in rollouts:
-        rows.put((one.uid, one.index), one.payload)
-    before, tags = {key: dict(row) for key, row in queue.rows.items()}, dict(queue.tags)
-    brought = short_rows(list(before), list(before.values()))
-    queue.kv_clear(list(before), "train")
-    rows.at_hand.add(brought)
-    rows.to_queue(["g0_0_0", "pad0_0_0"])
-    assert queue.rows.keys() == {"g0_0_0"}
-    rows.to_queue(["g0_0_0"])  # is there already
-    rows.save(rollouts, tmp_path)
-    assert queue.tags == tags
-    assert {key: _comparable(row) for key, row in queue.rows.items()} == {
-        key: _comparable(row) for key, row in before.items()
-    }
-
-
-def test_rows_that_came_with_several_reports_go_to_the_queue_together(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, before, tags = QueueRows(Unfinished(list)), dict(queue.rows), dict(queue.tags)
-    for key, row in before.items():
-        rows.put((key.split("_")[0], 0), [[key, tags[key]]])
-        rows.at_hand.add(short_rows([key], [row]))
-    queue.kv_clear(list(before), "train")
-    puts = []
-    put = queue.kv_batch_put
-    monkeypatch.setattr(transfer_queue, "kv_batch_put", lambda keys, **rest: (puts.append(keys), put(keys, **rest))[1])
-    rows.to_queue(before)
-    assert puts == [list(before)]
-    assert {key: _comparable(row) for key, row in queue.rows.items()} == {
-        key: _comparable(row) for key, row in before.items()
-    }
-
-
-def _comparable(row: dict[str, Any]) -> dict[str, Any]:
-    pixels = row["multi_modal_inputs"]["pixel_values"].tolist()
-    return {name: comparable(value) for name, value in row.items()} | {"multi_modal_inputs": pixels}
-
-
-def test_rows_at_hand_are_forgotten_with_their_group_or_when_verl_frees_them(queue: Queue) -> None:
-    rows = QueueRows(Unfinished(list))
-    for uid in ("g0", "g1"):
-        rows.put((uid, 0), rollout(queue, uid, 0).payload)
-    brought = short_rows(list(queue.rows), list(queue.rows.values()))
-    rows.at_hand.add(brought)
-    queue.kv_clear(list(queue.rows), "train")
-    rows.retain(["g0"])
-    assert rows.at_hand.has(["g0_0_0"])
-    assert not rows.at_hand.has(["g1_0_0"])
-    rows.leave(["g0_0_0"])
-    assert not rows.at_hand.has(["g0_0_0"])
-    rows.retain([])  # the queue would raise: it has none of them

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,16 +11,13 @@ import torch
 from builders import settings, source
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import trainer_base
-from verl_world import Queue, short_rows
+from verl_world import Queue
 
 from goldilocks.drive.backend import Rounds, places
 from goldilocks.drive.driver import Driver
 from goldilocks.types import Request, Rollout
 from goldilocks.verl.store.rows import QueueRows, Unfinished, batch_of
-from goldilocks.verl.update.driver_queue import DriverQueue
 from goldilocks.verl.update.gates import build_gate
-from goldilocks.verl.update.held_batch import LONGEST
 from goldilocks.verl.update.trainer import CollectorTrainer
 
 TOKENS, PADDING = 3, "pad_0_0"
@@ -104,91 +100,3 @@ def test_replacements_have_log_probs_before_they_are_judged_and_the_batch_is_ful
     assert "gen" in trainer.timing_raw
     assert trainer.driver.metrics()["batch/total_groups_generated"] == 4
     assert {key.split("_")[0] for key in trainer.queue.rows} <= trainer.collector.alive, "what was refused is freed"
-
-
-class Placing(CollectorTrainer):
-    """As far as rows that come with reports are concerned: on two ranks, with two rows of eight tokens in the batch."""
-
-    use_critic = use_reference_policy = False
-    processor, parameter_sync_step, global_steps = None, 1, 4
-    _ranks = 2
-
-    def __init__(self, queue: Queue, *overrides: str) -> None:
-        self.settings = settings(*overrides)
-        self.config = OmegaConf.create(
-            {"actor_rollout_ref": {"rollout": {"enable_rollout_routing_replay": False}}, "algorithm": {}}
-        )
-        self.one_pass = SimpleNamespace(own_log_probs=True)
-        rows = QueueRows(Unfinished(list))
-        self.replay_buffer = SimpleNamespace(backend=SimpleNamespace(rows=rows, with_rows=True))
-        keys = ["g0_0_0", "g0_1_0"]
-        rows.at_hand.add(short_rows(keys, [{"response_mask": torch.ones(8)}] * 2))
-        tags = [{"seq_len": 8, "min_global_steps": 3} for _ in keys]
-        for index, (key, tag) in enumerate(zip(keys, tags, strict=True)):
-            rows.put(("g0", index), [[key, tag]])
-        self.batch = KVBatchMeta(partition_id="train", keys=keys, tags=tags)
-
-    def _get_required_batch_multiple(self, dp_size: int) -> int:
-        return dp_size
-
-
-def set_to(**attributes: Any) -> Callable[[Any], None]:
-    return lambda trainer: vars(trainer).update(attributes)
-
-
-def tags_have(**values: Any) -> Callable[[Any], None]:
-    return lambda trainer: [tag.update(values) for tag in trainer.batch.tags]
-
-
-@pytest.mark.parametrize(
-    ("change", "stays", "next_come"),
-    [
-        (set_to(), True, True),
-        (tags_have(min_global_steps=1), True, True),  # the update's own pass gives what an older policy did not write
-        (set_to(_ranks=3), False, True),  # verl pads the batch with a copy of a row
-        (tags_have(seq_len=LONGEST // 3), True, False),
-        (tags_have(seq_len=LONGEST), False, False),
-        (set_to(use_critic=True), False, False),
-        (set_to(processor=object()), False, False),
-        (set_to(use_reference_policy=True), True, False),
-        (set_to(one_pass=SimpleNamespace(own_log_probs=False)), True, False),
-        (lambda trainer: trainer.replay_buffer.backend.rows.at_hand.forget(["g0_1_0"]), False, True),
-    ],
-)
-def test_rows_stay_at_hand_where_no_other_process_reads_them(
-    change: Callable[[Any], None], stays: bool, next_come: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = Queue(monkeypatch)
-    monkeypatch.setattr(trainer_base, "tq", DriverQueue())
-    trainer = Placing(queue)
-    change(trainer)
-    trainer._place_rows(trainer.batch)
-    assert (queue.rows == {}) is stays
-    assert trainer.replay_buffer.backend.with_rows is next_come
-
-
-@pytest.mark.parametrize("at_hand", [True, False])
-@pytest.mark.parametrize("version", [1, 3])
-@pytest.mark.parametrize("all_have", [True, False])
-def test_a_batch_is_held_with_older_rows_if_all_rows_have_log_probs_of_the_engine(
-    all_have: bool, version: int, at_hand: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = Queue(monkeypatch)
-    monkeypatch.setattr(trainer_base, "tq", DriverQueue())
-    trainer = Placing(queue)
-    tags_have(min_global_steps=version)(trainer)
-    rows, keys = trainer.replay_buffer.backend.rows, trainer.batch.keys
-    if all_have:
-        rows.at_hand.add(short_rows(keys, [{"response_mask": torch.ones(8), "rollout_log_probs": torch.ones(8)}] * 2))
-    if not at_hand:
-        rows.to_queue(keys)
-    is_held = all_have or version == 3
-    assert (trainer._held(trainer.batch) is not None) is is_held
-    assert bool(queue.rows) is not (at_hand and is_held), "what is not held is in the queue"
-
-
-def test_rows_that_may_be_trained_again_do_not_come_with_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_base, "tq", DriverQueue())
-    trainer = Placing(Queue(monkeypatch), "goldilocks.replay.groups=1")
-    trainer._place_rows(trainer.batch)
-    assert trainer.replay_buffer.backend.with_rows is False
