@@ -22,7 +22,7 @@ from goldilocks.verl.store.rows import (
     ROLLOUTS,
     VISIT_SEED,
     QueueRows,
-    SavedAnswers,
+    SavedAnswer,
     Unfinished,
 )
 
@@ -76,8 +76,8 @@ class AgentLoops(Backend):
     def explain(self, failure: Failure) -> str:
         return f"the first said: {published_error(self._succeeded_at)}"
 
-    def unfinished(self) -> list[SavedAnswers]:
-        """Return what every unfinished rollout has been answered."""
+    def unfinished(self) -> list[SavedAnswer]:
+        """Return the answers that unfinished rollouts can go on from."""
         return self.manager.answers()
 
     def _noted(self, events: Iterable[Report]) -> Iterator[Rollout | Failure]:
@@ -119,7 +119,7 @@ class NeverPausing(AgentLoops):
     verl stops what is being written when it has new weights, and lets it go on.
     """
 
-    _answers: list[SavedAnswers] | None = None
+    _answers: list[SavedAnswer] | None = None
 
     def pause(self) -> Iterable[Paused]:
         return ()
@@ -137,7 +137,7 @@ class NeverPausing(AgentLoops):
         events, self._answers = self.manager.so_far(with_answers=True)
         return self._noted(events)
 
-    def unfinished(self) -> list[SavedAnswers]:
+    def unfinished(self) -> list[SavedAnswer]:
         """Of the moment that was observed last: a rollout that has ended since then is unfinished to the collector."""
         answers, self._answers = self._answers, None
         return super().unfinished() if answers is None else answers

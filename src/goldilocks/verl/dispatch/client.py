@@ -41,7 +41,6 @@ from goldilocks.verl.fields import TOP
 from goldilocks.verl.serve.answers import Answers
 
 ASK_AGAIN_S = 1.0  # an abort may overtake its request: it is repeated
-MEDIA_ARGUMENTS = ("image_data", "video_data", "audio_data")  # of verl's ``generate``, beside the text
 FLAT_LOG_PROBS = Version("0.12")  # the first vLLM that has them
 Server = tuple[str, Any]  # its name and its handle
 
@@ -99,9 +98,9 @@ class StreamingClient(LLMServerClient):
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
-    def begin(self, uid: str, index: int, saved: Iterable[Mapping[str, Any]] = ()) -> Session:
-        """Open a session, with what was ``saved`` of it when its rollout was paused."""
-        session = Session.restored(uid, index, saved)
+    def begin(self, uid: str, index: int, saved: Mapping[str, Any] | None = None) -> Session:
+        """Open a session; ``saved`` is the answer that its rollout goes on from."""
+        session = Session(uid, index, answers=[ResumableAnswer.from_state_dict(saved)] if saved else [])
         session.tokens = sum(count for _, count in session.versions)
         self._sessions.setdefault(uid, set()).add(session)
         return session
@@ -184,7 +183,7 @@ class StreamingClient(LLMServerClient):
             return await self._ask_alone(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
         config = self.config.actor_rollout_ref.rollout
         turn = of_turn(sampling_params, config, session.asked)
-        answer = session.next_answer(prompt_ids, [kwargs.get(name) for name in MEDIA_ARGUMENTS])
+        answer = session.next_answer(prompt_ids)
         while not answer.done:
             await self._going.wait()
             if self.is_cancelled(session):

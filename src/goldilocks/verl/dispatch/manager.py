@@ -18,7 +18,7 @@ from goldilocks.types import Paused
 from goldilocks.verl.dispatch.aborts import IDLE_TO_SLEEP
 from goldilocks.verl.dispatch.worker import Drained, Report, Snapshot, StreamingWorker
 from goldilocks.verl.patch import Kind
-from goldilocks.verl.store.rows import SavedAnswers
+from goldilocks.verl.store.rows import SavedAnswer
 from goldilocks.verl.switch import ask_for
 
 logger = logging.getLogger(__name__)
@@ -67,8 +67,8 @@ class StreamingManager(AgentLoopManagerTQ):
         more, _ = ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
         return [event for reference in {*ready, *more} for event in self._reply(reference)]
 
-    def so_far(self, *, with_answers: bool) -> tuple[list[Report], list[SavedAnswers]]:
-        """Return the events since the last call and, if asked, the answers of unfinished rollouts, of one moment.
+    def so_far(self, *, with_answers: bool) -> tuple[list[Report], list[SavedAnswer]]:
+        """Return the events since the last call and, if asked, the ``answers`` of the same moment.
 
         Every worker is asked once, so this returns however many events go on coming.
         """
@@ -93,8 +93,8 @@ class StreamingManager(AgentLoopManagerTQ):
         """Continue all paused rollouts."""
         self._ask("resume")
 
-    def answers(self) -> list[SavedAnswers]:
-        """Return the answers so far of every unfinished rollout."""
+    def answers(self) -> list[SavedAnswer]:
+        """Return the answers that unfinished rollouts can go on from."""
         return [saved for answers in self._ask("answers") for saved in answers]
 
     def cancel(self, uids: list[str]) -> None:

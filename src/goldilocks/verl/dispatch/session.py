@@ -11,7 +11,7 @@ import contextlib
 import contextvars
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -20,7 +20,6 @@ import numpy as np
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.request import Generation
-from goldilocks.hashing import content_key, with_media
 from goldilocks.rewards.calls import is_number
 from goldilocks.runs.records import row_key
 from goldilocks.types import Rollout
@@ -98,11 +97,9 @@ def _oldest_and_newest(versions: Versions) -> dict[str, int | None]:
     return {"min_global_steps": min(known, default=None), "max_global_steps": max(known, default=None)}
 
 
-def name_of(prompt_ids: Sequence[int], media: Sequence[Any] = ()) -> str:
-    """A name for a prompt: a saved answer continues only if the same prompt is asked again, about the same images."""
-    name = hashlib.blake2b(np.asarray(prompt_ids, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
-    whole = with_media(name, media)
-    return name if whole == name else f"{name}-{content_key(whole):016x}"
+def name_of(prompt_ids: Sequence[int]) -> str:
+    """A name for a prompt: a saved answer continues only if the same prompt is asked again."""
+    return hashlib.blake2b(np.asarray(prompt_ids, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
 
 
 def _packed(part: TokenOutput) -> dict[str, Any]:
@@ -126,16 +123,6 @@ def _list(values: np.ndarray | None) -> list[Any] | None:
     return None if values is None else values.tolist()
 
 
-@dataclass(frozen=True)
-class ToolReply:
-    """What a tool replied to a call. A saved reply counts only if the same call is made again."""
-
-    place: int  # of the call among those of its session
-    call: str  # the name of what was asked
-    text: str | None
-    reward: float | None
-
-
 @dataclass(eq=False)
 class Session:
     """What a rollout has cost so far, and at which server it is."""
@@ -148,21 +135,7 @@ class Session:
     aborted: bool = False  # whether that server was asked to end it
     answers: list[ResumableAnswer] = field(default_factory=list)  # to its requests, in order
     asked: int = 0  # requests that its agent loop has made
-    replies: dict[int, ToolReply] = field(default_factory=dict)  # of tools, by the place of the call among its calls
-    called: int = 0  # calls of tools that its agent loop has made
     task: asyncio.Task[Any] | None = None  # while its agent loop runs
-
-    @classmethod
-    def restored(cls, uid: str, index: int, saved: Iterable[Mapping[str, Any]]) -> Session:
-        """Return a session with what ``saved`` returned, from which its rollout goes on."""
-        states = list(saved)
-        answers = [ResumableAnswer.from_state_dict(state) for state in states if "prompt" in state]
-        replies = [ToolReply(**state) for state in states if "call" in state]
-        return cls(uid, index, answers=answers, replies={reply.place: reply for reply in replies})
-
-    def saved(self) -> list[dict[str, Any]]:
-        """Return its answers and the replies of its tools, as JSON values and arrays."""
-        return [answer.state_dict() for answer in self.answers] + [vars(reply) for reply in self.replies.values()]
 
     def align(self, outputs: Sequence[Any]) -> None:
         """Give each output the values of its own tokens: verl's loops keep those of the first answer."""
@@ -198,13 +171,13 @@ class Session:
         """Which policy wrote how many of its tokens, in order."""
         return [span for answer in self.answers for span in answer.versions]
 
-    def next_answer(self, prompt_ids: Sequence[int], media: Sequence[Any] = ()) -> ResumableAnswer:
+    def next_answer(self, prompt_ids: Sequence[int]) -> ResumableAnswer:
         """The answer to the agent loop's next request: the saved one if the request is the same, or a new one."""
-        name, place = name_of(prompt_ids, media), self.asked
+        name, place = name_of(prompt_ids), self.asked
         self.asked += 1
         if place < len(self.answers) and self.answers[place].prompt == name:
             return self.answers[place]
-        self.answers[place:] = [ResumableAnswer(name)]  # saved answers to other requests are dropped
+        self.answers[place:] = [ResumableAnswer(name)]  # one that was saved for another request is dropped
         return self.answers[place]
 
 

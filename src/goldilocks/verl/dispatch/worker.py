@@ -28,10 +28,9 @@ from goldilocks.verl.dispatch.failures import publish, succeeded
 from goldilocks.verl.dispatch.sampling_seed import VALIDATION, request_number, run_seeds, seeded, visit_seed
 from goldilocks.verl.dispatch.session import Cancelled, Session, current_session, rollout_of
 from goldilocks.verl.dispatch.single_turn import AGENT, BatchedSingleTurn, SingleTurn
-from goldilocks.verl.dispatch.tools import remembering
 from goldilocks.verl.lasting import work_begins
 from goldilocks.verl.patch import Kind
-from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, SavedAnswers
+from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, SavedAnswer
 from goldilocks.verl.switch import ask_for, named
 
 logger = logging.getLogger(__name__)
@@ -52,27 +51,24 @@ class Drained(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A worker at one moment: every session has an event, or is unfinished and has its answers here.
+    """A worker at one moment: every session has an event, or is unfinished and has the answer it goes on from here.
 
     Without answers where nobody asked for them: they are all tokens of all unfinished sessions.
     """
 
     replies: int  # calls of ``events`` that returned, since the run began
     events: list[Report]  # since the last of those replies
-    answers: list[SavedAnswers]
+    answers: list[SavedAnswer]
 
 
 class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[name-defined]
     """verl's worker, which reports each session as it ends."""
-
-    tools: list[Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         ask_for(Kind.REPORTS)
         named("gathered-puts").apply()
         self._agent_loops: dict[str, Callable[[], Any]] = {}
-        self.tools = [remembering(tool) for tool in self.tools]
         self._listen(self.llm_client)
         self.single_turn = SingleTurn.of(self)
         work_begins()
@@ -113,10 +109,10 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         """Continue every session."""
         self.llm_client.resume()
 
-    async def answers(self) -> list[SavedAnswers]:
-        """Return the answers so far of every unfinished session."""
-        sessions = self.llm_client.unfinished
-        return [[one.uid, one.index, one.saved()] for one in sessions]
+    async def answers(self) -> list[SavedAnswer]:
+        """Return the answer so far of every unfinished session that has one. A conversation with more begins anew."""
+        answered = (one for one in self.llm_client.unfinished if len(one.answers) == 1)
+        return [[one.uid, one.index, one.answers[0].state_dict()] for one in answered]
 
     async def drained(self, within: float) -> Drained:
         """Wait until no session is at a server, at most ``within`` seconds; return the worker's part of the step."""
@@ -167,7 +163,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         count, first, seed = (int(prompt.pop(field)) for field in (ROLLOUTS, FIRST, VISIT_SEED))
         answers = prompt.pop(ANSWERS, None) or {}
         indices = range(first, first + count)
-        sessions = [self.llm_client.begin(prompt["uid"], index, answers.get(index, ())) for index in indices]
+        sessions = [self.llm_client.begin(prompt["uid"], index, answers.get(index)) for index in indices]
         params = [seeded(sampling_params, self.rollout_config, seed, session.index) for session in sessions]
         runs = zip(sessions, params, strict=True)
         await asyncio.gather(*(self._run_session(session, prompt, own, trajectory, trace) for session, own in runs))

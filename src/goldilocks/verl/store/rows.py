@@ -31,12 +31,12 @@ PARTITION = "train"  # where rollouts are stored in the TransferQueue
 ROLLOUTS = "__rollout_n__"  # how many sessions to run: verl's own name
 FIRST = "__rollout_first__"  # the number of the first of them
 VISIT_SEED = "__visit_seed__"  # the seed of the noise of all of them
-ANSWERS = "__answers__"  # by index, the answers of rollouts that were saved unfinished
+ANSWERS = "__answers__"  # by index, the answers that were saved of unfinished rollouts
 
 PLACEHOLDER = "dummy_tensor"  # verl's data set gives every row one, for batches without any tensor; nothing reads it
 
 Payload = list[list[Any]]  # [key, tag] of each row of a rollout
-SavedAnswers = list[Any]  # [uid, index, answers] of an unfinished rollout
+SavedAnswer = list[Any]  # [uid, index, answer] of an unfinished rollout
 
 
 class Tag(dict[str, Any]):
@@ -55,24 +55,24 @@ class Tag(dict[str, Any]):
 class Unfinished:
     """The answers of rollouts in flight; ``answers`` asks the workers for them."""
 
-    def __init__(self, answers: Callable[[], list[SavedAnswers]]) -> None:
+    def __init__(self, answers: Callable[[], list[SavedAnswer]]) -> None:
         self._answers = answers
         self._loaded: dict[tuple[str, int], Any] = {}
 
     def save(self, folder: Path) -> None:
-        """Write the answers of every unfinished rollout, also of those that were loaded and have not begun again."""
-        waiting = [[uid, index, answers] for (uid, index), answers in self._loaded.items()]
+        """Write the answers of unfinished rollouts, also of those that were loaded and have not begun again."""
+        waiting = [[uid, index, answer] for (uid, index), answer in self._loaded.items()]
         save_rows([*self._answers(), *waiting], folder)
 
     def load(self, folder: Path) -> Collection[tuple[str, int]]:
         """Load what ``save`` wrote; return the rollouts that can continue."""
         if folder.exists():  # a checkpoint of an earlier version has none
-            self._loaded = {(uid, index): answers for uid, index, answers in load_rows(folder)}
+            self._loaded = {(uid, index): answer for uid, index, answer in load_rows(folder)}
         return self._loaded.keys()
 
     def retain(self, alive: Collection[str]) -> None:
         """Forget the answers of every group but these."""
-        self._loaded = {name: answers for name, answers in self._loaded.items() if name[0] in alive}
+        self._loaded = {name: answer for name, answer in self._loaded.items() if name[0] in alive}
 
     def give(self, request: Request) -> dict[int, Any]:
         """Return the answers of the rollouts of a request, by index, each once."""

@@ -693,26 +693,3 @@ def test_the_balancer_is_told_of_its_own_requests_alone_whatever_verls_client_ta
     assert balancer.calls["release_server"] == 1 + 4  # the first was for finding out that there is one server
     assert balancer.subject.get_total_inflight() == 0
     assert not client._held
-
-
-def test_a_saved_answer_stands_for_the_same_image_alone() -> None:
-    black, white = Image.new("L", (2, 2), 0), Image.new("L", (2, 2), 255)
-
-    async def main() -> list[list[int]]:
-        server = Server()
-        client = one_server(server)
-        saved: list[Any] = []
-        answered = []
-        for image in (black, black, white):
-            session = client.begin("x", 0, saved)
-            current_session.set(session)
-            asked = client.generate("x0", prompt_ids=[1], sampling_params={}, image_data=[image])
-            task = asyncio.create_task(asked)
-            await settle()
-            server.answer_all()
-            await task
-            saved = session.saved()
-            answered.append(len(server.params))
-        return answered
-
-    assert asyncio.run(main()) == [1, 1, 2]
