@@ -27,7 +27,7 @@ BELOW: dict[str, set[str]] = {
     "core": {"errors", "hashing", "sheet", "types"},
     "runs": BASE | {"core"},
     "testing": CORE | {"drive"},
-    "features": BASE,
+    "features": BASE | {"core"},
     "rewards": {"errors", "types"},
     "filtering": {"errors", "runs"},
     "config": CORE | {"features", "filtering", "rewards"},

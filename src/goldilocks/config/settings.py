@@ -23,9 +23,10 @@ from goldilocks.core.forecast import Forecast
 from goldilocks.core.priors import PRIORS, Flat, Oracle, Prior, Strata
 from goldilocks.core.replay import Guard
 from goldilocks.core.selectors import Selector, build_selector
+from goldilocks.core.strata import StrataSettings
 from goldilocks.dotted_keys import value_at
 from goldilocks.errors import refuse_unknown, require, require_known, require_type
-from goldilocks.features import Features, StrataSettings
+from goldilocks.features import Features
 from goldilocks.filtering.config import PPOFilterConfig
 from goldilocks.rewards import RewardCalls
 from goldilocks.runs.costs import Budget

@@ -23,8 +23,9 @@ from goldilocks.core import Beliefs, ListSource
 from goldilocks.core.beliefs import log_loss
 from goldilocks.core.forecast import Forecast
 from goldilocks.core.priors import Prior, Strata
+from goldilocks.core.strata import StrataSettings
 from goldilocks.errors import require
-from goldilocks.features import Features, StrataSettings
+from goldilocks.features import Features
 from goldilocks.runs.records import Record, columns_of, first_column, group_uids, number, read_records
 from goldilocks.types import POSITIVE_THRESHOLD, Group, Rollout
 
