@@ -46,6 +46,7 @@ examples:
   goldilocks pass-rates task=gsm8k actor_rollout_ref.model.path=smollm2 --prompts 1024 --out gsm8k.jsonl
 then:
   goldilocks simulate --pass-rates gsm8k.jsonl
+  goldilocks strata gsm8k.jsonl
   goldilocks forecast gsm8k.jsonl
 """
     add = parser.add_argument

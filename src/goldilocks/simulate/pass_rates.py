@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,8 +23,10 @@ from goldilocks.types import POSITIVE_THRESHOLD
 
 DEFAULT_TOKENS = 512
 CHARACTERS_PER_TOKEN = 4  # of English text, roughly; only where no column counts tokens
+STATED = 1000.0  # answers that a pass rate counts as over where nothing says how many
 
-PROMPT_COLUMNS = ("prompt", "input", "uid")
+PROMPT_TEXTS = ("prompt", "input")
+PROMPT_COLUMNS = (*PROMPT_TEXTS, "uid")
 SCORE_COLUMNS = ("score", "reward")
 LENGTH_COLUMNS = ("tokens", "mean_tokens", "response_length", "length")
 
@@ -33,7 +35,8 @@ LENGTH_COLUMNS = ("tokens", "mean_tokens", "response_length", "length")
 class PassRates:
     """For each prompt its content, the chance that an answer is right, and the mean tokens per answer.
 
-    ``readable``: the contents are the texts of the prompts, not only names for them.
+    ``readable``: the contents are the texts of the prompts, not only names for them. ``trials``: how many answers the
+    pass rates are over.
     """
 
     contents: tuple[object, ...]
@@ -41,6 +44,7 @@ class PassRates:
     tokens: np.ndarray
     readable: bool = True
     columns: Mapping[str, Sequence[object]] = field(default_factory=dict)  # what else the file says of each prompt
+    trials: np.ndarray | float = STATED
 
     def __len__(self) -> int:
         return len(self.contents)
@@ -59,7 +63,7 @@ def interpret(rows: Sequence[Record]) -> PassRates:
     """Return the prompts of rows, read by the columns of the first."""
     columns = rows[0].keys()
     if "pass_rate" in columns:
-        return _one_row_a_prompt(rows, _pass_rate)
+        return _one_row_a_prompt(rows, _stated)
     if "rewards" in columns:
         return _one_row_a_prompt(rows, _share_of_passes)
     score, prompt = records.first_column(SCORE_COLUMNS, columns), records.first_column(PROMPT_COLUMNS, columns)
@@ -71,10 +75,18 @@ def interpret(rows: Sequence[Record]) -> PassRates:
     )
 
 
-def _one_row_a_prompt(rows: Sequence[Record], rate: Callable[[Record], float]) -> PassRates:
+def _one_row_a_prompt(rows: Sequence[Record], read: Callable[[Record], tuple[float, float]]) -> PassRates:
+    """``read`` returns the pass rate of a row and how many answers it is over."""
     prompt = records.first_column(PROMPT_COLUMNS, rows[0])
-    contents = [place if prompt is None else row.get(prompt) for place, row in enumerate(rows)]
-    return _pass_rates(contents, records.each_row(rate, rows), records.each_row(_length, rows), rows)
+    rates, trials = np.array(records.each_row(read, rows)).T
+    return PassRates(
+        tuple(place if prompt is None else row.get(prompt) for place, row in enumerate(rows)),
+        rates,
+        np.array(records.each_row(_length, rows)),
+        readable=prompt in PROMPT_TEXTS,
+        columns=records.columns_of(rows),
+        trials=trials,
+    )
 
 
 def _one_row_a_rollout(rows: Sequence[Record], score: str, prompt: str) -> PassRates:
@@ -85,29 +97,27 @@ def _one_row_a_rollout(rows: Sequence[Record], score: str, prompt: str) -> PassR
     for place, content in enumerate(contents):
         rollouts.setdefault(content_key(content), []).append(place)
 
-    def means(values: Sequence[float]) -> list[float]:
-        return [math.fsum(values[place] for place in places) / len(places) for places in rollouts.values()]
+    def means(values: Sequence[float]) -> np.ndarray:
+        return np.array([math.fsum(values[place] for place in places) / len(places) for places in rollouts.values()])
 
     firsts = [places[0] for places in rollouts.values()]
-    prompts = [contents[place] for place in firsts]
-    return _pass_rates(prompts, means(passes), means(lengths), [rows[place] for place in firsts])
+    return PassRates(
+        tuple(contents[place] for place in firsts),
+        means(passes),
+        means(lengths),
+        readable=prompt in PROMPT_TEXTS,
+        columns=records.columns_of([rows[place] for place in firsts]),  # what the first row says of a prompt
+        trials=np.array([len(places) for places in rollouts.values()], dtype=float),
+    )
 
 
-def _pass_rates(
-    contents: Iterable[object], rates: Sequence[float], lengths: Sequence[float], rows: Sequence[Record]
-) -> PassRates:
-    """``rows``: the row that first speaks of each prompt, for its other columns and those of its ``extra_info``."""
-    known = records.columns_of(rows)
-    return PassRates(tuple(contents), np.array(rates, float), np.array(lengths, float), columns=known)
-
-
-def _pass_rate(row: Record) -> float:
+def _stated(row: Record) -> tuple[float, float]:
     rate = records.number(row, "pass_rate")
     require(0 <= rate <= 1, "pass_rate", rate, "between 0 and 1")
-    return rate
+    return rate, STATED
 
 
-def _share_of_passes(row: Record) -> float:
+def _share_of_passes(row: Record) -> tuple[float, float]:
     rewards = records.present(row, "rewards")
     if isinstance(rewards, str):  # CSV has no lists: a list is written as JSON there
         with contextlib.suppress(ValueError):
@@ -116,7 +126,7 @@ def _share_of_passes(row: Record) -> float:
     require(several, "rewards", rewards, "a list of at least one number, such as [0, 1, 1]")
     assert isinstance(rewards, list)
     passes = [records.number({"rewards": reward}, "rewards") >= POSITIVE_THRESHOLD for reward in rewards]
-    return sum(passes) / len(passes)
+    return sum(passes) / len(passes), len(passes)
 
 
 def _length(row: Record) -> float:
