@@ -23,8 +23,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from goldilocks.core import Collector, Limits, ListSource, Source
 from goldilocks.core.allocators import Allocator, Fixed
 from goldilocks.core.filters import Everything, Filter
@@ -41,15 +39,8 @@ TARGET, STEPS = 8, 5
 
 
 def check_selector(make: Callable[[], Selector]) -> None:
-    """A selector of yours keeps its promises. If it needs features, it is given one: how easy each prompt is."""
-
-    def ready() -> Selector:
-        selector = make()
-        if selector.needs_features:
-            selector.use_features(np.stack([np.ones(PROMPTS), np.linspace(-2, 2, PROMPTS)], axis=1))
-        return selector
-
-    _check(lambda: _collector(selector=ready()))
+    """A selector of yours keeps its promises."""
+    _check(lambda: _collector(selector=make()))
 
 
 def check_allocator(make: Callable[[], Allocator]) -> None:

@@ -113,12 +113,11 @@ def test_adaptive_rollouts_train_groups_of_different_sizes(tmp_path: Path) -> No
     [
         {"goldilocks": {"selector": "thompson"}, "filter_groups": {"enable": True}},
         {"goldilocks": {"selector": "greso"}},
-        {"goldilocks": {"selector": "forecast", "features": {"columns": ["right"]}}},
         {"goldilocks": {"selector": "thompson", "prior": "strata", "strata": {"columns": ["right"]}}},
         {"batch_filter": {"enable": True, "sample_oversampling_factor": 2.0}},
         {"goldilocks": {"allocator": "pilot", "allocator_kwargs": {"n_pilot": 2, "n_commit": 4}}},
     ],
-    ids=["thompson", "greso", "forecast", "strata", "batch_filter", "pilot"],
+    ids=["thompson", "greso", "strata", "batch_filter", "pilot"],
 )
 def test_policies_of_the_core_drive_trl(sections: dict[str, Any], tmp_path: Path) -> None:
     trainer = world.trainer(tmp_path, sections=sections, max_steps=2)

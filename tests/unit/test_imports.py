@@ -16,7 +16,7 @@ import goldilocks
 # Every part (a folder, or a module at the top) and what it may import. A part stands below those that import it.
 BASE = {"errors", "dotted_keys", "types", "hashing", "sheet"}
 CORE = BASE | {"core", "runs"}
-SETTINGS = CORE | {"features", "filtering", "config", "rewards"}
+SETTINGS = CORE | {"filtering", "config", "rewards"}
 BELOW: dict[str, set[str]] = {
     "errors": set(),
     "dotted_keys": set(),
@@ -27,10 +27,9 @@ BELOW: dict[str, set[str]] = {
     "core": {"errors", "hashing", "sheet", "types"},
     "runs": BASE | {"core"},
     "testing": CORE | {"drive"},
-    "features": BASE | {"core"},
     "rewards": {"errors", "types"},
     "filtering": {"errors", "runs"},
-    "config": CORE | {"features", "filtering", "rewards"},
+    "config": CORE | {"filtering", "rewards"},
     "algorithms": BASE,
     "engine": {"errors"},
     "platforms": {"errors"},

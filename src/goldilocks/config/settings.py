@@ -19,14 +19,12 @@ import numpy as np
 from goldilocks.core import Beliefs, Collector, Limits, Replay, Source, Surplus
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed, build_allocator
 from goldilocks.core.filters import Everything, Filter, Variance, build_filter
-from goldilocks.core.forecast import Forecast
 from goldilocks.core.priors import PRIORS, Flat, Oracle, Prior, Strata
 from goldilocks.core.replay import Guard
 from goldilocks.core.selectors import Selector, build_selector
 from goldilocks.core.strata import StrataSettings
 from goldilocks.dotted_keys import value_at
 from goldilocks.errors import refuse_unknown, require, require_known, require_type
-from goldilocks.features import Features
 from goldilocks.filtering.config import PPOFilterConfig
 from goldilocks.rewards import RewardCalls
 from goldilocks.runs.costs import Budget
@@ -38,13 +36,6 @@ logger = logging.getLogger(__name__)
 S = TypeVar("S")
 
 FINAL_METRIC = "seq_final_reward"  # after the KL penalty, which is known once log-probs are
-FORECAST = "forecast"
-# Parameters of selector=forecast, and their names in the prior.
-FORECAST_PRIOR = {"worth": "worth", "forgetting": "forgetting", "prior": "precision"}
-PRIOR_PARAMETERS: dict[str, dict[str, object]] = {  # flat and oracle have none
-    "strata": {"forgetting": float},
-    FORECAST: {"worth": float | None, "forgetting": float, "precision": float},
-}
 ON_STALE_WEIGHTS = ("warn", "error")
 REWARD_METRICS = ("reward", "seq_reward", FINAL_METRIC)  # the summed token-level score
 
@@ -96,7 +87,6 @@ class Policies:
     strata: Mapping[str, Any] = field(default_factory=lambda: asdict(StrataSettings()))
     loss_agg: str | None = None
     validate_by: Sequence[str] = field(default_factory=list)
-    features: Mapping[str, Any] = field(default_factory=lambda: asdict(Features()))
     replay: Mapping[str, Any] = field(default_factory=lambda: asdict(Replay()))
     guard: Mapping[str, Any] = field(default_factory=lambda: asdict(Guard()))
     on_stale_weights: str = "warn"
@@ -159,7 +149,7 @@ class Settings:
         if self.batch_filter_config is not None:
             self._check_oversampling(self.batch_filter_config)
         parts: list[Callable[[], object]] = [self.limits, self.surplus, self.selector, self.allocator, self.filter]
-        for part in (*parts, self.budget, self.replay, self.features, self.strata, self.guard, self.rewards):
+        for part in (*parts, self.budget, self.replay, self.strata, self.guard, self.rewards):
             part()  # each checks its own keys
         require_known("goldilocks.on_stale_weights", self.policies.on_stale_weights, ON_STALE_WEIGHTS)
         self._check_prior()
@@ -168,15 +158,12 @@ class Settings:
     def _check_prior(self) -> None:
         policies = self.policies
         require_known("goldilocks.prior", policies.prior, PRIORS)
-        accepted = "flat, strata or forecast; oracle is for the arms of goldilocks compare"
+        accepted = "flat or strata; oracle is for the arms of goldilocks compare"
         require(policies.prior != "oracle" or policies.study, "goldilocks.prior", policies.prior, accepted)
         columns = list(self.strata().columns)
         told = len(columns) == 1 and columns[0] in policies.validate_by
         accepted = "with goldilocks.prior=oracle one column, which is in goldilocks.validate_by too"
         require(policies.prior != "oracle" or told, "goldilocks.strata.columns", columns, accepted)
-        other = policies.selector == FORECAST and policies.prior not in ("flat", FORECAST)
-        accepted = "flat or forecast with goldilocks.selector=forecast"
-        require(not other, "goldilocks.prior", policies.prior, accepted)
 
     def _check_ignored(self) -> None:
         """Refuse parameters of a policy that is not in use."""
@@ -191,11 +178,11 @@ class Settings:
         judges = f"False with goldilocks.filter={policies.filter!r}, which judges groups instead"
         unused = self.filter_groups.enable and policies.filter is not None
         require(not unused, "algorithm.filter_groups.enable", True, judges)
-        name = self.prior_name
-        known = PRIOR_PARAMETERS.get(name, {})
-        self._require_parameters("prior", tuple(known), f"{', '.join(known) or 'none'} with goldilocks.prior={name}")
+        known = ("forgetting",) if policies.prior == "strata" else ()
+        accepted = f"{', '.join(known) or 'none'} with goldilocks.prior={policies.prior}"
+        self._require_parameters("prior", known, accepted)
         for key, value in policies.prior_kwargs.items():
-            require_type(f"goldilocks.prior_kwargs.{key}", value, known[key])
+            require_type(f"goldilocks.prior_kwargs.{key}", value, float)
 
     def _require_parameters(self, kind: str, known: tuple[str, ...], accepted: str) -> None:
         given = dict(getattr(self.policies, f"{kind}_kwargs"))
@@ -285,9 +272,6 @@ class Settings:
     def rewards(self) -> RewardCalls:
         return self._own_section(RewardCalls, "goldilocks.rewards")
 
-    def features(self) -> Features:
-        return self._own_section(Features, "goldilocks.features")
-
     def strata(self) -> StrataSettings:
         return self._own_section(StrataSettings, "goldilocks.strata")
 
@@ -295,32 +279,15 @@ class Settings:
         return _section(cls, name, {"goldilocks": vars(self.policies)})
 
     def selector(self) -> Selector:
-        """Return the selector named; ``forecast`` means ``thompson`` with ``goldilocks.prior=forecast``."""
-        policies = self.policies
-        if policies.selector != FORECAST:
-            return build_selector(policies.selector, policies.selector_kwargs)
-        own = {key: value for key, value in policies.selector_kwargs.items() if key not in FORECAST_PRIOR}
-        return build_selector("thompson", own)
+        return build_selector(self.policies.selector, self.policies.selector_kwargs)
 
-    @property
-    def prior_name(self) -> str:
-        return FORECAST if self.policies.selector == FORECAST else self.policies.prior
-
-    def prior(self, source: Any, hidden_states: Callable[[], np.ndarray] | None = None) -> Prior:
-        if self.prior_name == "strata":
+    def prior(self, source: Any) -> Prior:
+        if self.policies.prior == "strata":
             return Strata(self.strata().of(source), **self.policies.prior_kwargs)
-        if self.prior_name == "oracle":
+        if self.policies.prior == "oracle":
             (column,) = self.strata().columns
             return Oracle([metric_name(column, value) for value in source.column(column, "goldilocks.strata.columns")])
-        if self.prior_name == FORECAST:
-            return Forecast(self.features().of(source, hidden_states), source.keys(), **self._forecast_kwargs)
         return Flat()
-
-    @property
-    def _forecast_kwargs(self) -> dict[str, Any]:
-        given = self.policies.selector_kwargs if self.policies.selector == FORECAST else {}
-        old = {FORECAST_PRIOR[key]: value for key, value in given.items() if key in FORECAST_PRIOR}
-        return {**old, **self.policies.prior_kwargs}
 
     def allocator(self) -> Allocator:
         """Return adaptive rollouts if enabled, else the allocator named, else ``rollout.n`` for every prompt."""
@@ -344,17 +311,6 @@ class Settings:
         metric = "reward" if groups.metric is None or groups.metric in REWARD_METRICS else groups.metric
         return Variance(metric, MIN_STD if groups.min_std is None else groups.min_std, self.adaptive.positive_threshold)
 
-    def _without_effect(self, selector: Selector) -> list[tuple[str, object, str]]:
-        """Return the keys that are set and not read, with their values and the settings that would read them."""
-        found: list[tuple[str, object, str]] = []
-        if self.strata().columns and self.prior_name not in ("strata", "oracle"):
-            found.append(("goldilocks.strata.columns", list(self.strata().columns), "goldilocks.prior=strata"))
-        if self.prior_name != FORECAST and not selector.needs_features:
-            changed = {key: value for key, value in vars(self.features()).items() if value != vars(Features())[key]}
-            needed = "goldilocks.prior=forecast or a selector that needs features"
-            found += [(f"goldilocks.features.{key}", value, needed) for key, value in changed.items()]
-        return found
-
     def _gen_batch_size(self) -> int | None:
         """Return how many prompts are chosen at a time: more than a batch if prompts are oversampled."""
         if self.gen_batch_size or not self.batch_filter_config:
@@ -367,28 +323,25 @@ class Settings:
         order: Callable[[int], np.ndarray] | None = None,
         *,
         repeat: bool = True,
-        hidden_states: Callable[[], np.ndarray] | None = None,
         components: Sequence[str] = (),
     ) -> Collector:
         """Return the collector of these settings; ``order`` is the data loader's order of each epoch.
 
-        ``hidden_states`` returns a model's features of the prompts, for ``goldilocks.features.kind=hidden``.
         ``components`` are the parts of the reward where a trainer has its own; else ``goldilocks.rewards.functions``.
         """
-        selector = self.selector()
-        for key, value, needed in self._without_effect(selector):
-            logger.warning("%s=%r has no effect: it is read with %s", key, value, needed)
-        if selector.needs_features:
-            selector.use_features(self.features().of(source, hidden_states))
+        columns = list(self.strata().columns)
+        if columns and self.policies.prior == "flat":
+            key = "goldilocks.strata.columns"
+            logger.warning("%s=%r has no effect: it is read with goldilocks.prior=strata", key, columns)
         beliefs = Beliefs(
             source.keys(),
             positive_threshold=self.adaptive.positive_threshold,
             forgetting=self.policies.forgetting,
-            prior=self.prior(source, hidden_states),
+            prior=self.prior(source),
         )
         return Collector(
             source,
-            selector,
+            self.selector(),
             self.allocator(),
             self.filter(),
             target_groups=self.train_batch_size,

@@ -95,7 +95,7 @@ class Beliefs:
         self.now = 0  # the last update that a group was recorded at
         self.prior = prior or Flat()
         self.score = BeliefScore()
-        self._news = True  # whether a group was observed since the prior last caught up
+        self._news = True  # whether a group was recorded since the prior last caught up
         self._probes: dict[int, tuple[float, float]] = {}  # by key: the forecasts of uniform draws
 
     def __len__(self) -> int:
@@ -113,7 +113,7 @@ class Beliefs:
         row, seen = group.prompt.index, len(group)
         if self._is_fair(group.prompt):
             self.drawn_step[row] = step
-        positives = self._observe(group)
+        positives = self._score(group)
         tokens = group.tokens / seen
         self.positives[row] = self.forgetting * self.positives[row] + positives
         self.negatives[row] = self.forgetting * self.negatives[row] + seen - positives
@@ -122,20 +122,19 @@ class Beliefs:
         self.visits[row] += 1
         self.last_step[row] = step
         self.now = max(self.now, step)
+        self._news = True
         self.mean_tokens += 0.01 * (tokens - self.mean_tokens) if self.mean_tokens else tokens
 
     def record_unjudged(self, group: Group) -> None:
-        """Let the prior learn from a group that is given up before it is judged. It does not count as a visit."""
-        self._observe(group)
+        """Score the beliefs by a group that is given up before it is judged. It does not count as a visit."""
+        self._score(group)
 
-    def _observe(self, group: Group) -> int:
-        """Score the beliefs if the prompt was drawn uniformly, tell the prior, and return how many rollouts passed."""
-        passes, trials = sum(self.is_positive(rollout.reward) for rollout in group.rollouts), len(group)
-        fair, expected = self._is_fair(group.prompt), self._probes.pop(group.prompt.key, None)
+    def _score(self, group: Group) -> int:
+        """Score the beliefs if the prompt was drawn uniformly, and return how many rollouts passed."""
+        passes = sum(self.is_positive(rollout.reward) for rollout in group.rollouts)
+        expected = self._probes.pop(group.prompt.key, None)
         if expected is not None:
-            self.score.add(*expected, passes, trials)
-        self.prior.observe(group.prompt, passes, trials, group.version, fair=fair)
-        self._news = True
+            self.score.add(*expected, passes, len(group))
         return passes
 
     def _is_fair(self, prompt: Prompt) -> bool:

@@ -361,9 +361,7 @@ class Collector:
         for open_group in reversed(stopped):
             self._open.close(open_group)
             if open_group.rollouts:
-                group = open_group.close()
-                self.beliefs.record_unjudged(group)
-                self.selector.learn_unjudged(group)
+                self.beliefs.record_unjudged(open_group.close())
             self.accounts.move(open_group.arrived, Account.OPEN, Account.CANCELLED)
             self._queue.put_back(open_group.prompt.index, open_group.planned)
 

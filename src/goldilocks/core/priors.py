@@ -1,7 +1,7 @@
 """Priors: the Beta that a prompt has before any rollout of its own. Beliefs add the prompt's rollouts to it.
 
 ``flat`` knows nothing. With ``strata`` and ``oracle`` a prompt never tried is believed to be like the prompts it
-resembles. ``goldilocks.core.forecast`` has the fourth.
+resembles.
 
 Prompts stand in a tree: all prompts, coarse strata, finer ones, the prompt itself. The rate of each node is
 Beta-distributed around the rate of the node above it. The concentration of each depth is estimated from how much the
@@ -25,9 +25,8 @@ import numpy as np
 
 from goldilocks.core.policy import Policy
 from goldilocks.errors import require
-from goldilocks.types import Prompt
 
-PRIORS = ("flat", "strata", "forecast", "oracle")
+PRIORS = ("flat", "strata", "oracle")
 CONCENTRATIONS = (0.05, 1024.0)  # rollouts that a node counts as for one below it, at least and at most
 FORGOTTEN = 1e-9  # trials: nodes with fewer are left out, before they underflow
 GUESS = 0.25  # correlation of two rollouts of one node, before anything is known
@@ -44,7 +43,6 @@ WORTHS = (1.0, 64.0)  # rollouts that a stratum counts as for one of its prompts
 class Counts(Protocol):
     """What a prior may learn from: the columns of ``Beliefs``, a row per prompt, and the last recorded update."""
 
-    keys: np.ndarray
     positives: np.ndarray
     negatives: np.ndarray
     visits: np.ndarray
@@ -67,17 +65,11 @@ class Prior(Policy):
         """Return the Beta of each prompt, given one draw of what prompts share."""
         return self.mean(rows)
 
-    def observe(self, prompt: Prompt, passes: int, trials: int, version: int, *, fair: bool) -> None:
-        """Note a group, also one that is given up before it is judged; ``version`` is the policy that wrote it.
-
-        ``fair``: the prompt was chosen independently of its own rollouts: a first visit, or a uniform draw.
-        """
-
     def tell(self, rates: Mapping[str, float]) -> None:
         """Take pass rates that a validation measured, by metric name; only ``Oracle`` uses them."""
 
     def catch_up(self, counts: Counts) -> None:
-        """Learn from the groups observed since the last call. Called before beliefs are read."""
+        """Learn from the counts. Called before beliefs are read, if a group was recorded since."""
 
 
 class Flat(Prior):

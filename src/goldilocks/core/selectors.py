@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +21,6 @@ KWARGS = "goldilocks.selector_kwargs"
 class Selector(Policy):
     """Chooses prompts, a generation batch at a time."""
 
-    needs_features: ClassVar[bool] = False  # whether ``use_features`` must be called before the first choice
-
     @abstractmethod
     def choose(self, pool: PromptOrder, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
         """Return at most ``k`` indices: from ``pool.next``, the shuffled pass, or from ``pool.free``, all not in hand.
@@ -30,14 +28,8 @@ class Selector(Policy):
         Fewer than ``k``, even none, means that there are no more for now.
         """
 
-    def use_features(self, features: np.ndarray) -> None:
-        """Take a matrix with a row for each prompt of the source, in the source's order."""
-
     def learn(self, group: Group, *, informative: bool) -> None:
         """Learn from a group that was judged; ``informative``: its rewards differed."""
-
-    def learn_unjudged(self, group: Group) -> None:
-        """Learn from a group that was given up before it was judged, with the rollouts it had."""
 
 
 @dataclass

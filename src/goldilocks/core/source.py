@@ -48,7 +48,7 @@ class ListSource:
         return self._keys
 
     def texts(self) -> list[str]:
-        """Return the texts of the prompts, for features; empty texts if the contents are only names."""
+        """Return the texts of the prompts, for strata; empty texts if the contents are only names."""
         return [str(content) if self._readable else "" for content in self._contents]
 
     def column(self, name: str, key: str) -> list[Any]:
@@ -214,7 +214,7 @@ class TablePrompts(ABC):
         """The chat messages of each prompt, or its text."""
 
     def texts(self) -> list[str]:
-        """The text of each prompt's messages, for features."""
+        """The text of each prompt's messages, for strata."""
         return list(map(conversation_text, self.messages()))
 
     def column(self, name: str, key: str) -> list[Any]:

@@ -68,7 +68,6 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
     "algorithm.adv_estimator": ("grpo",),
     "algorithm.filter_groups.on_full": ("finish", "requeue"),
     "algorithm.use_kl_in_reward": (False,),
-    "goldilocks.features.kind": ("text",),
     "goldilocks.loss_agg": (None,),  # loss_agg_mode alone decides it
     "trainer.n_gpus_per_node": (1,),
     "trainer.nnodes": (1,),

@@ -1,6 +1,6 @@
 """``goldilocks pass-rates task=NAME --out FILE``: how often a model answers each prompt right, in one pass.
 
-The file is read by ``goldilocks simulate --pass-rates`` and ``goldilocks forecast``. A prompt is written when all its
+The file is read by ``goldilocks simulate --pass-rates`` and ``goldilocks strata``. A prompt is written when all its
 answers are there. Started again, the command keeps what the file has and asks for the rest; a rollout's noise depends
 on its prompt, its number and the seed alone, so the answers are those of a pass that was not cut.
 """
@@ -25,7 +25,7 @@ from goldilocks.launch.machine import find_device
 from goldilocks.launch.preflight import check_paths, provide
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.launch.trl_data import PROMPT, SCORE, Grader, dataset
-from goldilocks.runs.files import Lines, write_array
+from goldilocks.runs.files import Lines
 from goldilocks.runs.history import place_of, value_of
 from goldilocks.runs.records import Row, growing, row_key, split_row_key, whole_groups
 from goldilocks.types import POSITIVE_THRESHOLD
@@ -47,7 +47,6 @@ examples:
 then:
   goldilocks simulate --pass-rates gsm8k.jsonl
   goldilocks strata gsm8k.jsonl
-  goldilocks forecast gsm8k.jsonl
 """
     add = parser.add_argument
     add("words", nargs="*", metavar="key=value", help="task=NAME, device=NAME and keys of verl's config")
@@ -57,8 +56,6 @@ then:
         "(default %(default)s; 0: all of them)")  # fmt: skip
     add("--n", metavar="N", type=int, default=N, help="answers a prompt (default %(default)s)")
     add("--seed", metavar="S", type=int, default=1, help="of the draw and of the answers")
-    add("--hidden-states", action="store_true", help="write the model's hidden states of the prompts "
-        "beside FILE (.npy), a row for each prompt in the order of the file")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,15 +80,8 @@ def run(args: argparse.Namespace) -> int:
         model = Model.load(model_path, config, choice.device, rollouts=len(missing) * args.n)
         with growing(args.out, kept) as append:
             _fill(model, missing, args, append, _grader(config), console)
-    groups = whole_groups(args.out, args.n)
-    print("\n".join(summary(list(groups.values()), list(config.goldilocks.validate_by))))
-    if args.hidden_states:
-        from goldilocks.verl.source import compute
-
-        by_uid, path = {_uid(prompt): prompt for prompt in data[PROMPT]}, args.out.with_suffix(".npy")
-        longest, dtype = config.data.max_prompt_length, config.actor_rollout_ref.rollout.dtype
-        write_array(path, compute(model_path, [by_uid[uid] for uid in groups], choice.device, longest, dtype))
-        print(f"hidden states: {path}")
+    groups = list(whole_groups(args.out, args.n).values())
+    print("\n".join(summary(groups, list(config.goldilocks.validate_by))))
     return 0
 
 
@@ -189,7 +179,6 @@ class Model:
     def submit(self, one: Asked, n: int, seed: int) -> bool:
         """Ask for ``n`` answers; a prompt longer than ``data.max_prompt_length`` is left out."""
         from goldilocks.engine import SamplingParams
-        from goldilocks.verl.source import prompt_tokens
 
         tokens = prompt_tokens(self.tokenizer, one.row[PROMPT])
         if len(tokens) > self.longest_prompt:
@@ -198,6 +187,15 @@ class Model:
             params = SamplingParams(**self.sampling, seed=hashed(seed, one.uid, index))
             self.engine.submit(row_key(one.uid, index, 0), tokens, params)
         return True
+
+
+def prompt_tokens(tokenizer: Any, messages: Any) -> list[int]:
+    """Return the tokens of a prompt by the model's chat template, or of a plain text."""
+    if isinstance(messages, str):
+        return list(tokenizer(messages)["input_ids"])
+    chat = [{"role": message["role"], "content": message["content"]} for message in messages]
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _fill(

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from platformdirs import user_cache_path
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -113,13 +112,6 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def write_array(path: Path, values: Any) -> None:
-    """Write a numpy array, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        np.save(file, values, allow_pickle=False)
 
 
 def make_folder(path: Path, make: Callable[[Path], None]) -> None:

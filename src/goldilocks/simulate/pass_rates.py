@@ -170,5 +170,5 @@ def mixture() -> PassRates:
     """
     rates = np.concatenate([np.linspace(one.lowest, one.highest, one.prompts) for one in DIFFICULTIES])
     names = tuple(f"{one.name} {number}" for one in DIFFICULTIES for number in range(one.prompts))
-    # The names tell the difficulty: a forecast must not read them.
+    # The names tell the difficulty: strata must not read them.
     return PassRates(names, rates, LONGEST * (SHORTEST / LONGEST) ** rates, readable=False)

@@ -137,8 +137,6 @@ def check_readable(config: Any) -> None:
     key, column, file = found
     problem = _missing_library() or _missing_processor(config.actor_rollout_ref.model)
     require(not problem, f"data.{key}", column, f"a name that is no column of {file}, since {problem}")
-    features = value_at(config, "goldilocks.features.kind")
-    require(features != "hidden", "goldilocks.features.kind", features, f"text, since {file} has the column {column!r}")
 
 
 def _found(data: Any, splits: Sequence[str] = SPLITS) -> Iterator[tuple[str, str, Path]]:

@@ -18,7 +18,6 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ from goldilocks.drive.rehearsal import rehearse
 from goldilocks.runs.checkpoints import FILE
 from goldilocks.runs.history import accuracy_by, value_of
 from goldilocks.tested import untested
-from goldilocks.verl.source import DatasetSource, hidden_states, loader_order
+from goldilocks.verl.source import DatasetSource, loader_order
 
 logger = logging.getLogger(__name__)
 
@@ -108,8 +107,7 @@ class Driven:
         """Rehearse the config, and make the collector of the trainer's data in the order of its loader."""
         source = DatasetSource(self.train_dataset)
         rehearse(self.settings, source)
-        order, states = loader_order(self.train_dataloader.sampler), partial(hidden_states, self.config, source)
-        self.collector = self.settings.collector(source, order, hidden_states=states)
+        self.collector = self.settings.collector(source, loader_order(self.train_dataloader.sampler))
         if note := schedule_note(self.config, self.settings, self.total_training_steps):
             print(note)
 

@@ -60,7 +60,7 @@ def test_every_recipe_takes_small_batches_and_only_those_that_drop_groups_genera
 def test_an_arm_may_have_an_oracle():
     arm = Arm("name", "strata", 1, {"goldilocks.prior": "oracle"}, EqualCost("rollouts", 1000))
     columns = ["goldilocks.strata.columns=[level]", "goldilocks.validate_by=[level]"]
-    assert Settings.from_config(compose_config(choose(arm.command(columns), "cpu"))).prior_name == "oracle"
+    assert Settings.from_config(compose_config(choose(arm.command(columns), "cpu"))).policies.prior == "oracle"
 
 
 def test_a_best_value_at_an_end_of_its_list_is_an_edge_and_one_within_is_not():

@@ -122,10 +122,6 @@ def test_images_that_verl_could_not_read_are_refused_before_anything_starts(
     with pytest.raises(ValueError, match=rf"{refused}makes no processor of {model} \(Failed to create processor: "):
         _validate(_compose(*words, f"actor_rollout_ref.model.path={model}"))
     _validate(_compose(*words))  # a model of the hub is not looked at
-    with pytest.raises(
-        ValueError, match=r"goldilocks\.features\.kind='hidden' is not accepted: text, since .*'images'"
-    ):
-        _validate(_compose(*words, "+goldilocks.features.kind=hidden"))
 
 
 def test_texts_longer_than_a_models_window_are_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from goldilocks.config.settings import AdaptiveRollout, FilterGroups, Policies
 from goldilocks.core import ListSource, Replay
 from goldilocks.core.allocators import Adaptive, Fixed, Knapsack
 from goldilocks.core.filters import Everything, Variance
-from goldilocks.core.forecast import Forecast
 from goldilocks.core.priors import Flat, Strata
 from goldilocks.core.replay import Guard
 from goldilocks.core.selectors import Thompson
@@ -178,10 +177,6 @@ def test_the_batch_filter_changes_what_is_asked_for() -> None:
             ["goldilocks.prior_kwargs.worth=4"],
             r"prior_kwargs=\{'worth': 4\} is not accepted: none with goldilocks.prior=flat",
         ),
-        (
-            ["goldilocks.selector=forecast", "goldilocks.prior=strata"],
-            r"goldilocks.prior='strata' is not accepted: flat or forecast with goldilocks.selector=forecast",
-        ),
     ],
 )
 def test_a_mistake_names_the_key_and_what_would_be_accepted(overrides: list[str], message: str) -> None:
@@ -225,33 +220,16 @@ def test_the_guard_is_off_unless_it_is_asked_for_and_needs_no_replay() -> None:
         ("adaptive_rollout=true", "adaptive_rollout=True is not accepted: keys with their values"),
         ("goldilocks.validate_by=level", r"goldilocks.validate_by='level' is not accepted: a list of words"),
         ("goldilocks.validate_by=[1]", r"goldilocks.validate_by=\[1\] is not accepted: a list of words"),
-        ("goldilocks.features.kind=images", "goldilocks.features.kind='images' is not accepted: one of text, hidden"),
-        ("goldilocks.features.columns=level", "goldilocks.features.columns='level' is not accepted: a list"),
     ],
 )
-def test_replay_guard_and_features_are_checked_before_anything_starts(override: str, message: str) -> None:
+def test_sections_are_checked_before_anything_starts(override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         settings(override)
 
 
 def test_a_section_that_is_left_empty_has_its_defaults() -> None:
-    sections = ("selector_kwargs", "allocator_kwargs", "filter_kwargs", "prior_kwargs", "strata", "features", "guard")
+    sections = ("selector_kwargs", "allocator_kwargs", "filter_kwargs", "prior_kwargs", "strata", "guard")
     assert settings(*(f"goldilocks.{name}=null" for name in sections)).policies == settings().policies
-
-
-def test_a_forecast_is_given_features_of_the_prompts() -> None:
-    chosen = settings("goldilocks.selector=forecast")
-    collector = chosen.collector(ListSource([f"{a} + {b}" for a in range(9) for b in (7, 70, 700)]))
-    assert isinstance(collector.beliefs.prior, Forecast)
-    assert collector.selector == Thompson()
-    assert len(collector.requests()) == 8
-
-
-def test_the_old_parameters_of_the_forecast_go_to_the_selector_and_to_the_prior() -> None:
-    kwargs = "goldilocks.selector_kwargs={worth: 3, target: 0.4}"
-    collector = settings("goldilocks.selector=forecast", kwargs).collector(ListSource(["1 + 1", "22 + 2"]))
-    assert collector.selector == Thompson(target=0.4)
-    assert collector.beliefs.prior.worth == 3
 
 
 def test_the_prior_is_named_and_strata_are_columns_or_the_shape_of_the_text() -> None:
@@ -274,7 +252,7 @@ def test_the_prior_is_named_and_strata_are_columns_or_the_shape_of_the_text() ->
         ),
         (
             [*ORACLE, "goldilocks.study=false"],
-            "goldilocks.prior='oracle' is not accepted: flat, strata or forecast; oracle is for the arms of goldi",
+            "goldilocks.prior='oracle' is not accepted: flat or strata; oracle is for the arms of goldilocks c",
         ),
         (
             ["goldilocks.prior=strata", "goldilocks.prior_kwargs.worth=4"],
@@ -283,10 +261,6 @@ def test_the_prior_is_named_and_strata_are_columns_or_the_shape_of_the_text() ->
         (
             [*ORACLE, "goldilocks.prior_kwargs.forgetting=0.9"],
             r"goldilocks.prior_kwargs=\{'forgetting': 0.9\} is not accepted: none with goldilocks.prior=oracle",
-        ),
-        (
-            ["goldilocks.prior=forecast", "goldilocks.prior_kwargs.prior=2"],
-            r"is not accepted: worth, forgetting, precision with goldilocks.prior=forecast",
         ),
         (
             ["goldilocks.prior=strata", "goldilocks.prior_kwargs.forgetting=much"],
@@ -312,13 +286,7 @@ def test_an_oracle_has_a_name_for_the_rate_of_each_level() -> None:
     ("overrides", "said"),
     [
         (["goldilocks.strata.columns=[level]"], ["goldilocks.strata.columns=['level'] has no effect"]),
-        (["goldilocks.features.kind=hidden"], ["goldilocks.features.kind='hidden' has no effect"]),
-        (
-            ["goldilocks.prior=strata", "goldilocks.features.columns=[level]"],
-            ["goldilocks.features.columns=['level'] has no effect"],
-        ),
         (["goldilocks.prior=strata", "goldilocks.strata.columns=[level]"], []),
-        (["goldilocks.selector=forecast", "goldilocks.features.columns=[level]"], []),
     ],
 )
 def test_keys_that_the_chosen_prior_does_not_read_are_said(
@@ -332,11 +300,3 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
     chosen = settings("goldilocks.prior=strata", "goldilocks.strata.columns=[skill]")
     with pytest.raises(ValueError, match=r"goldilocks.strata.columns='skill' is not accepted: a column .*.*level"):
         chosen.collector(ListSource(["a", "b"], columns={"level": [1, 2]}))
-
-
-def test_hidden_states_come_from_whoever_has_a_model() -> None:
-    chosen, source = settings("goldilocks.selector=forecast", "goldilocks.features.kind=hidden"), ListSource(["a", "b"])
-    with pytest.raises(ValueError, match=r"features\.kind='hidden' is not accepted: text: there is no model"):
-        chosen.collector(source)
-    states = np.array([[0.0, 1.0, 5.0], [1.0, 3.0, 5.0]])
-    assert chosen.collector(source, hidden_states=lambda: states).requests()

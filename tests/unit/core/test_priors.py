@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from goldilocks import testing
@@ -13,7 +11,6 @@ from goldilocks.core import Beliefs, Collector, Limits, ListSource, Surplus
 from goldilocks.core.allocators import Knapsack
 from goldilocks.core.beliefs import BeliefScore
 from goldilocks.core.filters import Variance
-from goldilocks.core.forecast import Forecast, Logistic, sigmoid
 from goldilocks.core.priors import Flat, Oracle, Prior, Strata
 from goldilocks.core.selectors import Thompson
 from goldilocks.core.source import PromptOrder
@@ -22,13 +19,6 @@ from goldilocks.types import Group, OnExhausted, OnFull, Prompt, Rollout
 SIZE = 400
 KEYS = np.arange(100, 100 + SIZE, dtype=np.uint64)
 EVERY = np.arange(SIZE)
-
-
-def world(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Features, and pass rates that follow from them."""
-    rng = np.random.default_rng(seed)
-    x = np.hstack([np.ones((SIZE, 1)), rng.standard_normal((SIZE, 3))])
-    return x, sigmoid(x @ np.array([-0.5, 2.5, 0.0, 0.0]))
 
 
 def group(row: int, rewards: list[float], version: int = 0) -> Group:
@@ -55,48 +45,6 @@ class Run:
     def visit(self, row: int, version: int = 0, n: int = 8) -> None:
         rewards = (self.rng.random(n) < self.rates[row]).astype(float).tolist()
         self.beliefs.record(group(row, rewards, version), informative=len(set(rewards)) > 1, step=version)
-
-
-def test_weights_are_found_and_uncertainty_shrinks_with_what_was_seen():
-    x, rates = world()
-    model = Logistic(x.shape[1])
-    before = np.linalg.inv(model.precision).diagonal()
-    model.learn(x, 20 * rates, np.full(SIZE, 20.0))
-    assert_allclose(model.mean, [-0.5, 2.5, 0.0, 0.0], atol=0.05)
-    assert (np.linalg.inv(model.precision).diagonal() < before / 100).all()
-
-
-def test_learning_in_parts_comes_to_what_learning_at_once_does():
-    x, rates = world()
-    passes, trials = 8 * rates, np.full(SIZE, 8.0)
-    whole, parts = Logistic(4), Logistic(4)
-    whole.learn(x, passes, trials)
-    for part in np.array_split(np.arange(SIZE), 8):
-        parts.learn(x[part], passes[part], trials[part])
-    assert_allclose(parts.mean, whole.mean, atol=0.15)
-
-
-@given(st.integers(1, 200))
-def test_forgetting_returns_to_the_prior_and_never_sharpens(updates):
-    x, rates = world()
-    model = Logistic(4, prior=0.5, forgetting=0.9)
-    model.learn(x, 8 * rates, np.full(SIZE, 8.0))
-    sharp = np.linalg.eigvalsh(model.precision)
-    model.forget(updates)
-    assert (np.linalg.eigvalsh(model.precision) <= sharp + 1e-9).all()
-    model.forget(10_000)
-    assert_allclose(model.precision, 0.5 * np.eye(4), atol=1e-9)
-    assert_allclose(model.mean, 0, atol=1e-6)
-
-
-@given(st.lists(st.tuples(st.integers(0, 8), st.floats(-1e3, 1e3)), min_size=1, max_size=12))
-def test_whatever_is_observed_the_weights_stay_finite(observed):
-    x = np.array([[1.0, value] for _, value in observed])
-    model = Logistic(2)
-    for _ in range(3):
-        model.learn(x, np.array([passes for passes, _ in observed], float), np.full(len(x), 8.0))
-    assert np.isfinite(model.mean).all()
-    assert ((model.predict(x) >= 0) & (model.predict(x) <= 1)).all()
 
 
 # -- strata ------------------------------------------------------------------------------------------------------------
@@ -263,13 +211,12 @@ def test_an_oracle_believes_what_it_is_told_and_what_visits_show_of_the_rest():
 # -- choosing ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prior", ["strata", "forecast"])
-def test_prompts_near_the_target_are_chosen_also_those_never_tried(prior):
-    x, rates = world()
+def test_prompts_near_the_target_are_chosen_also_those_never_tried():
+    easy = np.random.default_rng(0).standard_normal(SIZE)
+    rates = 1 / (1 + np.exp(0.5 - 2.5 * easy))
     nearer, skills = [], []
     for seed in range(8):  # one run alone is a matter of luck
-        strata = [[np.digitize(x[:, 1], [-1, -0.3, 0.3, 1])]]
-        run = Run(Forecast(x, KEYS) if prior == "forecast" else Strata(strata), rates, seed)
+        run = Run(Strata([[np.digitize(easy, [-1, -0.3, 0.3, 1])]]), rates, seed)
         for version in range(1, 5):
             run.step(version)
         unseen = np.flatnonzero(run.beliefs.visits == 0)
@@ -345,49 +292,31 @@ def test_what_was_right_long_ago_does_not_count_for_ever():
     assert score.skill < 0
 
 
-# -- the regression ----------------------------------------------------------------------------------------------------
+# -- a run -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_s_own_rollouts_outweigh_the_forecast_in_the_end():
-    run = Run(Forecast(world()[0], KEYS, worth=3.0), np.full(SIZE, 0.5))
+def test_a_prompt_s_own_rollouts_outweigh_its_stratum_in_the_end():
+    run = Run(Strata([[EVERY // 200]]), np.full(SIZE, 0.5))
     run.beliefs.negatives[:200] = 300.0
     drawn = run.beliefs.draw(EVERY, run.rng)
     assert drawn[:200].max() < 0.1
     assert drawn[200:].mean() > 0.3
 
 
-def test_groups_of_an_older_policy_count_for_less():
-    x, _ = world()
-    fresh, stale = (
-        Run(Forecast(x, KEYS, forgetting=0.5), np.ones(SIZE)),
-        Run(Forecast(x, KEYS, forgetting=0.5), np.ones(SIZE)),
-    )
-    for run, version in ((fresh, 8), (stale, 2)):
-        for row in range(32):
-            run.visit(row, version)
-        run.visit(1, version=8)
-    assert 0.5 < stale.beliefs.pass_rate(np.array([0]))[0] < fresh.beliefs.pass_rate(np.array([0]))[0]
-
-
-@pytest.mark.parametrize("prior", [Forecast(world()[0], KEYS)])
-def test_a_group_that_was_given_up_teaches_too(prior):
-    beliefs = Beliefs(KEYS, prior=prior)
-    before = beliefs.pass_rate(np.array([0]))[0]
+def test_a_group_that_was_given_up_is_scored_and_is_no_visit():
+    beliefs = Beliefs(KEYS, prior=Strata([[FIVE]]))
+    beliefs.probe(np.array([0]))
     beliefs.record_unjudged(group(0, [1.0] * 3))
-    assert beliefs.pass_rate(np.array([0]))[0] > before
+    assert beliefs.metrics()["belief/scored"] == 1
     assert beliefs.visits[0] == 0
 
 
-@pytest.mark.parametrize("prior", ["flat", "strata", "forecast"])
+@pytest.mark.parametrize("prior", ["flat", "strata"])
 def test_a_run_that_is_cut_saved_and_loaded_goes_on_the_same(prior):
     def make() -> Collector:
         source = ListSource([f"prompt {index}" for index in range(testing.PROMPTS)])
-        rows, x = np.arange(testing.PROMPTS), np.linspace(-2, 2, testing.PROMPTS)
-        priors = {
-            "flat": Flat(),
-            "strata": Strata([[rows // 20, rows // 5], [rows % 7]]),
-            "forecast": Forecast(np.stack([np.ones(testing.PROMPTS), x], axis=1), source.keys()),
-        }
+        rows = np.arange(testing.PROMPTS)
+        priors = {"flat": Flat(), "strata": Strata([[rows // 20, rows // 5], [rows % 7]])}
         beliefs = Beliefs(source.keys(), prior=priors[prior])
         limits = Limits(max_num_gen_batches=20, on_exhausted=OnExhausted.BACKFILL)
         surplus = Surplus(on_full=OnFull.REQUEUE)
@@ -411,7 +340,7 @@ def test_a_ledger_saved_before_there_were_priors_loads():
     state = beliefs.state_dict()
     for name in ("prior", "score", "probes", "drawn_step"):
         del state[name]
-    older = Beliefs(KEYS, prior=Forecast(world()[0], KEYS))
+    older = Beliefs(KEYS, prior=Strata([[FIVE]]))
     older.load_state_dict(state)
     assert older.visits[3] == 1
     assert older.drawn_step[3] == 4
@@ -421,38 +350,6 @@ def test_a_flat_prior_has_no_metrics():
     assert Beliefs(KEYS, prior=Flat()).metrics() == {}
 
 
-def learnt() -> Forecast:
-    prior = Forecast(world()[0], KEYS)
-    run = Run(prior, world()[1])
-    for row in range(100):
-        run.visit(row)
-    run.beliefs.pass_rate(EVERY)
-    return prior
-
-
-def test_a_saved_regression_is_taken_up_though_the_data_were_reordered():
-    saved, x, order = learnt(), world()[0], np.random.default_rng(1).permutation(SIZE)
-    moved = Forecast(x[order], KEYS[order])
-    moved.load_state_dict(saved.state_dict())
-    assert_allclose(moved.mean(np.argsort(order)), saved.mean(EVERY), rtol=1e-5)
-
-
-@pytest.mark.parametrize("changed", ["sign", "width", "older"])
-def test_a_regression_on_other_features_is_learnt_anew(changed):
-    state, x = learnt().state_dict(), world()[0].copy()
-    if changed == "sign":
-        x[:, 2] *= -1  # of a weight that is near 0: the width alone would not tell
-    if changed == "width":
-        x = x[:, :3]
-    if changed == "older":
-        del state["sample"]
-    fresh = Forecast(x, KEYS)
-    fresh.load_state_dict(state)
-    a, b = fresh.mean(EVERY)
-    assert_allclose(a, b)
-
-
-@pytest.mark.parametrize(("key", "value"), [("worth", 0), ("worth", 0.01), ("forgetting", 0), ("precision", 0)])
-def test_parameters_out_of_range_are_named(key, value):
-    with pytest.raises(ValueError, match=f"goldilocks.prior_kwargs.{key}={value}"):
-        Forecast(world()[0], KEYS, **{key: value})
+def test_a_parameter_out_of_range_is_named():
+    with pytest.raises(ValueError, match=r"goldilocks\.prior_kwargs\.forgetting=0"):
+        Strata([[FIVE]], forgetting=0)

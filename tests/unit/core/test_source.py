@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+from datasets import Dataset
 
-from goldilocks.core.source import PromptOrder
+from goldilocks.core.source import PromptOrder, column
 
 
 def test_a_pass_that_leaves_prompts_out_is_followed_by_the_next_one() -> None:
@@ -10,3 +12,12 @@ def test_a_pass_that_leaves_prompts_out_is_followed_by_the_next_one() -> None:
     pool = PromptOrder(5, seed=0, repeat=True, order=lambda epoch: np.array([4, 1, 2, 0]) + epoch % 2)
     assert pool.next(6).tolist() == [4, 1, 2, 0, 5, 2]
     assert pool.epoch == 1
+
+
+def test_a_column_is_of_the_data_or_of_its_extra_info_words_as_well_as_numbers() -> None:
+    infos = [{"skill": "add"}, {"skill": None}]
+    data = Dataset.from_dict({"level": ["easy", "hard"], "extra_info": infos})
+    assert column(data, "level", "key") == ["easy", "hard"]
+    assert column(data, "skill", "key") == ["add", None]
+    with pytest.raises(ValueError, match=r"key='topic' is not accepted: .* data: extra_info, level, skill"):
+        column(data, "topic", "key")

@@ -57,7 +57,6 @@ def composed(*words: str, recipe: str = "grpo") -> DictConfig:
         ("algorithm.use_kl_in_reward=true", "False"),
         ("reward.reward_manager.name=dapo", "'naive'"),
         ("reward.reward_model.enable=true", "False"),
-        ("goldilocks.features.kind=hidden", "text"),
         ("trainer.val_only=true", "False"),
         ("trainer.logger=[wandb]", "console and file"),
         ("trainer.n_gpus_per_node=2", "1"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -64,14 +63,11 @@ def test_a_pass_that_was_cut_goes_on_to_what_it_would_have_been(words, tmp_path,
 
 
 def test_the_simulator_finds_prompts_columns_and_tokens_in_the_file(words, tmp_path):
-    rows = passed(words, tmp_path / "rates.jsonl", "--hidden-states")
+    rows = passed(words, tmp_path / "rates.jsonl")
     found = read_pass_rates(tmp_path / "rates.jsonl")
     assert found.contents == tuple(dict.fromkeys(row["input"] for row in rows))
     assert list(found.columns["level"]) == [len(text.split()[1]) - 2 for text in found.contents]
     assert found.tokens.max() <= 16
-    states = np.load(tmp_path / "rates.npy", allow_pickle=False)
-    assert states.shape == (PROMPTS, 2 * 64)
-    assert len(np.unique(states[:, 0])) == PROMPTS
 
 
 def test_the_prompts_are_those_that_a_run_with_these_words_trains_on(words, tmp_path, capsys):

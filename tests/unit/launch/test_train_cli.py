@@ -201,7 +201,7 @@ def test_a_prior_that_only_a_study_may_have_is_refused_before_anything_is_made(t
     monkeypatch.chdir(tmp_path)
     assert main(["train", "device=cpu", "goldilocks.prior=oracle"]) == 2
     said = capsys.readouterr()
-    assert said.err.startswith("goldilocks: goldilocks.prior='oracle' is not accepted: flat, strata or forecast")
+    assert said.err.startswith("goldilocks: goldilocks.prior='oracle' is not accepted: flat or strata")
     assert said.err.count("\n") == 1
     assert said.out == ""
     assert list(tmp_path.iterdir()) == []

@@ -183,7 +183,7 @@ class Needy(Fixed):
         (["--set", "engine.slots=4"], "--set='engine.slots=4' is not accepted"),
         (["--set", "adaptive_rolout.max_n=9"], "(did you mean 'adaptive_rollout.max_n'?)"),
         (["--set", "adaptive_rollout.max_n=many"], "adaptive_rollout.max_n='many' is not accepted: a whole number"),
-        (["--set", "goldilocks.prior=oracle"], "goldilocks.prior='oracle' is not accepted: flat, strata or forecast"),
+        (["--set", "goldilocks.prior=oracle"], "goldilocks.prior='oracle' is not accepted: flat or strata; oracle"),
         (["--set", "batch_filter.enable=true"], "batch_filter.enable=True is not accepted: false"),
         (["--set", f"allocator={__name__}:Needy"], ":Needy' cannot be made: TypeError"),
         (["--set", "allocator=nobody"], "allocator='nobody' is not accepted: one of fixed"),
