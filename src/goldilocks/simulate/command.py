@@ -6,12 +6,14 @@
 ``--set adaptive_rollout.max_n=64``         sets the key for every policy, as ``goldilocks train`` does
 ==========================================  ==================================================================
 
-Parts are replaced first and keys set next, so a new part can be given its parameters in the same command.
+Parts are replaced first, then keys of the config are set, then parameters of parts: one command can name a new part and
+give it parameters.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import json
 import typing
@@ -29,7 +31,7 @@ from goldilocks.core.policy import Policy
 from goldilocks.dotted_keys import dotted_keys, value_at, with_value
 from goldilocks.errors import nearest, require, require_type
 from goldilocks.simulate.engine import EngineConfig
-from goldilocks.simulate.pass_rates import DIFFICULTIES, PassRates, mixture, read_pass_rates
+from goldilocks.simulate.pass_rates import DIFFICULTIES, mixture, read_pass_rates
 from goldilocks.simulate.run import Config, Setup, Tell, recipe_config, settings_of, simulate, tables
 
 KINDS = ("selector", "allocator", "filter")
@@ -90,7 +92,12 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(shown, indent=2))
     else:
         console = Console(width=WIDEST)
-        console.print(_caption(args.pass_rates, prompts, setup), highlight=False, markup=False)
+        caption = (
+            f"{args.pass_rates or 'built-in mixture'}: {len(prompts):,} prompts, "
+            f"mean pass rate {prompts.pass_rate.mean():.3f}; {setup.rollouts:,} rollouts each, "
+            f"{setup.target_groups} groups per batch, seed {setup.seed}\n"
+        )
+        console.print(caption, highlight=False, markup=False)
         console.print(tables(outcomes))
     return 0
 
@@ -118,29 +125,27 @@ def _teller(bar: Progress, name: str, setup: Setup) -> Tell:
     return tell
 
 
-def _caption(path: Path | None, prompts: PassRates, setup: Setup) -> str:
-    return (
-        f"{path or 'built-in mixture'}: {len(prompts):,} prompts, mean pass rate {prompts.pass_rate.mean():.3f}; "
-        f"{setup.rollouts:,} rollouts each, {setup.target_groups} groups per batch, seed {setup.seed}\n"
-    )
-
-
 def apply_overrides(configs: Mapping[str, Config], words: Sequence[str], setup: Setup) -> dict[str, Settings]:
     """Return the settings of every config with every ``KEY=VALUE`` applied to those that it fits."""
     pairs = [_parse(word, configs) for word in words]
     changed = dict(configs)
-    for kind, name in (pair for pair in pairs if pair[0] in KINDS):
-        changed = {policy: _with_part(config, kind, name) for policy, config in changed.items()}
-    for key, value in (pair for pair in pairs if not _is_of_a_part(pair[0])):
-        changed = {policy: with_value(config, key, value) for policy, config in changed.items()}
+    for key, value in pairs:
+        if key in KINDS:
+            changed = {policy: _with_part(config, key, value) for policy, config in changed.items()}
+    for key, value in pairs:
+        if key.partition(".")[0] not in KINDS:
+            changed = {policy: with_value(config, key, value) for policy, config in changed.items()}
     settings = {policy: settings_of(config, setup) for policy, config in changed.items()}
-    for key, value in (pair for pair in pairs if _is_of_a_part(pair[0]) and pair[0] not in KINDS):
-        for policy in _takers(settings, key, value):
-            changed[policy] = with_value(changed[policy], _config_key(changed[policy], key), value)
+    for key, value in pairs:
+        kind, _, parameter = key.partition(".")
+        if kind in KINDS and parameter:
+            for policy in _takers(settings, key, value):
+                changed[policy] = with_value(changed[policy], _config_key(changed[policy], key), value)
     return {policy: settings_of(config, setup) for policy, config in changed.items()}
 
 
 def _parse(word: str, configs: Mapping[str, Config]) -> tuple[str, Any]:
+    """Return the key and the value: the name of a part, JSON, null for ``none``, or else a word."""
     key, equals, text = word.partition("=")
     if key in KINDS and text:
         return key, text
@@ -149,19 +154,9 @@ def _parse(word: str, configs: Mapping[str, Config]) -> tuple[str, Any]:
     fits = bool(equals and text and last) and (section in KINDS or key in known or section.endswith("_kwargs"))
     forms = f"KIND.PARAMETER=VALUE or KIND=NAME, where KIND is one of {', '.join(KINDS)}, or a key of the recipes"
     require(fits, "--set", word, forms + nearest(key, known))
-    return key, _value(text)
-
-
-def _is_of_a_part(key: str) -> bool:
-    return key.partition(".")[0] in KINDS
-
-
-def _value(text: str) -> Any:
-    """Return a JSON value; ``none`` is null, and any other word is itself."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None if text == "none" else text
+    with contextlib.suppress(ValueError):
+        return key, json.loads(text)
+    return key, None if text == "none" else text
 
 
 def _with_part(config: Config, kind: str, name: str) -> Config:

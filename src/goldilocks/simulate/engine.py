@@ -1,18 +1,16 @@
-"""A simulated engine: slots, and rollouts that take as many engine steps as they have tokens.
+"""A simulated engine with slots, and a simulated model that has a pass rate for each prompt.
 
 A rollout's reward and length depend on the seed, the prompt's key, the group's uid, the rollout's index and the pass
 rate when it begins, never on what else is in flight. Two engines that get the same requests in another order give the
 same answers.
 
-An engine step writes one token in every busy slot. A rollout first waits, holding its slot (prefill, tools, grading: an
-exponential time), then writes. Lengths are log-normal around the prompt's mean. Cancelling one costs what it has
-written. One that pauses keeps its slot and goes on where it was: reading its prefix again takes no step.
+An engine step writes one token in every busy slot. A rollout holds its slot while it waits (prefill, tools, grading: an
+exponential time) and while it writes. Lengths are log-normal around the prompt's mean. A cancelled rollout costs the
+tokens that it has written. A paused rollout keeps its slot and continues where it was; its prefix is not read again.
 
-A stand-in for the trained model: a pass rate for each prompt.
-
-Every trained group whose rewards differ multiplies the odds of its own prompt by e^improvement, and the odds of all by
-e^(improvement / prompts): half of what is learnt is about the prompt, half is about the task. Impossible prompts stay
-impossible, and trivial ones trivial.
+The model learns from every trained group whose rewards differ. The odds of that prompt are multiplied by e^improvement,
+the odds of all prompts by e^(improvement / prompts): half of what is learnt is about the prompt, half about the task.
+A pass rate of 0 or 1 stays.
 """
 
 from __future__ import annotations
@@ -94,23 +92,20 @@ class SimulatedEngine(Backend):
     def submit(self, requests: Sequence[Request]) -> None:
         """Begin rollouts; there must be slots for them."""
         for request in requests:
-            self._begin(request)
-
-    def _begin(self, request: Request) -> None:
-        require(request.n <= self.free, "request.n", request.n, f"at most the {self.free} free slots")
-        flights = self._flights.setdefault(request.uid, {})
-        for index in range(request.first, request.first + request.n):
-            wait, event = self._draw(request.prompt, request.uid, index)
-            writes_from = self.clock + wait
-            flights[index] = _Flight(writes_from, event)
-            heapq.heappush(self._finishes, (writes_from + event.tokens, self.submitted, request.uid, index))
-            self.submitted += 1
-        self._busy += request.n
+            require(request.n <= self.free, "request.n", request.n, f"at most the {self.free} free slots")
+            flights = self._flights.setdefault(request.uid, {})
+            for index in range(request.first, request.first + request.n):
+                wait, event = self._draw(request.prompt, request.uid, index)
+                writes_from = self.clock + wait
+                flights[index] = _Flight(writes_from, event)
+                heapq.heappush(self._finishes, (writes_from + event.tokens, self.submitted, request.uid, index))
+                self.submitted += 1
+            self._busy += request.n
 
     def events(self, within: float | None = None) -> list[Rollout | Failure]:
-        """Return the rollouts cancelled since the last call, else step to those that finish next.
+        """Return the rollouts cancelled since the last call; if there are none, step to those that finish next.
 
-        ``within`` any time, no step is made.
+        With a time limit ``within``, only the cancelled ones are returned and no step is made.
         """
         arrived, self._cancelled = self._cancelled, []
         while within is None and self._finishes and (not arrived or self._finishes[0][0] == self.clock):
@@ -132,10 +127,10 @@ class SimulatedEngine(Backend):
             self._leave(uid, stopped)
 
     def resume(self) -> None:
-        """Do nothing: who pauses keeps its slot, and time passes only in ``events``."""
+        """Do nothing: a paused rollout keeps its slot, and time passes only in ``events``."""
 
     def drain(self) -> None:
-        """Do nothing: a rollout that is cancelled stops at once."""
+        """Do nothing: a cancelled rollout stops at once."""
 
     def pause(self) -> list[Paused]:
         """Return what every rollout in flight has written so far."""
@@ -168,13 +163,13 @@ class SimulatedEngine(Backend):
 
 
 def _uniforms(name: str) -> tuple[float, ...]:
-    """Five numbers in (0, 1) that are a function of the name."""
+    """Return five numbers in (0, 1) that are a function of the name."""
     words = _FIVE_WORDS.unpack(blake2b(name.encode(), digest_size=_FIVE_WORDS.size).digest())
     return tuple([((word >> 12) + 0.5) * _UNIT for word in words])
 
 
 class Learner:
-    """Pass rates that stand still (``improvement=0``) or rise with every informative group."""
+    """The simulated model: pass rates that stand still (``improvement=0``) or rise with every informative group."""
 
     def __init__(self, pass_rate: np.ndarray, *, improvement: float = 0.0) -> None:
         fits = math.isfinite(improvement) and 0 <= improvement <= 100
@@ -185,7 +180,7 @@ class Learner:
         self._common = 0.0
 
     def pass_rate(self, index: int) -> float:
-        """The chance that an answer to this prompt is right, now."""
+        """Return the chance that an answer to this prompt is right now."""
         p, gain = self._initial[index], self._gain[index] + self._common
         if not gain or p in (0.0, 1.0):
             return float(p)
