@@ -1,17 +1,17 @@
 """Priors: the Beta that a prompt has before any rollout of its own. Beliefs add the prompt's rollouts to it.
 
-``flat`` knows nothing. With ``strata`` and ``oracle`` a prompt never tried is believed to be like the prompts it
-resembles.
+``flat`` knows nothing. ``strata`` believes that a prompt never tried is like the prompts it resembles. ``oracle`` is
+told the rate of each stratum.
 
-Prompts stand in a tree: all prompts, coarse strata, finer ones, the prompt itself. The rate of each node is
-Beta-distributed around the rate of the node above it. The concentration of each depth is estimated from how much the
-nodes of that depth differ beyond chance (beta-binomial, method of moments). A fit is a function of the counts alone and
-costs a few passes over the prompts that were visited.
+A tree divides the prompts: all prompts, coarse strata, finer strata, single prompts. The pass rate of a node is
+Beta-distributed around the pass rate of the node above it. The concentration of each depth is estimated from how much
+the nodes of that depth differ beyond chance (beta-binomial, method of moments). A fit depends on the counts alone and
+takes a few passes over the visited prompts.
 
-Several trees may divide the prompts; one of them puts all prompts together. A tree's weight is how well its strata
-forecast the prompts that were visited, each from the others. A stratum counts as ``worth`` rollouts of a prompt,
-estimated from how much prompts of one stratum differ beyond chance. If strata say nothing, prompts differ as much
-within them as between them: their ``worth`` is small, and their rates are the mean of all.
+There may be several trees; one of them has a single stratum, all prompts. A tree is weighed by how well its strata
+forecast each visited prompt from the others. A stratum counts as ``worth`` rollouts of a prompt, estimated from how
+much prompts of one stratum differ beyond chance. If strata say nothing, prompts differ as much within strata as between
+them: ``worth`` is small, and the rate of every stratum is the mean of all.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from goldilocks.errors import require
 
 PRIORS = ("flat", "strata", "oracle")
 CONCENTRATIONS = (0.05, 1024.0)  # rollouts that a node counts as for one below it, at least and at most
-FORGOTTEN = 1e-9  # trials: nodes with fewer are left out, before they underflow
+FORGOTTEN = 1e-9  # nodes with fewer trials are left out: divisions would underflow
 GUESS = 0.25  # correlation of two rollouts of one node, before anything is known
-GUESS_WEIGHT = 0.1  # of the guess, in units of Σ μ(1 − μ) over nodes
-NOTHING = 0.5  # passes and failures of all prompts before anything is known
-PASSES = 3  # means need concentrations and concentrations need means: alternate
-TINY = 1e-3  # no parameter of a Beta is less
-UNKNOWN = 1 / GUESS - 1
-BENEFIT_OF_DOUBT = 3.0  # nats by which strata must forecast better than the mean of all to count for as much
-MOST = 65_536  # prompts that strata are estimated from, those of the latest draws: a choice takes a tenth of a second
+GUESS_WEIGHT = 0.1  # weight of the guess, in units of Σ μ(1 − μ) over nodes
+NOTHING = 0.5  # passes, and failures, that the mean of all begins with
+PASSES = 3  # rounds in which means are estimated from concentrations, and concentrations from means
+TINY = 1e-3  # the least parameter of a Beta
+UNKNOWN = 1 / GUESS - 1  # the concentration that belongs to the guess
+BENEFIT_OF_DOUBT = 3.0  # a tree must forecast this many nats better than the mean of all to weigh as much
+MOST = 65_536  # strata are estimated from this many prompts, the latest drawn, so that a choice takes 0.1 s
 WORTHS = (1.0, 64.0)  # rollouts that a stratum counts as for one of its prompts, at least and at most
 
 
 class Counts(Protocol):
-    """What a prior may learn from: the columns of ``Beliefs``, a row per prompt, and the last recorded update."""
+    """What a prior learns from: columns of ``Beliefs`` with a row per prompt, and the last recorded update."""
 
     positives: np.ndarray
     negatives: np.ndarray
@@ -66,7 +66,7 @@ class Prior(Policy):
         return self.mean(rows)
 
     def tell(self, rates: Mapping[str, float]) -> None:
-        """Take pass rates that a validation measured, by metric name; only ``Oracle`` uses them."""
+        """Take the pass rates that a validation measured, by metric name. Only ``Oracle`` uses them."""
 
     def catch_up(self, counts: Counts) -> None:
         """Learn from the counts. Called before beliefs are read, if a group was recorded since."""
@@ -85,7 +85,7 @@ class Flat(Prior):
 
 @dataclass(frozen=True)
 class Visited:
-    """The prompts that were visited: their rows, pass rates, trials, and weights after forgetting, in (0, 1]."""
+    """The visited prompts: their rows, pass rates, trials, and the weights that forgetting leaves them, in (0, 1]."""
 
     rows: np.ndarray
     rate: np.ndarray
@@ -95,7 +95,7 @@ class Visited:
 
 @dataclass(frozen=True)
 class Depth:
-    """The nodes of one depth: the node above each, and its passes and trials, in effective trials."""
+    """The nodes of one depth: the node above each, its passes and its trials, both in effective trials."""
 
     parent: np.ndarray
     passes: np.ndarray
@@ -110,12 +110,15 @@ class Depth:
 
     @property
     def handed_up(self) -> np.ndarray:
-        """The share of each node's trials that counts for the node above: trials of one node are alike."""
+        """The share of each node's trials that counts for the node above. Trials of one node are alike."""
         return np.asarray((self.concentration + 1) / (self.concentration + np.maximum(self.trials, 1)))
 
 
 class Tree:
-    """``strata``: for each depth, the coarsest first, the stratum of each prompt, within one of the depth above."""
+    """One division of the prompts into nested strata, with what is believed of each stratum.
+
+    ``strata`` has an array for each depth, the coarsest first: the stratum of each prompt.
+    """
 
     def __init__(self, strata: Sequence[np.ndarray]) -> None:
         codes = [np.unique(one, return_inverse=True)[1].astype(np.int64) for one in strata]
@@ -136,6 +139,7 @@ class Tree:
         return len(self._parents)
 
     def means(self) -> np.ndarray:
+        """Return the expected rate of each stratum."""
         rates = np.array([self._all[0] / sum(self._all)])
         for depth in self._depths:
             a, b = depth.beta(rates)
@@ -143,18 +147,18 @@ class Tree:
         return rates
 
     def overall(self) -> float:
-        """Return the expected rate of any prompt: strata are weighed by how many prompts they have."""
+        """Return the expected rate of any prompt: the mean over strata, weighed by their prompts."""
         return float(self.means() @ self._sizes / len(self.leaf))
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
-        """Return a rate for each stratum, drawn from the top."""
+        """Return a rate for each stratum: draw the coarsest strata first, the finer ones around them."""
         rates = np.array([rng.beta(*self._all)])
         for depth in self._depths:
             rates = rng.beta(*depth.beta(rates))
         return rates
 
     def fit(self, visited: Visited) -> None:
-        """Find the means and concentrations of every depth, from the prompts upwards."""
+        """Estimate the counts and the concentration of every depth, from the prompts upwards."""
         units = Units(visited.rate, visited.trials, visited.fresh, self.leaf[visited.rows])
         self.concentration, passes, trials = units.gathered(len(self))
         depths = []
@@ -168,11 +172,11 @@ class Tree:
         self._all = (NOTHING + passes[0], NOTHING + trials[0] - passes[0])
 
     def log_likelihood(self, visited: Visited, concentration: float) -> float:
-        """Return how well the other prompts of the tree forecast each visited prompt, in nats over effective trials.
+        """Return the log-likelihood of the visited prompts, each forecast from the others, over effective trials.
 
-        Trials of one prompt are as alike as ``concentration`` says, the same for all trees that are compared.
-        What a node adds to the node above counts by the share of its trials that are other prompts': two prompts that
-        forecast each other are one thing learnt, not two.
+        ``concentration`` says how alike trials of one prompt are, the same for all trees that are compared. What a
+        node's forecast adds to that of the node above counts by the share of the node's trials that other prompts have.
+        So two prompts that forecast each other count once.
         """
         effective = visited.fresh * visited.trials * (concentration + 1) / (concentration + visited.trials)
         total, above = np.zeros(len(visited.rows)), np.zeros(len(visited.rows))
@@ -183,8 +187,8 @@ class Tree:
         return float(effective @ total)
 
     def _without_own(self, visited: Visited) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield, from all prompts down to the stratum, the expected rate of each visited prompt's node without that
-        prompt, and the share of the node's trials that are other prompts'.
+        """Yield two arrays for each depth, from all prompts down to the strata, with an entry for each visited prompt:
+        the expected rate of its node without the prompt itself, and the share of the node's trials that others have.
         """
         node = self.leaf[visited.rows]
         own = visited.fresh * visited.trials * (self.concentration + 1) / (self.concentration + visited.trials)
@@ -206,7 +210,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Units:
-    """Nodes with their observed rates, the trials behind each, how fresh they are, and the node above each."""
+    """Nodes of one depth, or prompts: observed rates, trials, what forgetting leaves of them, and the nodes above."""
 
     rate: np.ndarray
     trials: np.ndarray
@@ -214,7 +218,7 @@ class Units:
     parent: np.ndarray
 
     def gathered(self, nodes: int) -> tuple[float, np.ndarray, np.ndarray]:
-        """Return the concentration around the nodes above, and the effective passes and trials of each node above.
+        """Return the concentration κ around the nodes above, and the effective passes and trials of those nodes.
 
         Trials of one unit are alike: n of them count as n(κ + 1) / (κ + n) trials of the node above.
         """
@@ -228,7 +232,10 @@ class Units:
         return concentration, passes, trials
 
     def _concentration(self, share: np.ndarray, effective: np.ndarray, passes: np.ndarray, trials: np.ndarray) -> float:
-        """E(r − μ)² = μ(1 − μ)(1/n + ρ(1 − 1/n)) for n trials of a unit, and ρ = 1 / (concentration + 1)."""
+        """Return the concentration by the method of moments.
+
+        For n trials of a unit, E(r − μ)² = μ(1 − μ)(1/n + ρ(1 − 1/n)), and ρ = 1 / (concentration + 1).
+        """
         total = np.maximum(trials, TINY)[self.parent]
         mean = passes[self.parent] / total
         others = 1 - effective / total  # the share that is not the unit's own
@@ -241,6 +248,7 @@ class Units:
 
 
 def _parents(codes: np.ndarray, above: np.ndarray) -> np.ndarray:
+    """Return the node above each node. Raise ``ValueError`` if a node has prompts of two nodes above."""
     parents = np.zeros(int(codes.max(initial=0)) + 1, dtype=np.int64)
     parents[codes] = above
     require(bool((parents[codes] == above).all()), "strata", "not nested", "each stratum within one of the depth above")
@@ -248,9 +256,9 @@ def _parents(codes: np.ndarray, above: np.ndarray) -> np.ndarray:
 
 
 class Strata(Prior):
-    """``trees``: each has, for each depth, the coarsest first, the stratum of each prompt.
+    """A prompt is like the prompts of its stratum. ``trees``: the arguments of ``Tree``, one for each division.
 
-    Everything is a function of the beliefs' counts, so there is no state to save.
+    The beliefs' counts determine everything, so there is no state to save.
     """
 
     def __init__(self, trees: Sequence[Sequence[np.ndarray]], *, forgetting: float = 0.98) -> None:
@@ -270,7 +278,7 @@ class Strata(Prior):
         return float(self.weights @ [tree.overall() for tree in self.trees])
 
     def draw(self, rows: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draw a tree by its weight, and one rate for each of its strata: a stratum is explored as a whole."""
+        """Draw a tree by its weight, then one rate for each of its strata, so that a stratum is explored as a whole."""
         tree = self.trees[int(rng.choice(len(self.trees), p=self.weights))]
         return counts_of(tree.draw(rng)[tree.leaf[rows]], worth_of(tree))
 
@@ -286,7 +294,7 @@ class Strata(Prior):
             rows = rows[np.sort(latest)]
         passes = counts.positives[rows].astype(np.float64)
         trials = passes + counts.negatives[rows]
-        # By fair visits: prompts with signal are visited again and again, and would otherwise outweigh the others.
+        # Forgetting counts from the last fair visit: prompts with signal are visited often, and would outweigh others.
         fresh = self.forgetting ** (counts.now - counts.drawn_step[rows].astype(np.float64))
         visited = Visited(rows, passes / trials, trials, fresh)
         for tree in self.trees:
@@ -304,10 +312,10 @@ class Strata(Prior):
 
 
 class Oracle(Prior):
-    """For studies: the pass rate of each stratum is measured outside the run, and costs the run nothing.
+    """For studies: validations tell the pass rate of each stratum, at no cost to the run.
 
-    What a run lacks against the oracle is its selector's fault. ``names``: for each prompt the metric that has its
-    stratum's rate. Until a rate is known, visits estimate it.
+    What a run with strata lacks against the oracle is its chooser's fault. ``names``: for each prompt the metric with
+    its stratum's rate. Until a rate is told, visits estimate it.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -343,7 +351,7 @@ class Oracle(Prior):
 
 
 def worth_of(tree: Tree) -> float:
-    """Return how many rollouts a stratum of this tree counts as for one of its prompts."""
+    """Return how many rollouts of a prompt its stratum in this tree counts as."""
     low, high = WORTHS
     return min(max(tree.concentration, low), high)
 
