@@ -1,1 +1,1 @@
-"""What a user writes: settings, recipes with their YAML, and keys with dots."""
+"""What a user writes: the keys of the config, checked, and the recipes with their YAML."""

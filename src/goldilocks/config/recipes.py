@@ -34,7 +34,7 @@ _Loader.add_implicit_resolver(
 
 
 def names(group: str = "recipe") -> list[str]:
-    """Return the choices of a config group; of the recipes, the default comes first."""
+    """Return the choices of a config group, in order; the default recipe comes first."""
     found = sorted(path.stem for path in (CONFIG / group).glob(f"*{FILE}"))
     return sorted(found, key=lambda name: (group, name) != ("recipe", DEFAULT))
 
@@ -68,7 +68,7 @@ def read_recipe(recipe: str) -> dict[str, Any]:
 
 
 def _without_task(value: Any) -> Any:
-    """Return a value in which every key that a task may set has its default: a recipe read here has no task."""
+    """Return a value with the default of every key that a task may set, since a recipe read here has no task."""
     if isinstance(value, Mapping):
         return {key: _without_task(one) for key, one in value.items()}
     found = _OF_A_TASK.fullmatch(value) if isinstance(value, str) else None
@@ -93,6 +93,7 @@ def _read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def refuse_circle(file: Path, above: tuple[Path, ...]) -> None:
+    """Raise ``ValueError`` if the ``defaults:`` of a file led to the file itself."""
     if file.resolve() in [one.resolve() for one in above]:
         circle = ", ".join(one.stem for one in (*above, file))
         raise ValueError(f"recipe={str(above[0])!r}: defaults go in a circle: {circle}")
@@ -113,7 +114,7 @@ def _default(entry: Any, file: Path) -> Path:
 
 
 def named_in(file: Path, name: str) -> Path:
-    """Return what a bare name in a file's ``defaults:`` means: the file of that name beside it, or else the recipe."""
+    """Return the file that a bare name in ``defaults:`` means: one beside the file that names it, or else a recipe."""
     beside = file.parent / f"{name}{FILE}"
     if beside.is_file() and beside.resolve() != file.resolve():
         return beside

@@ -23,14 +23,17 @@ _TOKEN = re.compile(r"\d+|[^\W\d_]+|[^\w\s]|_")
 
 @dataclass(frozen=True)
 class StrataSettings:
-    """``columns``: their values are the strata, the first divides first; none: ``data_source`` and the text's shape."""
+    """``goldilocks.strata``: the columns whose values are the strata; none: ``data_source`` and the text's shape."""
 
     columns: Sequence[str] = field(default_factory=list)
 
     def of(self, source: Any) -> list[list[np.ndarray]]:
         """Return trees of strata: for each depth, the coarsest first, the stratum of each prompt of a source."""
         if not self.columns:
-            above = _data_source(source)
+            try:
+                above = [list(map(str, source.column("data_source", "")))]
+            except ValueError:  # the data have no such column
+                above = []
             return [nested([*above, *tree]) for tree in shapes(source.texts())]
         columns = [column_depths(source.column(name, "goldilocks.strata.columns")) for name in self.columns]
         turns = range(len(columns))  # each column divides first in one tree
@@ -58,12 +61,11 @@ def column_depths(values: Sequence[object]) -> list[list[object]]:
         return [[str(value) for value in values]]
     if len(np.unique(numbers)) <= DISTINCT:
         return [numbers.tolist()]
-    return [_divided(numbers, parts) for parts in DIVISIONS]
-
-
-def _divided(numbers: np.ndarray, parts: int) -> list[object]:
-    edges = np.unique(np.quantile(numbers, np.linspace(0, 1, parts + 1)[1:-1]))
-    return list(np.searchsorted(edges, numbers, side="right").tolist())
+    depths: list[list[object]] = []
+    for parts in DIVISIONS:
+        edges = np.unique(np.quantile(numbers, np.linspace(0, 1, parts + 1)[1:-1]))
+        depths.append(np.searchsorted(edges, numbers, side="right").tolist())
+    return depths
 
 
 def _numbers(values: Sequence[object]) -> np.ndarray | None:
@@ -75,15 +77,12 @@ def _numbers(values: Sequence[object]) -> np.ndarray | None:
     return numbers if np.isfinite(numbers).all() else None
 
 
-def _data_source(source: Any) -> list[list[object]]:
-    try:
-        return [list(map(str, source.column("data_source", "")))]
-    except ValueError:
-        return []
-
-
 def shapes(texts: Sequence[str]) -> list[list[Sequence[object]]]:
-    """Return trees by the first word, the frame of common words, the numbers, the length, and the frequent words."""
+    """Return the labels of five trees, a label for each text at each depth.
+
+    They divide by the first word, the frame of common words, how many numbers of how many digits there are, the length
+    in words, and the whole text without rare words.
+    """
     tokens = [words(text) for text in texts]
     many = Counter(token for one in tokens for token in set(one))
     common = {token for token, prompts in many.items() if prompts >= max(COMMON * len(texts), SMALLEST)}

@@ -1,7 +1,7 @@
-"""The pass rate and the mean answer length of each prompt: read from saved data, or of the built-in data set.
+"""The pass rate and the mean answer length of each prompt, read from saved data or built in.
 
-The columns say how to read the rows: ``pass_rate`` per prompt, a list of ``rewards`` per prompt, or ``score`` per
-rollout (as in verl's dumps), where the rows of one prompt are put together.
+The columns of a file say how it is read: ``pass_rate`` per prompt, a list of ``rewards`` per prompt, or ``score`` per
+rollout (as in verl's dumps), where the rows with the same prompt are counted together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from goldilocks.runs.records import Record
 from goldilocks.types import POSITIVE_THRESHOLD
 
 DEFAULT_TOKENS = 512
-CHARACTERS_PER_TOKEN = 4  # of English text, roughly; only where no column counts tokens
+CHARACTERS_PER_TOKEN = 4  # of English text, roughly; used where no column counts tokens
 STATED = 1000.0  # answers that a pass rate counts as over where nothing says how many
 
 PROMPT_TEXTS = ("prompt", "input")
@@ -60,7 +60,7 @@ def read_pass_rates(path: Path | str) -> PassRates:
 
 
 def interpret(rows: Sequence[Record]) -> PassRates:
-    """Return the prompts of rows, read by the columns of the first."""
+    """Return the prompts of rows; the columns of the first row say how to read them."""
     columns = rows[0].keys()
     if "pass_rate" in columns:
         return _one_row_a_prompt(rows, _stated)
@@ -130,7 +130,7 @@ def _share_of_passes(row: Record) -> tuple[float, float]:
 
 
 def _length(row: Record) -> float:
-    """Return the mean tokens per answer: from a column, estimated from a text, or the default."""
+    """Return the tokens of an answer, or their mean: from a column, estimated from the text, or the default."""
     column = records.first_column(LENGTH_COLUMNS, row)
     if column:
         tokens = records.number(row, column)
