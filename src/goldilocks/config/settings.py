@@ -97,7 +97,7 @@ class Policies:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything the plug-in reads from verl's config."""
+    """What a config says of prompts, rollouts and trained rows, and the objects that are made from it."""
 
     train_batch_size: int
     gen_batch_size: int | None
@@ -109,7 +109,7 @@ class Settings:
     filter_groups: FilterGroups
     adaptive: AdaptiveRollout
     policies: Policies
-    batch_filter: Mapping[str, Any] | None = None  # its "enable" is on once the section is there
+    batch_filter: Mapping[str, Any] | None = None  # a section without the key ``enable`` is enabled
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Settings:
@@ -156,14 +156,19 @@ class Settings:
         self._check_ignored()
 
     def _check_prior(self) -> None:
-        policies = self.policies
-        require_known("goldilocks.prior", policies.prior, PRIORS)
-        accepted = "flat or strata; oracle is for the arms of goldilocks compare"
-        require(policies.prior != "oracle" or policies.study, "goldilocks.prior", policies.prior, accepted)
-        columns = list(self.strata().columns)
-        told = len(columns) == 1 and columns[0] in policies.validate_by
-        accepted = "with goldilocks.prior=oracle one column, which is in goldilocks.validate_by too"
-        require(policies.prior != "oracle" or told, "goldilocks.strata.columns", columns, accepted)
+        policies, prior = self.policies, self.policies.prior
+        require_known("goldilocks.prior", prior, PRIORS)
+        if prior == "oracle":
+            accepted = "flat or strata; oracle is for the arms of goldilocks compare"
+            require(policies.study, "goldilocks.prior", prior, accepted)
+            columns = list(self.strata().columns)
+            told = len(columns) == 1 and columns[0] in policies.validate_by
+            accepted = "with goldilocks.prior=oracle one column, which is in goldilocks.validate_by too"
+            require(told, "goldilocks.strata.columns", columns, accepted)
+        known = ("forgetting",) if prior == "strata" else ()
+        self._require_parameters("prior", known, f"{', '.join(known) or 'none'} with goldilocks.prior={prior}")
+        for key, value in policies.prior_kwargs.items():
+            require_type(f"goldilocks.prior_kwargs.{key}", value, float)
 
     def _check_ignored(self) -> None:
         """Refuse parameters of a policy that is not in use."""
@@ -178,11 +183,6 @@ class Settings:
         judges = f"False with goldilocks.filter={policies.filter!r}, which judges groups instead"
         unused = self.filter_groups.enable and policies.filter is not None
         require(not unused, "algorithm.filter_groups.enable", True, judges)
-        known = ("forgetting",) if policies.prior == "strata" else ()
-        accepted = f"{', '.join(known) or 'none'} with goldilocks.prior={policies.prior}"
-        self._require_parameters("prior", known, accepted)
-        for key, value in policies.prior_kwargs.items():
-            require_type(f"goldilocks.prior_kwargs.{key}", value, float)
 
     def _require_parameters(self, kind: str, known: tuple[str, ...], accepted: str) -> None:
         given = dict(getattr(self.policies, f"{kind}_kwargs"))
