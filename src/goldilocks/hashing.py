@@ -24,12 +24,7 @@ def hashed(*parts: object) -> int:
 @functools.cache
 def digest(function: Any) -> str:
     """Return a short fingerprint of the source of a function or class, beneath its decorators."""
-    return digest_of(inspect.getsource(inspect.unwrap(function)))
-
-
-def digest_of(source: str) -> str:
-    """Return the same of a source itself."""
-    return hashlib.sha256(source.encode()).hexdigest()[:16]
+    return hashlib.sha256(inspect.getsource(inspect.unwrap(function)).encode()).hexdigest()[:16]
 
 
 def is_known(function: Any, sources: Sources) -> bool:

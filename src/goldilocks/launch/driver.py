@@ -26,7 +26,6 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,6 @@ def train(config: DictConfig, head: RayHead | None) -> None:
     from verl.utils.config import validate_config
 
     from goldilocks.verl.checks import check_run
-    from goldilocks.verl.serve import light_vllm
 
     check_run(config)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
@@ -100,8 +98,7 @@ def train(config: DictConfig, head: RayHead | None) -> None:
     runner: Any = TaskRunnerV1
     if not config.trainer.use_v1:
         from verl.trainer.main_ppo_v0 import TaskRunner as runner
-    beside = partial(light_vllm.begin, config) if is_private(config) else tuple
-    with naming_lost_nodes(runner, beside) as watched:
+    with naming_lost_nodes(runner) as watched:
         run_ppo(config, task_runner_class=watched)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,14 +133,11 @@ class NodeLost(Exception):
 
 
 @contextmanager
-def naming_lost_nodes(runner: Any, beside: Callable[[], Any] = tuple) -> Iterator[WatchedRunner]:
-    """``with naming_lost_nodes(runner) as watched``: an error that a node's death has caused names the node.
-
-    ``beside`` starts what begins with the task runner; what it returns lives as long as the run.
-    """
+def naming_lost_nodes(runner: Any) -> Iterator[WatchedRunner]:
+    """``with naming_lost_nodes(runner) as watched``: an error that a node's death has caused names the node."""
     from goldilocks.verl.dispatch.failures import reason
 
-    watched = WatchedRunner(runner, beside)
+    watched = WatchedRunner(runner)
     try:
         yield watched
     except Exception as error:
@@ -152,16 +149,14 @@ def naming_lost_nodes(runner: Any, beside: Callable[[], Any] = tuple) -> Iterato
 class WatchedRunner:
     """verl's task runner, which verl starts once it is connected to Ray; ``lost`` is asked when the run has failed."""
 
-    def __init__(self, runner: Any, beside: Callable[[], Any] = tuple) -> None:
-        self._runner, self._beside = runner, beside
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
         self._nodes: dict[str, str] = {}  # addresses, by id
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Start the task runner, and note the nodes that are there."""
         self._nodes = {name: address for name, (address, alive) in _nodes().items() if alive}
-        started = self._runner.remote(*args, **kwargs)
-        self._begun = self._beside()
-        return started
+        return self._runner.remote(*args, **kwargs)
 
     def options(self, **options: Any) -> WatchedRunner:
         """Set Ray's options of the task runner."""

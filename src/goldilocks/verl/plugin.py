@@ -70,27 +70,6 @@ ADDITIONS: tuple[Addition, ...] = (
     Addition("engines for device cpu", "verl.workers.engine", "goldilocks.platforms.fsdp_cpu"),
     Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.verl.serve.replica"),
     Addition(
-        "no vLLM for Ascend",
-        "verl.checkpoint_engine.base",
-        "goldilocks.verl.serve.light_vllm:leave_out_ascend",
-        needs="vllm",
-        kind=Kind.SPEED,
-    ),
-    Addition(
-        "vLLM's version without vLLM",
-        "verl.third_party",
-        "goldilocks.verl.serve.light_vllm:read_version",
-        needs="vllm",
-        kind=Kind.SPEED,
-    ),
-    Addition(
-        "light handles of vLLM",
-        "verl.workers.rollout.replica",
-        "goldilocks.verl.serve.light_vllm:register",
-        needs="vllm",
-        kind=Kind.SPEED,
-    ),
-    Addition(
         "many requests a message to vLLM",
         "verl.workers.rollout.vllm_rollout.vllm_async_server",
         "goldilocks.verl.serve.many_on_vllm",
