@@ -32,7 +32,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from goldilocks.launch import on_trl, prefork, vllm_processes
+from goldilocks.launch import on_trl, prefork
 from goldilocks.launch.machine import NodeLost, is_private, naming_lost_nodes
 from goldilocks.launch.preflight import check_prompts, check_settings
 from goldilocks.launch.prefork import NO_SPARE_WORKERS, end_with_parent
@@ -72,11 +72,7 @@ def _run(config: DictConfig, folder: Path) -> None:
 
 def _start_ray(config: DictConfig) -> RayHead | None:
     """Start Ray, and meanwhile import what its workers need; None where verl has to start Ray."""
-    folder = config.ray_kwargs.ray_init._temp_dir
-    if vllm_processes.wanted(config):  # first: Ray's processes inherit its variable
-        variables = OmegaConf.select(config, "ray_kwargs.ray_init.runtime_env.env_vars")
-        vllm_processes.start(Path(folder), variables, spares=vllm_processes.spares_for(config))
-    listener = prefork.listen(folder)
+    listener = prefork.listen(config.ray_kwargs.ray_init._temp_dir)
     head = RayHead(config, listener) if sys.platform == "linux" else None  # else no process ends with its parent
     if listener is not None:
         prefork.serve(listener)

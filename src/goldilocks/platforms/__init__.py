@@ -17,7 +17,6 @@ from goldilocks.errors import require_known
 DEVICES = ("cpu", "cuda")
 
 PATCHES_VARIABLE = "GOLDILOCKS_PATCHES"  # which patches of verl a process applies: goldilocks.verl.switch
-SPAWN_WITH = "GOLDILOCKS_SPAWN_WITH"  # what vLLM's processes are spawned with: goldilocks.launch.vllm_processes
 
 # Parameters of a model that one thread computes: a second one gives it little, and where another process wants the
 # core, each operation waits for it.

@@ -15,8 +15,6 @@ import functools
 import importlib
 import importlib.util
 import logging
-import multiprocessing
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +22,6 @@ from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any
 
-from goldilocks.platforms import SPAWN_WITH
 from goldilocks.verl.patch import Kind
 from goldilocks.verl.patches import PATCHES
 from goldilocks.verl.switch import apply_selected, asks_for, selected
@@ -82,9 +79,6 @@ ADDITIONS: tuple[Addition, ...] = (
         needs="vllm",
         kind=Kind.REPORTS,
     ),
-    Addition(
-        "vLLM's processes are forked", "vllm.v1.engine.core", "goldilocks.verl.plugin:spawn_by_fork", needs="vllm"
-    ),
     Addition("estimators over all rollouts", "verl.trainer.ppo.core_algos", "goldilocks.verl.estimators"),
     Addition("trainer goldilocks", "verl.trainer.ppo.v1", "goldilocks.verl.update.trainer"),
     Addition("trainer goldilocks_async", "verl.trainer.ppo.v1", "goldilocks.verl.update.async_trainer"),
@@ -133,12 +127,6 @@ def warn_once() -> None:
         return len(seen) > before
 
     logging.getLogger("verl.utils.tokenizer.continuous_token_wiring").addFilter(is_new)
-
-
-def spawn_by_fork() -> None:
-    """Have what this process spawns forked from the server of the run, where there is one."""
-    if os.access(client := os.environ.get(SPAWN_WITH, ""), os.X_OK):  # not where its folder is mounted noexec
-        multiprocessing.set_executable(client)
 
 
 class _AfterImport(MetaPathFinder):
