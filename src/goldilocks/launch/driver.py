@@ -2,30 +2,21 @@
 
 It does what verl's ``main_ppo`` does, with a config that is already composed. Invariants: it ends when its parent ends,
 and when it fails it writes the reason to the run directory in one line.
-
-Ray's own processes are started by a child of the driver while the driver imports torch and verl: Ray needs 3 to 5
-seconds until its processes know of each other, and the driver's imports need as long. The child holds Ray and ends with
-the driver, and Ray's processes end with the child: the kernel sees to both.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import socket
 import sys
-import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.launch import on_trl, prefork
 from goldilocks.launch.machine import NodeLost, is_private, naming_lost_nodes
 from goldilocks.launch.preflight import check_prompts, check_settings
-from goldilocks.launch.prefork import NO_SPARE_WORKERS, end_with_parent
 from goldilocks.runs.files import RunDir
 
 
@@ -50,25 +41,17 @@ def main(folder: str) -> int:
 
 def _run(config: DictConfig, folder: Path) -> None:
     by_trl = on_trl.chosen(config)
-    head = _start_ray(config) if is_private(config) and not by_trl else None  # before Ray and verl are imported
+    if is_private(config) and not by_trl:  # before Ray and verl are imported
+        prefork.serve_in_background(config.ray_kwargs.ray_init._temp_dir)
     check_settings(config)
     check_prompts(config)
     if by_trl:
         on_trl.train(config, folder)
     else:
-        train(config, head)
+        train(config)
 
 
-def _start_ray(config: DictConfig) -> RayHead | None:
-    """Start Ray, and meanwhile import what its workers need; None where verl has to start Ray."""
-    listener = prefork.listen(config.ray_kwargs.ray_init._temp_dir)
-    head = RayHead(config, listener) if sys.platform == "linux" else None  # else no process ends with its parent
-    if listener is not None:
-        prefork.serve(listener)
-    return head
-
-
-def train(config: DictConfig, head: RayHead | None) -> None:
+def train(config: DictConfig) -> None:
     """Train as verl's own ``main_ppo`` does."""
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -78,8 +61,6 @@ def train(config: DictConfig, head: RayHead | None) -> None:
 
     check_run(config)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    if head is not None:
-        head.join(config)
     runner: Any = TaskRunnerV1
     if not config.trainer.use_v1:
         from verl.trainer.main_ppo_v0 import TaskRunner as runner
@@ -95,72 +76,6 @@ def explain(error: BaseException, run: RunDir) -> str:
     line = " ".join((str(error) if type(error) in (ValueError, NodeLost) else reason(error)).split())
     full = run.full_disk()
     return f"{full}: {line}" if full else line
-
-
-# -- Ray ---------------------------------------------------------------------------------------------------------------
-
-# verl sets it before it imports Ray: Ray would pack and upload the folder of a `uv run`.
-AS_VERL = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
-
-# The arguments of ``ray.init`` that are the driver's own; all others are for the process that starts Ray.
-OWN = (
-    "runtime_env", "namespace", "job_config", "log_to_driver", "logging_level", "logging_config", "configure_logging",
-    "_node_ip_address",
-)  # fmt: skip
-
-
-class RayHead:
-    """``head = RayHead(config)``, then import, then ``head.join(config)``: verl connects to the Ray that is there."""
-
-    def __init__(self, config: DictConfig, listener: socket.socket | None = None) -> None:
-        """Start Ray. ``listener`` is the driver's: in the child it would take clients that nobody answers."""
-        given: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
-        driver = os.getpid()
-        self._answer, answer = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                os.setsid()  # Ctrl-C in a terminal is the driver's
-                end_with_parent()
-                if listener is not None:
-                    listener.close()
-                if os.getppid() == driver:  # else the driver ended before the kernel was asked
-                    _hold({key: value for key, value in given.items() if key != "runtime_env"}, answer)
-            finally:  # the child must not return into the driver's code
-                os._exit(1)
-        os.close(answer)
-
-    def join(self, config: DictConfig) -> None:
-        """Wait until Ray is there, and have ``config`` connect to it.
-
-        Where Ray did not start, ``config`` stays: verl starts Ray once more, or says why it cannot.
-        """
-        with open(self._answer, encoding="utf-8") as stream:
-            address = stream.read()
-        if not address:
-            os.kill(self.pid, signal.SIGKILL)  # Ray's processes end with it
-            os.waitpid(self.pid, 0)
-            return
-        with open_dict(config.ray_kwargs):
-            given = config.ray_kwargs.ray_init
-            config.ray_kwargs.ray_init = {**{key: given[key] for key in OWN if key in given}, "address": address}
-
-
-def _hold(ray_init: Mapping[str, Any], answer: int) -> None:
-    """Start Ray, say where it is, and hold it until this process is ended."""
-    # A spare worker has no runtime environment, and verl's workers have one: none of them would be used.
-    os.environ |= {**NO_SPARE_WORKERS, **AS_VERL, **os.environ}
-    with open(answer, "w", encoding="utf-8") as stream:
-        try:
-            import ray
-
-            started: Any = ray.init(**{**ray_init, "log_to_driver": False})
-            stream.write(started.address_info["gcs_address"])
-        except BaseException:  # Ray ends a process that cannot start it by SystemExit
-            traceback.print_exc()
-            return
-    while True:
-        signal.pause()
 
 
 if __name__ == "__main__":

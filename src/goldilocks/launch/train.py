@@ -211,7 +211,7 @@ def _environment(choice: Choice, config: DictConfig, run_dir: RunDir) -> dict[st
         # The user hides the GPUs. Ray counts the ranks on the CPU as devices and wants as many names here: none exists.
         env["CUDA_VISIBLE_DEVICES"] = ",".join(["-1"] * config.trainer.n_gpus_per_node)
     if is_private(config):
-        # A new Ray has it by default; the driver, which connects to it, has to be told.
+        # Other users of the machine cannot connect to the run's Ray.
         env["RAY_AUTH_MODE"] = os.environ.get("RAY_AUTH_MODE", "token")
         env["RAY_AUTH_TOKEN_PATH"] = str(run_dir.secret)
         os.environ.pop("RAY_ADDRESS", None)
