@@ -5,7 +5,6 @@
 Every arm is ``goldilocks train RECIPE trainer=trl`` with a seed of its own, ten validations over its budget, and no
 checkpoint. All start at the same moment. With ``--without`` the same arms run once more with what is named off:
 
-    forks       arms are forked from a process that has imported everything
     threads     each arm has its share of the cores
     host        TRL's batch and the arithmetic of its loss stay on the host
     packing     rows with a signal come first in the micro-batches of an update
@@ -25,7 +24,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -38,13 +36,11 @@ from statistics import fmean
 from typing import Any
 
 from goldilocks.compare.arm import ENDLESS, EPOCHS, SEEDS, STEPS, VALIDATIONS
-from goldilocks.launch.fork_server import ForkServer
 from goldilocks.launch.machine import THREADS, find_device, share_of_cores
-from goldilocks.launch.prefork import py_executable
 from goldilocks.launch.recipe import choose
 from goldilocks.launch.train import Launch, prepared
 
-SWITCHES = ("forks", "threads", "host", "packing", "validation", "loader", "prompts", "weights")
+SWITCHES = ("threads", "host", "packing", "validation", "loader", "prompts", "weights")
 PARTS = ("start", "generation", "batch", "update", "validation", "rest")
 CPU = "CPU seconds"
 STARTED, WITHOUT, FOUND = "ARMS_STARTED", "ARMS_WITHOUT", "parts.json"
@@ -215,13 +211,9 @@ def side(given: argparse.Namespace, without: Sequence[str], folder: Path) -> Sid
             stack.enter_context(prepared(choose(words(given, seed), device), folder, f"seed{seed}"))
             for seed in range(1, given.arms + 1)
         ]
-        server = stack.enter_context(ForkServer())
         cores = {} if "threads" in without else share_of_cores(given.arms)
-        forks = {} if "forks" in without else server.variables(cores | launches[0].env)
-        if not forks and "forks" not in without:
-            print(f"no arm is forked: {server.reason}")
         began = time.time()
-        processes = [started(launch, {**cores, **launch.env, **forks}, without) for launch in launches]
+        processes = [started(launch, {**cores, **launch.env}, without) for launch in launches]
         failed = [launch for process, launch in zip(processes, launches, strict=True) if process.wait() != 0]
         seconds = time.time() - began
     if failed:
@@ -235,7 +227,7 @@ def started(launch: Launch, env: dict[str, str], without: Sequence[str]) -> subp
     base = {name: value for name, value in os.environ.items() if name != THREADS or "threads" not in without}
     with launch.run_dir.log.open("ab") as log:
         return subprocess.Popen(
-            [*shlex.split(py_executable()), os.path.abspath(__file__), "--arm", str(launch.run_dir.path)],
+            [sys.executable, os.path.abspath(__file__), "--arm", str(launch.run_dir.path)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

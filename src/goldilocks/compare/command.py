@@ -26,13 +26,11 @@ from goldilocks.compare.study import GRID, ORDERS, Result, Results, Study, Study
 from goldilocks.compare.table import Table, make_table
 from goldilocks.config.recipes import names
 from goldilocks.errors import missing_extra, require
-from goldilocks.launch import on_trl
-from goldilocks.launch.fork_server import ForkServer
 from goldilocks.launch.machine import find_device, share_of_cores
 from goldilocks.launch.preflight import check_paths, provide
 from goldilocks.launch.recipe import Choice, choose
 from goldilocks.launch.supervisor import Board, LiveLine
-from goldilocks.launch.train import STALL_S, Launch, check_keys, composed, interruptible, prepared, supervise
+from goldilocks.launch.train import STALL_S, check_keys, composed, interruptible, prepared, supervise
 from goldilocks.runs.progress import Progress, clock
 
 OUT = Path("runs/compare")
@@ -86,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
     check_study(study, device)
     with StudyFolder.open(args.out, study) as folder:
         try:
-            with interruptible(), ForkServer() as forks, Board(console) as board:
-                launcher = Launcher(study, folder, device, console, board, forks, args.stall_timeout)
+            with interruptible(), Board(console) as board:
+                launcher = Launcher(study, folder, device, console, board, args.stall_timeout)
                 results = run_study(study, folder, launcher, args.parallel, launcher.stop)
         except (ArmFailed, KeyboardInterrupt) as stop:
             reason, status = ("interrupted", 130) if isinstance(stop, KeyboardInterrupt) else (str(stop), 1)
@@ -299,7 +297,6 @@ class Launcher:
     device: str
     console: Console
     board: Board
-    forks: ForkServer
     stall_s: float = STALL_S
     stop: threading.Event = field(default_factory=threading.Event)
     composing: threading.Lock = field(default_factory=threading.Lock)  # Hydra composes one config at a time
@@ -311,7 +308,7 @@ class Launcher:
         with ExitStack() as stack:
             with self.composing:
                 launch = stack.enter_context(prepared(self._choice(arm, turn), self.folder.path, arm.name))
-                launch = replace(launch, env=self._environment(launch, turn))
+                launch = replace(launch, env=share_of_cores(turn.at_once) | launch.env)
             outcome = supervise(launch, line, self.stall_s, self.stop)
         if outcome.failure is not None:
             failed = f"arm {arm.name} failed: {outcome.failure}; everything it printed: {launch.run_dir.log}"
@@ -324,11 +321,6 @@ class Launcher:
     def _choice(self, arm: Arm, turn: Turn) -> Choice:
         shared = [f"++ray_kwargs.ray_init.object_store_memory={OBJECT_STORE}"] if turn.at_once > 1 else []
         return choose(arm.command([*shared, *self.study.overrides]), self.device)
-
-    def _environment(self, launch: Launch, turn: Turn) -> dict[str, str]:
-        """Return the arm's variables: its share of the cores, and on TRL the server that it is forked from."""
-        env = share_of_cores(turn.at_once) | launch.env
-        return env | (self.forks.variables(env) if on_trl.chosen(launch.config) else {})
 
 
 def _line(title: str, turn: Turn, line: str, progress: Progress, elapsed: float) -> str:

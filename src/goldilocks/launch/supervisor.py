@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -38,12 +37,10 @@ class Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Supervisor:
-        # Where the environment names a server, the driver is forked from it. It has a session of its own: Ctrl-C in the
-        # terminal reaches only the supervisor, which then ends the run.
-        python = shlex.split(prefork.py_executable()) if prefork.SOCKET in self._env else [sys.executable]
+        # A session of its own: Ctrl-C in the terminal reaches only the supervisor, which then ends the run.
         with self.run.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*python, "-m", "goldilocks.launch.driver", str(self.run.path)],
+                [sys.executable, "-m", "goldilocks.launch.driver", str(self.run.path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
