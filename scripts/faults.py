@@ -34,7 +34,7 @@ from typing import TypeVar
 import psutil
 from fault_checks import checkpointed, history_faults, is_saving, last_logged
 
-from goldilocks.launch.supervisor import processes_of
+from goldilocks.launch.reaper import processes_of
 from goldilocks.runs.files import read_objects, write_text
 
 # What is killed, by a part of its command line; Ray names a worker by its actor.

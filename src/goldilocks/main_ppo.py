@@ -12,8 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from goldilocks.launch.machine import PRIVATE, find_device, finds_ray
-from goldilocks.launch.prefork import serve_in_background
+from goldilocks.launch.machine import find_device
 from goldilocks.platforms import PATCHES_VARIABLE, patches_env, platform_env
 
 # Sections that verl does not have: `+` where a recipe has set them already would be an error.
@@ -32,18 +31,12 @@ def overrides(words: Sequence[str], *defaults: str, cpu: bool) -> list[str]:
 
 def on_cpu(words: Sequence[str]) -> bool:
     """Return whether to train on the CPU: as the user says, else wherever there is no GPU."""
-    chosen = _value(words, "device", "trainer.device")
+    chosen = next((word.partition("=")[2] for word in words if _key(word) in ("device", "trainer.device")), None)
     if chosen is not None:
         return chosen == "cpu"
     if "VERL_PLATFORM" in os.environ:
         return os.environ["VERL_PLATFORM"] == "cpu"
     return find_device() == "cpu"
-
-
-def starts_ray(words: Sequence[str]) -> bool:
-    """Return whether the run will start a Ray of its own: as the user says, else wherever Ray finds none."""
-    address = _value(words, "ray_kwargs.ray_init.address")
-    return not finds_ray() if address is None else address == PRIVATE
 
 
 def main(*defaults: str, module: str = "goldilocks.main_ppo") -> None:
@@ -55,8 +48,6 @@ def main(*defaults: str, module: str = "goldilocks.main_ppo") -> None:
         os.environ.update(platform_env("cpu"))
         if "verl" in sys.modules:  # verl chose its platform while it was imported: begin again
             os.execv(sys.executable, [sys.executable, "-m", module, *words])
-    if cpu and starts_ray(words):  # before Ray and verl are imported
-        serve_in_background()
     sys.argv[1:] = overrides(words, *defaults, cpu=cpu)
     import hydra
 
@@ -90,10 +81,6 @@ def train(config: Any) -> None:
 
     check_v0(config, Settings.from_config(config))
     run_ppo(config, task_runner_class=SamplingTaskRunnerActor)
-
-
-def _value(words: Sequence[str], *keys: str) -> str | None:
-    return next((word.partition("=")[2] for word in words if _key(word) in keys), None)
 
 
 def _key(word: str) -> str:

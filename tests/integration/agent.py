@@ -26,7 +26,7 @@ from verl.tools.schemas import ToolResponse
 
 from goldilocks.verl.dispatch.session import current_session
 
-JOURNAL = pathlib.Path(os.environ["GOLDILOCKS_TEST_RUN"]) / "journal"  # one for each launch
+JOURNAL = pathlib.Path(os.environ["GOLDILOCKS_RUN"]) / "journal"  # one for each launch
 
 
 @ToolParser.register("once")

@@ -8,6 +8,7 @@ import os
 import random
 import secrets
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,13 +18,11 @@ from typing import Any
 import psutil
 import pytest
 
-from goldilocks.launch.prefork import RUN
+from goldilocks.launch import reaper
 from goldilocks.platforms import platform_env
 from goldilocks.tasks.arithmetic import Arithmetic
 from goldilocks.tasks.registry import write_split
 from goldilocks.tasks.tiny_model import make
-
-from .forks import Drivers, forking
 
 PATIENCE_S = 800.0  # for what is sure to happen: a busy machine is not a mistake
 
@@ -95,22 +94,14 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     return Task(root / "model", root / "train.parquet", root / "validation.parquet", root / "reward.py")
 
 
-@pytest.fixture(scope="session")
-def drivers() -> Iterator[Drivers]:
-    """Where launches are forked from, made once for all tests."""
-    made = Drivers({**_inherited(), **SETTINGS})
-    yield made
-    made.end()
-
-
 @pytest.fixture
-def launch(task: Task, drivers: Drivers, tmp_path: Path) -> Iterator[Launch]:
+def launch(task: Task, tmp_path: Path) -> Iterator[Launch]:
     """``launch(*overrides, within=seconds)`` runs verl's own ``main_ppo``, or another program, to its end."""
     launched: dict[Path, subprocess.Popen[bytes]] = {}
 
     def run(
         *overrides: str,
-        program: Sequence[str] = forking("verl.trainer.main_ppo"),
+        program: Sequence[str] = ("-m", "verl.trainer.main_ppo"),
         within: float = PATIENCE_S,
         during: Callable[[Path], None] | None = None,
     ) -> Run:
@@ -118,15 +109,13 @@ def launch(task: Task, drivers: Drivers, tmp_path: Path) -> Iterator[Launch]:
         folder.mkdir()
         log = folder / "log"
         started = time.monotonic()
-        FORKED[folder] = drivers
-        command, variables = drivers.starts(program)
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [*command, *_overrides(task, tmp_path, folder), *overrides],
+                [sys.executable, *program, *_overrides(task, tmp_path, folder), *overrides],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
-                env={**_environment(folder), **variables},
+                env=_environment(folder),
                 start_new_session=True,
             )
         launched[folder] = process
@@ -170,17 +159,23 @@ def arithmetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def processes_of(run: Path) -> list[str]:
-    """The command lines of what is alive of a ``goldilocks train``."""
-    return [line for process in _marked(RUN, run.resolve()) if (line := _command(process))]
+    """How the commands begin of what is alive of a ``goldilocks train``; its reaper names the run in its own."""
+    found, run = [], run.resolve()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            command = process.cmdline()
+            if process.environ().get(reaper.RUN) == str(run) or str(run) in command:
+                found.append(" ".join(command[:3]))
+    return found
 
 
-def wait_for_ray(run: Path, process: subprocess.Popen[str], within: float = PATIENCE_S) -> None:
-    """Until the run has started Ray."""
-    deadline = time.monotonic() + within
-    while not any("raylet" in line for line in processes_of(run)):
-        assert time.monotonic() < deadline, f"no Ray of {run.name}"
+def wait_for(run: Path, what: str, process: subprocess.Popen[str]) -> None:
+    """Until the run has a process of this name."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not any(what in command for command in processes_of(run)):
+        assert time.monotonic() < deadline, f"no {what} of {run.name}"
         assert process.poll() is None, process.communicate()
-        time.sleep(0.2)
+        time.sleep(0.05)
 
 
 def kill(process_name: str, once: Path | None = None) -> Callable[[Path], None]:
@@ -217,7 +212,7 @@ def _environment(folder: Path) -> dict[str, str]:
         **SETTINGS,
         "RAY_AUTH_TOKEN_PATH": str(token),
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
-        "GOLDILOCKS_TEST_RUN": str(folder),
+        reaper.RUN: str(folder),
     }
 
 
@@ -249,24 +244,8 @@ def _overrides(task: Task, root: Path, folder: Path) -> list[str]:
     ]
 
 
-FORKED: dict[Path, Drivers] = {}  # by the folder of a launch. One launch at a time: what is forked is the last one's
-
-
 def _processes(folder: Path) -> list[psutil.Process]:
-    forked = FORKED[folder].forked() if folder in FORKED else []
-    return list({*_marked("GOLDILOCKS_TEST_RUN", folder), *(one for one in forked if _command(one))})
-
-
-def _marked(variable: str, folder: Path) -> list[psutil.Process]:
-    """The processes of a launch, known by a variable they all inherit."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(variable) == str(folder) and process.cmdline():
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
-    return found
+    return list(reaper.processes_of(folder))
 
 
 def _command(process: psutil.Process) -> str:

@@ -14,7 +14,7 @@ from run_files import json_lines
 
 from goldilocks.launch import preflight
 
-from .conftest import PATIENCE_S, SMALL, processes_of, wait_for_ray
+from .conftest import PATIENCE_S, SMALL, processes_of, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.runs(3)]
 
@@ -52,7 +52,7 @@ def test_interrupted_in_the_second_arm_it_goes_on_and_comes_to_its_table(arithme
     first, second = out / "grpo-seed1", out / "adaptive-seed1"
 
     process = compare(arithmetic, out)
-    wait_for_ray(second, process)
+    wait_for(second, "raylet", process)
     process.send_signal(signal.SIGINT)
     printed, error = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, error

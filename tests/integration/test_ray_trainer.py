@@ -14,7 +14,6 @@ import pytest
 from run_files import json_lines
 
 from .conftest import Launch
-from .forks import forking
 
 pytestmark = pytest.mark.integration
 
@@ -59,7 +58,7 @@ def dump(tmp_path: Path) -> Path:
 def test_the_first_example_trains_only_what_varies_goes_on_and_says_when_the_data_run_dry(
     launch: Launch, dump: Path
 ) -> None:
-    run = launch(f"+dump={dump}", program=forking(str(EXAMPLES / "grpo.py")))
+    run = launch(f"+dump={dump}", program=[str(EXAMPLES / "grpo.py")])
     assert [step["step"] for step in run.steps] == [1, 2, 3, 4, 5], run.tail()
     for step in run.steps:
         groups = trained_groups(dump, int(step["step"]))
@@ -84,7 +83,7 @@ def test_the_first_example_trains_only_what_varies_goes_on_and_says_when_the_dat
 
 @pytest.mark.slow
 def test_the_second_example_trains_a_critic_and_validates_with_its_own_reward(launch: Launch, dump: Path) -> None:
-    run = launch(f"+dump={dump}", program=forking(str(EXAMPLES / "ppo.py")))
+    run = launch(f"+dump={dump}", program=[str(EXAMPLES / "ppo.py")])
     assert run.status == 0, run.tail()
     assert [step["step"] for step in run.steps] == [1, 2, 3]
     for step in run.steps:

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from run_files import json_lines
 
 from goldilocks.launch import preflight
 from goldilocks.verl.dispatch.guarded_reward import compute_score
 
-from .conftest import PATIENCE_S, SMALL, processes_of, wait_for_ray
+from .conftest import PATIENCE_S, SMALL, processes_of, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -103,19 +104,45 @@ def test_a_run_ends_at_its_budget_with_a_summary_and_goes_on_when_it_is_given_mo
     assert (done.run / "metrics.1.jsonl").exists()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
-def test_interrupted_or_killed_it_leaves_nothing_running(train, sent):
+def test_interrupted_it_leaves_nothing_running(train):
     def during(run: Path, process: subprocess.Popen[str]) -> None:
-        wait_for_ray(run, process)
-        time.sleep(3)
-        process.send_signal(sent)
-        process.wait(PATIENCE_S)
-        deadline = time.monotonic() + PATIENCE_S
-        while processes_of(run) and time.monotonic() < deadline:  # after SIGKILL Ray takes itself down
-            time.sleep(0.2)
+        wait_for(run, "raylet", process)
+        process.send_signal(signal.SIGINT)
 
     done = train("trainer.total_training_steps=1000", during=during)
-    assert done.status == (130 if sent == signal.SIGINT else -signal.SIGKILL)
+    assert done.status == 130
+
+
+GONE_S = 20.0
+
+
+@pytest.mark.parametrize(
+    ("killed", "there"),
+    [
+        ("supervisor", "launch.driver"),
+        ("supervisor", "gcs_server"),
+        ("driver", "gcs_server"),
+        ("supervisor", "dashboard/agent.py"),  # of Ray's processes the one that is the last to notice
+        pytest.param("driver", "dashboard/agent.py", marks=pytest.mark.slow),
+        pytest.param("supervisor", "ray::TaskRunner", marks=pytest.mark.slow),
+        pytest.param("driver", "ray::TaskRunner", marks=pytest.mark.slow),
+        pytest.param("supervisor", "ray::AgentLoopWorker", marks=pytest.mark.slow),
+        pytest.param("driver", "ray::AgentLoopWorker", marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_is_left_of_a_run_whose_supervisor_or_driver_was_killed_when_there_was(train, killed, there):
+    def during(run: Path, process: subprocess.Popen[str]) -> None:
+        wait_for(run, there, process)
+        children = psutil.Process(process.pid).children()
+        (driver,) = (one for one in children if "goldilocks.launch.driver" in one.cmdline())
+        (process if killed == "supervisor" else driver).kill()
+        deadline = time.monotonic() + GONE_S
+        while (left := processes_of(run)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert left == []
+
+    done = train("trainer.total_training_steps=1000", during=during)
+    assert done.status == (-signal.SIGKILL if killed == "supervisor" else 1)
 
 
 def test_a_prompt_that_is_too_long_is_one_message_before_a_worker_starts(train):

@@ -19,8 +19,7 @@ ACCURACY = "val-core/addition/acc/mean@1"
 @pytest.mark.slow
 @pytest.mark.runs(2)
 def test_two_ranks_with_two_replicas_train_grpo_save_and_go_on_with_gspo(launch: Launch) -> None:
-    stock = ("-m", "verl.trainer.main_ppo")
-    grpo = launch("trainer.n_gpus_per_node=2", "trainer.save_freq=2", "trainer.test_freq=2", program=stock)
+    grpo = launch("trainer.n_gpus_per_node=2", "trainer.save_freq=2", "trainer.test_freq=2")
     grpo.assert_trained(1, 2)
     assert re.search(r"LLMServerManager: \['[^']+:0', '[^']+:1'\]", grpo.log), "not two servers"
     gspo = launch(

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from goldilocks.launch.supervisor import processes_of
+from goldilocks.launch.reaper import processes_of
 from goldilocks.tasks.tiny_model import make
 
 SMALL = (

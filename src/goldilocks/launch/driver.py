@@ -1,7 +1,7 @@
 """The process that ``goldilocks train`` starts and watches: ``python -m goldilocks.launch.driver RUN_DIRECTORY``.
 
-It does what verl's ``main_ppo`` does, with a config that is already composed. Invariants: it ends when its parent ends,
-and when it fails it writes the reason to the run directory in one line.
+It does what verl's ``main_ppo`` does, with a config that is already composed. Invariant: when it fails it writes the
+reason to the run directory in one line.
 """
 
 from __future__ import annotations
@@ -14,22 +14,25 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from goldilocks.launch import on_trl, prefork
-from goldilocks.launch.machine import NodeLost, is_private, naming_lost_nodes
+from goldilocks.launch import on_trl
+from goldilocks.launch.machine import NodeLost, naming_lost_nodes
 from goldilocks.launch.preflight import check_prompts, check_settings
 from goldilocks.runs.files import RunDir
 
 
 def main(folder: str) -> int:
     """Train with the run directory's config; return the exit status."""
-    if sys.platform == "linux":
-        prefork.end_with_parent(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     run = RunDir(Path(folder))
     config = OmegaConf.load(run.config)
     assert isinstance(config, DictConfig)
     try:
-        _run(config, run.path)
+        check_settings(config)
+        check_prompts(config)
+        if on_trl.chosen(config):
+            on_trl.train(config, run.path)
+        else:
+            train(config)
     except KeyboardInterrupt:
         return 130
     except BaseException as error:
@@ -37,18 +40,6 @@ def main(folder: str) -> int:
             run.reason.write_text(explain(error, run))
         raise
     return 0
-
-
-def _run(config: DictConfig, folder: Path) -> None:
-    by_trl = on_trl.chosen(config)
-    if is_private(config) and not by_trl:  # before Ray and verl are imported
-        prefork.serve_in_background(config.ray_kwargs.ray_init._temp_dir)
-    check_settings(config)
-    check_prompts(config)
-    if by_trl:
-        on_trl.train(config, folder)
-    else:
-        train(config)
 
 
 def train(config: DictConfig) -> None:

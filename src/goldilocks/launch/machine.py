@@ -67,13 +67,6 @@ def is_private(config: DictConfig) -> bool:
     return bool(config.ray_kwargs.ray_init.get("address") == PRIVATE)
 
 
-def finds_ray() -> bool:
-    """Return whether ``ray.init`` without an address joins a Ray: one that the user names or ``ray start`` noted."""
-    address = os.environ.get("RAY_ADDRESS")
-    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    return address != PRIVATE if address else Path(folder, "ray", "ray_current_cluster").exists()
-
-
 def join(config: DictConfig, env: Mapping[str, str]) -> None:
     """Adapt the config to a running Ray: no sizes, and ``env`` in its ``runtime_env``, where the user's values win."""
     from omegaconf import OmegaConf, open_dict  # ``goldilocks doctor`` starts without it

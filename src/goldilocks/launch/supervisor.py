@@ -2,8 +2,8 @@
 
 On a terminal a run shows one live line; without a terminal, a line per validation and per tenth of the run.
 
-Invariant: after ``end`` no process of the run is alive. Ray's daemons leave the driver's process group and session, so
-the processes of a run are found by a variable that they inherit, and those of a forked run by their name.
+Invariant: after ``end`` no process of the run is alive, and none is some seconds after ``kill -9`` of the driver or of
+the supervisor.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import psutil
 from rich.console import Console
 
-from goldilocks.launch import prefork
+from goldilocks.launch import reaper
 from goldilocks.runs.files import RunDir
 from goldilocks.runs.progress import Progress, clock
 
@@ -33,20 +33,21 @@ class Supervisor:
 
     def __init__(self, run: RunDir, env: Mapping[str, str]) -> None:
         self.run = run
-        self._env = {**os.environ, **env, prefork.RUN: str(run.path)}
+        self._env = {**os.environ, **env, reaper.RUN: str(run.path), reaper.SUPERVISOR: str(os.getpid())}
         self._process: subprocess.Popen[bytes] | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Supervisor:
-        # A session of its own: Ctrl-C in the terminal reaches only the supervisor, which then ends the run.
+        """Start the reaper, then the driver.
+
+        Both have a session of their own: Ctrl-C in the terminal reaches only the supervisor, which then ends the run.
+        """
         with self.run.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "goldilocks.launch.driver", str(self.run.path)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._env,
-                start_new_session=True,
-            )
+            options: Any = {"stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
+            command = [sys.executable, "-m", "goldilocks.launch.reaper", str(self.run.path), str(os.getpid())]
+            self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
+            command = [sys.executable, "-m", "goldilocks.launch.driver", str(self.run.path)]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self._env, **options)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -68,23 +69,10 @@ class Supervisor:
                 self._process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE_S)
-        deadline = time.monotonic() + GRACE_S
-        # A process that was just starting shows up late, so look again until none is left.
-        while (left := list(processes_of(self.run.path))) and time.monotonic() < deadline:
-            for process in left:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(left, timeout=1)
-
-
-def processes_of(run: Path) -> Iterator[psutil.Process]:
-    """Yield the processes of a run that are alive, all but this one."""
-    forked = prefork.process_name(str(run))
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            own = process.name() == forked or process.environ().get(prefork.RUN) == str(run)
-            if own and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-                yield process
+        reaper.end_processes(self.run.path, os.getpid())
+        if self._reaper is not None:
+            self._reaper.kill()
+            self._reaper.communicate()
 
 
 class SignOfLife:

@@ -30,6 +30,9 @@ _SHARED = {
     # A tokenizer that was used before a fork warns on every fork, and verl forks a lot.
     "TOKENIZERS_PARALLELISM": "false",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # A spare worker, which Ray starts before it is asked for one, has no runtime environment, and verl's workers have.
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
     # Ray hides every GPU from an actor that asks for none; the rollout server asks for none and sits on its worker's.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }

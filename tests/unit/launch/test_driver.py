@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,23 +43,3 @@ def test_the_disk_is_said_to_be_full_also_where_the_driver_had_no_room_to_say_so
     assert run.failure(1) == f"the disk of {tmp_path} is full (0 MiB left)"
     run.reason.write_text("data.seed='x' is not accepted")
     assert run.failure(1) == "data.seed='x' is not accepted"
-
-
-PARENT_DEATH = """
-import contextlib, ctypes, sys
-from goldilocks.launch import driver
-libc, found = ctypes.CDLL(None), ctypes.c_int()
-for asked in sys.argv[1:]:
-    libc.prctl(1, int(asked))
-    with contextlib.suppress(FileNotFoundError):
-        driver.main("/nowhere")
-    libc.prctl(2, ctypes.byref(found))
-    print(found.value)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a signal at the parent's death is Linux's")
-def test_a_run_ends_with_its_parent_and_a_forked_one_is_killed_with_it() -> None:
-    asked = ["0", str(int(signal.SIGKILL))]  # of the kernel, before the driver asks
-    said = subprocess.run([sys.executable, "-c", PARENT_DEATH, *asked], capture_output=True, check=True)
-    assert [int(word) for word in said.stdout.split()[-2:]] == [signal.SIGTERM, signal.SIGKILL]

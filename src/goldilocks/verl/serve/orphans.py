@@ -4,7 +4,7 @@ vLLM's engine runs in a process that waits for requests of its parent, the rollo
 server ends by itself. After ``kill -9``, or by the kernel for want of memory, nobody tells the engine, which waits for
 ever with the GPU's memory. So a thread looks after the parent, in each process that ``multiprocessing`` started.
 
-The kernel's signal at a parent's death (``launch.prefork``) will not do: it comes when the *thread* ends that started
+The kernel's signal at a parent's death (``PR_SET_PDEATHSIG``) will not do: it comes when the *thread* ends that started
 the process, and an engine may be started by a thread that ends.
 """
 

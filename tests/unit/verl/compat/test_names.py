@@ -4,15 +4,13 @@ import importlib
 import importlib.util
 import runpy
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-from ray._private.services import canonicalize_bootstrap_address
 
 import goldilocks
 from goldilocks.core import allocators
-from goldilocks.main_ppo import on_cpu, overrides, starts_ray
+from goldilocks.main_ppo import on_cpu, overrides
 from goldilocks.verl.compat import names
 
 DEVICE, MODE = "+device=cpu", "trainer.v1.trainer_mode=goldilocks"
@@ -115,38 +113,6 @@ def test_the_device_is_the_users_choice(
 ) -> None:
     monkeypatch.setenv("VERL_PLATFORM", platform)
     assert on_cpu(words) is expected
-
-
-@pytest.mark.parametrize(
-    ("words", "address", "running", "expected"),
-    [
-        ([], None, False, True),
-        ([], "", False, True),
-        ([], "10.0.0.1:6379", False, False),
-        ([], "local", True, True),
-        ([], None, True, False),
-        (["+ray_kwargs.ray_init.address=auto"], None, False, False),
-        (["+ray_kwargs.ray_init.address=local"], "10.0.0.1:6379", True, True),
-    ],
-)
-def test_a_run_starts_a_ray_of_its_own_where_none_is_named_or_running(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    words: list[str],
-    address: str | None,
-    running: bool,
-    expected: bool,
-) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    if address is not None:
-        monkeypatch.setenv("RAY_ADDRESS", address)
-    if running:
-        (tmp_path / "ray").mkdir()
-        (tmp_path / "ray" / "ray_current_cluster").write_text("10.0.0.2:6379")
-    assert starts_ray(words) is expected
-    if not any("address" in word for word in words):
-        assert (canonicalize_bootstrap_address(None) is None) is expected  # as Ray has it
 
 
 def test_without_a_choice_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
