@@ -134,6 +134,7 @@ def test_the_guides_line_for_adaptive_rollouts_on_two_ranks_judged_by_the_final_
     assert run.steps[-1]["accounts/rejected/no_variance_after_kl_rollouts"] > 0
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_budget_trains_groups_again_and_replaces_what_the_batch_filter_refuses(
     launch: Launch, dump: Path, tmp_path: Path
 ) -> None:

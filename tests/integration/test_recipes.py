@@ -98,6 +98,7 @@ def test_gspo_without_dynamic_sampling_trains_every_group(tmp_path: Path) -> Non
     assert 0.9 < trained.metrics["actor/seq_importance_ratio"] < 1.1
 
 
+@pytest.mark.slow
 def test_dapo_filters_on_accuracy_and_charges_length(tmp_path: Path) -> None:
     # From the first token on, so that every answer is charged for its length and the charge shows.
     shaped = "reward.reward_kwargs.overlong_buffer_cfg.len=12"

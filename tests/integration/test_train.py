@@ -120,9 +120,9 @@ GONE_S = 20.0
     ("killed", "there"),
     [
         ("supervisor", "launch.driver"),
-        ("supervisor", "gcs_server"),
         ("driver", "gcs_server"),
         ("supervisor", "dashboard/agent.py"),  # of Ray's processes the one that is the last to notice
+        pytest.param("supervisor", "gcs_server", marks=pytest.mark.slow),
         pytest.param("driver", "dashboard/agent.py", marks=pytest.mark.slow),
         pytest.param("supervisor", "ray::TaskRunner", marks=pytest.mark.slow),
         pytest.param("driver", "ray::TaskRunner", marks=pytest.mark.slow),
@@ -157,7 +157,9 @@ def test_a_prompt_that_is_too_long_is_one_message_before_a_worker_starts(train):
     ("mode", "body", "patience", "message"),
     [
         ("sync", "raise LookupError('the answer sheet is missing')", 300, "LookupError: the answer sheet is missing"),
-        ("goldilocks", "__import__('time').sleep(600)", 2, "did not return within 2 s"),
+        pytest.param(
+            "goldilocks", "__import__('time').sleep(600)", 2, "did not return within 2 s", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_reward_function_that_raises_or_hangs_ends_the_run_with_the_reason(

@@ -11,12 +11,11 @@ import pytest
 
 from .conftest import Launch, kill
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ACCURACY = "val-core/addition/acc/mean@1"
 
 
-@pytest.mark.slow
 @pytest.mark.runs(2)
 def test_two_ranks_with_two_replicas_train_grpo_save_and_go_on_with_gspo(launch: Launch) -> None:
     grpo = launch("trainer.n_gpus_per_node=2", "trainer.save_freq=2", "trainer.test_freq=2")
