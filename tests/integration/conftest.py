@@ -175,7 +175,7 @@ def wait_for(run: Path, what: str, process: subprocess.Popen[str]) -> None:
     while not any(what in command for command in processes_of(run)):
         assert time.monotonic() < deadline, f"no {what} of {run.name}"
         assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+        time.sleep(0.2)
 
 
 def kill(process_name: str, once: Path | None = None) -> Callable[[Path], None]:
