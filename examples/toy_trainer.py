@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {  # the keys of docs/reference.md
     "data": {"train_batch_size": 8, "max_response_length": 1, "seed": 1},
     "actor_rollout_ref": {"rollout": {"n": 8}},
     "algorithm": {"filter_groups": {"enable": True}},
-    "goldilocks": {"selector": "thompson", "replay": {"groups": 2}, "budget": {"rollouts": 6_000}},
+    "goldilocks": {"selector": "thompson", "budget": {"rollouts": 6_000}},
 }
 
 
@@ -163,7 +163,7 @@ def main() -> None:
     """Train until the budget is spent."""
     for number, metrics in enumerate(ToyTrainer(streaming="--streaming" in sys.argv).train(), start=1):
         if number % 10 == 0:
-            shown = {name: metrics[name] for name in ("accuracy", "budget/spent", "train/keep_rate", "replay/groups")}
+            shown = {name: metrics[name] for name in ("accuracy", "budget/spent", "train/keep_rate")}
             print(number, *(f"{name} {value:.2f}" for name, value in shown.items()))
 
 

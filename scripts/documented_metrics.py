@@ -27,10 +27,8 @@ METRICS: dict[str, str] = {
     "train/groups_open": "groups whose rollouts are not all there",
     "train/informative_groups": "groups of the batch whose rewards differ",
     "train/rows_computed": "rows the update computed: those with an advantage, others add nothing (patch `one-pass`)",
-    "train/fresh_score": "mean score of the rows that are trained for the first time; `critic/score/mean` counts those "
-    "that are trained again (`goldilocks.replay`) too",
     "train/signal": "Σ(r − r̄)² over the rollouts of the batch; the baseline r̄ is over all rollouts of a group",
-    "train/stale_rows": "rows of the batch that an older policy wrote: of groups carried or trained again",
+    "train/stale_rows": "rows of the batch that an older policy wrote",
     "train/stale_tokens": "tokens of the batch that an older policy wrote",
     "train/stale_log_prob_diff_mean": "mean over their tokens of |log π now − log π of the policy that wrote them|",
     "filter/dropped/<reason>": "groups dropped, by the filter's reason: `too_easy`, `too_hard`, `overlong`, …",
@@ -57,24 +55,10 @@ METRICS: dict[str, str] = {
     "train/age_mean": "mean updates between the policy that wrote a group's oldest token and the one that is trained",
     "train/age_max": "the same of the oldest group; at most `algorithm.filter_groups.max_carry_steps`",
     "train/rollouts_paused": "rollouts that stopped when the batch was full and go on after the update",
-    # Groups that are trained again (`goldilocks.replay`).
-    "replay/groups": "groups of the batch that had been trained before; `train/informative_groups` counts them too",
-    "replay/rollouts": "their rows; they are in no account of this update",
-    "replay/waiting_groups": "groups that may be trained again in a later update",
-    "replay/age_mean": "mean updates since the policy that wrote them",
-    "replay/age_max": "the same of the oldest",
-    "replay/uses_mean": "mean times that they have been trained again, this time included",
-    # The guard (`goldilocks.guard`): TRL logs each update, verl all updates of a batch together.
-    "replay/m2": "mean over tokens with an advantage of (log π − log π of the policy that wrote them)², before masking",
-    "replay/guarded_rows": "rows of which the guard masked a token; each update counts its own",
-    "replay/guarded_tokens": "tokens that the guard masked; each update counts its own",
-    "replay/skipped_updates": "updates that were not made, since their `replay/m2` was beyond `goldilocks.guard.skip`",
     # The guard for old weights (`goldilocks.on_stale_weights`).
     "rollout/weights_gap": "mean over tokens that the newest weights wrote of |log π − log π of the rollout engine|: "
     "rounding, or an engine with other weights",
     # Running totals.
-    "replay/total_rollouts": "rollouts trained again since the run began, each time counted",
-    "replay/total_tokens": "their tokens",
     "data/epoch": "prompts issued / prompts there are: epochs by what was generated, not by updates",
     "data/prompts_issued": "prompts rolled out since the run began",
     "accounts/generated_rollouts": "rollouts since the run began; the classes below sum to it",

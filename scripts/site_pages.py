@@ -26,7 +26,7 @@ API = {
         "The collector",
         "It decides which prompts are rolled out, how often, and which groups are trained. "
         "See [how it works](../how-it-works.md).",
-        [f"goldilocks.core.{name}" for name in ("collector", "source", "limits", "replay", "accounts", "beliefs")],
+        [f"goldilocks.core.{name}" for name in ("collector", "source", "limits", "accounts", "beliefs")],
     ),
     "policies": (
         "Policies",

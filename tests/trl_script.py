@@ -59,7 +59,6 @@ def train(options: dict[str, Any]) -> None:
         "rows": [len(part["advantages"]) for part in trainer._buffered_inputs],
         "metrics": collection.batch.metrics,
         "answers": answers,
-        "guard": {} if trainer._guard is None else trainer._guard.metrics,
     }
     (out / f"seen{trainer.accelerator.process_index}.json").write_text(json.dumps(seen))
 

@@ -42,6 +42,11 @@ def reward(completions: list[Any], right: list[int], **_: Any) -> list[float]:
     return [float(sum(map(ord, answer)) % 7 < kinds) for answer, kinds in zip(answers, right, strict=True)]
 
 
+def every_third(completions: list[Any], right: list[int], **_: Any) -> list[float]:
+    """Return 1 for every third answer, of half the questions alone: what is dropped and carried hangs on no answer."""
+    return [float(place % 3 == 2 and kinds > 3) for place, kinds in enumerate(right)]
+
+
 def arguments(out: Path, kind: type[Any] = GRPOConfig, **chosen: Any) -> Any:
     """Return a config for the CPU: four groups of four a batch."""
     defaults: dict[str, Any] = {

@@ -1,8 +1,8 @@
 """A small world for verl's V1: verl's own classes in this process, and one stand-in for each thing outside of it.
 
 Real are the load balancer, its client, the agent loop, the reward manager and the packing of rows. The stand-ins are
-``Actor`` for the handle of a Ray actor, ``Server`` for a rollout server, ``Queue`` for the TransferQueue and
-``UpdatedBatches`` for the end of a trainer's step. tests/unit/test_canary.py compares their signatures with the real.
+``Actor`` for the handle of a Ray actor, ``Server`` for a rollout server and ``Queue`` for the TransferQueue.
+tests/unit/test_canary.py compares their signatures with the real.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from verl.workers.config import RolloutConfig
 from verl.workers.rollout.llm_server import GlobalRequestLoadBalancer, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from goldilocks.core import Collector
 from goldilocks.engine.request import Generation
 from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.types import Failure, Rollout
@@ -429,24 +428,3 @@ def prompt(index: int, n: int, first: int = 0, **fields: Any) -> dict[str, Any]:
         VISIT_SEED: 7 + index,
         **fields,
     }
-
-
-# -- the trainer -------------------------------------------------------------------------------------------------------
-
-
-class UpdatedBatches:
-    """Stands for what verl's ``PPOTrainer`` does with a batch after its update; notes the rows of each call."""
-
-    STANDS_FOR = ("_compute_metrics", "_log_rollout_data")
-
-    def __init__(self, collector: Collector, dumps: bool) -> None:
-        self.collector = collector
-        self.config = SimpleNamespace(trainer={"rollout_data_dir": "dumps" if dumps else None})
-        self.measured: list[str] = []
-        self.dumped: list[str] = []
-
-    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, float], **_: Any) -> None:
-        self.measured = list(batch.keys)
-
-    def _log_rollout_data(self, batch: KVBatchMeta, timing_raw: dict[str, float], rollout_data_dir: str) -> None:
-        self.dumped = list(batch.keys)

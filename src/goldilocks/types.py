@@ -167,8 +167,7 @@ class Group:
     ``rollouts`` are in the order in which they were asked for, up to the first that has not arrived: the order of
     arrival never shows. A policy that is shown an open group must not keep the sequence, which grows.
     ``planned`` is how many rollouts were first asked for, ``version`` the policy of the oldest rollout. ``trained`` is
-    set when the group is taken: the rollouts to train on. Baselines come from all ``rollouts``. ``replays`` is how many
-    times the group has been trained again; of a fresh group it is 0.
+    set when the group is taken: the rollouts to train on. Baselines come from all ``rollouts``.
     """
 
     uid: str
@@ -177,7 +176,6 @@ class Group:
     planned: int = 0
     version: int = 0
     trained: Sequence[Rollout] = ()
-    replays: int = 0
 
     def __len__(self) -> int:
         return len(self.rollouts)

@@ -135,7 +135,7 @@ def test_the_guides_line_for_adaptive_rollouts_on_two_ranks_judged_by_the_final_
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_its_budget_trains_groups_again_and_replaces_what_the_batch_filter_refuses(
+def test_a_run_ends_with_its_budget_and_replaces_what_the_batch_filter_refuses(
     launch: Launch, dump: Path, tmp_path: Path
 ) -> None:
     run = launch(
@@ -145,8 +145,6 @@ def test_a_run_ends_with_its_budget_trains_groups_again_and_replaces_what_the_ba
         f"trainer.rollout_data_dir={dump}",
         "+batch_filter.enable_two_gate_filter=True",
         "+batch_filter.sample_oversampling_factor=2.0",
-        "+goldilocks.replay.groups=2",
-        "+goldilocks.replay.max_age=2",
         "+goldilocks.budget.rollouts=300",
         program=["-m", "goldilocks.main_ppo"],
     )
@@ -155,11 +153,9 @@ def test_a_run_ends_with_its_budget_trains_groups_again_and_replaces_what_the_ba
     assert len(spent) > 1
     assert spent[-2] < 1 <= spent[-1]
     last = run.steps[-1]
-    assert last["replay/total_rollouts"] > 0
-    assert last["train/stale_rows"] > 0
     assert last["accounts/rejected_rollouts"] > 0
     for number in range(1, len(spent) + 1):
-        groups = trained_groups(dump, number)  # without those that are trained again
+        groups = trained_groups(dump, number)
         assert len(groups) == 8
         assert min(map(pstdev, groups.values())) > 0
     assert all(step["filter/gate1_missing_tensors"] == 0 for step in run.steps)

@@ -97,7 +97,6 @@ def test_dynamic_sampling_on_two_ranks_is_killed_and_goes_on_where_it_was(
         f"trainer.total_training_steps={saved + 3}",
         "trainer.resume_mode=auto",
         "algorithm.adv_estimator=reinforce_plus_plus",
-        *("actor_rollout_ref.actor.ppo_epochs=2", "+goldilocks.guard.enable=True", "+goldilocks.guard.skip=1e-9"),
     )
     assert_trained(resumed, saved + 1, saved + 2, saved + 3)
     after = [trained_groups(dumps, step) for step in range(saved + 1, saved + 4)]
@@ -115,9 +114,6 @@ def test_dynamic_sampling_on_two_ranks_is_killed_and_goes_on_where_it_was(
         )  # carried groups are one update old at most
         assert step["accounts/filtered_tokens"] > 0
         assert step["train/num_gen_batches"] >= 1
-        # In the second epoch the policy is another one than that which wrote the batch.
-        assert step["replay/m2"] > 1e-9
-        assert step["replay/skipped_updates"] in (1, 2)
 
 
 def trained_prompts(folder: Path, step: int) -> list[str]:
@@ -211,16 +207,14 @@ def test_carried_groups_are_trained_against_the_policy_that_wrote_them(launch: L
         "+adaptive_rollout.min_rollouts=4",
         "+adaptive_rollout.max_n=4",
         "+adaptive_rollout.max_train_n=2",  # the baseline is over all four: rloo_pool
-        # The guard measures, and changes nothing.
-        *("+goldilocks.guard.enable=True", "+goldilocks.guard.bound=1e9", "+goldilocks.guard.skip=null"),
         "trainer.total_training_steps=3",
     )
     assert run.status == 0, run.tail()
     assert [step["train/stale_rows"] for step in run.steps] == [0, 16, 0]
     assert [step["accounts/trimmed_rollouts"] for step in run.steps] == [16, 32, 48]
     assert run.steps[1]["train/stale_log_prob_diff_mean"] > 1e-4
-    # Squares of the log-ratio, which do not cancel out; recomputed log-probs would make them 0.
-    assert [step["replay/m2"] > 1e-9 for step in run.steps] == [False, True, False]
+    # The mean of the log-ratio, which recomputed log-probs would make 0.
+    assert [abs(step["actor/ppo_kl"]) > 1e-6 for step in run.steps] == [False, True, False]
     assert_accounts_sum(run)
 
 

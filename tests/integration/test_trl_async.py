@@ -91,9 +91,9 @@ def test_dynamic_sampling_trains_full_batches_of_groups_that_differ(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_adaptive_groups_selectors_priors_and_replay_train_in_micro_batches_of_any_size(tmp_path: Path) -> None:
+def test_adaptive_groups_selectors_and_priors_train_in_micro_batches_of_any_size(tmp_path: Path) -> None:
     adaptive = {"enable": True, "max_n": 8, "rollouts_per_batch": 2, "min_rollouts": 2, "stop": "contrast"}
-    policies = {"selector": "thompson", "prior": "strata", "strata": {"columns": ["right"]}, "replay": {"groups": 1}}
+    policies = {"selector": "thompson", "prior": "strata", "strata": {"columns": ["right"]}}
     sections = {"adaptive_rollout": adaptive, "goldilocks": policies, "filter_groups": {"enable": True}}
     trainer = run(tmp_path / "run", data=half_flat(), sections=sections, token_budget=40, max_steps=6)
     sizes = {len(rows) for groups in batches(tmp_path / "run") for rows in groups.values()}

@@ -1,4 +1,4 @@
-"""``batch_filter`` on TRL: limits, replay and metrics of the refill loop."""
+"""``batch_filter`` on TRL: limits and metrics of the refill loop."""
 
 from __future__ import annotations
 
@@ -43,26 +43,6 @@ def test_a_gate_that_refuses_everything_ends_the_run_and_its_state_is_saved(tmp_
     assert lines(tmp_path)[-1]["accounts/rejected_rollouts"] >= sum(rounds)
 
 
-def test_a_group_is_judged_once_however_often_it_is_trained(tmp_path: Path) -> None:
-    sections = {
-        "batch_filter": {"enable": True},
-        "goldilocks": {"replay": {"groups": 4, "max_age": 2}},
-        "engine_slots": 16,
-    }
-    trainer = world.trainer(tmp_path, sections=sections, max_steps=3)
-    gate = trainer.collection.driver.gate
-    judge, shown = gate.judge, []
-
-    def judged(groups: Any) -> Any:
-        shown.extend(group.uid for group in groups)
-        return judge(groups)
-
-    gate.judge = judged
-    trainer.train()
-    assert sum(line["replay/groups"] for line in lines(tmp_path)) > 0
-    assert len(shown) == len(set(shown))
-
-
 def test_every_judgement_of_a_step_is_in_its_metrics(tmp_path: Path) -> None:
     """Groups without variance are refused after they were kept, and others take their place."""
     sections = {"batch_filter": {"enable": True}, "engine_slots": 16}
@@ -71,20 +51,3 @@ def test_every_judgement_of_a_step_is_in_its_metrics(tmp_path: Path) -> None:
     rejected = [line["train/groups_rejected"] for line in lines(tmp_path)]
     assert any(rejected)
     assert [line["batch/total_groups_generated"] for line in lines(tmp_path)] == [4 + count for count in rejected]
-
-
-def test_the_score_counts_rows_that_are_trained_again_as_verls_does_and_the_fresh_score_does_not(
-    tmp_path: Path,
-) -> None:
-    sections = {"goldilocks": {"replay": {"groups": 4, "max_age": 2}}, "engine_slots": 16}
-    trainer = world.trainer(tmp_path, sections=sections, max_steps=2)
-    trainer.train()
-    groups = trainer.collection.batch.groups
-    every, fresh = (
-        [rollout.reward for group in of for rollout in group.trained]
-        for of in (groups, [group for group in groups if not group.replays])
-    )
-    assert len(every) > len(fresh)
-    last = lines(tmp_path)[-1]
-    assert last["critic/score/mean"] == pytest.approx(sum(every) / len(every))
-    assert last["train/fresh_score"] == pytest.approx(sum(fresh) / len(fresh))

@@ -171,7 +171,7 @@ def test_the_engine_answers_every_turn_with_the_weights_of_now(tmp_path: Path) -
 def test_an_environment_rewards_its_own_rollout_and_a_run_goes_on(tmp_path: Path) -> None:
     sections = {
         "filter_groups": {"enable": True, "max_carry_steps": 2},
-        "goldilocks": {"selector": "thompson", "replay": {"groups": 1}},
+        "goldilocks": {"selector": "thompson"},
         "gen_batch_size": 8,
     }
     chosen = {"environment_factory": Counter, "reward_funcs": None, "max_steps": 4}

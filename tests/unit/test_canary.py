@@ -25,11 +25,10 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopW
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 from verl.trainer.ppo import core_algos, ray_trainer
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
-from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.utils.padding import no_padding_2_padding
-from verl_world import Queue, QueueClient, Server, UpdatedBatches, Worker
+from verl_world import Queue, QueueClient, Server, Worker
 
 from goldilocks.hashing import Sources, digest, is_known
 from goldilocks.verl import plugin
@@ -52,7 +51,6 @@ STAND_INS: list[tuple[Any, Any]] = [
     (QueueClient, TransferQueueClient),
     (Engine, AgentLoopManager),
     (Workers, (ActorRolloutRefWorker, TrainingWorker)),
-    (UpdatedBatches, PPOTrainer),
 ]
 
 

@@ -50,7 +50,7 @@ examples:
   goldilocks compare grpo dapo contrast --budget rollouts=20000 --seeds 3
   goldilocks compare grpo dapo greso --budget minutes=30 --seeds 5 --against grpo,dapo --tune-seeds 2 \\
       --tune groups_per_update=2,4,8,16 actor_rollout_ref.actor.optim.lr=5e-5,1e-4,2e-4,4e-4
-  goldilocks compare grpo replay --budget rollouts=50000 --seeds 5 --parallel 5
+  goldilocks compare grpo strata --budget rollouts=50000 --seeds 5 --parallel 5
   goldilocks compare grpo dapo --budget tokens=1000000 --seeds 3 task=gsm8k actor_rollout_ref.rollout.n=16
 
 the same command goes on where it was interrupted: an arm that has ended is not run again

@@ -16,11 +16,10 @@ from typing import Any, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 
-from goldilocks.core import Beliefs, Collector, Limits, Replay, Source, Surplus
+from goldilocks.core import Beliefs, Collector, Limits, Source, Surplus
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed, build_allocator
 from goldilocks.core.filters import Everything, Filter, Variance, build_filter
 from goldilocks.core.priors import PRIORS, Flat, Oracle, Prior, Strata
-from goldilocks.core.replay import Guard
 from goldilocks.core.selectors import Selector, build_selector
 from goldilocks.core.strata import StrataSettings
 from goldilocks.dotted_keys import value_at
@@ -87,8 +86,6 @@ class Policies:
     strata: Mapping[str, Any] = field(default_factory=lambda: asdict(StrataSettings()))
     loss_agg: str | None = None
     validate_by: Sequence[str] = field(default_factory=list)
-    replay: Mapping[str, Any] = field(default_factory=lambda: asdict(Replay()))
-    guard: Mapping[str, Any] = field(default_factory=lambda: asdict(Guard()))
     on_stale_weights: str = "warn"
     rewards: Mapping[str, Any] = field(default_factory=lambda: asdict(RewardCalls()))
     budget: Mapping[str, Any] = field(default_factory=lambda: asdict(Budget()))
@@ -149,7 +146,7 @@ class Settings:
         if self.batch_filter_config is not None:
             self._check_oversampling(self.batch_filter_config)
         parts: list[Callable[[], object]] = [self.limits, self.surplus, self.selector, self.allocator, self.filter]
-        for part in (*parts, self.budget, self.replay, self.strata, self.guard, self.rewards):
+        for part in (*parts, self.budget, self.strata, self.rewards):
             part()  # each checks its own keys
         require_known("goldilocks.on_stale_weights", self.policies.on_stale_weights, ON_STALE_WEIGHTS)
         self._check_prior()
@@ -238,7 +235,7 @@ class Settings:
     @property
     def trains_older_groups(self) -> bool:
         """Whether a group may be trained that an older policy wrote."""
-        return self.surplus().max_carry_steps > 0 or self.replay().groups > 0
+        return self.surplus().max_carry_steps > 0
 
     @property
     def judges_final_reward(self) -> bool:
@@ -262,12 +259,6 @@ class Settings:
 
     def budget(self) -> Budget:
         return self._own_section(Budget, "goldilocks.budget")
-
-    def replay(self) -> Replay:
-        return self._own_section(Replay, "goldilocks.replay")
-
-    def guard(self) -> Guard:
-        return self._own_section(Guard, "goldilocks.guard")
 
     def rewards(self) -> RewardCalls:
         return self._own_section(RewardCalls, "goldilocks.rewards")
@@ -348,7 +339,6 @@ class Settings:
             gen_batch_size=self._gen_batch_size(),
             limits=self.limits(),
             surplus=self.surplus(),
-            replay=self.replay(),
             beliefs=beliefs,
             order=order,
             repeat=repeat,

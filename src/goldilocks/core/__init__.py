@@ -9,7 +9,6 @@ from goldilocks.core.beliefs import Beliefs
 from goldilocks.core.collector import Collector
 from goldilocks.core.filters import build_filter
 from goldilocks.core.limits import Exhausted, Limits, Surplus
-from goldilocks.core.replay import Replay
 from goldilocks.core.selectors import build_selector
 from goldilocks.core.source import ListSource, Source
 
@@ -23,7 +22,6 @@ __all__ = [
     "Ledger",
     "Limits",
     "ListSource",
-    "Replay",
     "Source",
     "Surplus",
     "build_allocator",

@@ -21,8 +21,7 @@ A step ends with ``take``, and the next ``requests`` begins the next one. Only c
 
 Decisions are made when a rollout arrives, never by scanning all prompts or all groups. Invariants:
 
-- a batch has exactly the groups that were asked for, whole, in the order their prompts were issued, and behind them
-  the groups that ``replay`` trains again;
+- a batch has exactly the groups that were asked for, whole, in the order their prompts were issued;
 - the order in which a group's rollouts arrive changes neither the group nor what is asked for it;
 - no limit is ever exceeded;
 - every rollout that arrived is in exactly one account;
@@ -45,7 +44,6 @@ from goldilocks.core.filters import Filter
 from goldilocks.core.judged_groups import JudgedGroups
 from goldilocks.core.limits import Exhausted, Limits, Surplus
 from goldilocks.core.open_groups import OpenGroup, OpenGroups, PromptQueue, find_prompt, group_name, was_issued
-from goldilocks.core.replay import Replay, ReplayBuffer
 from goldilocks.core.selectors import Selector
 from goldilocks.core.source import IssuedVisits, KeyedPositions, PromptOrder, Source
 from goldilocks.core.statistics import KeepRate, StepStatistics
@@ -65,7 +63,7 @@ from goldilocks.types import (
     is_informative,
 )
 
-STATE_LAYOUT = 2  # raised when ``state_dict`` changes its meaning
+STATE_LAYOUT = 3  # raised when ``state_dict`` changes its meaning
 
 # A part's name in the saved state, and its attribute: names of states stay when attributes are renamed.
 _INDEPENDENT_PARTS = {
@@ -78,7 +76,7 @@ _INDEPENDENT_PARTS = {
     "queue": "_queue",
     "keep_rate": "_keep_rate",
 }
-_PARTS_WITH_GROUPS = {"shelf": "_judged", "replay": "_replay", "open": "_open"}  # loading these finds prompts
+_PARTS_WITH_GROUPS = {"shelf": "_judged", "open": "_open"}  # loading these finds prompts
 _OTHER_PARTS = {"issued": "_issued", "paused": "_paused", "statistics": "_statistics"}
 
 
@@ -96,7 +94,6 @@ class Collector:
         gen_batch_size: int | None = None,
         limits: Limits | None = None,
         surplus: Surplus | None = None,
-        replay: Replay | None = None,
         beliefs: Beliefs | None = None,
         ahead: int = 0,
         repeat: bool = True,
@@ -135,7 +132,6 @@ class Collector:
         self._judged = JudgedGroups(
             self.accounts, self._order, lambda group: allocator.trained(group, self.beliefs), spare=spare
         )
-        self._replay = ReplayBuffer(replay or Replay())
         self._keep_rate = KeepRate(min(1.0, target_groups / self.gen_batch_size))
         self._components = components
         self._statistics = StepStatistics.of(components)
@@ -180,10 +176,7 @@ class Collector:
         return self._open.cancelled()
 
     def take(self) -> tuple[Group, ...]:
-        """Hand the batch out: the groups owed, in the order their prompts were issued, not in which they finished.
-
-        Groups that are trained again come last.
-        """
+        """Hand the batch out: the groups owed, in the order their prompts were issued, not in which they finished."""
         if not self._owed:
             raise ValueError("take: the batch is in hand already; requests begins the next step")
         if not self.ready:
@@ -197,7 +190,7 @@ class Collector:
             raise self._exhaustion()
         self._owed = 0
         self._requeue_open()
-        return (*groups, *self._replay.take(self.step))
+        return tuple(groups)
 
     # -- what happened -------------------------------------------------------------------------------------------------
 
@@ -248,7 +241,6 @@ class Collector:
     def put_back(self) -> None:
         """Let the batch in hand wait again, because it was not trained."""
         self._owed += self._judged.put_back()
-        self._replay.put_back()
 
     def reissue(self, known: Collection[tuple[str, int]] = ()) -> None:
         """Ask again for everything in flight, because the engine was restarted. No limit is charged again.
@@ -272,13 +264,8 @@ class Collector:
 
     @property
     def in_hand(self) -> tuple[Group, ...]:
-        """The batch in hand: the groups that ``take`` handed out and ``reject`` left, then the replayed ones."""
-        return (*self._judged.in_hand, *self._replay.in_hand)
-
-    @property
-    def reusable(self) -> tuple[Group, ...]:
-        """The groups that may be trained again after the batch in hand: their payloads outlive their training."""
-        return (*self._replay.waiting, *self._replay.reusable(self._judged.in_hand))
+        """The batch in hand: the groups that ``take`` handed out and ``reject`` left."""
+        return self._judged.in_hand
 
     @property
     def backfilled(self) -> set[str]:
@@ -287,17 +274,15 @@ class Collector:
 
     @property
     def waiting_rollouts(self) -> list[Rollout]:
-        """Every rollout whose payload a later batch may need: of open, kept, spare and reusable groups."""
+        """Every rollout whose payload a later batch may need: of open, kept and spare groups."""
         judged = [*self._judged.kept, *(self._judged.spare if self._owed else ())]
         groups = [*(one.arrived for one in self._open), *(group.rollouts for group in judged)]
-        again = [group.trained for group in self.reusable]
-        return [rollout for rollouts in (*groups, *again) for rollout in rollouts]
+        return [rollout for rollouts in groups for rollout in rollouts]
 
     @property
     def alive(self) -> set[str]:
-        """The groups whose payloads are needed: open, kept, held to fill up, in hand, or to be trained again."""
-        again = {group.uid for group in (*self._replay.waiting, *self._replay.in_hand)}
-        return {*(one.uid for one in self._open), *self._judged.uids, *again}
+        """The groups whose payloads are needed: open, kept, held to fill up, or in hand."""
+        return {*(one.uid for one in self._open), *self._judged.uids}
 
     @property
     def in_flight(self) -> int:
@@ -318,7 +303,6 @@ class Collector:
             "train/groups_open": len(self._open),
             "train/rollouts_paused": len(self._paused),
             **self._statistics.batch_metrics(self.in_hand, self.step),
-            **self._replay.metrics(self.step),
             "data/epoch": self.prompts_issued / len(self.source),
             "data/prompts_issued": self.prompts_issued,
             **self.accounts.metrics(),
@@ -351,7 +335,6 @@ class Collector:
         self._exhausted = False
         self._keep_rate.forget()
         self._statistics = StepStatistics.of(self._components)
-        self._replay.begin_step(self._judged.in_hand, self.step)
         self._statistics.expired = self._judged.begin_step(self.surplus.oldest(self.step))
 
     def _requeue_open(self) -> None:

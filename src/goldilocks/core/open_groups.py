@@ -282,7 +282,6 @@ def pack_group(group: Group) -> dict[str, Any]:
         "planned": group.planned,
         "version": group.version,
         "trained": [rollout.index for rollout in group.trained],
-        "replays": group.replays,
     }
 
 
@@ -290,7 +289,7 @@ def unpack_group(packed: Mapping[str, Any], find: FindPrompt) -> Group:
     uid, chosen = packed["uid"], set(packed["trained"])
     rollouts = tuple(unpack_rollout(uid, one) for one in packed["rollouts"])
     trained = tuple(rollout for rollout in rollouts if rollout.index in chosen)
-    return Group(uid, find(packed), rollouts, packed["planned"], packed["version"], trained, packed["replays"])
+    return Group(uid, find(packed), rollouts, packed["planned"], packed["version"], trained)
 
 
 def pack_rollout(rollout: Rollout) -> list[Any]:

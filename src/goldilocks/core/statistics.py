@@ -145,11 +145,8 @@ class StepStatistics:
     def batch_metrics(self, batch: Sequence[Group], step: int) -> dict[str, float]:
         """Return the metrics of the batch in hand."""
         lengths = [rollout.tokens for group in batch for rollout in group.trained]
-        fresh = [group for group in batch if not group.replays]
-        ages = [step - group.version for group in fresh]
-        scores = [rollout.reward for group in fresh for rollout in group.trained]
+        ages = [step - group.version for group in batch]
         return {
-            "train/fresh_score": _ratio(math.fsum(scores), len(scores)),
             "train/age_mean": _ratio(sum(ages), len(ages)),
             "train/age_max": max(ages, default=0),
             "train/informative_groups": sum(map(is_informative, batch)),

@@ -7,8 +7,7 @@ The collector decides, the backend generates, the rows wait in a store, the gate
 
 Invariants:
 
-- every fresh group of a batch is judged once; groups that are trained again passed when they were fresh, and dropped
-  ones that fill the batch up are known to teach nothing;
+- every group of a batch is judged once, but for dropped ones that fill the batch up, which are known to teach nothing;
 - nothing is being generated when ``batch`` returns, unless the backend never pauses;
 - a run that is saved between two steps and loaded again goes on with the same batches.
 
@@ -127,9 +126,9 @@ class Driver:
         if groups:
             gate.prepare(groups)
         backfilled = self.collector.backfilled
-        fresh = [group for group in groups if not group.replays and group.uid not in backfilled]
-        if fresh:
-            refused, cut, metrics = gate.judge(fresh)
+        judged = [group for group in groups if group.uid not in backfilled]
+        if judged:
+            refused, cut, metrics = gate.judge(judged)
             lost = self.collector.reject(refused, gate.reason, flat=gate.refuses_flat)
             self.collector.trim({uid: indices for uid, indices in cut.items() if uid not in lost})
             self._judgements.append(metrics)

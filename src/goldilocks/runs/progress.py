@@ -10,7 +10,6 @@ from goldilocks.runs import costs
 from goldilocks.runs.history import validation_accuracy
 
 SCORE = "critic/score/mean"
-FRESH_SCORE = "train/fresh_score"  # the same without rows that are trained again; a collector logs it
 SECONDS = "timing_s/step"
 VALIDATING = "timing_s/testing"
 SPENT = "budget/spent"
@@ -46,7 +45,7 @@ class Progress:
             return
         if self.first_step is None:
             self.first_step = self.step
-        self.reward = data.get(FRESH_SCORE, data[SCORE])
+        self.reward = data[SCORE]
         # The totals are the collector's; a trainer without one trains all that it generates.
         before, self.rollouts = self.rollouts, int(data.get(costs.ROLLOUTS, self.rollouts + self.rollouts_per_step))
         self.generated.append(self.rollouts)

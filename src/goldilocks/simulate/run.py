@@ -135,7 +135,7 @@ class Harvest:
         """Count a batch that was trained; ``clock`` is the engine step at which it was full."""
         self.batches += 1
         self.filled_at = clock
-        self._count(group for group in batch if not group.replays)
+        self._count(batch)
 
     def add_waiting(self, collector: Collector) -> None:
         """Count the groups that are kept for the next batch."""
@@ -165,7 +165,6 @@ class Outcome:
     hard_prompts_reached: float | None
     mean_pass_rate: float
     token_share: dict[str, float]
-    trained_again: float  # tokens trained again / tokens generated
 
     @classmethod
     def of(
@@ -189,7 +188,6 @@ class Outcome:
             hard_prompts_reached=len(harvest.reached.intersection(hard)) / len(hard) if hard else None,
             mean_pass_rate=engine.learner.mean_pass_rate,
             token_share={account: count / max(tokens, 1) for account, count in by_class.items()},
-            trained_again=collector.metrics().get("replay/total_tokens", 0) / max(tokens, 1),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -241,12 +239,10 @@ def yield_table(outcomes: Sequence[Outcome]) -> Sheet:
 def token_table(outcomes: Sequence[Outcome]) -> Sheet:
     """Return the table of the share of tokens in each account; accounts that no policy used are left out."""
     used = [account for account in outcomes[0].token_share if any(one.token_share[account] for one in outcomes)]
-    again = any(one.trained_again for one in outcomes)
-    headings = ["policy", "rollouts", "tokens", *used, *(["trained\nagain"] if again else []), "pass rate\nat end"]
+    headings = ["policy", "rollouts", "tokens", *used, "pass rate\nat end"]
     rows = []
     for one in outcomes:
         shares = [percent(one.token_share[account]) for account in used]
-        shares += [percent(one.trained_again)] if again else []
         spent = (f"{one.rollouts:,}", f"{one.tokens / 1e6:,.1f}M")
         rows.append([one.policy, *spent, *shares, figure(one.mean_pass_rate, 3)])
     return Sheet(headings, rows)

@@ -65,7 +65,7 @@ def check_trl() -> None:
 
 
 class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: ignore[misc]
-    """``AsyncGRPOTrainer`` and, if asked for, dynamic sampling, adaptive rollouts, selectors and replay.
+    """``AsyncGRPOTrainer`` and, if asked for, dynamic sampling, adaptive rollouts and selectors.
 
     The sections are those of ``GoldilocksGRPOTrainer``. Without any of them this is TRL's trainer, which
     goes on beside a server that holds adapters of an earlier run.
@@ -222,8 +222,6 @@ def check(sections: Sections, given: dict[str, Any]) -> None:
         require(given.get(key) is None, key, given.get(key), f"none with a section {HERE}")
     judged = bool((sections.batch_filter or {}).get("enable"))
     require(not judged, "batch_filter.enable", judged, f"False {HERE}")
-    guard = bool(((sections.goldilocks or {}).get("guard") or {}).get("enable"))
-    require(not guard, "goldilocks.guard.enable", guard, f"False {HERE}")
     for key in ("loss_agg", "validate_by"):
         value = (sections.goldilocks or {}).get(key)
         require(not value, f"goldilocks.{key}", value, f"none {HERE}")

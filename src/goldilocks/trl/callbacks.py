@@ -1,10 +1,9 @@
-"""Callbacks of TRL's trainer: one for the budget, and one for each of the two guards of an update.
+"""Callbacks of TRL's trainer: one for the budget, and one for the guard for old weights.
 
-``goldilocks.budget`` ends training at the update that has reached a cost. ``goldilocks.guard`` masks tokens in the
-loss, and skips an update right before it would be made. The guard for old weights (``goldilocks.on_stale_weights``)
-compares the sampling engine's log-probs with the trainer's in every update. TRL's own ``generate`` samples with the
-weights that are trained, and returns no log-probs; Goldilocks' engine and vLLM have weights of their own, and return
-theirs.
+``goldilocks.budget`` ends training at the update that has reached a cost. The guard for old weights
+(``goldilocks.on_stale_weights``) compares the sampling engine's log-probs with the trainer's in every update. TRL's own
+``generate`` samples with the weights that are trained, and returns no log-probs; Goldilocks' engine and vLLM have
+weights of their own, and return theirs.
 """
 
 from __future__ import annotations
@@ -16,15 +15,10 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from goldilocks.algorithms.behaviour import UpdateGuard
 from goldilocks.algorithms.weights_gap import WeightsGuard, gap_sums, has_experts, mean_gap
-from goldilocks.core.replay import Guard
-from goldilocks.errors import require
 from goldilocks.runs.costs import Budget, Meter
 from goldilocks.trl.collection import Processes
 from goldilocks.trl.rows import LOG_PROBS, SAMPLED
-
-LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")  # a token's term is as large as its advantage
 
 
 class BudgetCallback(TrainerCallback):
@@ -69,74 +63,16 @@ class BudgetCallback(TrainerCallback):
         return {"budget/spent": self._meter.share} if self._meter is not None and self._budget.costs else {}
 
 
-def check_guard(trainer: Any, guard: Guard) -> None:
-    """Refuse what the guard cannot hold in."""
-    key, kind = "goldilocks.guard.enable", getattr(trainer.args, "loss_type", "rloo")
-    require(kind in LOSSES, key, guard.enable, f"False with loss_type={kind!r}; True with {', '.join(LOSSES)}")
-    liger = getattr(trainer, "use_liger_kernel", False)  # a loss of its own, which never shows its log-probs
-    for what, there in (("use_liger_kernel", liger), ("DeepSpeed", trainer.is_deepspeed_enabled)):
-        require(not there, key, guard.enable, f"False with {what}")
-
-
-class _Judge(TrainerCallback):
-    """Sees every micro-batch of a training run, and judges each update, the same on all processes."""
-
-    def __init__(self, accelerator: Any, logged: dict[str, list[float]]) -> None:
-        """``logged`` are the values that TRL logs the means of."""
-        self._accelerator = accelerator
-        self._logged = logged
-        self.metrics: dict[str, float] = {}  # of the last update
-
-    def _log(self, metrics: dict[str, float]) -> None:
-        self.metrics = metrics
-        for name, value in metrics.items():
-            self._logged.setdefault(name, []).append(value)
-
-    def _summed(self, sums: Tensor) -> Tensor:
-        device = self._accelerator.device  # a loss may be computed on the host; processes meet on their devices
-        summed: Tensor = self._accelerator.reduce(sums.to(device), reduction="sum")
-        return summed
-
-
-def written(inputs: Mapping[str, Any]) -> Tensor:
-    """Return the mask of the tokens that the model wrote; those of tools are none of them."""
-    mask: Tensor = inputs["completion_mask"]
-    return mask * inputs["tool_mask"] if "tool_mask" in inputs else mask
-
-
-class GuardCallback(_Judge):
-    """``goldilocks.guard``: gives the verdict on each update."""
-
-    def __init__(self, guard: Guard, accelerator: Any, logged: dict[str, list[float]]) -> None:
-        super().__init__(accelerator, logged)
-        self._guard = UpdateGuard(guard.bound, guard.skip)
-
-    def advantages(self, inputs: Mapping[str, Any], log_probs: Tensor) -> Tensor:
-        """Return the advantages of a micro-batch by token; those of masked tokens are zero."""
-        behaviour = inputs.get(LOG_PROBS, torch.full_like(log_probs, torch.nan))
-        given = inputs["advantages"]
-        given = given.unsqueeze(1) if given.dim() == 1 else given
-        return self._guard.guarded(log_probs, behaviour, given, written(inputs))
-
-    def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        """Take the gradients away where the update is skipped.
-
-        The optimizer then changes no parameter, no moment and no count of its own. The learning rate's schedule and
-        the step count go on: a skipped update has been one of ``max_steps``.
-        """
-        verdict = self._guard.verdict(self._summed)
-        self._log(verdict.metrics)
-        if verdict.skip:
-            given["optimizer"].zero_grad()
-
-
-class WeightsGuardCallback(_Judge):
-    """The guard for old weights: adds up how far the engine's log-probs are from the trainer's."""
+class WeightsGuardCallback(TrainerCallback):
+    """The guard for old weights: adds up how far the engine's log-probs are from the trainer's, over all processes."""
 
     def __init__(self, guard: WeightsGuard, accelerator: Any, logged: dict[str, list[float]]) -> None:
-        super().__init__(accelerator, logged)
+        """``logged`` are the values that TRL logs the means of."""
         self._guard = guard
+        self._accelerator = accelerator
+        self._logged = logged
         self._sums = torch.zeros(2, dtype=torch.float64)
+        self.metrics: dict[str, float] = {}  # of the last update
 
     def see(self, inputs: Mapping[str, Any], log_probs: Tensor) -> None:
         """Add a micro-batch up; call this before ``old_per_token_logps`` is filled with ``log_probs``."""
@@ -147,18 +83,23 @@ class WeightsGuardCallback(_Judge):
 
     def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Judge the update whose micro-batches are all there."""
-        sums = self._summed(self._sums.float())
+        here = self._sums.float().to(self._accelerator.device)  # a loss may be computed on the host
+        sums = self._accelerator.reduce(here, reduction="sum")
         self._sums.zero_()
-        self._log(self._guard.observe(mean_gap(sums.tolist())))
+        self.metrics = self._guard.observe(mean_gap(sums.tolist()))
+        for name, value in self.metrics.items():
+            self._logged.setdefault(name, []).append(value)
 
 
 def trainers_log_probs(inputs: Mapping[str, Any], now: Tensor, sampled: Tensor) -> tuple[Tensor, Tensor]:
     """Return the trainer's log-probs from when the rows were written, and which tokens they can be compared for.
 
     TRL computes them as ``old_per_token_logps`` where a batch serves several updates; else they are those of ``now``.
-    A carried or replayed row has the engine's own in their place, which say nothing.
+    A carried row has the engine's own in their place, which say nothing.
     """
-    mask = written(inputs).bool()
+    mask = inputs["completion_mask"].bool()
+    if "tool_mask" in inputs:  # the tokens of tools are not the model's
+        mask = mask & inputs["tool_mask"].bool()
     old = inputs.get(LOG_PROBS)
     if old is None:
         return now, mask

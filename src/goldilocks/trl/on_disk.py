@@ -40,7 +40,7 @@ from goldilocks.runs import checkpoints
 from goldilocks.runs.checkpoints import FILE, load_state
 from goldilocks.runs.files import RunDir, set_aside
 from goldilocks.runs.history import column_and_value, validated_source
-from goldilocks.runs.progress import FRESH_SCORE, SCORE, SECONDS
+from goldilocks.runs.progress import SCORE, SECONDS
 from goldilocks.trl.collection import Batch, Collection, Processes
 from goldilocks.trl.rows import COUNTS
 
@@ -293,7 +293,7 @@ class RunRecord(TrainerCallback):
         seconds = now - (now if self._began is None else self._began)
         self._write(state.global_step, {**self._batch, **self._spent(), SECONDS: seconds})
         self._began = None
-        kept = (FRESH_SCORE, "critic/", *TOTALS)
+        kept = ("critic/", *TOTALS)
         self._batch = {name: value for name, value in self._batch.items() if name.startswith(kept)}
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any) -> None:
@@ -310,9 +310,9 @@ class RunRecord(TrainerCallback):
 
 
 def _answers(step: int, collection: Taken) -> Iterator[dict[str, Any]]:
-    """Yield a line for each rollout that is trained for the first time, in the form of verl's dumps."""
+    """Yield a line for each rollout that is trained, in the form of verl's dumps."""
     assert collection.batch is not None
-    for group in (one for one in collection.batch.groups if not one.replays):
+    for group in collection.batch.groups:
         for rollout in group.trained:
             row = collection.rows[rollout.uid, rollout.index]
             yield {

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import ChainMap
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from goldilocks.hashing import hashed
 from goldilocks.platforms import avoid_cudnn
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
 from goldilocks.trl import shortcuts
-from goldilocks.trl.callbacks import BudgetCallback, GuardCallback, WeightsGuardCallback, check_guard, weights_guard
+from goldilocks.trl.callbacks import BudgetCallback, WeightsGuardCallback, weights_guard
 from goldilocks.trl.collection import SCALE, Collection, Generated, Processes, Rewards, Seeds, Sizes
 from goldilocks.trl.engine_rollouts import EngineRollouts, Turns
 from goldilocks.trl.inputs import DatasetPrompts, SamplerOrder, Section, Sections
@@ -104,7 +103,6 @@ class CollectedTrainer(WholeCheckpoints):
         self._seeds: Seeds | None = None  # of the round that is being generated
         self._turns: Turns | None = None  # of the conversations that are being generated
         self._tool_tokens: list[int] | None = None  # how many tools wrote into each answer that was generated last
-        self._guard: GuardCallback | None = None
         self._weights_guard: WeightsGuardCallback | None = None
         self._in_loss: dict[str, Any] | None = None  # what the loss being computed is of, until its log-probs are known
         self._validate_by: Sequence[str] = []
@@ -135,17 +133,13 @@ class CollectedTrainer(WholeCheckpoints):
         rows, prompts = CompletionRows(), DatasetPrompts(dataset)
         parts, n = self.args.steps_per_generation, self.num_generations
         sizes = Sizes(n, parts, self._text_tokenizer.pad_token_id, getattr(self, "pad_to_multiple_of", None))
-        keeps = self._lacks_log_probs and (settings.surplus().max_carry_steps > 0 or settings.replay().groups > 0)
+        keeps = self._lacks_log_probs and settings.trains_older_groups
         self.collection = Collection(prompts, rows, processes, sizes, keeps=keeps, seed=self.args.seed)
         driver = self._driver(settings, prompts, rows, self.collection) if processes.first else None
         self.collection.driver = driver
         self._budget = BudgetCallback(settings.budget(), None if driver is None else driver.meter, processes)
         self._saved = Saved(self.collection, processes)
         self.add_callback(self._budget)
-        if settings.guard().enable:
-            check_guard(self, settings.guard())
-            self._guard = GuardCallback(settings.guard(), self.accelerator, self._metrics["train"])
-            self.add_callback(self._guard)
         if processes.first:
             self._record = RunRecord(run_dir, sections.config(self.args), self._update_metrics)
             self.add_callback(self._record)
@@ -335,7 +329,7 @@ class CollectedTrainer(WholeCheckpoints):
                 begins = self._step % self.args.gradient_accumulation_steps == 0
                 return shortcuts.no_loss(model if begins else None, self._device)
             scale = share if scale is None else scale * share
-        inputs = dict(inputs)  # a batch may serve several updates, each with advantages of its own
+        inputs = dict(inputs)  # a batch may serve several updates
         beta = self.beta
         if scale is not None and self._mean_of_rows:
             # Each row's term is proportional to its advantage or to ``beta``, and their sum is divided by the number of
@@ -364,14 +358,12 @@ class CollectedTrainer(WholeCheckpoints):
         return (zeros, *[None] * (RETURNED - 1))
 
     def _use_log_probs(self, inputs: dict[str, Any], log_probs: Tensor) -> None:
-        """Rows that this very policy wrote get their old log-probs; the guard masks tokens of rows that it did not."""
+        """Rows that this very policy wrote get their old log-probs."""
         if self._weights_guard is not None and self.model.training:
             self._weights_guard.see(inputs, log_probs)
         old = inputs.get(LOG_PROBS)
         if old is not None:
             old.copy_(torch.where(old.isnan(), log_probs, old))
-        if self._guard is not None and self.model.training:
-            inputs["advantages"] = self._guard.advantages(inputs, log_probs)
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """TRL's; without a loss where none is asked for."""
@@ -447,7 +439,7 @@ class CollectedTrainer(WholeCheckpoints):
         assert collection is not None
         assert collection.batch is not None
         del metrics["frac_reward_zero_std"][logged:]
-        flat = [len(set(group.rewards)) == 1 for group in collection.batch.groups if not group.replays]
+        flat = [len(set(group.rewards)) == 1 for group in collection.batch.groups]
         metrics["frac_reward_zero_std"].append(sum(flat) / max(1, len(flat)))
         self._log_advantages(collection)
         add_logged(metrics, {**collection.batch.metrics, "train/padding_rollouts": collection.padding_rollouts})
@@ -456,8 +448,8 @@ class CollectedTrainer(WholeCheckpoints):
 
     def _update_metrics(self) -> dict[str, float]:
         """What is known of an update only once it is made."""
-        guards = [guard.metrics for guard in (self._guard, self._weights_guard) if guard is not None]
-        return dict(ChainMap(self._budget.metrics(), *guards))
+        gap = {} if self._weights_guard is None else self._weights_guard.metrics
+        return {**self._budget.metrics(), **gap}
 
     def _log_advantages(self, collection: Collection) -> None:
         """Correct TRL's table of completions: the advantage of every rollout that is trained, NaN of the others."""

@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 CAN_PAUSE = ("transformers", "vllm")
 SAMPLER = "trainer.v1.sampler"
 VERLS_BOUNDS = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}  # verl's defaults
-GUARDED_LOSSES = ("vanilla", "gspo")  # a token's term is proportional to its advantage
-GUARDED_ENGINES = ("fsdp", "fsdp2")
 SPLITS = ("train", "val")
 MANAGER = "goldilocks.verl.dispatch.manager.StreamingManager"
 
@@ -63,8 +61,6 @@ def check_v1(config: DictConfig) -> None:
     require(not value_at(config, key), key, value_at(config, key), f"none {with_us}, {policies}")
     _check_bounds_on_age(config)
     _check_pausing(config)
-    if value_at(config, "goldilocks.guard.enable"):
-        _check_guard(config)
     _check_reward_model(config, f"{with_us}, since a group is judged when its rollouts arrive and needs their rewards")
 
 
@@ -94,19 +90,6 @@ def _check_pausing(config: DictConfig) -> None:
     require(on_full != OnFull.PARTIAL or engine in CAN_PAUSE, key, on_full, accepted)
 
 
-def _check_guard(config: DictConfig) -> None:
-    """The guard masks a token by its advantage, and skips an update by removing the optimizer's gradients."""
-    actor = config.actor_rollout_ref.actor
-    mode, strategy = actor.policy_loss.get("loss_mode", "vanilla"), actor.strategy
-    distilled = value_at(config, "distillation.enabled")
-    for sound, accepted in (
-        (mode in GUARDED_LOSSES, f"False with loss_mode={mode}; True with {' or '.join(GUARDED_LOSSES)}"),
-        (strategy in GUARDED_ENGINES, f"False with actor.strategy={strategy}; True with fsdp or fsdp2"),
-        (not distilled, "False with distillation.enabled=True, which has a loss of its own"),
-    ):
-        require(sound, "goldilocks.guard.enable", True, accepted)
-
-
 def check_v0(config: DictConfig, settings: Settings) -> None:
     """Raise ``ValueError`` for a config that the V0 trainer does not support."""
     _mistakes(config)
@@ -116,8 +99,6 @@ def check_v0(config: DictConfig, settings: Settings) -> None:
     on_full = settings.surplus().on_full
     accepted = "finish or requeue on verl's V0 trainer; trainer.use_v1=True has partial"
     require(on_full is not OnFull.PARTIAL, "algorithm.filter_groups.on_full", on_full, accepted)
-    guarded = settings.guard().enable
-    require(not guarded, "goldilocks.guard.enable", guarded, "False on verl's V0 trainer; trainer.use_v1=True has it")
 
 
 def check_text(data: Any, reader: str, splits: Sequence[str] = SPLITS) -> None:

@@ -13,11 +13,10 @@ from omegaconf import OmegaConf
 
 import goldilocks.config
 from goldilocks.config.settings import AdaptiveRollout, FilterGroups, Policies
-from goldilocks.core import ListSource, Replay
+from goldilocks.core import ListSource
 from goldilocks.core.allocators import Adaptive, Fixed, Knapsack
 from goldilocks.core.filters import Everything, Variance
 from goldilocks.core.priors import Flat, Strata
-from goldilocks.core.replay import Guard
 from goldilocks.core.selectors import Thompson
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.verl.estimators import estimator_for
@@ -197,26 +196,11 @@ def test_the_config_group_has_every_key_with_its_default() -> None:
     assert listed == {name: derived.get(name, getattr(filtering, name)) for name in listed}
 
 
-def test_replay_is_off_unless_groups_are_asked_for() -> None:
-    assert settings().replay() == Replay(groups=0)
-    chosen = settings("goldilocks.replay.groups=8", "goldilocks.replay.max_uses=2")
-    assert chosen.replay() == Replay(groups=8, max_age=4, max_uses=2)
-
-
-def test_the_guard_is_off_unless_it_is_asked_for_and_needs_no_replay() -> None:
-    assert not settings().guard().enable
-    assert settings("goldilocks.guard.enable=true", "goldilocks.guard.skip=null").guard() == Guard(True, 0.04, None)
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("goldilocks.replay.max_age=0", "goldilocks.replay.max_age=0 is not accepted: 1 or more updates"),
-        ("goldilocks.replay.uses=2", "goldilocks.replay.uses is not a key"),
-        ("goldilocks.guard.bound=0", "goldilocks.guard.bound=0 is not accepted: a number above 0"),
-        ("goldilocks.guard.skip=-1", "goldilocks.guard.skip=-1 is not accepted: a number above 0, or null: never skip"),
-        ("goldilocks.guard.limit=1", "goldilocks.guard.limit is not a key"),
-        ("goldilocks.guard=true", "goldilocks.guard=True is not accepted: keys with their values"),
+        ("goldilocks.budget.rollout=2", "goldilocks.budget.rollout is not a key"),
+        ("goldilocks.budget=true", "goldilocks.budget=True is not accepted: keys with their values"),
         ("adaptive_rollout=true", "adaptive_rollout=True is not accepted: keys with their values"),
         ("goldilocks.validate_by=level", r"goldilocks.validate_by='level' is not accepted: a list of words"),
         ("goldilocks.validate_by=[1]", r"goldilocks.validate_by=\[1\] is not accepted: a list of words"),
@@ -228,7 +212,7 @@ def test_sections_are_checked_before_anything_starts(override: str, message: str
 
 
 def test_a_section_that_is_left_empty_has_its_defaults() -> None:
-    sections = ("selector_kwargs", "allocator_kwargs", "filter_kwargs", "prior_kwargs", "strata", "guard")
+    sections = ("selector_kwargs", "allocator_kwargs", "filter_kwargs", "prior_kwargs", "strata", "budget")
     assert settings(*(f"goldilocks.{name}=null" for name in sections)).policies == settings().policies
 
 

@@ -11,7 +11,6 @@ from builders import plain_collector
 
 from goldilocks.core import Collector, Exhausted, Limits, Surplus
 from goldilocks.core.filters import Everything
-from goldilocks.core.replay import Replay
 from goldilocks.drive.backend import CANCELLED, Rounds, places
 from goldilocks.drive.driver import GRADED_GROUPS, MAX_FAILURES, MAX_REFILLS, Driver, Epochs, Stalled
 from goldilocks.drive.gate import Gate, Judgement
@@ -69,16 +68,6 @@ def test_a_gate_that_refuses_everything_ends_each_batch_after_so_many_refills() 
         assert len(gate.calls) == batch * (1 + MAX_REFILLS)
         subject.put_back()
     assert subject.metrics()["accounts/rejected_rollouts"] == 2 * 3 * 2 * (1 + MAX_REFILLS)
-
-
-def test_groups_that_are_trained_again_are_not_judged_again() -> None:
-    gate = Refuses()
-    subject = driver(plain_collector(replay=Replay(groups=2)), gate)
-    subject.batch()
-    gate.refused = ("g0", "g1")
-    again = [(group.uid, group.replays) for group in subject.batch()]
-    assert gate.calls == [["g0", "g1"], ["g2", "g3"]]
-    assert again == [("g2", 0), ("g3", 0), ("g0", 1), ("g1", 1)]
 
 
 def test_dropped_groups_that_fill_a_batch_up_are_not_judged() -> None:
@@ -243,14 +232,3 @@ def test_a_run_is_over_when_its_budget_is_spent_or_its_epochs_are() -> None:
     subject = Driver(of, Rounds(answers), NoRows(), epochs=Epochs(of, 1))
     assert "budget/spent" not in subject.metrics()
     assert [bool(subject.batch()) and subject.over for _ in range(3)] == [False, False, True]
-
-
-def test_the_fresh_score_leaves_out_what_is_trained_again() -> None:
-    of = plain_collector(target_groups=1, replay=Replay(groups=1))
-    for rewards, score in (([0.0, 1.0], 0.5), ([1.0, 1.0], 1.0)):
-        for request in of.requests():
-            for index, reward in enumerate(rewards):
-                of.observe(Rollout(request.uid, index, reward, 3))
-        of.take()
-        assert of.metrics()["train/fresh_score"] == score
-    assert [group.replays for group in of.in_hand] == [0, 1]

@@ -14,21 +14,17 @@ from unit.core.test_collector_properties import cases as core_cases
 from unit.core.test_collector_properties import make
 from unit.drive.drive_world import BACKENDS, DrawnGate, Killed, Rows
 
-from goldilocks.core import Collector, Exhausted, Limits, Replay
-from goldilocks.core.replay import ReplayBuffer
+from goldilocks.core import Collector, Exhausted, Limits
 from goldilocks.drive.driver import Driver
 from goldilocks.types import Group
 
 STEPS = 4
-some = st.integers(1, 3)
-replays = st.one_of(st.just(Replay()), st.builds(Replay, groups=st.integers(1, 6), max_age=some, max_uses=some))
 drives = st.fixed_dictionaries(
     {
         "backend": st.sampled_from(sorted(BACKENDS)),
         "gated": st.booleans(),
         "refused": st.sampled_from([0.0, 0.05, 0.3]),
         "cut": st.sampled_from([0.0, 0.3]),
-        "replay": replays,
     }
 )
 cases = st.builds(lambda core, drive: {**core, **drive}, core_cases, drives)
@@ -46,7 +42,6 @@ class Checked(Collector):
 def driver(case: dict[str, Any], dies_at: float = math.inf) -> Driver:
     collector = make(case)
     collector.__class__ = Checked
-    collector._replay = ReplayBuffer(case["replay"])
     rows = Rows()
     backend = BACKENDS[case["backend"]](case["seed"], rows, dies_at)
     gate = DrawnGate(case["seed"], case["refused"], case["cut"], rows) if case["gated"] else None
@@ -56,7 +51,7 @@ def driver(case: dict[str, Any], dies_at: float = math.inf) -> Driver:
 def plain(groups: tuple[Group, ...]) -> list[Any]:
     """A batch in what decides an update."""
     return [
-        (group.uid, group.prompt.key, group.rewards, [one.index for one in group.trained], group.version, group.replays)
+        (group.uid, group.prompt.key, group.rewards, [one.index for one in group.trained], group.version)
         for group in groups
     ]
 
@@ -80,29 +75,29 @@ def test_every_token_has_an_account_and_what_is_trained_is_what_the_batches_say(
     accounts = subject.collector.accounts
     accounts.check()
     classes = accounts.by_class(accounts.rollouts)
-    assert classes["trained"] + classes["backfilled"] == sum(len(group[3]) for group in trained if not group[5])
+    assert classes["trained"] + classes["backfilled"] == sum(len(group[3]) for group in trained)
     assert classes["carried"] == sum(len(group) for group in subject.collector.kept)
 
 
 @properties
 @given(cases)
-def test_a_batch_is_full_of_fresh_groups_unless_the_limits_say_otherwise(case: dict[str, Any]) -> None:
+def test_a_batch_is_full_unless_the_limits_say_otherwise(case: dict[str, Any]) -> None:
     seen = batches(driver({**case, "limits": Limits(), "refused": min(case["refused"], 0.05)}))
-    assert [sum(not group[5] for group in batch) for batch in seen] == [case["target_groups"]] * STEPS
+    assert [len(batch) for batch in seen] == [case["target_groups"]] * STEPS
     limited = batches(driver(case))
-    assert all(sum(not group[5] for group in batch) <= case["target_groups"] for batch in limited)
+    assert all(len(batch) <= case["target_groups"] for batch in limited)
 
 
 @properties
 @given(cases)
-def test_every_fresh_group_is_judged_once_and_nothing_that_was_refused_is_trained(case: dict[str, Any]) -> None:
+def test_every_group_is_judged_once_and_nothing_that_was_refused_is_trained(case: dict[str, Any]) -> None:
     subject = driver({**case, "gated": True})
     gate = subject.gate
     assert isinstance(gate, DrawnGate)
     for batch in batches(subject):
-        trained = {(uid, index) for uid, _, _, indices, _, _ in batch for index in indices}
+        trained = {(uid, index) for uid, _, _, indices, _ in batch for index in indices}
         assert not trained & gate.refused
-        assert all(indices for _, _, _, indices, _, _ in batch), "no group is left without a row to train"
+        assert all(indices for _, _, _, indices, _ in batch), "no group is left without a row to train"
         assert {group[0] for group in batch} <= set(gate.prepared)
     assert max(Counter(gate.judged).values(), default=0) <= 1
 

@@ -39,7 +39,6 @@ def test_it_learns_until_its_budget_is_spent(toy: ModuleType, streaming: bool) -
     metrics = list(trainer.train())
     assert metrics[-2]["budget/spent"] < 1 <= metrics[-1]["budget/spent"]
     assert metrics[-1]["accuracy"] > 2 * metrics[0]["accuracy"]
-    assert metrics[-1]["replay/total_rollouts"] > 0
     trainer.driver.collector.accounts.check()
 
 

@@ -72,9 +72,9 @@ def rows(draw: st.DrawFn) -> tuple[Row, float]:
     return row, draw(st.sampled_from([0.0, 0.0, 1.5, -2.5]))
 
 
-def micro_batch(drawn: list[tuple[Row, float]], replays: bool) -> dict[str, Any]:
+def micro_batch(drawn: list[tuple[Row, float]], older: bool) -> dict[str, Any]:
     columns = join_rows([row for row, _ in drawn], pad_token=0, multiple=None)
-    if not replays:
+    if not older:
         del columns[LOG_PROBS]
     tokens = columns["completion_mask"].sum().clamp(min=1)  # a batch has some, though of this part all may be silent
     return {
@@ -86,11 +86,11 @@ def micro_batch(drawn: list[tuple[Row, float]], replays: bool) -> dict[str, Any]
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 @settings(max_examples=8, deadline=None)
-@given(loss=st.sampled_from(LOSSES), drawn=st.lists(rows(), min_size=1, max_size=6), replays=st.booleans())
+@given(loss=st.sampled_from(LOSSES), drawn=st.lists(rows(), min_size=1, max_size=6), older=st.booleans())
 def test_a_finite_loss_has_a_finite_gradient_and_rows_without_signal_have_no_part_in_it(
-    bf16: bool, loss: str, drawn: list[tuple[Row, float]], replays: bool
+    bf16: bool, loss: str, drawn: list[tuple[Row, float]], older: bool
 ) -> None:
-    inputs = micro_batch(drawn, replays)
+    inputs = micro_batch(drawn, older)
     whole, part = (gradient(trainer(loss, bf16, only_signal), inputs) for only_signal in (False, True))
     assert whole.isfinite().all()
     assert part.isfinite().all()
@@ -121,7 +121,7 @@ def nine(silent: int = 0) -> dict[str, Any]:
         for ids in NINE
     ]
     filled = [(row, 1.5 - place % 3) for place, row in enumerate(rows)] + [(rows[-1].silent(), 0.0)] * silent
-    inputs = micro_batch(filled, replays=True)
+    inputs = micro_batch(filled, older=True)
     rows_and_tokens = inputs["completion_ids"].shape
     return {**inputs, "ref_per_token_logps": torch.linspace(-4, -2, rows_and_tokens[1]).expand(rows_and_tokens)}
 
@@ -174,7 +174,7 @@ def test_the_loss_of_a_router_is_not_scaled() -> None:
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_rows_with_signal_come_first_in_each_update_and_the_gradient_stays(loss: str) -> None:
-    parts = [micro_batch(PARTS[place], replays=False) for place in range(4)]
+    parts = [micro_batch(PARTS[place], older=False) for place in range(4)]
     tokens = torch.tensor(sum(int(part["num_items_in_batch"]) for part in parts))
     parts = [{**part, "num_items_in_batch": tokens} for part in parts]
     packed = shortcuts.signal_first(parts, together=2)

@@ -68,21 +68,3 @@ def test_partial_rollouts_are_refused_where_an_engine_cannot_stop_a_request(monk
         check_v1(config(**partial, **{"actor_rollout_ref.rollout.name": "sglang"}))
     ours = {"actor_rollout_ref.rollout.name": "transformers", "actor_rollout_ref.rollout.tensor_model_parallel_size": 1}
     check_v1(config(**partial, **ours))
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "accepted"),
-    [
-        ("actor_rollout_ref.actor.policy_loss.loss_mode", "clip_cov", "loss_mode=clip_cov; True with vanilla or gspo"),
-        ("actor_rollout_ref.actor.strategy", "megatron", "actor.strategy=megatron; True with fsdp or fsdp2"),
-        ("distillation.enabled", True, "distillation.enabled=True"),
-    ],
-)
-def test_what_the_guard_cannot_hold_in_is_refused(
-    monkeypatch: pytest.MonkeyPatch, key: str, value: Any, accepted: str
-) -> None:
-    monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    with pytest.raises(ValueError, match=rf"goldilocks\.guard\.enable=True is not accepted: False with {accepted}"):
-        check_v1(config(**{"goldilocks.guard.enable": True, key: value}))
-    check_v1(config(**{key: value}))
-    check_v1(config(**{"goldilocks.guard.enable": True}))

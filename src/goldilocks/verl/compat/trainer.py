@@ -8,12 +8,10 @@ slowest rollout of a round (``trainer.v1.trainer_mode=goldilocks``); this one is
 from __future__ import annotations
 
 import copy
-import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import ray
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -223,19 +221,6 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
     def _validate(self, *args: Any, **kwargs: Any) -> Any:
         self.driver.meter.end_update()  # a budget of minutes is without validation
         return super()._validate(*args, **kwargs)
-
-    def _log_rollout_data(
-        self, batch: DataProto, reward_extra_infos_dict: dict, timing_raw: dict, rollout_data_dir: str
-    ) -> None:
-        """A rollout is dumped with the batch that trains it first."""
-        again = {group.uid for group in self.collector.in_hand if group.replays}
-        fresh = np.array([uid not in again for uid in batch.non_tensor_batch["uid"]])
-        if not fresh.all():
-            batch = batch.select_idxs(fresh)
-            reward_extra_infos_dict = {
-                name: list(itertools.compress(values, fresh)) for name, values in reward_extra_infos_dict.items()
-            }
-        super()._log_rollout_data(batch, reward_extra_infos_dict, timing_raw, rollout_data_dir)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

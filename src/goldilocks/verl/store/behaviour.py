@@ -1,6 +1,6 @@
 """Rows older than the policy are trained against the log-probs of the policy that wrote them.
 
-verl recomputes ``old_log_probs`` under the current policy. For a carried, resumed or replayed row the ratio of the loss
+verl recomputes ``old_log_probs`` under the current policy. For a carried or resumed row the ratio of the loss
 would then start at 1, as if the current policy had written it. Right before the update, the log-probs that the rollout
 engine stored with the row (``rollout_log_probs``) replace the recomputed ones. Where the update's own pass gives the
 log-probs of the current policy, nothing is recomputed: its tokens are NaN.
@@ -82,7 +82,7 @@ def use_behaviour_log_probs(batch: KVBatchMeta, policy: int, correction: Any, *,
     if not any(older):
         return {"train/stale_rows": 0}
     every = list(zip(batch.keys, batch.tags, older, strict=True))
-    fields = [name for name in FIELDS if not (own and name == "old_log_probs")]  # those are of an earlier update
+    fields = [name for name in FIELDS if not (own and name == "old_log_probs")]  # none were computed
     of = {"partition_id": batch.partition_id, "select_fields": fields}
     found = [row for row in every if row[2] or own]
     stored = tq.kv_batch_get(keys=[key for key, *_ in found], **of)

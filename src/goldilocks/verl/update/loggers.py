@@ -24,7 +24,7 @@ CHARTS: dict[str, dict[str, list[str]]] = {
         "difficulty": [r"difficulty/.*"],
         "length": [r"length/.*_mean"],
         "length ratios": ["length/kept_over_generated", "length/trained_over_started"],
-        "age": [r"train/age_.*", r"replay/age_.*"],
+        "age": [r"train/age_.*"],
     },
     "Goldilocks: what it costs": {
         "tokens by account": [r"accounts/(?!generated|tool)[a-z]+_tokens"],
@@ -42,7 +42,7 @@ CHARTS: dict[str, dict[str, list[str]]] = {
         "accuracy by column": [r"val/.*/acc"],
     },
 }
-FAMILIES = ("adaptive_rollout", "batch", "belief", "difficulty", "length", "rejection", "replay", "reward", "selector")
+FAMILIES = ("adaptive_rollout", "batch", "belief", "difficulty", "length", "rejection", "reward", "selector")
 PARENTS = ("train/rollout_failures",)  # metrics that others are below: MLflow's folders cannot hold both
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
@@ -29,7 +29,6 @@ from goldilocks.verl.driven import Driven, UpdatesPerEpoch, ValidatesByColumn, c
 from goldilocks.verl.estimators import counting_rollouts, estimator_for, several_rows_estimator
 from goldilocks.verl.lasting import work_begins
 from goldilocks.verl.store.behaviour import store_log_probs, use_behaviour_log_probs
-from goldilocks.verl.store.replayed_rows import ReplayedRows
 from goldilocks.verl.store.rows import (
     PARTITION,
     batch_of,
@@ -42,9 +41,14 @@ from goldilocks.verl.store.rows import (
 )
 from goldilocks.verl.switch import named
 from goldilocks.verl.update.gates import KLPenalty, build_gate
-from goldilocks.verl.update.guards import GuardedLoss, gap_of_rows, guard_metrics, weights_guard
+from goldilocks.verl.update.guards import gap_of_rows, weights_guard
 from goldilocks.verl.update.loggers import show_grouped
 from goldilocks.verl.update.one_pass import OnePass, log_prob_micro_batch, reference_micro_batch, update_micro_batch
+
+if TYPE_CHECKING:
+    Base = PPOTrainerSync
+else:
+    Base = object
 
 POLL_INTERVAL = 0.05  # seconds; validation waits on verl's own replay buffer
 PROMPT_MEAN = "prompt-mean"
@@ -75,7 +79,7 @@ class DriverSampler(ReplayBuffer):
         return batch_of(self.driver.take()), {**self.backend.manager.metrics(), **self.driver.watch.read()}
 
 
-class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
+class CollectorTrainer(Driven, ValidatesByColumn, Base):
     """Mixed into one of verl's trainers: a ``Collector`` decides which prompts are rolled out, how often, and which
     groups are trained."""
 
@@ -139,11 +143,8 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         return KLPenalty(self.config.algorithm.kl_penalty, self.kl_ctrl_in_reward.value)
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """verl's loop; the backend is given the workers it asks, and the workers the loss that the guard is in."""
+        """verl's loop; the backend is given the workers it asks."""
         self.replay_buffer.backend.manager = agent_loop_manager
-        if self.settings.guard().enable:
-            loss = GuardedLoss(self.config.actor_rollout_ref.actor, self.settings.guard())
-            self.actor_rollout_wg.set_loss_fn(loss)
         self._end_with_this_update({})  # a run that is started again may have nothing left to do
         work_begins()
         super().fit(agent_loop_manager)
@@ -160,8 +161,8 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         metrics.update(self.driver.metrics())
         return batch
 
-    def _spare(self, batch: KVBatchMeta) -> None:
-        super()._spare(batch)
+    def _compute_metrics(self, batch: KVBatchMeta, *args: Any, **kwargs: Any) -> None:
+        super()._compute_metrics(batch, *args, **kwargs)
         self.replay_buffer.backend.rows.leave(batch.keys)  # verl clears them next
 
     # -- an end ------------------------------------------------------------------------------------------------------
@@ -306,9 +307,6 @@ class CollectorTrainer(Driven, ValidatesByColumn, ReplayedRows):
         measured = self.one_pass.take_gap(metrics)
         metrics.update(self.weights_guard.observe(gap if measured is None else measured))
         metrics.update(self.one_pass.metrics(part, metrics))
-        if self.settings.guard().enable:
-            actor = self.config.actor_rollout_ref.actor
-            metrics.update(guard_metrics(metrics, self._mini_batches(actor.ppo_mini_batch_size) * actor.ppo_epochs))
         return batch
 
     def _gap_before_update(self, batch: KVBatchMeta, correction: Any) -> float | None:
