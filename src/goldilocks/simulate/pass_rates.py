@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from goldilocks.core.source import ListSource
 from goldilocks.errors import require
 from goldilocks.hashing import content_key
 from goldilocks.runs import records
@@ -48,6 +49,10 @@ class PassRates:
 
     def __len__(self) -> int:
         return len(self.contents)
+
+    def source(self) -> ListSource:
+        """Return the prompts as a collector takes them."""
+        return ListSource(self.contents, readable=self.readable, columns=self.columns)
 
 
 def read_pass_rates(path: Path | str) -> PassRates:

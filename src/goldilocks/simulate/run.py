@@ -25,7 +25,6 @@ from rich.text import Text
 from goldilocks.config.recipes import read_recipe
 from goldilocks.config.settings import Settings
 from goldilocks.core import Collector, Exhausted
-from goldilocks.core.source import ListSource
 from goldilocks.dotted_keys import merged, with_value
 from goldilocks.drive.driver import Driver, Stalled
 from goldilocks.drive.rows import NoRows
@@ -67,7 +66,7 @@ def recipe_config(recipe: str) -> Config:
 
 
 def settings_of(config: Config, setup: Setup) -> Settings:
-    """Return the trainer's settings for this config and the sizes of this setup. Raises ``ValueError`` as it would."""
+    """Return the settings of a config with the sizes of this setup. Raise ``ValueError`` as a trainer would."""
     sizes = {
         "train_batch_size": setup.target_groups,
         "gen_batch_size": setup.gen_batch_size,
@@ -88,9 +87,8 @@ def recipe_settings(recipe: str, setup: Setup) -> Settings:
 def simulate(
     name: str, settings: Settings, prompts: PassRates, setup: Setup, tell: Tell = lambda rollouts: None
 ) -> Outcome:
-    """Spend the budget under these settings (``recipe_settings``). ``tell`` is called with the rollouts asked for."""
-    source = ListSource(prompts.contents, readable=prompts.readable, columns=prompts.columns)
-    collector = settings.collector(source, repeat=setup.repeat)
+    """Spend the budget by these settings and return the yield. ``tell`` is called with the rollouts so far."""
+    collector = settings.collector(prompts.source(), repeat=setup.repeat)
     engine = SimulatedEngine(prompts, setup.engine, seed=setup.seed)
     harvest = Harvest()
     try:
@@ -110,7 +108,7 @@ def batches(
 ) -> Iterator[tuple[Group, ...]]:
     """Yield every batch that ``rollouts`` rollouts fill; the engine trains on each before the next is collected."""
     engine.budget = rollouts
-    driver = Driver(collector, engine, NoRows(), max_failures=math.inf)  # the failure rate is the user's own
+    driver = Driver(collector, engine, NoRows(), max_failures=math.inf)  # the user chose the failure rate
     try:
         while True:
             batch = driver.batch()

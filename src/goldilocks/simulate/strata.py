@@ -17,7 +17,6 @@ from rich.console import Console
 
 from goldilocks.core.beliefs import Beliefs
 from goldilocks.core.priors import Strata
-from goldilocks.core.source import ListSource
 from goldilocks.core.strata import StrataSettings
 from goldilocks.errors import require
 from goldilocks.sheet import Sheet
@@ -74,7 +73,7 @@ class Judged:
 
 def judge(prompts: PassRates, columns: Sequence[str]) -> Judged:
     """Return what strata by these columns know; without columns, what strata by the text know."""
-    source = ListSource(prompts.contents, readable=prompts.readable, columns=prompts.columns)
+    source = prompts.source()
     trees = StrataSettings(columns).of(source)
     rate, trials = prompts.pass_rate, np.broadcast_to(prompts.trials, len(prompts))
     rows = np.flatnonzero(trials > 1)  # a single answer does not show how much is chance
