@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from run_files import logged
 
-from goldilocks.tasks.smollm2 import fetch_once
+from goldilocks.tasks.download import download
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -20,7 +20,7 @@ PROMPTS = 2
 def smollm2() -> Path:
     """The model's folder in the user's cache, fetched if it is not there."""
     try:
-        return fetch_once()
+        return download("smollm2")
     except (ValueError, OSError) as error:
         pytest.skip(str(error))
 

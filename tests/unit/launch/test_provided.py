@@ -53,12 +53,23 @@ def test_data_of_ones_own_are_left_alone(tmp_path):
 
 
 def test_a_model_by_name_becomes_its_folder(tmp_path):
-    kept = tmp_path / "goldilocks" / "smollm2-1"
+    kept = tmp_path / "goldilocks" / "smollm2-hub"
     kept.mkdir(parents=True)
     config = compose_config(choose(["task=arithmetic", "actor_rollout_ref.model.path=smollm2"], "cpu"))
     preflight.provide(config)
     assert config.actor_rollout_ref.model.path == str(kept)
     assert config.critic.model.path == str(kept)
+
+
+@pytest.mark.parametrize("origin", ["hub", "gguf"])
+def test_a_model_taught_from_other_weights_has_another_folder(tmp_path, monkeypatch, origin):
+    monkeypatch.setenv("GOLDILOCKS_LADDER", str(tmp_path / "ladder"))
+    monkeypatch.setitem(preflight.SIZES, "ladder", (4, 4))
+    for kept in (tmp_path / "goldilocks", tmp_path / "ladder"):
+        (kept / f"smollm2-{origin}").mkdir(parents=True)
+    config = compose_config(choose(["task=ladder"], "cpu"))
+    preflight.provide(config)
+    assert config.actor_rollout_ref.model.path == str(tmp_path / "ladder" / f"smollm2-{origin}")
 
 
 def test_the_calculators_settings_reach_the_tool_that_verl_makes(monkeypatch):
