@@ -28,7 +28,7 @@ from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, Trainer
 from trl import GRPOConfig, GRPOTrainer
 
 from goldilocks.tasks.arithmetic import Arithmetic
-from goldilocks.tasks.tiny_model import character_tokenizer, make
+from goldilocks.tasks.tiny_model import character_tokenizer, tiny_model
 from goldilocks.trl import GoldilocksGRPOTrainer
 
 N = 8
@@ -193,8 +193,7 @@ def main() -> None:
         if given.larger:
             print_overhead(in_turns(larger(out / "model"), out, given.steps))
             return
-        make(out / "model")
-        size = Size(out / "model", groups=32, answer=8)
+        size = Size(tiny_model("arithmetic"), groups=32, answer=8)
         print_overhead(in_turns(size, out, given.steps))
         print_informative(size, out, given.steps)
 

@@ -18,7 +18,7 @@ from transformers import PrinterCallback
 from trl import GRPOConfig
 
 from goldilocks.tasks.arithmetic import Arithmetic
-from goldilocks.tasks.tiny_model import make
+from goldilocks.tasks.tiny_model import tiny_model
 from goldilocks.trl import GoldilocksGRPOTrainer
 
 STEPS = int(os.environ.get("STEPS", "10"))
@@ -63,10 +63,7 @@ def train(model: str, out: Path, **sections: Any) -> dict[str, float]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        model = os.environ.get("MODEL")
-        if model is None:
-            make(out / "model")
-            model = str(out / "model")
+        model = os.environ.get("MODEL") or str(tiny_model("arithmetic"))
         runs = {
             "everything off": train(model, out / "off", goldilocks={}),
             "dynamic sampling": train(model, out / "on", filter_groups={"enable": True, "max_num_gen_batches": 10}),

@@ -22,7 +22,7 @@ from goldilocks.launch import reaper
 from goldilocks.platforms import platform_env
 from goldilocks.tasks.arithmetic import Arithmetic
 from goldilocks.tasks.registry import write_split
-from goldilocks.tasks.tiny_model import make
+from goldilocks.tasks.tiny_model import copy_tiny_model
 
 PATIENCE_S = 800.0  # for what is sure to happen: a busy machine is not a mistake
 
@@ -149,12 +149,12 @@ SMALL = [
 
 @pytest.fixture(scope="session")
 def arithmetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default task, small and hardly taught."""
+    """The default task with few problems."""
     root = tmp_path_factory.mktemp("arithmetic")
     task = Arithmetic()
     write_split(root / "data", task.data_source, "train", task.problems("train", 64, 0))
     write_split(root / "data", task.data_source, "val", task.problems("val", 16, 0))
-    make(root / "model", steps=100)
+    copy_tiny_model("arithmetic", root / "model")
     return root
 
 

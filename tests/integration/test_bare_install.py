@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from goldilocks.tasks.tiny_model import TINY, tiny_model
+
 from .conftest import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +102,7 @@ print(len(collector.take()), importlib.util.find_spec("torch"), "torch" in sys.m
         (["compare", "grpo", "dapo", "--budget", "rollouts=9", "--seeds", "1"], "verl"),
         (["report", "runs/none"], "report"),
         (["filter", "rollouts.jsonl"], "filter"),
-        (["model", "make", "--out", "model"], "verl"),
+        (["model", "get", "smollm2", "--out", "model"], "verl"),
         (["data", "make", "reasoning_gym", "--out", "data", "--generator", "leg_counting"], "verl"),
     ],
 )
@@ -109,6 +111,14 @@ def test_a_command_that_lacks_an_extra_says_which(bare: Path, tmp_path: Path, wo
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert f"pip install 'goldilocks-rl[{extra}]'" in done.stderr
+
+
+def test_the_tiny_models_are_in_the_wheel(bare: Path, tmp_path: Path) -> None:
+    for task in TINY:
+        done = run(bare, "-I", "-m", "goldilocks.cli", "model", "make", "--task", task, "--out", tmp_path / task)
+        assert (done.returncode, done.stderr) == (0, "")
+        weights = tiny_model(task) / "model.safetensors"
+        assert (tmp_path / task / weights.name).read_bytes() == weights.read_bytes()
 
 
 def test_the_doctor_names_what_is_missing(bare: Path) -> None:

@@ -215,15 +215,14 @@ def test_the_table_of_completions_has_the_advantage_of_what_was_trained(tmp_path
 
 
 def recipe_on_trl(out: Path, recipe: str, *words: str) -> list[dict[str, Any]]:
-    """Train two steps of a recipe on an untrained model; return the lines of its metrics."""
+    """Train two steps of a recipe on the tiny model; return the lines of its metrics."""
     from goldilocks.launch import on_trl
     from goldilocks.launch.recipe import choose, compose_config
     from goldilocks.tasks.arithmetic import Arithmetic
     from goldilocks.tasks.registry import write_split
-    from goldilocks.tasks.tiny_model import make
+    from goldilocks.tasks.tiny_model import tiny_model
 
     task = Arithmetic()
-    make(out / "model", steps=1)
     files = {
         key: write_split(out, task.data_source, split, task.problems(split, size, seed=0))
         for key, split, size in (("train_files", "train", 32), ("val_files", "val", 4))
@@ -231,7 +230,7 @@ def recipe_on_trl(out: Path, recipe: str, *words: str) -> list[dict[str, Any]]:
     given = [
         recipe,
         "trainer=trl",
-        f"actor_rollout_ref.model.path={out / 'model'}",
+        f"actor_rollout_ref.model.path={tiny_model('arithmetic')}",
         f"trainer.default_local_dir={out / 'run' / 'checkpoints'}",
         *(f"data.{key}={file}" for key, file in files.items()),
         *("data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2", "actor_rollout_ref.rollout.n=4"),

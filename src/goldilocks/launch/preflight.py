@@ -27,6 +27,7 @@ from goldilocks.tasks import ladder
 from goldilocks.tasks.calculator import check_tool
 from goldilocks.tasks.download import MODELS, download
 from goldilocks.tasks.registry import create, write_split
+from goldilocks.tasks.tiny_model import copy_tiny_model
 
 FILES = ("train_files", "val_files")
 OURS = ("goldilocks", "goldilocks_async")  # trainer.v1.trainer_mode
@@ -122,12 +123,12 @@ def prompt_length(tokenizer: Any, prompt: Any) -> int:
 
 # -- models and data that a config names -------------------------------------------------------------------------------
 
-VERSION = "2"  # of the models and data made here; raised when they change, so that older ones are not used
+VERSION = "3"  # of the models and data made here; raised when they change, so that older ones are not used
 VARIABLE = "GOLDILOCKS_ARITHMETIC"
 # problems to train and validate on
 SIZES = {"arithmetic": (2048, 256), "sums": (4096, 256), "ladder": (20480, 400), "calculator": (2048, 256)}
 GYM = "reasoning_gym"
-TINY = {"arithmetic": "model", "calculator": "model", "ladder": "tiny"}  # the folder of a task's tiny model
+TINY_FOLDERS = {"arithmetic": "model", "calculator": "model", "ladder": "tiny"}  # of a task's tiny model
 GENERATORS: dict[str, dict[str, Any]] = {"leg_counting": {}}
 
 
@@ -170,24 +171,18 @@ def provide(config: DictConfig) -> None:
 
 def _provided_model(path: str) -> str:
     """Make or fetch the model that is named so, if it is one of ours; return its folder."""
-    for task, name in TINY.items():
+    for task, name in TINY_FOLDERS.items():
         if path == str(folder(task) / name):
-            make_folder(folder(task) / name, partial(_make_tiny, task=task))
+            make_folder(folder(task) / name, partial(copy_tiny_model, task))
     taught = folder("ladder") / "smollm2"
     if path == str(taught) and not taught.exists():
-        from goldilocks.tasks.tiny_model import teach  # imports torch
+        from goldilocks.tasks.warm_start import teach  # imports torch
 
         untaught = download("smollm2")
         taught = taught.with_name(untaught.name)  # says where its weights come from
         make_folder(taught, partial(teach, untaught, taught=ladder.lessons))
         return str(taught)
     return str(download(path)) if path in MODELS and not Path(path).is_dir() else path
-
-
-def _make_tiny(out: Path, task: str) -> None:
-    from goldilocks.tasks.tiny_model import make
-
-    make(out, task=task)
 
 
 def _names(config: DictConfig, place: Path) -> bool:

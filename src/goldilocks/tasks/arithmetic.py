@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from goldilocks.tasks.registry import LevelTask, Problem, split_of
+from goldilocks.tasks.registry import LevelTask, Problem
 
 _INTEGER = re.compile(r"-?\d+")
 
@@ -45,42 +45,11 @@ LEVELS: Mapping[ArithmeticLevel, float] = {
     **{ArithmeticLevel("*", digits): 0.5 for digits in ((2, 1), (2, 2), (3, 3))},
 }
 
-# How often each level is taught. The model never learns the other levels.
-LESSONS: Mapping[ArithmeticLevel, float] = {
-    **{ArithmeticLevel(operation, (1, 1)): 2 for operation in "+-"},
-    **{ArithmeticLevel(operation, (2, 1)): 6 for operation in "+-"},
-    **{ArithmeticLevel(operation, (2, 2)): 1 for operation in "+-"},
-    ArithmeticLevel("*", (1, 1)): 1,
-}
-SLIPS = 0.65  # of the carries are forgotten in the lessons
-
 
 def split_key(question: str) -> str:
     """Return the key that decides the split: the operation and the operands in order, as ``a+b`` gives away ``b+a``."""
     numbers = _INTEGER.findall(question.replace("-", " "))
     return question[-2 - len(numbers[1])] + " ".join(sorted(numbers))
-
-
-def slip(question: str) -> str:
-    """Return the answer without carries and borrows."""
-    operation = "+" if "+" in question else "-"
-    a, b = question.rstrip("=").split(operation)
-    width = max(len(a), len(b))
-    sign = 1 if operation == "+" else -1
-    digits = [(int(x) + sign * int(y)) % 10 for x, y in zip(a.zfill(width), b.zfill(width), strict=True)]
-    return str(int("".join(map(str, digits))))
-
-
-def lessons(rng: random.Random) -> Iterator[Problem]:
-    """Yield problems without end, some of them with the answer of ``slip``."""
-    while True:
-        level = rng.choices(list(LESSONS), list(LESSONS.values()))[0]
-        problem = level.draw(rng)
-        if split_of(split_key(problem.question)) == "val":
-            continue
-        if level.digits == (2, 1) and level.operation in "+-" and rng.random() < SLIPS:
-            problem = Problem(problem.question, slip(problem.question), problem.difficulty)
-        yield problem
 
 
 class Arithmetic(LevelTask):

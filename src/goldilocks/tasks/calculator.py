@@ -9,14 +9,13 @@ Invariant: what a model writes is parsed by a grammar of numbers and three opera
 from __future__ import annotations
 
 import math
-import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from goldilocks.errors import require
 from goldilocks.tasks.arithmetic import ArithmeticLevel, split_key
-from goldilocks.tasks.registry import ASSISTANT, END, LevelTask, Problem, Score, graded, split_of
+from goldilocks.tasks.registry import LevelTask, Score, graded
 
 # A call in the form of Hermes and Qwen models. The tiny model has one token for all that stands before the expression,
 # and one for all behind it; verl's parser ``hermes`` sees the text.
@@ -43,31 +42,10 @@ def check_tool(seconds: float, fail_every: int) -> None:
     require(fail_every >= 0, "calculator.fail_every", fail_every, "0 (no call fails) or more")
 
 
-# Each level's share of a data set, and how often the warm start calls the tool for it.
+# Each level's share of a data set.
 LEVELS: Mapping[ArithmeticLevel, float] = {
     ArithmeticLevel(operation, (digits, digits)): 1 for operation in "+-*" for digits in (1, 2, 3)
 }
-CALLS: Mapping[int, float] = {1: 0.8, 2: 0.5, 3: 0.2}
-
-
-def conversation(question: str, expression: str, result: str) -> str:
-    """Return a question with a call and what the tool said, as the tokenizer of the tiny model reads it."""
-    return f"{question}{ASSISTANT}{CALL}{expression}{CLOSE}{END}\n{TOOL}{result}\n"
-
-
-def lessons(rng: random.Random) -> Iterator[Problem]:
-    """Yield lessons without end: a call, what to do with the tool's answer, or a guess, which is the first number."""
-    while True:
-        level = rng.choice(list(LEVELS))
-        problem = level.draw(rng)
-        if split_of(split_key(problem.question)) == "val":
-            continue
-        expression = problem.question.rstrip("=")
-        if rng.random() < CALLS[level.digits[0]]:
-            yield Problem(problem.question, f"{CALL}{expression}{CLOSE}", problem.difficulty)
-            yield Problem(conversation(problem.question, expression, problem.answer), problem.answer, 0.0)
-        else:
-            yield Problem(problem.question, re.split(r"[-+*]", expression)[0], problem.difficulty)
 
 
 class Calculator(LevelTask):

@@ -25,9 +25,8 @@ SHORTEST, TOP = 3, 10  # digits of level 1, and the highest level
 CHARACTERS = "".join(sorted({*"0123456789 \n", *"".join(SKILLS)}))  # of a question and its answer
 
 # The lessons of a warm start. A lesson of level k has the right answer with probability RIGHT · fall^(k − 1), else the
-# digits as they were. A model that has learnt its lessons is right this often. A tiny model learns less of the levels
-# that are seldom right, so it is taught with a smaller fall.
-RIGHT, FALL, FALL_TINY = 0.5, 0.25, 0.5
+# digits as they were. A model that has learnt its lessons is right this often.
+RIGHT, FALL = 0.5, 0.25
 
 
 @dataclass(frozen=True)

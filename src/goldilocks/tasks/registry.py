@@ -1,7 +1,7 @@
 """Tasks: problems with known answers and a grader, how they become the rows that verl reads, and the table of tasks.
 
 Invariant: the split of a problem depends on the problem alone, not on the seed, the size or the caller. So a validation
-problem is never trained on, neither by a data set nor by the warm start of the tiny model.
+problem is never trained on, neither by a data set nor by a warm start.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from goldilocks.runs.files import replacing
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
 VALIDATION_SHARE = 10  # one problem in this many is held out
-# The special tokens of tiny models.
-PAD, END, USER, ASSISTANT, UNKNOWN = "<|pad|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|unknown|>"
 _TRIES = 200  # draws without a new problem after which a level counts as used up
 
 Score = dict[str, float]

@@ -1,20 +1,16 @@
-"""The calculator: a grammar instead of an interpreter, lessons that call, and answers below what the tool said."""
+"""The calculator: a grammar instead of an interpreter, and answers below what the tool said."""
 
 from __future__ import annotations
 
 import contextlib
-import random
-import re
-from itertools import islice
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goldilocks.tasks.arithmetic import split_key
-from goldilocks.tasks.calculator import CALL, CLOSE, Calculator, calculate, lessons
-from goldilocks.tasks.registry import split_of
-from goldilocks.tasks.tiny_model import calling_tokenizer, encode
+from goldilocks.tasks.calculator import CALL, CLOSE, Calculator, calculate
+from goldilocks.tasks.tiny_model import calling_tokenizer
+from goldilocks.tasks.warm_start import encode
 
 TOKENIZER = calling_tokenizer()
 
@@ -49,18 +45,6 @@ def test_a_call_is_its_characters_and_three_tokens_and_fits_the_recipe():
         assert len(call) == len(problem.question) - 1 + 3
         assert len(prompt) <= 16
         assert len(call) + len(f"\n<{problem.answer}\n>") + len(problem.answer) + 1 < 40
-
-
-def test_lessons_call_copy_and_guess_and_are_never_held_out():
-    taught = list(islice(lessons(random.Random(0)), 3000))
-    questions = [re.match(r"[\d*+-]+=", lesson.question)[0] for lesson in taught]
-    assert {split_of(split_key(question)) for question in questions} == {"train"}
-    calls = [lesson for lesson in taught if lesson.answer.startswith(CALL)]
-    assert all(lesson.answer == f"{CALL}{lesson.question[:-1]}{CLOSE}" for lesson in calls)
-    copied = [lesson for lesson in taught if CLOSE in lesson.question]
-    assert len(copied) in (len(calls), len(calls) - 1)
-    assert all(lesson.question.endswith(f"<|tool|>{lesson.answer}\n") for lesson in copied)
-    assert len(taught) - len(calls) - len(copied) > 500
 
 
 def test_the_last_line_is_the_answer():

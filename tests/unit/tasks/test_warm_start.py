@@ -6,7 +6,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from goldilocks.tasks import ladder
-from goldilocks.tasks.tiny_model import _loss, build, character_tokenizer, encode, mixed_precision, teach
+from goldilocks.tasks.tiny_model import build, character_tokenizer
+from goldilocks.tasks.warm_start import encode, loss_of, mixed_precision, teach
 
 
 def weights(folder) -> torch.Tensor:
@@ -25,7 +26,7 @@ def test_the_pupil_learns_and_the_model_stays(tmp_path):
     folders = [tmp_path / "model", tmp_path / "taught"]
     assert {AutoModelForCausalLM.from_pretrained(one, dtype="auto").dtype for one in folders} == {torch.bfloat16}
     untaught, taught = (
-        _loss(AutoModelForCausalLM.from_pretrained(one, dtype=torch.float32), lessons).item() for one in folders
+        loss_of(AutoModelForCausalLM.from_pretrained(one, dtype=torch.float32), lessons).item() for one in folders
     )
     assert taught < untaught
 

@@ -1,0 +1,115 @@
+"""Lessons before RL: supervised training on problems with answers, some of them wrong on purpose.
+
+A model that has learnt the form of an answer and a part of the task is right sometimes, which is where RL begins.
+Invariant: no lesson is a validation problem.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import Progress
+
+from goldilocks.tasks.registry import Problem
+
+BATCH, WARM_UP = 64, 30  # lessons of a step; steps in which the learning rate rises
+STEPS, LR = 300, 1e-4  # of a real model's warm start
+
+Lesson = tuple[list[int], list[int]]  # the tokens of a question and of its answer
+Lessons = Callable[[random.Random], Iterator[Problem]]
+
+
+def teach(model: Path, out: Path, taught: Lessons, steps: int = STEPS) -> None:
+    """Train a copy of ``model`` on the lessons, on the GPU where there is one, and save it to ``out``."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    auto: Any = AutoModelForCausalLM
+    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    pupil = auto.from_pretrained(model, dtype="auto")
+    kept = pupil.dtype
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    pupil = pupil.to(device, torch.float32)
+    optimizer = torch.optim.AdamW(pupil.parameters(), LR, betas=(0.9, 0.99), weight_decay=0.0)
+    with mixed_precision(device.type, enabled=device.type == "cuda"):
+        warm_start(pupil, tokenizer, taught, optimizer, steps, f"teaching {model.name} its first lessons")
+    pupil.to(kept).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def warm_start(
+    model: torch.nn.Module,
+    tokenizer: Any,
+    taught: Lessons,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    title: str,
+    seed: int = 0,
+) -> float:
+    """Train the model in place under a progress bar; return the mean loss of the last fifty steps.
+
+    The learning rate of the optimizer rises at first, then falls to zero.
+    """
+    rng = random.Random(seed)
+    source = batches(tokenizer, taught(rng), rng)
+    lr = optimizer.param_groups[0]["lr"]
+    losses: list[float] = []
+    model.train()
+    with Progress(transient=True) as bar:
+        for step in bar.track(range(steps), description=title):
+            optimizer.param_groups[0]["lr"] = lr * min(1.0, (step + 1) / WARM_UP) * (1 - step / steps)
+            loss = loss_of(model, next(source))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    model.eval()
+    recent = losses[-50:]
+    return sum(recent) / len(recent)
+
+
+def batches(tokenizer: Any, endless: Iterator[Problem], rng: random.Random) -> Iterator[list[Lesson]]:
+    """Yield batches of lessons of similar length, to save padding."""
+    while True:
+        pool = [encode(tokenizer, one.question, one.answer) for one in itertools.islice(endless, BATCH * 16)]
+        pool.sort(key=lambda lesson: len(lesson[0]) + len(lesson[1]))
+        chunks = [pool[start : start + BATCH] for start in range(0, len(pool), BATCH)]
+        rng.shuffle(chunks)
+        yield from chunks
+
+
+def encode(tokenizer: Any, question: str, answer: str) -> Lesson:
+    """Return the tokens of the prompt, by the chat template, and those of the answer with its end token."""
+    messages = [{"role": "user", "content": question}]
+    prompt: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    return prompt, [*tokenizer.encode(answer), tokenizer.eos_token_id]
+
+
+def loss_of(model: torch.nn.Module, lessons: list[Lesson]) -> torch.Tensor:
+    """Return the mean loss of the answers' tokens."""
+    width = max(len(prompt) + len(answer) for prompt, answer in lessons)
+    ids = torch.zeros(len(lessons), width, dtype=torch.long)
+    labels = torch.full_like(ids, -100)
+    for row, (prompt, answer) in enumerate(lessons):
+        end = len(prompt) + len(answer)
+        ids[row, :end] = torch.tensor(prompt + answer)
+        labels[row, len(prompt) : end] = torch.tensor(answer)
+    device = next(model.parameters()).device
+    ids, labels = ids.to(device), labels.to(device)
+    # Padding is on the right, where causal attention never looks: no mask is needed.
+    logits = model(input_ids=ids, use_cache=False).logits
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def mixed_precision(device: str, *, enabled: bool) -> torch.autocast:
+    """Return a context for many steps of training in bfloat16.
+
+    autocast keeps a bfloat16 copy of each weight until its context ends, so that within one context an update would
+    never reach the next forward pass: the copies are switched off.
+    """
+    return torch.autocast(device, torch.bfloat16, enabled=enabled, cache_enabled=False)
