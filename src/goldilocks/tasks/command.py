@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train", metavar="N", type=int, default=2048, help="training problems (default %(default)s)")
     parser.add_argument("--val", metavar="N", type=int, default=256, help="validation problems (default %(default)s)")
     parser.add_argument("--seed", metavar="S", type=int, default=0, help="same seed, same problems")
+    parser.add_argument("--force", action="store_true", help="replace files that are there")
     parser.add_argument("--generator", metavar="NAME[:KNOB=VALUE,…]", action="append", dest="generators",
         help="reasoning_gym: a generator with its knobs; again for a mixture, in which share=N weighs it")  # fmt: skip
     parser.add_argument("--source", metavar="PATH", help="gsm8k: a parquet or JSON lines file, or a folder of the two "
@@ -34,8 +35,11 @@ def run(args: argparse.Namespace) -> int:
         options["generators"] = dict(map(_generator, options["generators"]))
     task = create(args.task, **options)
     for split in SPLITS:
+        require(getattr(args, split) >= 1, f"--{split}", getattr(args, split), "1 or more")
+        there = (args.out / f"{split}.parquet").exists() and not args.force
+        require(not there, "--out", str(args.out), f"a folder without {split}.parquet (--force replaces the file)")
+    for split in SPLITS:
         size = getattr(args, split)
-        require(size >= 1, f"--{split}", size, "1 or more")
         problems = task.problems(split, size, args.seed)
         require(bool(problems), "task", args.task, f"one that has problems for its {split} split")
         path = write_split(args.out, task.data_source, split, problems)

@@ -52,6 +52,16 @@ def test_data_of_ones_own_are_left_alone(tmp_path):
     assert not list(tmp_path.glob("goldilocks/sums-*"))
 
 
+@pytest.mark.parametrize(
+    ("there", "read"), [(["test"], "test"), (["val"], "val"), (["val", "test"], "val"), ([], "val")]
+)
+def test_gsm8k_of_verls_own_preparation_is_read_and_what_we_made_comes_first(tmp_path, monkeypatch, there, read):
+    monkeypatch.setenv("GSM8K", str(tmp_path))
+    for name in there:
+        (tmp_path / f"{name}.parquet").touch()
+    assert composed("task=gsm8k").data.val_files == str(tmp_path / f"{read}.parquet")
+
+
 def test_a_model_by_name_becomes_its_folder(tmp_path):
     kept = tmp_path / "goldilocks" / "smollm2-hub"
     kept.mkdir(parents=True)

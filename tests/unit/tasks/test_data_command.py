@@ -26,6 +26,16 @@ def test_the_same_seed_writes_the_same_bytes(tmp_path):
     assert (tmp_path / "a/train.parquet").read_bytes() == (tmp_path / "b/train.parquet").read_bytes()
 
 
+def test_no_file_is_replaced_unless_it_is_forced(tmp_path, capsys):
+    words = ["data", "make", "arithmetic", "--out", str(tmp_path), "--train", "3", "--val", "2"]
+    (tmp_path / "val.parquet").write_text("mine")
+    assert main(words) == 2
+    assert "a folder without val.parquet (--force replaces the file)" in capsys.readouterr().err
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+    assert main([*words, "--force"]) == 0
+    assert len(pq.read_table(tmp_path / "val.parquet")) == 2
+
+
 def test_wrong_options_are_one_line_and_status_2(tmp_path, capsys):
     out = ["--out", str(tmp_path)]
     for words, message in (
