@@ -25,6 +25,7 @@ from goldilocks.launch.machine import find_device
 from goldilocks.launch.preflight import check_paths, provide
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.launch.trl_data import PROMPT, SCORE, Grader, dataset
+from goldilocks.platforms import HostSettings
 from goldilocks.runs.files import Lines
 from goldilocks.runs.history import place_of, value_of
 from goldilocks.runs.records import Row, growing, row_key, split_row_key, whole_groups
@@ -156,6 +157,8 @@ class Model:
         precision: Any = PrecisionType
         tokenizer: Any = AutoTokenizer.from_pretrained(path)
         network = auto.from_pretrained(path, dtype=precision.to_dtype(rollout.dtype)).eval()
+        if device == "cpu":
+            HostSettings.of(network, ranks=1).apply()
         named = getattr(network.generation_config, "eos_token_id", None)
         ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
         known = getattr(network.config, "max_position_embeddings", None)

@@ -62,6 +62,12 @@ def test_a_pass_that_was_cut_goes_on_to_what_it_would_have_been(words, tmp_path,
     assert cut.read_text().splitlines(keepends=True)[:N] == kept
 
 
+def test_a_tiny_model_answers_on_one_thread(words, tmp_path):
+    torch.set_num_threads(2)
+    passed(words, tmp_path / "rates.jsonl")
+    assert torch.get_num_threads() == 1
+
+
 def test_the_simulator_finds_prompts_columns_and_tokens_in_the_file(words, tmp_path):
     rows = passed(words, tmp_path / "rates.jsonl")
     found = read_pass_rates(tmp_path / "rates.jsonl")
