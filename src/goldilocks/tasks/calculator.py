@@ -1,7 +1,7 @@
 """Arithmetic with a calculator: a tiny model that may call a tool, and does so for some problems only.
 
-A right answer to most problems needs the tool. The warm start teaches the form of a call, and to copy what the tool
-says; it calls seldom where numbers are long. RL has to teach when to call.
+A right answer to most problems needs the tool. The tiny model knows the form of a call and copies what the tool says,
+but seldom calls where numbers are long. RL has to teach when to call.
 
 Invariant: what a model writes is parsed by a grammar of numbers and three operations, and never executed.
 """
@@ -20,7 +20,7 @@ from goldilocks.tasks.registry import LevelTask, Score, graded
 # A call in the form of Hermes and Qwen models. The tiny model has one token for all that stands before the expression,
 # and one for all behind it; verl's parser ``hermes`` sees the text.
 CALL, CLOSE = '<tool_call>{"name": "calculator", "arguments": {"expression": "', '"}}</tool_call>'
-TOOL = "<|tool|>"  # begins what the tool says
+TOOL = "<|tool|>"  # begins a message of the tool
 
 NUMBERS, DIGITS = 8, 9  # of an expression, and of each of its numbers, at most
 _EXPRESSION = re.compile(rf"-?[0-9]{{1,{DIGITS}}}(?:[-+*][0-9]{{1,{DIGITS}}}){{0,{NUMBERS - 1}}}")
@@ -56,4 +56,5 @@ class Calculator(LevelTask):
     key = staticmethod(split_key)
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
+        """Return whether the last line of the conversation is the truth."""
         return graded(answer.strip().rpartition("\n")[2].strip() == truth)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from goldilocks.errors import require
-from goldilocks.tasks.registry import SPLITS, TASKS, Problem, Split, create, write_split
+from goldilocks.tasks.registry import SPLITS, TASKS, Problem, Split, Task, create, write_split
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,31 +27,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the files and print what is in them."""
-    options = {key: value for key in ("generators", "source") if (value := getattr(args, key)) is not None}
-    _check_options(args.task, options)
-    if "generators" in options:
-        options["generators"] = dict(map(_generator, options["generators"]))
-    task = create(args.task, **options)
+    """Make the problems of both splits, write the files, and print what is in them."""
+    task = _task(args)
+    made: dict[Split, list[Problem]] = {}
     for split in SPLITS:
-        require(getattr(args, split) >= 1, f"--{split}", getattr(args, split), "1 or more")
-        there = (args.out / f"{split}.parquet").exists() and not args.force
-        require(not there, "--out", str(args.out), f"a folder without {split}.parquet (--force replaces the file)")
-    for split in SPLITS:
-        size = getattr(args, split)
-        problems = task.problems(split, size, args.seed)
-        require(bool(problems), "task", args.task, f"one that has problems for its {split} split")
+        size, file = getattr(args, split), f"{split}.parquet"
+        require(size >= 1, f"--{split}", size, "1 or more")
+        free = args.force or not (args.out / file).exists()
+        require(free, "--out", str(args.out), f"a folder without {file} (--force replaces the file)")
+        made[split] = task.problems(split, size, args.seed)
+        require(bool(made[split]), "task", args.task, f"one that has problems for its {split} split")
+    for split, problems in made.items():
         path = write_split(args.out, task.data_source, split, problems)
-        print(f"{path}: {_summary(problems, split, size)}")
+        print(f"{path}: {_summary(problems, split, getattr(args, split))}")
     return 0
 
 
-def _check_options(task: str, options: Mapping[str, Any]) -> None:
-    taken = {"reasoning_gym": {"generators"}, "gsm8k": {"source"}}.get(task, set())
-    if task in TASKS and (extra := options.keys() - taken):
-        raise ValueError(f"--{extra.pop().removesuffix('s')} is not an option of task {task}")
-    if task == "reasoning_gym" and "generators" not in options:
-        raise ValueError("task reasoning_gym needs --generator NAME, such as --generator leg_counting")
+def _task(args: argparse.Namespace) -> Task:
+    """Return the task with its options; refuse an option of another task."""
+    options: dict[str, Any] = {}
+    for option, key, owner in (("--generator", "generators", "reasoning_gym"), ("--source", "source", "gsm8k")):
+        if (value := getattr(args, key)) is not None:
+            if args.task in TASKS and args.task != owner:
+                raise ValueError(f"{option} is not an option of task {args.task}")
+            options[key] = value
+    if args.task == "reasoning_gym":
+        if "generators" not in options:
+            raise ValueError("task reasoning_gym needs --generator NAME, such as --generator leg_counting")
+        options["generators"] = dict(map(_generator, options["generators"]))
+    return create(args.task, **options)
 
 
 def _generator(word: str) -> tuple[str, dict[str, Any]]:
@@ -65,6 +68,7 @@ def _generator(word: str) -> tuple[str, dict[str, Any]]:
 
 
 def _summary(problems: list[Problem], split: Split, asked: int) -> str:
+    """Return how many problems there are, in all and of the first eight difficulties."""
     by_difficulty = Counter(problem.difficulty for problem in problems)
     counts = ", ".join(f"{count} of difficulty {level:g}" for level, count in sorted(by_difficulty.items())[:8])
     fewer = f" (asked for {asked}: there are no more)" if len(problems) < asked else ""

@@ -31,10 +31,17 @@ class Gsm8k:
 
     def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
         """Return the first ``size`` problems; nothing is drawn, so the seed has no effect."""
-        return [_problem(row) for row in self._rows(split)[:size]]
+        problems = []
+        for row in self._rows(split)[:size]:
+            question, solution = row["question"], row["answer"]
+            truth = final_answer(solution)
+            require(truth is not None, "answer", solution[-40:], "a solution with '#### number' at its end")
+            steps = float(solution.count("<<"))  # a step of a published solution has one calculator annotation <<…>>
+            problems.append(Problem(f"{question} {INSTRUCTION}", str(truth).replace(",", ""), steps))
+        return problems
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
-        """Grade an answer: right if its final number equals the truth, in any notation."""
+        """Return whether the final number of an answer equals the truth, in any notation."""
         from math_verify import parse, verify
 
         text = final_answer(answer)
@@ -46,6 +53,7 @@ class Gsm8k:
         return graded(bool(verify(gold, given, timeout_seconds=None)))
 
     def _rows(self, split: Split) -> list[dict[str, str]]:
+        """Return the questions and answers of a split as they are published."""
         if self.source is None:
             from datasets import load_dataset
 
@@ -62,25 +70,18 @@ class Gsm8k:
 
 
 def final_answer(solution: str) -> str | None:
-    """Return what follows the last ``####``, else the last ``\\boxed{}``, else None."""
+    """Return what follows the last ``####``, else the last ``\\boxed{}``, else None; None too if it is too long."""
     if marked := _FINAL.findall(solution):
-        return _short(marked[-1].strip())
-    start = solution.rfind("\\boxed{")
-    return _short(solution[start:].splitlines()[0]) if start >= 0 else None
-
-
-def _short(text: str) -> str | None:
+        text = marked[-1].strip()
+    elif (start := solution.rfind("\\boxed{")) >= 0:
+        text = solution[start:].splitlines()[0]
+    else:
+        return None
     return text if len(text) <= _ANSWER_CHARACTERS else None
 
 
-def _problem(row: Mapping[str, str]) -> Problem:
-    truth = final_answer(row["answer"])
-    require(truth is not None, "answer", row["answer"][-40:], "a solution with '#### number' at its end")
-    # Each step of the published solution carries one calculator annotation <<…>>.
-    return Problem(f"{row['question']} {INSTRUCTION}", str(truth).replace(",", ""), float(row["answer"].count("<<")))
-
-
 def _read(path: Path) -> list[dict[str, str]]:
+    """Return the questions and answers in a file."""
     rows = read_records(path)
     whole = {"question", "answer"} <= set(rows[0])
     require(whole, "source", str(path), f"the columns question and answer; there are {', '.join(rows[0])}")

@@ -44,7 +44,7 @@ class ReasoningGym:
         for name, share in self._shares.items():
             _check_generator(name)
             require(share > 0, f"generators.{name}.{SHARE}", share, "a number above 0")
-            _dataset(name, 0, json.dumps(self._knobs[name], sort_keys=True))  # a wrong knob is said now
+            _dataset(name, 0, json.dumps(self._knobs[name], sort_keys=True))  # raises for a wrong knob
         self.data_source = f"reasoning_gym/{'+'.join(chosen)}"
 
     def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
@@ -52,8 +52,8 @@ class ReasoningGym:
         total = sum(self._shares.values())
         counts = [round(size * share / total) for share in self._shares.values()]
         counts[0] += size - sum(counts)
-        parts = [list(self._of(name, split, count, seed)) for name, count in zip(self._shares, counts, strict=True)]
-        return [problem for part in parts for problem in part]
+        drawn = zip(self._shares, counts, strict=True)
+        return [problem for name, count in drawn for problem in self._problems_of(name, split, count, seed)]
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
         """Return the generator's own marks for the answer to the problem that ``extra`` names."""
@@ -64,7 +64,7 @@ class ReasoningGym:
         marks = float(_dataset(name, seed, knobs).score_answer(final_answer(answer), entry))
         return {"score": marks, "acc": float(marks >= _RIGHT)}
 
-    def _of(self, name: str, split: Split, size: int, seed: int) -> Iterator[Problem]:
+    def _problems_of(self, name: str, split: Split, size: int, seed: int) -> Iterator[Problem]:
         """Yield the first ``size`` different problems of one generator that belong to the split."""
         knobs = json.dumps(self._knobs[name], sort_keys=True)
         seen: set[str] = set()
@@ -77,8 +77,12 @@ class ReasoningGym:
                 continue
             seen.add(question)
             origin = {"generator": name, "knobs": knobs, "seed": seed, "source_index": index}
-            asked = f"{question}\n{INSTRUCTION}"
-            yield Problem(asked, str(entry["answer"]), _difficulty(entry["metadata"]), origin)
+            # The difficulty is the mean of the generator's own difficulty knobs, 0 where it has none.
+            metadata = entry["metadata"]
+            values = [metadata.get(knob) for knob in metadata.get("difficulty", {})]
+            numbers = [value for value in values if isinstance(value, int | float)]
+            difficulty = sum(numbers) / len(numbers) if numbers else 0.0
+            yield Problem(f"{question}\n{INSTRUCTION}", str(entry["answer"]), float(difficulty), origin)
 
 
 def final_answer(text: str) -> str:
@@ -115,9 +119,3 @@ def _dataset(generator: str, seed: int, knobs: str) -> Any:
 @lru_cache(maxsize=4096)
 def _entry(generator: str, seed: int, knobs: str, index: int) -> dict[str, Any]:
     return _dataset(generator, seed, knobs)[index]
-
-
-def _difficulty(metadata: Mapping[str, Any]) -> float:
-    """Return the mean of the generator's own difficulty knobs for this problem, 0 where it has none."""
-    knobs = [metadata[name] for name in metadata.get("difficulty", {}) if isinstance(metadata.get(name), int | float)]
-    return float(sum(knobs) / len(knobs)) if knobs else 0.0

@@ -24,7 +24,7 @@ VALIDATION_SHARE = 10  # one problem in this many is held out
 _TRIES = 200  # draws without a new problem after which a level counts as used up
 
 Score = dict[str, float]
-# name, as of its module here: (class, what its data sources begin with, what it is)
+# by name, which is its module's: (class, its data source or the beginning of its data sources, what it is)
 TASKS: Mapping[str, tuple[str, str, str]] = {
     "arithmetic": ("Arithmetic", "goldilocks/arithmetic", "sums, differences and products of one to six digits"),
     "calculator": ("Calculator", "goldilocks/calculator", "arithmetic of one to three digits with a tool, on verl"),
@@ -69,10 +69,10 @@ def split_of(key: str) -> Split:
 
 
 class LevelTask:
-    """A task of levels, each drawn by its share for as long as it has problems left. ``key`` names a question's split.
+    """A task of levels, each drawn by its share for as long as it has problems left.
 
-    The problems of a level are about equally hard; its ``draw(rng)`` returns one, of either split. An answer is right
-    if it is the truth, with nothing but spaces around it.
+    The problems of a level are about equally hard; its ``draw(rng)`` returns one, of either split. Questions with the
+    same ``key`` are of the same split. An answer is right if it is the truth, with nothing but spaces around it.
     """
 
     data_source: str
@@ -86,26 +86,22 @@ class LevelTask:
         shares = dict(self.levels)
         while len(chosen) < size and shares:
             level = rng.choices(list(shares), list(shares.values()))[0]
-            problem = self._draw_new(level, split, chosen, rng)
-            if problem is None:
-                del shares[level]
+            for _ in range(_TRIES):
+                problem = level.draw(rng)
+                if problem.question not in chosen and split_of(self.key(problem.question)) == split:
+                    chosen[problem.question] = problem
+                    break
             else:
-                chosen[problem.question] = problem
+                del shares[level]
         return list(chosen.values())
 
-    def _draw_new(self, level: Any, split: Split, seen: Mapping[str, Problem], rng: random.Random) -> Problem | None:
-        for _ in range(_TRIES):
-            problem = level.draw(rng)
-            if problem.question not in seen and split_of(self.key(problem.question)) == split:
-                return problem
-        return None
-
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
+        """Return whether the answer is the truth."""
         return graded(answer.strip() == truth)
 
 
 def graded(right: bool) -> Score:
-    """Return the reward of a right or wrong answer, under the names that verl and the filters read."""
+    """Return the reward of a right or wrong answer, by the names that verl and the filters read."""
     return {"score": float(right), "acc": float(right)}
 
 

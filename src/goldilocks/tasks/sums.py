@@ -74,7 +74,7 @@ class Sums(LevelTask):
     key = staticmethod(split_key)
 
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
-        """Grade an answer: right if its last number is the truth, however it was reached."""
+        """Return whether the last number of an answer is the truth."""
         number = last_number(answer)
         return graded(number is not None and number == float(truth))
 
