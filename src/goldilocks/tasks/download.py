@@ -68,7 +68,7 @@ def download(name: str, source: Path | None = None, out: Path | None = None) -> 
         if kept.exists():
             return kept
     console, started = Console(stderr=True), time.monotonic()
-    with Progress(console=console, transient=True) as bar:
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         line = bar.add_task(name, total=1.0)
 
         def told(what: str, share: float) -> None:
