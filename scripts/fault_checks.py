@@ -69,7 +69,7 @@ class Step:
         of_verl = run / "checkpoints" / f"global_step_{number}"
         folder = of_verl if of_verl.exists() else of_trl(run, number)
         state = load_state(folder / "goldilocks.npz")["collector"]
-        self.kept = {group["uid"] for group in state["shelf"]["kept"]}
+        self.kept = {group["uid"] for group in state["judged"]["kept"]}
         self.trained_so_far = state["accounts"]["rollouts"][Account.TRAINED.value]
         uids = dumped(run, number)
         self.uids, self.rows = set(uids), len(uids)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from goldilocks.errors import missing_extra
 
 if TYPE_CHECKING:  # imported on first use: many processes of a run need none of it, and NumPy neither
-    from goldilocks.core import Accounts, Beliefs, Collector, Exhausted, Ledger, Limits, ListSource, Source, Surplus
+    from goldilocks.core import Accounts, Beliefs, Collector, Exhausted, Limits, ListSource, Source, Surplus
     from goldilocks.types import Failure, Group, Prompt, Request, Rollout, Verdict
 
 __version__ = "0.1.0"
@@ -37,7 +37,6 @@ __all__ = [
     "Exhausted",
     "Failure",
     "Group",
-    "Ledger",
     "Limits",
     "ListSource",
     "Prompt",

@@ -54,9 +54,9 @@ class History:
             (self.run / "rollouts" / f"{step}.jsonl").write_text(dump)
             folder = self.run / "checkpoints" / f"{self.checkpoint}{step}"
             folder.mkdir(parents=True)
-            shelf = {"kept": [{"uid": uid} for uid in self.kept[step]]}
+            judged = {"kept": [{"uid": uid} for uid in self.kept[step]]}
             accounts = {"rollouts": {"trained": 2 * step}}
-            save_state({"collector": {"shelf": shelf, "accounts": accounts}}, folder / "goldilocks.npz")
+            save_state({"collector": {"judged": judged, "accounts": accounts}}, folder / "goldilocks.npz")
         return self.run
 
     def _metrics(self, step: int) -> dict[str, int]:

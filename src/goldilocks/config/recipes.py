@@ -21,7 +21,6 @@ DEFAULT = "grpo"
 FILE = ".yaml"  # a recipe with this ending is a file
 _OF_A_TASK = re.compile(r"\$\{oc\.select:task_\w+,(?P<default>.*)\}")
 CONFIG = Path(__file__).parent
-OLD_NAMES = {"uniform": "grpo", "thompson+contrast": "thompson_contrast"}
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml's, where PyYAML has it
@@ -40,8 +39,8 @@ def names(group: str = "recipe") -> list[str]:
 
 
 def name_of(recipe: str) -> str:
-    """Return the current name of a recipe, or the stem of its file."""
-    return Path(recipe).stem if recipe.endswith(FILE) else OLD_NAMES.get(recipe, recipe)
+    """Return the name of a recipe; of a file, its stem."""
+    return Path(recipe).stem if recipe.endswith(FILE) else recipe
 
 
 def find(recipe: str) -> Path:
@@ -50,9 +49,8 @@ def find(recipe: str) -> Path:
     if recipe.endswith(FILE):
         require(Path(recipe).is_file(), "recipe", recipe, f"a file that is there, or one of {listed}")
         return Path(recipe)
-    hint = nearest(recipe, [*names(), *OLD_NAMES])
-    require(name_of(recipe) in names(), "recipe", recipe, f"one of {listed}, or a {FILE} file{hint}")
-    return CONFIG / "recipe" / f"{name_of(recipe)}{FILE}"
+    require(recipe in names(), "recipe", recipe, f"one of {listed}, or a {FILE} file{nearest(recipe, names())}")
+    return CONFIG / "recipe" / f"{recipe}{FILE}"
 
 
 def about(recipe: str) -> str:
@@ -118,7 +116,7 @@ def named_in(file: Path, name: str) -> Path:
     beside = file.parent / f"{name}{FILE}"
     if beside.is_file() and beside.resolve() != file.resolve():
         return beside
-    if name_of(name) not in names():
+    if name not in names():
         known = f"known{nearest(name, names())}; a recipe's name, or a file beside it"
         raise ValueError(f"recipe={str(file)!r}: defaults has {name!r}, which is not {known}")
-    return CONFIG / "recipe" / f"{name_of(name)}{FILE}"
+    return CONFIG / "recipe" / f"{name}{FILE}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar, get_origin, get_type_hints
@@ -360,7 +359,6 @@ def _section(cls: type[S], name: str, config: Mapping[str, Any]) -> S:
     hints = _type_hints(cls)  # type: ignore[arg-type]  # mypy: a generic type is not hashable
     given = value_at(config, name) or {}
     require_type(name, given, Mapping[str, Any])
-    given = read_renamed(name, given)
     empty = {key for key, value in given.items() if value is None and get_origin(hints.get(key)) is Mapping}
     chosen = {key: value for key, value in given.items() if key not in empty | {"_target_"}}
     refuse_unknown(name, chosen, sorted(hints))
@@ -369,42 +367,3 @@ def _section(cls: type[S], name: str, config: Mapping[str, Any]) -> S:
         bad = isinstance(value, float) and not math.isfinite(value)
         require(not bad, f"{name}.{key}", value, "a finite number")
     return cls(**chosen)
-
-
-@dataclass(frozen=True)
-class Renamed:
-    """A key of ``algorithm.filter_groups``, ``adaptive_rollout`` or ``goldilocks`` with another name in its section.
-
-    ``since`` is the first version that has the new name.
-    """
-
-    old: str
-    new: str
-    since: str
-
-    def warn(self) -> None:
-        logger.warning("%s is now %s; the old name is accepted for two minor versions", self.old, self.new)
-
-
-RENAMED: tuple[Renamed, ...] = ()
-
-
-def read_renamed(section: str, given: Mapping[str, Any], renamed: Sequence[Renamed] = RENAMED) -> dict[str, Any]:
-    """Return the keys of a section under their new names. An old name wins: the new one may be a default."""
-    keys = dict(given)
-    for one in renamed:
-        above, _, old = one.old.rpartition(".")
-        if above == section and old in keys:
-            one.warn()
-            keys[one.new.rpartition(".")[2]] = keys.pop(old)
-    return keys
-
-
-def rename_override(word: str, renamed: Sequence[Renamed] = RENAMED) -> str:
-    """Return an override of the command line (``key=value``, ``+key=value``, ``~key``) with the new name of its key."""
-    for one in renamed:
-        match = re.fullmatch(rf"([+~]*){re.escape(one.old)}((?:[.=@].*)?)", word, re.DOTALL)
-        if match:
-            one.warn()
-            return f"{match[1]}{one.new}{match[2]}"
-    return word

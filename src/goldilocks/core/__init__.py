@@ -12,14 +12,11 @@ from goldilocks.core.limits import Exhausted, Limits, Surplus
 from goldilocks.core.selectors import build_selector
 from goldilocks.core.source import ListSource, Source
 
-Ledger = Beliefs  # its name before 0.2
-
 __all__ = [
     "Accounts",
     "Beliefs",
     "Collector",
     "Exhausted",
-    "Ledger",
     "Limits",
     "ListSource",
     "Source",

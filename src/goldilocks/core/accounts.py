@@ -102,16 +102,15 @@ class Accounts:
         return Sheet(["account", "rollouts", "tokens", "share"], [*rows, total]).in_html()
 
     def state_dict(self) -> dict[str, Any]:
-        parts = {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
-        return {name: value for name, value in parts.items() if name != "rewards" or value}
+        return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.generated_rollouts = state["generated_rollouts"]
         self.generated_tokens = state["generated_tokens"]
-        self.tool_tokens = state.get("tool_tokens", 0)  # a checkpoint of an earlier version has none
+        self.tool_tokens = state["tool_tokens"]
         self.rollouts = dict(state["rollouts"])
         self.tokens = dict(state["tokens"])
-        self.rewards = dict(state.get("rewards", {}))  # an earlier version has none
+        self.rewards = dict(state["rewards"])
 
 
 class PausedRollouts:

@@ -200,12 +200,12 @@ class Beliefs:
         for name in FIELDS:
             column = getattr(self, name)
             column[:] = 0
-            column[rows[rows >= 0]] = np.asarray(state.get(name, state["last_step"]))[rows >= 0]
+            column[rows[rows >= 0]] = np.asarray(state[name])[rows >= 0]
         self.mean_tokens = float(state["mean_tokens"])
         self.now = int(self.last_step.max(initial=0))
-        self.prior.load_state_dict(state.get("prior", {}))
-        self.score.load_state_dict(state.get("score", {}))
-        self._probes = {key: (belief, mean) for key, belief, mean in state.get("probes", ())}
+        self.prior.load_state_dict(state["prior"])
+        self.score.load_state_dict(state["score"])
+        self._probes = {key: (belief, mean) for key, belief, mean in state["probes"]}
         self._news = True
 
     def metrics(self) -> dict[str, float]:

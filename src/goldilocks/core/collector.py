@@ -65,19 +65,12 @@ from goldilocks.types import (
 
 STATE_LAYOUT = 3  # raised when ``state_dict`` changes its meaning
 
-# A part's name in the saved state, and its attribute: names of states stay when attributes are renamed.
-_INDEPENDENT_PARTS = {
-    "ledger": "beliefs",
-    "accounts": "accounts",
-    "selector": "selector",
-    "allocator": "allocator",
-    "filter": "filter",
-    "pool": "_order",
-    "queue": "_queue",
-    "keep_rate": "_keep_rate",
-}
-_PARTS_WITH_GROUPS = {"shelf": "_judged", "open": "_open"}  # loading these finds prompts
-_OTHER_PARTS = {"issued": "_issued", "paused": "_paused", "statistics": "_statistics"}
+# The attributes that are saved, but for the statistics: each has ``state_dict`` and ``load_state_dict``.
+_PARTS = (
+    *("beliefs", "accounts", "selector", "allocator", "filter"),
+    *("_order", "_queue", "_keep_rate", "_issued", "_paused"),
+)
+_PARTS_WITH_GROUPS = ("_judged", "_open")  # loading these finds prompts
 
 
 class Collector:
@@ -442,26 +435,24 @@ class Collector:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything, as JSON values and numpy arrays: a run cut here goes on exactly."""
-        parts = {**_INDEPENDENT_PARTS, **_PARTS_WITH_GROUPS, **_OTHER_PARTS}
+        parts = (*_PARTS, *_PARTS_WITH_GROUPS, "_statistics")
         return {
             "layout": STATE_LAYOUT,
             "step": self.step,
             "prompts_issued": self.prompts_issued,
             "owed": self._owed,
-            **{name: getattr(self, part).state_dict() for name, part in parts.items()},
+            **{part.lstrip("_"): getattr(self, part).state_dict() for part in parts},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was written. Prompts are found by key: the data may be in another order."""
-        found = state.get("layout", 1)
+        found = state.get("layout")
         require(found == STATE_LAYOUT, "layout", found, f"a state saved in layout {STATE_LAYOUT}; start the run anew")
-        for name, part in _INDEPENDENT_PARTS.items():
-            getattr(self, part).load_state_dict(state[name])
+        for part in _PARTS:
+            getattr(self, part).load_state_dict(state[part.lstrip("_")])
         find = partial(find_prompt, self.source, KeyedPositions(self.beliefs.keys))
-        for name, part in _PARTS_WITH_GROUPS.items():
-            getattr(self, part).load_state_dict(state[name], find)
-        self._load_issued(state.get("issued"))
-        self._paused.load_state_dict(state.get("paused", []))
+        for part in _PARTS_WITH_GROUPS:
+            getattr(self, part).load_state_dict(state[part.lstrip("_")], find)
         self._statistics = StepStatistics.from_state_dict(state["statistics"])
         self.step, self.prompts_issued = state["step"], state["prompts_issued"]
         self._owed = state["owed"]
@@ -469,15 +460,6 @@ class Collector:
         self._order.claim(self._queue.indices)
         self._order.claim(one.prompt.index for one in self._open)
         self._order.claim(group.prompt.index for group in self._judged.kept)
-
-    def _load_issued(self, state: dict[str, Any] | None) -> None:
-        """Load the visits issued. A state of an earlier version has judged visits only: open ones come after those."""
-        if state is not None:
-            self._issued.load_state_dict(state)
-            return
-        self._issued.count_judged(self.beliefs.visits)
-        for one in self._open:
-            one.number = self._issued.number(one.prompt.index)
 
 
 def _rollouts(requests: Iterable[Request]) -> int:

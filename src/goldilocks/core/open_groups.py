@@ -256,7 +256,7 @@ class OpenGroups:
         groups = [OpenGroup.unpack(packed, find) for packed in state["visits"]]
         self._groups = {group.uid: group for group in groups}
         self._waiting = dict.fromkeys(state["waiting"])
-        self._again = {uid: list(indices) for uid, indices in state.get("again", ())}
+        self._again = {uid: list(indices) for uid, indices in state["again"]}
         self._cancelled = list(state["cancelled"])
         self.in_flight = sum(len(group.in_flight) for group in groups)
         self.unsent = sum(len(group.unsent) for group in groups)

@@ -164,10 +164,6 @@ class IssuedVisits:
         self._counts[index] += 1
         return before
 
-    def count_judged(self, visits: np.ndarray) -> None:
-        """Start from the judged visits: a state of an earlier version has no other count."""
-        self._counts[:] = visits
-
     def state_dict(self) -> dict[str, Any]:
         """Return the counts of visited prompts only: the file grows with the run, not with the data set."""
         rows = np.flatnonzero(self._counts)

@@ -57,7 +57,7 @@ class StartedLengths:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, counts in self._counts().items():
             counts.clear()
-            counts.update(dict(state.get(name, [])))
+            counts.update(dict(state[name]))
 
     def _counts(self) -> dict[str, Counter[int]]:
         return {"finished": self._finished, "aborted": self._aborted, "resumed": self._resumed}

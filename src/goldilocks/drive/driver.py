@@ -26,7 +26,7 @@ from typing import Any
 from goldilocks.core import Collector, Exhausted
 from goldilocks.drive.backend import CANCELLED, Backend
 from goldilocks.drive.gate import Gate, Metrics
-from goldilocks.drive.rows import Place, RowStore
+from goldilocks.drive.rows import RowStore
 from goldilocks.drive.stopwatch import Stopwatch
 from goldilocks.errors import require
 from goldilocks.rewards import RewardFailed
@@ -256,17 +256,12 @@ class Driver:
         Loading executes no code.
         """
         state = load_state(folder / FILE)
-        state.setdefault("backend", state.get("manager"))  # an earlier version's name for V0's
-        self.load_state_dict(state, self.rows.load(folder / state.get("rows", ROWS)))
-        return state
-
-    def load_state_dict(self, state: dict[str, Any], unfinished: Iterable[Place] = ()) -> None:
-        """Go on from a state whose rows are there; ``unfinished`` rollouts go on from what they had written."""
         self.collector.load_state_dict(state["collector"])
-        self.collector.reissue(known=tuple(unfinished))
+        self.collector.reissue(known=self.rows.load(folder / state["rows"]))
         for name, part in self._parts.items():
-            if state.get(name):
+            if state.get(name):  # a run may go on with a gate that it did not have
                 part.load_state_dict(state[name])
+        return state
 
     @property
     def _parts(self) -> dict[str, Any]:

@@ -122,9 +122,9 @@ def _asked(data: Any, model: str, args: argparse.Namespace) -> list[Asked]:
 
 
 def _require_same_pass(data: Any, model: str, out: Path) -> None:
-    """Refuse a file with answers of another model, or to prompts of other data. Older files do not name a model."""
+    """Refuse a file with answers of another model, or to prompts of other data."""
     rows = list(Lines(out))
-    others = {str(row.get("answered_by", model)) for row in rows} - {model}
+    others = {str(row.get("answered_by")) for row in rows} - {model}
     require(not others, "--out", str(out), f"another file: it has answers of {', '.join(others)}, not of {model}")
     foreign = {split_row_key(str(row["uid"]))[0] for row in rows} - set(map(_uid, data[PROMPT]))
     accepted = f"another file: it has {len(foreign)} prompts that are not in data.train_files"

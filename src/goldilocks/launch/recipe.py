@@ -21,7 +21,6 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from goldilocks.config.recipes import CONFIG, DEFAULT, FILE, find, name_of, named_in, names, refuse_circle
-from goldilocks.config.settings import rename_override
 from goldilocks.dotted_keys import dotted_keys
 from goldilocks.errors import closest, require, require_known
 
@@ -62,13 +61,12 @@ def choose(words: Sequence[str], device: str) -> Choice:
             require_known(key, value, TRAINERS)
             overrides += [] if value == "verl" else [f"+trainer.{TRAINER}={value}"]
         elif word not in recipes:
-            overrides.append(rename_override(word))
+            overrides.append(word)
     recipe = recipes[0] if recipes else DEFAULT
     find(recipe)
     for group in GROUPS:
         require_known(group, chosen[group], names(group))
-    own = recipe if recipe.endswith(FILE) else name_of(recipe)
-    return Choice(own, chosen["task"], chosen["device"], tuple(overrides))
+    return Choice(recipe, chosen["task"], chosen["device"], tuple(overrides))
 
 
 def compose_config(choice: Choice, extra: Sequence[str] = ()) -> DictConfig:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 FILE = "goldilocks.npz"
 COLUMNS = ("keys", "positives", "negatives", "visits", "streak", "tokens", "last_step")
 _STATE = "state"
-_FOLDER = re.compile(r"((global|interrupted)_step_|checkpoint-)(?P<step>\d+)")  # verl's and TRL's
+_FOLDER = re.compile(r"(global_step_|checkpoint-)(?P<step>\d+)")  # verl's and TRL's
 ARRAY, PAIRS = "__array__", "__pairs__"
 
 Leaf = Callable[[Any], Any]
@@ -88,7 +88,7 @@ class SavedBeliefs:
 
 
 def checkpoints(directory: Path) -> list[tuple[int, Path]]:
-    """Return the saved collectors by step: of verl's and TRL's checkpoints, and of interrupted steps."""
+    """Return the saved collectors by step: of verl's and TRL's checkpoints."""
     folders = {folder: _FOLDER.fullmatch(folder.name) for folder in directory.glob("*[_-]*")}
     found = [(int(match["step"]), folder / FILE) for folder, match in folders.items() if match]
     return sorted((step, file) for step, file in found if file.is_file())
@@ -97,10 +97,9 @@ def checkpoints(directory: Path) -> list[tuple[int, Path]]:
 def read_beliefs(step: int, file: Path) -> SavedBeliefs:
     """Return the beliefs in one saved collector. Raises ``ValueError`` if the file holds none or is incomplete."""
     try:
-        beliefs = load_state(file)["collector"]["ledger"]
+        beliefs = load_state(file)["collector"]["beliefs"]
         columns = [beliefs[name].tolist() for name in COLUMNS]
-        flat = np.ones((2, len(columns[0])))  # of a run from before there were priors
-        columns += np.asarray(beliefs.get("priors", flat)).tolist()
+        columns += beliefs["priors"].tolist()
     except (KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise ValueError(f"{file} holds no beliefs: {error}") from error
     rows = [_belief(*values) for values in zip(*columns, strict=True)]

@@ -212,4 +212,4 @@ class Meter:
         return {"seconds": self.seconds, "validated": self._validated}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._seconds, self._validated = state.get("seconds", 0.0), state.get("validated", 0)
+        self._seconds, self._validated = state["seconds"], state["validated"]

@@ -37,7 +37,7 @@ from goldilocks.core.source import conversation_text
 from goldilocks.drive.rows import MemoryRows, Place
 from goldilocks.errors import require
 from goldilocks.runs import checkpoints
-from goldilocks.runs.checkpoints import FILE, load_state
+from goldilocks.runs.checkpoints import FILE
 from goldilocks.runs.files import RunDir, set_aside
 from goldilocks.runs.history import column_and_value, validated_source
 from goldilocks.runs.progress import SCORE, SECONDS
@@ -165,13 +165,9 @@ class Saved:
         """Load the driver; return TRL's step, who wrote it, and the rows as they travel to the other processes."""
         driver, rows = self._collection.driver, self._collection.rows
         assert driver is not None
-        state = load_state(folder / FILE)
-        kept = state["rows"]  # an earlier version had them in the state itself
-        unfinished = rows.load(folder / kept) if isinstance(kept, str) else rows.unpack(kept)
-        driver.load_state_dict(state, unfinished)
+        state = driver.load(folder)
         alone = self._processes.count == 1
-        processes = state.get("processes", self._processes.count)  # an earlier version did not save it
-        return state["step"], processes, [] if alone else rows.packed(dict(rows.items()))
+        return state["step"], state["processes"], [] if alone else rows.packed(dict(rows.items()))
 
     @property
     def _batch_file(self) -> str:

@@ -100,9 +100,8 @@ class CompletionRows(MemoryRows[Row]):
         self.groups = {}
         for packed in state:
             tensors = {name: torch.from_numpy(array) for name, array in packed["tensors"].items()}
-            texts = packed["prompt"], packed["completion"]
-            by_tools = packed.get("tool_tokens", 0)  # an earlier version did not save it
-            row = Row(tensors, tuple(packed["rewards"].tolist()), *texts, packed["truncated"], by_tools)
+            rest = [packed[name] for name in ("prompt", "completion", "truncated", "tool_tokens")]
+            row = Row(tensors, tuple(packed["rewards"].tolist()), *rest)
             self.put((packed["uid"], packed["index"]), row)
         return ()
 

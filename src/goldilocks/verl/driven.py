@@ -37,7 +37,6 @@ from goldilocks.verl.source import DatasetSource, loader_order
 logger = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
-OF_OLD = "interrupted_step_*"  # folders of an earlier version, which had no weights beside them
 
 
 class DriverCheckpoint:
@@ -62,8 +61,6 @@ class DriverCheckpoint:
         """Load the state that belongs to the weights verl has loaded, and say what was found."""
         if self._trainer.resume_mode == "disable":
             return
-        for old in sorted(Path(self._trainer.default_local_dir).glob(OF_OLD)):
-            print(f"Goldilocks does not take up {old}: an earlier version wrote it, without the weights it is about")
         path = self._trainer.resume_from_path
         folder = Path(path) if self._trainer.resume_mode == "resume_path" else self.folder(step)
         if (folder / FILE).exists():

@@ -9,7 +9,7 @@ import pytest
 from omegaconf import DictConfig
 
 from goldilocks.config import recipes
-from goldilocks.config.recipes import OLD_NAMES, about, name_of, names, read_recipe
+from goldilocks.config.recipes import about, names, read_recipe
 from goldilocks.config.settings import Settings
 from goldilocks.dotted_keys import dotted_keys, merged, value_at, with_value
 from goldilocks.launch.recipe import choose, compose_config
@@ -34,7 +34,7 @@ def own(tmp_path: Path) -> Path:
     return tmp_path / "own.yaml"
 
 
-@pytest.mark.parametrize("name", [*names(), *OLD_NAMES])
+@pytest.mark.parametrize("name", names())
 def test_train_and_simulate_build_the_same_policies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOLDILOCKS_ARITHMETIC", "/nowhere")
     config = composed(choose([name], "cpu").recipe)
@@ -70,11 +70,6 @@ def test_the_default_recipe_comes_first() -> None:
 @pytest.mark.parametrize("name", names())
 def test_every_recipe_says_in_a_sentence_what_it_does(name: str) -> None:
     assert about(name).endswith(".")
-
-
-def test_an_old_name_is_another_word_for_a_recipe() -> None:
-    assert {name_of(old) for old in OLD_NAMES} <= set(names())
-    assert choose(["uniform"], "cpu").recipe == "grpo"
 
 
 def test_a_file_builds_on_a_recipe_and_comes_before_or_after_it(own: Path) -> None:

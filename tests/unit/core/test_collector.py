@@ -520,25 +520,6 @@ def test_numbers_of_visits_are_saved_and_find_their_prompts_in_reordered_data() 
         numbers[name] += 1
 
 
-def test_a_state_without_numbers_counts_the_judged_visits_and_then_the_open_ones() -> None:
-    """Earlier versions seeded a visit by the visits that had been judged."""
-    subject = collector(1, target_groups=3, filter=Everything())
-    requests = subject.requests()
-    answer(subject, requests[:1])
-    state = subject.state_dict()
-    del state["issued"]
-    for visit in state["open"]["visits"]:
-        del visit["number"]
-    reborn = collector(1, target_groups=3, filter=Everything())
-    reborn.load_state_dict(state)
-    reborn.reissue()
-    again = reborn.requests()
-    assert [(request.uid, request.visit) for request in again] == [("g1", 1), ("g2", 2)]
-    answer(reborn, again)
-    reborn.take()
-    assert reborn.requests()[0].visit == 3
-
-
 def test_a_prompt_in_hand_that_is_gone_from_the_data_is_named() -> None:
     before = collector(5)
     before.requests()

@@ -154,7 +154,7 @@ def test_the_rollouts_of_one_prompt_do_not_speak_for_its_stratum():
     assert run.beliefs.pass_rate(np.array([0]))[0] > 0.9
 
 
-def test_strata_are_a_function_of_the_ledger_s_counts():
+def test_strata_are_a_function_of_the_counts_of_beliefs():
     run = Run(Strata([[FIVE]]), RATES)
     for version in range(1, 4):
         run.step(version)
@@ -332,18 +332,6 @@ def test_a_run_that_is_cut_saved_and_loaded_goes_on_the_same(prior):
         )
 
     testing._check(make)
-
-
-def test_a_ledger_saved_before_there_were_priors_loads():
-    beliefs = Beliefs(KEYS, prior=Strata([[FIVE]]))
-    beliefs.record(group(3, [1.0, 0.0]), informative=True, step=4)
-    state = beliefs.state_dict()
-    for name in ("prior", "score", "probes", "drawn_step"):
-        del state[name]
-    older = Beliefs(KEYS, prior=Strata([[FIVE]]))
-    older.load_state_dict(state)
-    assert older.visits[3] == 1
-    assert older.drawn_step[3] == 4
 
 
 def test_a_flat_prior_has_no_metrics():

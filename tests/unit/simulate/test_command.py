@@ -98,13 +98,13 @@ def test_a_directory_of_verl_dumps_is_simulated(capsys: pytest.CaptureFixture[st
             for i in range(8)
         ]
         write_records(tmp_path / f"{step}.jsonl", rows)
-    result = as_json(capsys, "--pass-rates", str(tmp_path), "--policy", "uniform")
+    result = as_json(capsys, "--pass-rates", str(tmp_path), "--policy", "grpo")
     assert result["prompts"] == 9
     assert result["mean_pass_rate"] == pytest.approx(0.5)
 
 
 def test_a_parameter_goes_to_the_policies_that_have_it(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--policy", "uniform", "--policy", "contrast")
+    words = ("--policy", "grpo", "--policy", "contrast")
     plain, set_to_twelve = as_json(capsys, *words), as_json(capsys, *words, "--set", "allocator.max_n=12")
     assert plain["policies"][0] == set_to_twelve["policies"][0]
     assert plain["policies"][1] != set_to_twelve["policies"][1]
@@ -115,11 +115,6 @@ def test_a_key_of_the_recipes_is_set_for_every_policy(capsys: pytest.CaptureFixt
     by_key = as_json(capsys, *words, "--set", "adaptive_rollout.max_n=12", "--set", "actor_rollout_ref.rollout.n=4")
     by_part = as_json(capsys, *words, "--set", "allocator.max_n=12", "--set", "allocator.n=4")
     assert by_key["policies"] == by_part["policies"]
-
-
-def test_the_old_names_of_policies_are_accepted(capsys: pytest.CaptureFixture[str]) -> None:
-    old = as_json(capsys, "--policy", "uniform", "--policy", "thompson+contrast")
-    assert old == as_json(capsys, "--policy", "grpo", "--policy", "thompson_contrast")
 
 
 def test_a_recipe_of_the_users_own_is_simulated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -160,7 +155,7 @@ class Needy(Fixed):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--policy", "unifrom"], ", or a .yaml file (did you mean 'uniform'?)"),
+        (["--policy", "tompson"], ", or a .yaml file (did you mean 'thompson'?)"),
         (["--rollouts", "-3"], "rollouts=-3 is not accepted"),
         (["--seed", "-3"], "seed=-3 is not accepted"),
         (["--slots", "0"], "slots=0 is not accepted"),
@@ -177,7 +172,7 @@ class Needy(Fixed):
         (["--set", "selector.target=true"], "selector.target=True is not accepted: a number"),
         (["--policy", "contrast", "--set", "allocator.max_n=1"], "max_n=1 is not accepted"),
         (["--policy", "knapsack", "--set", "allocator.min_n=64"], "kwargs.max_n=32 is not accepted: min_n=64"),
-        (["--policy", "uniform", "--set", "allocator.max_n=4"], "allocator.max_n fits none of the policies grpo"),
+        (["--policy", "grpo", "--set", "allocator.max_n=4"], "allocator.max_n fits none of the policies grpo"),
         (["--set", "allocator.max_m=4"], "(did you mean 'max_n'?)"),
         (["--set", "allocator"], "--set='allocator' is not accepted: KIND.PARAMETER=VALUE"),
         (["--set", "engine.slots=4"], "--set='engine.slots=4' is not accepted"),

@@ -66,8 +66,7 @@ class Unfinished:
 
     def load(self, folder: Path) -> Collection[tuple[str, int]]:
         """Load what ``save`` wrote; return the rollouts that can continue."""
-        if folder.exists():  # a checkpoint of an earlier version has none
-            self._loaded = {(uid, index): answer for uid, index, answer in load_rows(folder)}
+        self._loaded = {(uid, index): answer for uid, index, answer in load_rows(folder)}
         return self._loaded.keys()
 
     def retain(self, alive: Collection[str]) -> None:

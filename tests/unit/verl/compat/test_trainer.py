@@ -413,15 +413,6 @@ def test_a_run_that_began_elsewhere_saves_its_unfinished_step_with_weights(tmp_p
     assert (tmp_path / "checkpoints" / "global_step_1" / "actor").is_dir()
 
 
-def test_what_lies_in_the_folder_and_belongs_to_no_weights_is_not_taken_up_and_said(tmp_path, monkeypatch, capsys):
-    stale = tmp_path / "checkpoints" / "interrupted_step_1"
-    stale.mkdir(parents=True)
-    world = World(monkeypatch)
-    world.trainer(config(tmp_path, steps=1, algorithm=filtered()), [50] * 40).fit()
-    assert f"does not take up {stale}" in capsys.readouterr().out
-    assert world.steps[0]["data/prompts_issued"] == world.steps[0]["train/prompts_issued"]
-
-
 def test_a_checkpoint_of_verls_own_trainer_is_taken_up_with_the_data_from_their_beginning(
     tmp_path, monkeypatch, capsys
 ):
