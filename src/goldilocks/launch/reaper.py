@@ -28,7 +28,7 @@ def processes_of(run: Path, supervisor: int | None = None) -> Iterator[psutil.Pr
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             found = process.environ()
-            own = found.get(RUN) == str(run) and supervisor in (None, int(found.get(SUPERVISOR, 0)))
+            own = found.get(RUN) == str(run) and (supervisor is None or found.get(SUPERVISOR) == str(supervisor))
             if own and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
 
