@@ -139,9 +139,11 @@ class Collector:
     @property
     def ready(self) -> bool:
         """Whether ``take`` has a batch to hand out."""
-        settled = self._exhausted and self.limits.on_exhausted is not OnExhausted.ERROR
-        full = len(self._judged) >= self._owed and not self._must_wait
-        return self._owed > 0 and (settled or full)
+        cut_short = self._exhausted and self.limits.on_exhausted is not OnExhausted.ERROR
+        # Where rollouts pause, an open group that would be too old after the update is waited for: none is lost.
+        waits = self.surplus.pauses and self._open.oldest < self.surplus.oldest(self.step + 1)
+        full = len(self._judged) >= self._owed and not waits
+        return self._owed > 0 and (cut_short or full)
 
     def requests(self, room: int | None = None) -> list[Request]:
         """Return what to generate now, at most ``room`` rollouts (None: no bound). After ``take``, begin the next step.
@@ -160,9 +162,16 @@ class Collector:
             left -= _rollouts(more)
             sent += more
             going_on = left > 0 and self._shortfall() > 0 and self._open_next()
-        if not sent and not self._open.in_flight and left > 0:
-            return self._settle(room)
-        return sent
+        if sent or self._open.in_flight or left <= 0:
+            return sent
+        if starved := self._open.waiting:  # the limits leave nothing for them: they are judged with what they have
+            for open_group in starved:
+                self._close(open_group)
+            return self.requests(room)
+        self._exhausted = len(self._judged) < self._owed
+        if not self.ready:
+            raise self._exhaustion()
+        return []
 
     def cancelled(self) -> list[str]:
         """Return the groups whose rollouts in flight are no longer needed, since this was last asked."""
@@ -205,7 +214,7 @@ class Collector:
             self._statistics.fail(event.reason)
         self.accounts.post(Account.FAILED if isinstance(event, Failure) else Account.OPEN, event.tokens)
         self._open.arrive(open_group, event)
-        while event.uid in self._open and open_group.settle():
+        while event.uid in self._open and open_group.advance():
             self._decide(open_group)
 
     def reject(
@@ -341,11 +350,6 @@ class Collector:
             self.accounts.move(open_group.arrived, Account.OPEN, Account.CANCELLED)
             self._queue.put_back(open_group.prompt.index, open_group.planned)
 
-    @property
-    def _must_wait(self) -> bool:
-        """Whether an open group would be too old after the update. Partial rollouts, which are long, are never lost."""
-        return self.surplus.pauses and self._open.oldest < self.surplus.oldest(self.step + 1)
-
     # -- opening groups ------------------------------------------------------------------------------------------------
 
     def _shortfall(self) -> float:
@@ -373,17 +377,6 @@ class Collector:
         self.prompts_issued += 1
         self._statistics.prompts_issued += 1
         return True
-
-    def _settle(self, room: int | None) -> list[Request]:
-        """Nothing is in flight and nothing could be sent: judge groups that the limits starve, or end the step."""
-        if starved := self._open.waiting:
-            for open_group in starved:
-                self._close(open_group)
-            return self.requests(room)
-        self._exhausted = len(self._judged) < self._owed
-        if not self.ready:
-            raise self._exhaustion()
-        return []
 
     def _exhaustion(self) -> Exhausted:
         kept = f"{len(self._judged)} of {self._owed} groups are kept"

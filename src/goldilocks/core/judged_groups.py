@@ -16,17 +16,17 @@ from goldilocks.errors import require
 from goldilocks.types import Account, AccountName, Group, Rollout, Verdict
 
 Origin = Account | AccountName
-Trim = Callable[[Group], Collection[Rollout]]
+TrainedOf = Callable[[Group], Collection[Rollout]]
 Judge = Callable[[Group], Verdict]
 
 
 class JudgedGroups:
-    """Groups by uid. ``trim`` returns which rollouts of a group are trained; ``spare`` dropped groups are held."""
+    """Groups by uid. ``trained_of`` returns the rollouts of a group to train; ``spare`` dropped groups are held."""
 
-    def __init__(self, accounts: Accounts, order: PromptOrder, trim: Trim, *, spare: int) -> None:
+    def __init__(self, accounts: Accounts, order: PromptOrder, trained_of: TrainedOf, *, spare: int) -> None:
         self._accounts = accounts
         self._claim, self._release = order.claim, order.release
-        self._trim = trim
+        self._trained_of = trained_of
         self._spare = spare
         self._kept: dict[str, Group] = {}
         self._in_hand: dict[str, tuple[Group, Origin]] = {}  # with the account of its trained rollouts
@@ -85,7 +85,7 @@ class JudgedGroups:
         return [self._hand_out(*self._dropped.pop(uid), Account.BACKFILLED) for uid in uids]
 
     def _hand_out(self, group: Group, origin: Origin, account: Origin) -> Group:
-        group = replace(group, trained=tuple(self._trim(group)))
+        group = replace(group, trained=tuple(self._trained_of(group)))
         self._accounts.move(group.trained, origin, account)
         self._accounts.move(_beyond(group), origin, Account.TRIMMED)
         self._in_hand[group.uid] = group, account
@@ -121,7 +121,8 @@ class JudgedGroups:
         A group is lost if the rest does not pass, or if the group is in hand and none of its trained rollouts is left:
         the caller has not seen the others. A group that is lost because it is ``flat`` may fill a batch up.
         """
-        group = self._find(uid)
+        require(uid in self._in_hand or uid in self._kept, "uid", uid, "a group that is in the batch in hand, or kept")
+        group = self._in_hand[uid][0] if uid in self._in_hand else self._kept[uid]
         gone = {rollout.index for rollout in group.rollouts} if indices is None else set(indices)
         left = tuple(rollout for rollout in group.rollouts if rollout.index not in gone)
         trained = tuple(rollout for rollout in group.trained if rollout.index not in gone)
@@ -151,11 +152,8 @@ class JudgedGroups:
         self._accounts.move(left_out, account, Account.TRIMMED)
         self._in_hand[uid] = replace(group, trained=trained), account
 
-    def _find(self, uid: str) -> Group:
-        require(uid in self._in_hand or uid in self._kept, "uid", uid, "a group that is in the batch in hand, or kept")
-        return self._in_hand[uid][0] if uid in self._in_hand else self._kept[uid]
-
     def _charge(self, group: Group, rollouts: Collection[Rollout], reason: str) -> None:
+        """Move rollouts of a group from the account that each is in to the rejected ones."""
         waiting = group.uid in self._kept
         account = Account.CARRIED if waiting else self._in_hand[group.uid][1]
         trained = {rollout.index for rollout in group.trained}

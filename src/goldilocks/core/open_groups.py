@@ -84,8 +84,8 @@ class OpenGroup:
         self.in_flight.remove(event.index)
         self.ahead[event.index] = event if isinstance(event, Rollout) else None
 
-    def settle(self) -> bool:
-        """Move the next index into the prefix, or count it as failed. False if it has not arrived."""
+    def advance(self) -> bool:
+        """Move the next index into the prefix, or count it as failed. Return False if it has not arrived."""
         if self.settled not in self.ahead:
             return False
         rollout = self.ahead.pop(self.settled)

@@ -39,8 +39,6 @@ logger = logging.getLogger(__name__)
 MAX_REFILLS = 32  # of one batch: a gate that rejects this often rejects everything
 MAX_FAILURES = 64  # in a row: it is not bad luck any more
 ENDS_THE_RUN = RewardFailed.__name__  # the reason of a failure after which a run must not go on
-
-
 ROWS = "goldilocks_rows"  # begins the name of the folder of rows in a checkpoint
 OWN = ("collector", "rows", "meter", "backend", "gate")  # the names in a checkpoint that the driver writes
 INFORMATIVE = "informative_groups_per_1k_rollouts"
@@ -136,13 +134,7 @@ class Driver:
     # -- generation ----------------------------------------------------------------------------------------------------
 
     def _fill_and_take(self) -> tuple[Group, ...]:
-        self._fill()
-        groups = self.collector.take()
-        self._stop()
-        return groups
-
-    def _fill(self) -> None:
-        """Ask, and take in what happens, until there is a batch to take."""
+        """Ask, and take in what happens, until there is a batch; return its groups when nothing is being generated."""
         if self.collector.surplus.pauses:
             self.backend.resume()
         while not self.collector.ready:
@@ -150,6 +142,9 @@ class Driver:
                 self.backend.submit(self.collector.requests(self.backend.room))
             if not self.collector.ready and not self._wait():
                 raise Stalled("the batch is not full, and nothing is being generated for it")
+        groups = self.collector.take()
+        self._stop()
+        return groups
 
     def _stop(self) -> None:
         """Wait until nothing is being generated, since the trainer is about to train; free rows that no batch needs."""
@@ -168,6 +163,7 @@ class Driver:
         self._free_rows()
 
     def _charge_rewards(self) -> None:
+        """Charge what reward functions have cost since this was last called."""
         self.collector.accounts.charge(self.backend.rewards_spent())
 
     def _wait(self, within: float | None = None) -> int:
@@ -180,21 +176,18 @@ class Driver:
         """Tell the collector what has happened; return how many events there were."""
         seen = 0
         for event in events:
-            self._count_failures(event)
+            if isinstance(event, Rollout):
+                self._failures = 0
+            elif isinstance(event, Failure) and event.reason != CANCELLED:
+                self._failures += 1
+                if event.reason == ENDS_THE_RUN:
+                    raise RuntimeError(f"goldilocks.rewards.on_failure=error: {self.backend.explain(event)}")
+                if self._failures >= self._max_failures:
+                    raise RuntimeError(f"{self._failures} rollouts failed in a row; {self.backend.explain(event)}")
             self.collector.observe(event)
             seen += 1
         self._cancel()
         return seen
-
-    def _count_failures(self, event: Event) -> None:
-        if isinstance(event, Rollout):
-            self._failures = 0
-        elif isinstance(event, Failure) and event.reason != CANCELLED:
-            self._failures += 1
-            if event.reason == ENDS_THE_RUN:
-                raise RuntimeError(f"goldilocks.rewards.on_failure=error: {self.backend.explain(event)}")
-            if self._failures >= self._max_failures:
-                raise RuntimeError(f"{self._failures} rollouts failed in a row; {self.backend.explain(event)}")
 
     def _cancel(self) -> None:
         if uids := self.collector.cancelled():
