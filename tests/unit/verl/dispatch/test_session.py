@@ -89,10 +89,6 @@ def test_what_was_saved_comes_back_and_is_given_once(tmp_path: Path) -> None:
     assert not loaded.give(Request("g7", Prompt(0, 0), n=3, first=1))
 
 
-def test_a_checkpoint_without_unfinished_rollouts_has_none(tmp_path: Path) -> None:
-    assert not Unfinished(list).load(tmp_path / "unfinished")
-
-
 def test_a_saved_answer_is_gone_on_with_only_if_the_same_is_asked() -> None:
     saved = ResumableAnswer(name_of([1, 2]), [part([3], 0)])
     same, other = (Session("g0", 0, answers=[saved]) for _ in range(2))
