@@ -29,9 +29,9 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.request import Generation
+from goldilocks.rewards.calls import guarded
 from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.verl.dispatch import worker
-from goldilocks.verl.dispatch.guarded_reward import guarded
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
 from goldilocks.verl.serve.answers import Answers

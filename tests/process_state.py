@@ -58,10 +58,12 @@ def of_rewards() -> tuple[State, ...]:
 
     def read() -> dict[str, Any]:
         calls = sys.modules.get("goldilocks.rewards.calls")
-        return dict(calls.spent._counts) if calls else {}
+        return dict(calls.spent) if calls else {}
 
     def write(saved: dict[str, Any]) -> None:
-        sys.modules["goldilocks.rewards.calls"].spent._counts = saved
+        spent = sys.modules["goldilocks.rewards.calls"].spent
+        spent.clear()
+        spent.update(saved)
 
     return (State(read, write),)
 

@@ -31,11 +31,11 @@ from verl.workers.rollout.llm_server import GlobalRequestLoadBalancer, LLMServer
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.request import Generation
+from goldilocks.rewards.calls import guard
 from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch import failures
 from goldilocks.verl.dispatch.client import StreamingClient
-from goldilocks.verl.dispatch.guarded_reward import guard
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
 from goldilocks.verl.serve.answers import Answers, ManyAnswers

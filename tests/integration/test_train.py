@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -17,7 +16,6 @@ import pytest
 from run_files import json_lines
 
 from goldilocks.launch import preflight
-from goldilocks.verl.dispatch.guarded_reward import compute_score
 
 from .conftest import PATIENCE_S, SMALL, processes_of, wait_for
 
@@ -157,9 +155,8 @@ def test_a_prompt_that_is_too_long_is_one_message_before_a_worker_starts(train):
     ("mode", "body", "patience", "message"),
     [
         ("sync", "raise LookupError('the answer sheet is missing')", 300, "LookupError: the answer sheet is missing"),
-        pytest.param(
-            "goldilocks", "__import__('time').sleep(600)", 2, "did not return within 2 s", marks=pytest.mark.slow
-        ),
+        # minutes in which its interpreter does nothing else
+        pytest.param("goldilocks", "7 ** 10**9", 5, "did not return within 5 s", marks=pytest.mark.slow),
     ],
 )
 def test_a_reward_function_that_raises_or_hangs_ends_the_run_with_the_reason(
@@ -174,16 +171,13 @@ def test_a_reward_function_that_raises_or_hangs_ends_the_run_with_the_reason(
 
 
 JUDGE = """
-import threading
+seen = set()
 
-seen, first = set(), threading.Lock()
-
-def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     name = (extra_info or {}).get("index"), solution_str
-    with first:
-        if name not in seen:
-            seen.add(name)
-            raise ConnectionError("the judge is busy")
+    if name not in seen:
+        seen.add(name)
+        raise ConnectionError("the judge is busy")
     return {"score": -float(len(solution_str)), "cost": 0.25}
 """
 
@@ -208,13 +202,6 @@ def test_a_judge_that_fails_at_first_is_a_second_reward_and_its_calls_are_in_the
     assert retries > 0  # each new answer is refused once
     assert calls - retries == 8 * cost  # two functions for each answer, of which one says what it costs
     assert "accounts/reward_failures" not in last
-
-
-def test_a_guarded_reward_function_returns_what_the_function_does():
-    inner = {"path": "pkg://goldilocks.tasks.registry", "name": "compute_score", "reward_kwargs": {}}
-    row = {"data_source": "goldilocks/arithmetic", "solution_str": "3", "ground_truth": "3", "extra_info": {}}
-    result = asyncio.run(compute_score(guarded_function=inner, timeout_s=PATIENCE_S, **row))
-    assert result == {"score": 1.0, "acc": 1.0}
 
 
 def test_doctor_finds_the_plugin_in_a_ray_worker(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +217,7 @@ def recipe_on_trl(out: Path, recipe: str, *words: str) -> list[dict[str, Any]]:
     """Train two steps of a recipe on the tiny model; return the lines of its metrics."""
     from goldilocks.launch import on_trl
     from goldilocks.launch.recipe import choose, compose_config
+    from goldilocks.rewards.calls import guard
     from goldilocks.tasks.arithmetic import Arithmetic
     from goldilocks.tasks.registry import write_split
     from goldilocks.tasks.tiny_model import tiny_model
@@ -237,7 +237,9 @@ def recipe_on_trl(out: Path, recipe: str, *words: str) -> list[dict[str, Any]]:
         *("trainer.total_training_steps=2", "trainer.test_freq=2", "trainer.val_before_train=false"),
         *words,
     ]
-    on_trl.train(compose_config(choose(given, "cpu")), out / "run")
+    config = compose_config(choose(given, "cpu"))
+    guard(config, timeout_s=10.0, workers=1)
+    on_trl.train(config, out / "run")
     return json_lines(out / "run" / "metrics.jsonl")
 
 
@@ -249,7 +251,6 @@ def test_a_recipe_runs_on_trl(tmp_path: Path) -> None:
 
 
 HANGS_ONCE = """
-import threading
 from pathlib import Path
 
 def compute_score(data_source, solution_str, ground_truth, extra_info):
@@ -257,17 +258,15 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
         Path(__file__).with_suffix(".hung").touch(exist_ok=False)
     except FileExistsError:
         return {"score": float(sum(map(ord, solution_str)) % 2)}
-    threading.Event().wait(60)
+    7 ** 10**9  # minutes in which its interpreter does nothing else
 """
 
 
 def test_a_reward_without_acc_that_hangs_once_costs_a_recipe_one_rollout(tmp_path: Path) -> None:
-    from goldilocks.verl.dispatch.guarded_reward import guarded
-
     (tmp_path / "reward.py").write_text(HANGS_ONCE)
-    reward = guarded({"path": str(tmp_path / "reward.py"), "name": "compute_score"}, timeout_s=5.0)
-    words = [f"++reward.custom_reward_function={json.dumps(reward).replace(chr(34), '')}".replace(" ", "")]
-    lines = recipe_on_trl(tmp_path, "dapo", "algorithm.filter_groups.metric=score", "trainer.test_freq=-1", *words)
+    words = ["algorithm.filter_groups.metric=score", "trainer.test_freq=-1"]
+    words += [f"reward.custom_reward_function.path={tmp_path}/reward.py"]
+    lines = recipe_on_trl(tmp_path, "dapo", *words)
     trained = [line["data"] for line in lines if "train/rollout_failures" in line["data"]]
     assert [line["train/rollout_failures/non_finite_reward"] for line in trained[:1]] == [1]
     assert trained[-1]["accounts/failed_rollouts"] == 1

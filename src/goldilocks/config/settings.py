@@ -24,10 +24,9 @@ from goldilocks.core.strata import StrataSettings
 from goldilocks.dotted_keys import value_at
 from goldilocks.errors import refuse_unknown, require, require_known, require_type
 from goldilocks.filtering.config import PPOFilterConfig
-from goldilocks.rewards import RewardCalls
 from goldilocks.runs.costs import Budget
 from goldilocks.runs.history import metric_name
-from goldilocks.types import MIN_STD, POSITIVE_THRESHOLD, OnExhausted, OnFull
+from goldilocks.types import MIN_STD, POSITIVE_THRESHOLD, OnExhausted, OnFull, Word
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +34,7 @@ S = TypeVar("S")
 
 FINAL_METRIC = "seq_final_reward"  # after the KL penalty, which is known once log-probs are
 ON_STALE_WEIGHTS = ("warn", "error")
+REWARDS = "goldilocks.rewards"
 REWARD_METRICS = ("reward", "seq_reward", FINAL_METRIC)  # the summed token-level score
 
 
@@ -64,6 +64,51 @@ class AdaptiveRollout:
     stop: str = "positive"
     balance: int = 2
     max_train_n: int | None = None
+
+
+class OnFailure(Word):
+    """What becomes of an answer whose reward function has failed for the last time."""
+
+    FAIL = "fail"  # its rollout fails, and is asked for again (goldilocks.max_retries)
+    ZERO = "zero"  # the function's score is 0
+    ERROR = "error"  # the run ends
+
+
+@dataclass(frozen=True)
+class WeightedReward:
+    """One of ``goldilocks.rewards.functions``."""
+
+    path: str | None = None  # None: the function that the run has without the section
+    name: str = "compute_score"
+    weight: float = 1.0
+    reward_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RewardCalls:
+    """``goldilocks.rewards``. With every default, functions are called as without the section."""
+
+    functions: Mapping[str, Any] | None = None  # each a WeightedReward once it is read
+    concurrency: int | None = None
+    timeout: float | None = None
+    retries: int = 0
+    backoff: float = 1.0
+    on_failure: str = str(OnFailure.FAIL)
+
+    def __post_init__(self) -> None:
+        OnFailure.parse(f"{REWARDS}.on_failure", self.on_failure)
+        for name, least in (("concurrency", 1), ("retries", 0), ("backoff", 0.0)):
+            value = getattr(self, name)
+            require(value is None or value >= least, f"{REWARDS}.{name}", value, f"{least:g} or more")
+        require(self.timeout is None or self.timeout > 0, f"{REWARDS}.timeout", self.timeout, "above 0, or null")
+        for name in self.functions or {}:
+            accepted = f"another name: {name} is the weighted sum of all"
+            require(name not in ("score", "reward"), f"{REWARDS}.functions", name, accepted)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether any key of the section is set."""
+        return self != RewardCalls()
 
 
 @dataclass(frozen=True)
@@ -260,7 +305,7 @@ class Settings:
         return self._own_section(Budget, "goldilocks.budget")
 
     def rewards(self) -> RewardCalls:
-        return self._own_section(RewardCalls, "goldilocks.rewards")
+        return reward_calls({"goldilocks": vars(self.policies)})
 
     def strata(self) -> StrataSettings:
         return self._own_section(StrataSettings, "goldilocks.strata")
@@ -342,13 +387,16 @@ class Settings:
             order=order,
             repeat=repeat,
             seed=self.seed,
-            components=components or tuple(self.rewards().weighted),
+            components=components or tuple(self.rewards().functions or ()),
         )
 
 
 def reward_calls(config: Mapping[str, Any]) -> RewardCalls:
     """Return ``goldilocks.rewards`` of a config, checked; trainers of verl's own have it too."""
-    return _section(RewardCalls, "goldilocks.rewards", config)
+    calls = _section(RewardCalls, REWARDS, config)
+    names = calls.functions or {}
+    functions = {name: _section(WeightedReward, f"{REWARDS}.functions.{name}", config) for name in names}
+    return replace(calls, functions=functions or None)
 
 
 _type_hints = functools.cache(get_type_hints)  # types are text in the source, which Python evaluates at each call

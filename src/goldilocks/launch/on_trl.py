@@ -186,7 +186,7 @@ def judged_by(config: DictConfig) -> str:
 
 def graded(config: DictConfig) -> list[str]:
     """Return the values of an answer that TRL is shown: the score, the one to judge by, and the parts of the score."""
-    return list(dict.fromkeys([SCORE, judged_by(config), *reward_calls(config).weighted]))
+    return list(dict.fromkeys([SCORE, judged_by(config), *(reward_calls(config).functions or ())]))
 
 
 def slots(config: DictConfig) -> int | None:

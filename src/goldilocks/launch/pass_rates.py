@@ -26,11 +26,11 @@ from goldilocks.launch.preflight import check_paths, provide
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.launch.trl_data import PROMPT, SCORE, Grader, dataset
 from goldilocks.platforms import HostSettings
+from goldilocks.rewards.calls import guard
 from goldilocks.runs.files import Lines
 from goldilocks.runs.history import place_of, value_of
 from goldilocks.runs.records import Row, growing, row_key, split_row_key, whole_groups
 from goldilocks.types import POSITIVE_THRESHOLD
-from goldilocks.verl.dispatch.guarded_reward import guard
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

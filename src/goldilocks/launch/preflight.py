@@ -45,7 +45,7 @@ def check_paths(config: DictConfig) -> None:
             made = "a file that exists; goldilocks data make TASK --out DIR makes such files"
             require(there, f"data.{key}", file, made)
     rewards = {"reward.custom_reward_function.path": config.reward.custom_reward_function.path}
-    for name, one in reward_calls(config).weighted.items():
+    for name, one in (reward_calls(config).functions or {}).items():
         rewards[f"goldilocks.rewards.functions.{name}.path"] = one.path
     for key, path in rewards.items():
         there = not path or "://" in path or Path(path).is_file()

@@ -29,11 +29,11 @@ from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, comp
 from goldilocks.launch.supervisor import Board, LiveLine, SignOfLife, Supervisor
 from goldilocks.platforms import platform_env
 from goldilocks.rewards import TIMEOUT_S
+from goldilocks.rewards.calls import guard
 from goldilocks.runs.costs import hint
 from goldilocks.runs.files import RunDir, Tail
 from goldilocks.runs.progress import Progress
 from goldilocks.tested import untested
-from goldilocks.verl.dispatch.guarded_reward import guard
 
 POLL_S = 0.25
 STALL_S = 1800.0

@@ -8,24 +8,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from goldilocks.errors import require
 from goldilocks.launch.preflight import files_of, prompt_length
-from goldilocks.rewards import RewardFailed, RewardTimeout
-from goldilocks.rewards.calls import is_number
+from goldilocks.rewards import RewardFailed, RewardTimeout, is_number
+from goldilocks.rewards.calls import PATH, SCORE, guarded, reward_of
 from goldilocks.verl.checks import check_text
-from goldilocks.verl.dispatch import guarded_reward
 
 logger = logging.getLogger(__name__)
 
 PROMPT = "prompt"  # TRL's name for the column
-SCORE = "score"  # what is trained on
 
 Grades = Mapping[str, float]
 RewardFunction = Callable[..., list[float | None]]
@@ -79,14 +76,10 @@ class Grader:
 
     def __init__(self, custom: DictConfig) -> None:
         """``custom`` is ``reward.custom_reward_function``, under a time limit or not."""
-        section: Any = OmegaConf.to_container(custom, resolve=True)
-        given = section if section.get("path") else guarded_reward.VERLS_OWN
-        limited: Any = given if guarded_reward.is_guarded(given) else guarded_reward.guarded(given)
-        self._arguments = limited["reward_kwargs"]
-        self._score = getattr(guarded_reward, limited["name"])
+        wrapped: Any = custom if custom.path == PATH else OmegaConf.create(guarded(custom))
+        self._reward, calls = reward_of(wrapped.reward_kwargs.packed)
         # Where goldilocks.rewards says what a failure means, any error is one; else an error ends the run.
-        by_section = self._score is guarded_reward.compute_reward
-        self._failures: type[Exception] = Exception if by_section else RewardTimeout
+        self._failures: type[Exception] = Exception if calls.in_use else RewardTimeout
         self._loop = asyncio.new_event_loop()
         self._batch: Sequence[Any] = ()
         self._grades: list[Grades] = []
@@ -103,22 +96,26 @@ class Grader:
     def _graded(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Grades]:
         """TRL hands the same list to each of its functions; it is held here, so that no other can be taken for it."""
         if completions is not self._batch:
-            self._grades = self._loop.run_until_complete(self._all(list(_answers(completions, columns))))
+            self._grades = self._loop.run_until_complete(self._all(_answers(completions, columns)))
             self._batch = completions
         return self._grades
 
-    async def _all(self, answers: list[dict[str, Any]]) -> list[Grades]:
+    async def _all(self, answers: Iterable[dict[str, Any]]) -> list[Grades]:
         return list(await asyncio.gather(*map(self._one, answers)))
 
     async def _one(self, answer: dict[str, Any]) -> Grades:
+        """Return the values that are numbers: a reward function may return texts beside them."""
         try:
-            found = await self._score(**self._arguments, **answer)
+            found = await self._reward(**answer)
         except RewardFailed:
             raise
         except self._failures as error:
             logger.warning("%s; the rollout fails", error)
             return {}
-        return _numbers(found) if isinstance(found, Mapping) else {SCORE: float(found), "acc": float(found)}
+        if not isinstance(found, Mapping):
+            return {SCORE: float(found), "acc": float(found)}
+        numbers = {name: float(value) for name, value in found.items() if is_number(value)}
+        return {name: value for name, value in numbers.items() if not math.isnan(value)}
 
 
 def _answers(completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -128,10 +125,3 @@ def _answers(completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator
     for answer, source, model, info in rows:
         text = answer if isinstance(answer, str) else answer[-1]["content"]
         yield {"data_source": source, "solution_str": text, "ground_truth": model["ground_truth"], "extra_info": info}
-
-
-def _numbers(found: Mapping[str, Any]) -> Grades:
-    """Return the values that are numbers: a reward function may return texts beside them."""
-    require(SCORE in found, "the reward function's result", sorted(found), f"a number, or a mapping with {SCORE!r}")
-    numbers = {name: float(value) for name, value in found.items() if is_number(value)}
-    return {name: value for name, value in numbers.items() if not math.isnan(value)}

@@ -1,21 +1,5 @@
-"""Calls of reward functions: a time limit, several at a time, another try for those that fail, several as one reward.
+"""Reward functions, called as ``goldilocks.rewards`` says. ``judge`` makes one for TRL's trainers."""
 
-``judge`` makes a reward function for TRL of one that grades a single answer. Under verl ``goldilocks.rewards`` is read.
-"""
+from goldilocks.rewards.calls import TIMEOUT_S, RewardCosts, RewardFailed, RewardTimeout, is_number, judge, spent
 
-from goldilocks.rewards.calls import OnFailure, RewardCaller, RewardCalls, RewardFailed, WeightedReward, judge, spent
-from goldilocks.rewards.limited import AT_ONCE, TIMEOUT_S, LimitedReward, RewardTimeout
-
-__all__ = [
-    "AT_ONCE",
-    "TIMEOUT_S",
-    "LimitedReward",
-    "OnFailure",
-    "RewardCaller",
-    "RewardCalls",
-    "RewardFailed",
-    "RewardTimeout",
-    "WeightedReward",
-    "judge",
-    "spent",
-]
+__all__ = ["TIMEOUT_S", "RewardCosts", "RewardFailed", "RewardTimeout", "is_number", "judge", "spent"]

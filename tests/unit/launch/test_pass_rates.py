@@ -113,6 +113,24 @@ def test_a_file_with_more_answers_a_prompt_is_not_mixed_with_fewer(words, tmp_pa
     assert f"--n=2 is not accepted: {N} rollouts a prompt" in capsys.readouterr().err
 
 
+COMPUTES_ONCE = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    try:
+        open(__file__ + ".once", "x").close()
+    except FileExistsError:
+        return 1.0
+    7 ** 10**9  # minutes in which its interpreter does nothing else
+"""
+
+
+def test_a_reward_function_that_never_gives_up_the_interpreter_costs_one_answer(words, tmp_path, caplog):
+    (tmp_path / "reward.py").write_text(COMPUTES_ONCE)
+    more = [f"reward.custom_reward_function.path={tmp_path}/reward.py", "goldilocks.rewards.timeout=5"]
+    rows = passed([*words, *more], tmp_path / "rates.jsonl")
+    assert sorted(row["score"] for row in rows) == [0.0] + [1.0] * (PROMPTS * N - 1)
+    assert "did not return within 5 s" in caplog.text
+
+
 def test_the_file_must_be_json_lines(words, tmp_path, capsys):
     assert main(["pass-rates", *words, "--out", str(tmp_path / "rates.csv")]) == 2
     assert "--out=" in capsys.readouterr().err

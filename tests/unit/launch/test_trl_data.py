@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from goldilocks.config.settings import reward_calls
 from goldilocks.launch.trl_data import Grader
-from goldilocks.rewards import RewardCalls
-from goldilocks.verl.dispatch.guarded_reward import called, guarded
+from goldilocks.rewards.calls import guarded
 
 FUNCTION = """
 import numpy as np
 import threading
 
-calls = []
-
 def compute_score(data_source, solution_str, ground_truth, extra_info, bonus=0):
-    calls.append(solution_str)
+    with open(__file__ + ".calls", "a") as calls:
+        calls.write(solution_str + " ")
     right = float(solution_str == ground_truth)
     if solution_str == "hang":
         threading.Event().wait(30)
@@ -30,7 +29,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info, bonus=0):
         return {"score": right + bonus, "format": np.float32(0.25), "said": "well"}
     if solution_str == "no score":
         return {"acc": 1.0}
-    return {"score": right + bonus, "acc": right, "calls": len(calls)}
+    return {"score": right + bonus, "acc": right}
 """
 
 
@@ -38,7 +37,7 @@ def grader(tmp_path: Path, timeout_s: float | None = None) -> Grader:
     file = tmp_path / "reward.py"
     file.write_text(FUNCTION)
     section: dict[str, Any] = {"path": str(file), "name": "compute_score", "reward_kwargs": {"bonus": 10}}
-    return Grader(OmegaConf.create(section if timeout_s is None else guarded(section, timeout_s)))
+    return Grader(OmegaConf.create(section if timeout_s is None else guarded(section, timeout_s=timeout_s)))
 
 
 def graded(of: Grader, answers: list[str], *names: str) -> list[list[float | None]]:
@@ -51,11 +50,9 @@ def graded(of: Grader, answers: list[str], *names: str) -> list[list[float | Non
 @pytest.mark.parametrize("timeout_s", [None, 20.0], ids=["plain", "guarded"])
 def test_every_answer_is_graded_once(timeout_s: float | None, tmp_path: Path) -> None:
     of = grader(tmp_path, timeout_s)
-    scores, accuracies, calls = graded(of, ["2", "3"], "score", "acc", "calls")
-    assert (scores, accuracies) == ([11.0, 10.0], [1.0, 0.0])
-    assert sorted(filter(None, calls)) == [1, 2]
+    assert graded(of, ["2", "3"], "score", "acc") == [[11.0, 10.0], [1.0, 0.0]]
     assert graded(of, ["2", "3"], "score") == [[11.0, 10.0]]  # another batch, though its answers are the same
-    assert sorted(filter(None, graded(of, ["2"], "calls")[0])) == [5]
+    assert sorted((tmp_path / "reward.py.calls").read_text().split()) == ["2", "2", "3", "3"]
 
 
 def test_a_value_that_the_function_did_not_return_does_not_apply(tmp_path: Path) -> None:
@@ -64,7 +61,7 @@ def test_a_value_that_the_function_did_not_return_does_not_apply(tmp_path: Path)
 
 
 def test_a_score_that_is_missing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"the reward function's result=\['acc'\] is not accepted: .* 'score'"):
+    with pytest.raises(ValueError, match=r"reward\.py=\{'acc': 1\.0\} is not accepted: a finite number, .* 'score'"):
         graded(grader(tmp_path), ["no score"], "score")
 
 
@@ -89,7 +86,8 @@ def test_with_a_section_of_rewards_an_error_fails_its_answer_and_each_part_has_a
     file = tmp_path / "reward.py"
     file.write_text(FUNCTION)
     own = {"path": str(file), "name": "compute_score"}
-    calls = RewardCalls(functions={"answer": {}, "bonus": {**own, "weight": 0.1, "reward_kwargs": {"bonus": 10}}})
-    of = Grader(OmegaConf.create(called(own, calls)))
+    functions = {"answer": {}, "bonus": {**own, "weight": 0.1, "reward_kwargs": {"bonus": 10}}}
+    calls = reward_calls({"goldilocks": {"rewards": {"functions": functions}}})
+    of = Grader(OmegaConf.create(guarded(own, calls)))
     found = graded(of, ["2", "no score"], "score", "answer", "bonus")
     assert found == [[pytest.approx(2.1), None], [1.0, None], [11.0, None]]

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import math
 import pickle
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
-from goldilocks.rewards import LimitedReward, RewardCaller, RewardCalls, RewardFailed, RewardTimeout, judge, spent
-from goldilocks.rewards.calls import Part
-from goldilocks.rewards.limited import Line, Results
+from goldilocks.config.settings import RewardCalls, reward_calls
+from goldilocks.rewards import RewardFailed, judge, spent
+from goldilocks.rewards.calls import RewardCaller, compute_score, guard_if_asked, guarded, weighted_sum
 
 
 @pytest.fixture(autouse=True)
@@ -25,12 +28,12 @@ def nothing_spent() -> None:
 
 
 def caller(function: Callable[..., Any], **calls: Any) -> RewardCaller:
-    return RewardCaller({"judge": Part(LimitedReward.of(function))}, RewardCalls(backoff=0.0, **calls))
+    return RewardCaller("judge", function, (), RewardCalls(**{"backoff": 0.0, **calls}))
 
 
-def several(functions: dict[str, tuple[Callable[..., Any], float]], **calls: Any) -> RewardCaller:
-    parts = {name: Part(LimitedReward.of(function), weight) for name, (function, weight) in functions.items()}
-    return RewardCaller(parts, RewardCalls(functions=dict.fromkeys(functions), backoff=0.0, **calls))
+def several(functions: dict[str, tuple[Callable[..., Any], float]], **calls: Any) -> Any:
+    parts = {name: (caller(function, **calls), weight) for name, (function, weight) in functions.items()}
+    return partial(weighted_sum, parts)
 
 
 def failing(times: int, result: Any) -> Callable[..., Any]:
@@ -60,6 +63,16 @@ def test_a_result_without_a_finite_score_is_a_failure(result: Any) -> None:
     with pytest.raises(ValueError, match=r"the result of the reward judge=.* a finite number"):
         asyncio.run(caller(lambda: result, retries=1)())
     assert spent.read()["calls"] == 2
+
+
+def test_without_the_section_a_score_that_is_not_finite_is_the_collectors_to_judge_and_nothing_is_counted() -> None:
+    def without(result: Any) -> Any:
+        return asyncio.run(RewardCaller("own", lambda: result, (), RewardCalls())())
+
+    assert math.isnan(without(math.nan))
+    with pytest.raises(ValueError, match=r"the result of the reward own=None is not accepted: a finite number"):
+        without(None)
+    assert spent.read() == {}
 
 
 def test_what_becomes_of_the_last_failure_is_a_setting() -> None:
@@ -100,66 +113,6 @@ def test_no_more_calls_than_allowed_are_in_flight_and_waiting_is_not_a_calls_tim
     assert most == 3
 
 
-def test_a_plain_function_that_takes_too_long_keeps_its_place_until_it_returns() -> None:
-    begun: list[str] = []
-    judged = threading.Event()
-
-    def hang() -> float:
-        begun.append("hang")
-        judged.wait()
-        return 1.0
-
-    async def main() -> None:
-        call = caller(hang, concurrency=1, timeout=0.05, retries=2)
-        with pytest.raises(RewardTimeout, match=r"hang was not called within 0\.1 s: its places \(1\) are held"):
-            await call()
-        waiting = asyncio.create_task(call._room.enter("next", 3600.0))
-        await asyncio.sleep(0)
-        judged.set()
-        (await waiting)()
-
-    try:
-        asyncio.run(main())
-    finally:
-        judged.set()
-    assert begun == ["hang"]
-    assert spent.read()["calls"] == 1
-
-
-def test_a_place_given_back_to_another_begins_the_wait_anew() -> None:
-    patience_s = 0.05
-
-    async def main() -> tuple[bool, float]:
-        line = Line(1)
-        assert await line.wait(3600.0)
-        started = asyncio.get_running_loop().time()
-        first, second = asyncio.create_task(line.wait(3600.0)), asyncio.create_task(line.wait(patience_s))
-        await asyncio.sleep(0)
-        line.leave()
-        assert await first
-        return await second, asyncio.get_running_loop().time() - started
-
-    entered, waited = asyncio.run(main())
-    assert not entered
-    assert waited > 1.9 * patience_s
-
-
-def test_a_wait_that_is_given_up_as_its_place_comes_gives_the_place_back() -> None:
-    async def main() -> bool:
-        line = Line(1)
-        assert await line.wait(3600.0)
-        gone, given_up = asyncio.create_task(line.wait(3600.0)), asyncio.create_task(line.wait(3600.0))
-        await asyncio.sleep(0)
-        gone.cancel()
-        await asyncio.sleep(0)
-        line.leave()  # to the second: the first waits no more
-        given_up.cancel()
-        await asyncio.sleep(0)
-        return await line.wait(0.0)
-
-    assert asyncio.run(main())
-
-
 def test_plain_functions_that_wait_for_each_other_run_at_the_same_time() -> None:
     meeting = threading.Barrier(8)
 
@@ -173,41 +126,6 @@ def test_plain_functions_that_wait_for_each_other_run_at_the_same_time() -> None
     assert asyncio.run(main()) == [1.0] * 16
 
 
-def test_a_plain_functions_own_timeout_is_its_error_and_no_time_limit() -> None:
-    def times_out() -> float:
-        raise TimeoutError("the judge's socket")
-
-    async def main() -> Any:
-        return await LimitedReward.of(times_out).within(60.0, {}, lambda: None)
-
-    with pytest.raises(TimeoutError, match="the judge's socket"):
-        asyncio.run(main())
-
-
-def test_a_plain_function_that_runs_out_of_items_fails_alone() -> None:
-    """A future does not take StopIteration: the call would never end, nor those that returned with it."""
-
-    def function(number: int) -> float:
-        return next(found for found in (1.0, 2.0) if found == number)
-
-    async def main() -> list[Any]:
-        limited = LimitedReward.of(function)
-        calls = (limited.within(600.0, {"number": number}, lambda: None) for number in (3, 1, 2, 1))
-        return await asyncio.gather(*calls, return_exceptions=True)
-
-    first, *others = asyncio.run(main())
-    assert (type(first), str(first)) == (RuntimeError, "the reward function raised StopIteration()")
-    assert others == [1.0, 2.0, 1.0]
-
-
-def test_what_returns_after_its_loop_was_closed_is_not_kept() -> None:
-    loop, results = asyncio.new_event_loop(), Results()
-    loop.close()
-    for _ in range(2):
-        results.add(loop, pytest.fail, 1.0, None)
-        assert not results._came
-
-
 def test_a_call_that_waits_for_its_next_try_holds_no_place() -> None:
     async def main() -> float:
         async def one_fails(fails: bool) -> float:
@@ -215,8 +133,7 @@ def test_a_call_that_waits_for_its_next_try_holds_no_place() -> None:
                 raise ConnectionError
             return 1.0
 
-        calls = RewardCalls(concurrency=1, retries=1, backoff=3600.0)
-        call = RewardCaller({"judge": Part(LimitedReward.of(one_fails))}, calls)
+        call = caller(one_fails, concurrency=1, retries=1, backoff=3600.0)
         waiting = asyncio.create_task(call(fails=True))
         while "retries" not in spent.read():
             await asyncio.sleep(0)
@@ -256,7 +173,7 @@ def test_of_several_rewards_one_that_fails_is_zero_or_fails_the_answer() -> None
 )
 def test_bad_keys_are_refused_in_one_line(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RewardCalls(**given)
+        reward_calls({"goldilocks": {"rewards": given}})
 
 
 def test_trl_is_given_a_function_of_whole_batches() -> None:
@@ -293,5 +210,53 @@ def test_a_spawned_process_can_be_sent_a_judge() -> None:
     reward = pickle.loads(pickle.dumps(sent))
     assert reward.__name__ == "AskingObject"
     assert inspect.iscoroutinefunction(reward)
-    assert LimitedReward.of(reward).is_async
     assert asyncio.run(reward(["3", "4"], answer=["3", "5"])) == [1.0, 0.0]
+
+
+LENGTH = """
+def compute_score(data_source, solution_str, ground_truth, extra_info, bonus=0):
+    if solution_str == "raise":
+        raise LookupError("no such answer")
+    return len(solution_str) + bonus
+"""
+
+
+def test_a_section_of_rewards_is_called_by_verl_as_one_function(tmp_path: Path) -> None:
+    path = tmp_path / "reward.py"
+    path.write_text(LENGTH)
+    functions = {"length": {"weight": 2.0}, "bonus": {"path": str(path), "reward_kwargs": {"bonus": 10}, "weight": 0.5}}
+    config = OmegaConf.create(
+        {
+            "reward": {"custom_reward_function": {"path": str(path), "name": "compute_score"}, "num_workers": 1},
+            "actor_rollout_ref": {"rollout": {"agent": {"num_workers": 2}}},
+            "goldilocks": {"rewards": {"functions": functions, "concurrency": 5, "retries": 1, "backoff": 0.0}},
+        }
+    )
+    guard_if_asked(config)
+    reward = OmegaConf.to_container(config.reward.custom_reward_function)
+    assert isinstance(reward, dict)
+    assert json.loads(reward["reward_kwargs"]["packed"])[1]["concurrency"] == 2  # of each worker
+    guard_if_asked(config)  # a run that goes on has it already
+    assert config.reward.custom_reward_function == reward
+    arguments = {"data_source": "d", "solution_str": "abc", "ground_truth": "", "extra_info": {}}
+    found = asyncio.run(compute_score(**reward["reward_kwargs"], **arguments))
+    assert found == {"length": 3, "bonus": 13, "score": 2 * 3 + 0.5 * 13}
+    with pytest.raises(LookupError):
+        asyncio.run(compute_score(**reward["reward_kwargs"], **{**arguments, "solution_str": "raise"}))
+    assert spent.read()["calls"] == 2 + 4
+
+
+@pytest.mark.parametrize(
+    ("path", "is_guarded"), [("pkg://goldilocks.tasks.registry", True), ("reward.py", False), (None, False)]
+)
+def test_on_verls_own_command_line_only_our_tasks_have_a_limit_unasked(path: str | None, is_guarded: bool) -> None:
+    reward = {"custom_reward_function": {"path": path, "name": "compute_score"}, "num_workers": 1}
+    agents = {"rollout": {"agent": {"num_workers": 1}}}
+    config = OmegaConf.create({"reward": reward, "actor_rollout_ref": agents, "goldilocks": {}})
+    guard_if_asked(config)
+    assert (config.reward.custom_reward_function.path != path) is is_guarded
+
+
+def test_fewer_calls_at_a_time_than_workers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"goldilocks\.rewards\.concurrency=3 is not accepted: 8 or more"):
+        guarded({"path": "reward.py", "name": "compute_score"}, RewardCalls(concurrency=3), workers=8)

@@ -23,7 +23,7 @@ from goldilocks.core import Collector
 from goldilocks.core.open_groups import issue_order
 from goldilocks.drive.backend import Rounds, places
 from goldilocks.drive.driver import Driver
-from goldilocks.rewards.calls import is_number
+from goldilocks.rewards import is_number
 from goldilocks.types import Event, Failure, Request, Rollout
 from goldilocks.verl.compat.rows import ProtoRows, Row, objects, rows_of
 

@@ -10,12 +10,14 @@ import base64
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from omegaconf import DictConfig, open_dict
 from ray import cloudpickle
-from verl import DataProto
+
+if TYPE_CHECKING:  # a process that only calls a function does without verl
+    from verl import DataProto
 
 RewardFunction = Callable[..., Any]
 
@@ -28,10 +30,13 @@ def route(config: DictConfig, reward_fn: RewardFunction | None, val_reward_fn: R
 
     Of a reward manager it is the function that it scores with: verl's workers build the manager itself from the config.
     """
+    from verl.trainer.ppo.reward import get_custom_reward_fn
+    from verl.utils.reward_score import default_compute_score
+
     given_training, given_validation = (_function(config, given) for given in (reward_fn, val_reward_fn))
     if given_training is None and given_validation is None:
         return False
-    training = given_training or _from_config(config)
+    training = given_training or get_custom_reward_fn(config) or default_compute_score
     validation = given_validation or training
     asynchronous = {inspect.iscoroutinefunction(function) for function in (training, validation)}
     if len(asynchronous) > 1:
@@ -77,40 +82,22 @@ def _unpack(packed: str) -> tuple[RewardFunction, RewardFunction]:
 
 def _function(config: DictConfig, given: Any) -> RewardFunction | None:
     """The function that was handed over, by itself or in a reward manager; None where it is the config's own."""
-    if given is None:
+    function = given
+    if hasattr(given, "run_single"):
+        from verl.trainer.ppo.reward import resolve_reward_manager_cls
+
+        built = resolve_reward_manager_cls(config)
+        if type(given) is not built:
+            raise ValueError(
+                f"reward_fn={type(given).__name__} is not accepted: verl's workers build the reward manager that "
+                f"reward.reward_manager names, {built.__name__}; name yours there, or hand over a function"
+            )
+        function = getattr(given, "compute_score", None)
+        inner = function.func if isinstance(function, functools.partial) else function
+        if str(getattr(inner, "__module__", "")).split(".")[0] == "verl":  # its default, or made of the config's
+            return None
+    if function is None:
         return None
-    if not hasattr(given, "run_single"):
-        _check(given)
-        return given
-    from verl.trainer.ppo.reward import resolve_reward_manager_cls
-
-    built = resolve_reward_manager_cls(config)
-    if type(given) is not built:
-        raise ValueError(
-            f"reward_fn={type(given).__name__} is not accepted: verl's workers build the reward manager that "
-            f"reward.reward_manager names, {built.__name__}; name yours there, or hand over a function"
-        )
-    function = getattr(given, "compute_score", None)
-    if function is None or _made_by_verl(function):
-        return None
-    _check(function)
-    return function
-
-
-def _made_by_verl(function: Any) -> bool:
-    """Whether it is verl's default, or what verl makes of ``reward.custom_reward_function``."""
-    inner = function.func if isinstance(function, functools.partial) else function
-    return str(getattr(inner, "__module__", "")).split(".")[0] == "verl"
-
-
-def _from_config(config: DictConfig) -> RewardFunction:
-    from verl.trainer.ppo.reward import get_custom_reward_fn
-    from verl.utils.reward_score import default_compute_score
-
-    return get_custom_reward_fn(config) or default_compute_score
-
-
-def _check(function: RewardFunction) -> None:
     try:
         inspect.signature(function).bind(**dict.fromkeys(ARGUMENTS))
     except (TypeError, ValueError) as error:
@@ -119,3 +106,4 @@ def _check(function: RewardFunction) -> None:
             f"reward_fn={name} is not accepted ({error}): a function of {', '.join(ARGUMENTS)} "
             "that returns a number, or a dict with score and other metrics"
         ) from None
+    return function

@@ -27,13 +27,13 @@ from goldilocks.drive.driver import Driver
 from goldilocks.drive.gate import Gate
 from goldilocks.errors import require
 from goldilocks.platforms import patches_env
+from goldilocks.rewards.calls import guard_if_asked
 from goldilocks.types import Group
 from goldilocks.verl.checks import check_v0
 from goldilocks.verl.compat.backend import CollectingManager, GenerationBatches, Pending, is_placeholder, placeholder
 from goldilocks.verl.compat.python_config import TrainerConfig
 from goldilocks.verl.compat.rewards import RewardFunction, mark_validation, route
 from goldilocks.verl.compat.rows import STALE, TRAINED, BatchFilter, FinalReward, ProtoRows, pad_to
-from goldilocks.verl.dispatch.guarded_reward import guard_if_asked
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, ValidatesByColumn, changed
 from goldilocks.verl.update.gates import KLPenalty
 from goldilocks.verl.update.guards import weights_guard

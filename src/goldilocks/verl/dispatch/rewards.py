@@ -28,20 +28,15 @@ async def grade(manager: Any, output: Any, row: dict[str, Any]) -> tuple[float, 
 
 
 def manager_of(worker: Any) -> Any:
-    """The default manager, made once in a worker; None where rewards are another's to give."""
-    if not hasattr(worker, "_goldilocks_rewards"):
-        worker._goldilocks_rewards = _make_manager(worker)
-    return worker._goldilocks_rewards
-
-
-def _make_manager(worker: Any) -> Any:
+    """Return verl's default manager, made once in a worker; None where rewards are another's to give."""
     from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
     from verl.trainer.ppo.reward import load_reward_manager
 
-    reward = worker.config.reward
-    sandbox = (reward.get("sandbox_fusion") or {}).get("url")
-    if reward.reward_model.enable or reward.reward_manager.name != MANAGER or sandbox:
-        return None
-    manager = load_reward_manager(worker.config, worker.tokenizer)
-    ours = type(manager) is NaiveRewardManager and is_known(NaiveRewardManager.run_single, RUN_SINGLE)
-    return manager if ours else None
+    if not hasattr(worker, "_goldilocks_rewards"):
+        reward = worker.config.reward
+        sandbox = (reward.get("sandbox_fusion") or {}).get("url")
+        plain = not reward.reward_model.enable and reward.reward_manager.name == MANAGER and not sandbox
+        manager = load_reward_manager(worker.config, worker.tokenizer) if plain else None
+        ours = type(manager) is NaiveRewardManager and is_known(NaiveRewardManager.run_single, RUN_SINGLE)
+        worker._goldilocks_rewards = manager if ours else None
+    return worker._goldilocks_rewards

@@ -20,7 +20,7 @@ import numpy as np
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.request import Generation
-from goldilocks.rewards.calls import is_number
+from goldilocks.rewards import is_number
 from goldilocks.runs.records import row_key
 from goldilocks.types import Rollout
 from goldilocks.verl.store.behaviour import VERSIONS

@@ -21,10 +21,10 @@ from verl.utils.debug import marked_timer
 from goldilocks.algorithms import untrained_rollouts
 from goldilocks.config.settings import Settings
 from goldilocks.drive.driver import Driver
+from goldilocks.rewards.calls import guard_if_asked
 from goldilocks.types import Group
 from goldilocks.verl.checks import MANAGER, check_v1
 from goldilocks.verl.dispatch.backend import AgentLoops
-from goldilocks.verl.dispatch.guarded_reward import guard_if_asked
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, ValidatesByColumn, changed
 from goldilocks.verl.estimators import counting_rollouts, estimator_for, several_rows_estimator
 from goldilocks.verl.lasting import work_begins
