@@ -27,8 +27,8 @@ from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from goldilocks.verl import plugin
 from goldilocks.verl.patches.log_probs import responses
+from goldilocks.verl.patches.padding import PaddedAtOnce, nested_as, padded
 from goldilocks.verl.store.batched_puts import Columns
-from goldilocks.verl.store.padding import PaddedAtOnce, nested_as, padded
 
 ROUNDS = 7
 Function = Callable[[], Any]

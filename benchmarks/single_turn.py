@@ -32,11 +32,11 @@ from goldilocks.engine.request import Generation
 from goldilocks.rewards.calls import guarded
 from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.verl.dispatch import worker
+from goldilocks.verl.dispatch.session import FIRST, ROLLOUTS, VISIT_SEED
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
 from goldilocks.verl.serve.answers import Answers
 from goldilocks.verl.store import batched_puts
-from goldilocks.verl.store.rows import FIRST, ROLLOUTS, VISIT_SEED
 
 N = 8  # rollouts of a prompt
 TICK = 32  # rollouts that end together

@@ -36,11 +36,11 @@ from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch import failures
 from goldilocks.verl.dispatch.client import StreamingClient
+from goldilocks.verl.dispatch.session import FIRST, ROLLOUTS, VISIT_SEED
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
 from goldilocks.verl.serve.answers import Answers, ManyAnswers
-from goldilocks.verl.store import batched_puts, rows
-from goldilocks.verl.store.rows import FIRST, ROLLOUTS, VISIT_SEED
+from goldilocks.verl.store import batched_puts, queue_rows
 
 LIMIT = 6  # tokens of an answer; the server does not know the limit, so that the worker cuts
 ROLLOUT = {"name": "transformers", "max_num_seqs": 64, "prompt_length": 8, "response_length": LIMIT}
@@ -236,7 +236,7 @@ class Queue:
         self._others: dict[str, dict[str, Any]] = {}  # tags by partition and key
         for name in self.STANDS_FOR:
             monkeypatch.setattr(transfer_queue, name, getattr(self, name))
-        monkeypatch.setattr(rows, "kv_batch_meta2batch_meta", self.meta)
+        monkeypatch.setattr(queue_rows, "kv_batch_meta2batch_meta", self.meta)
         asked_again = functools.cache(inspect.unwrap(batched_puts.takes_columns))  # once a queue, not once a process
         monkeypatch.setattr(batched_puts, "takes_columns", asked_again)
         monkeypatch.setattr(failures, "_published", False)  # as in a process that has told no error yet

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from goldilocks.verl.update.loggers import FAMILIES, show_grouped
+from goldilocks.runs.loggers import FAMILIES, show_grouped
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -65,12 +65,12 @@ def test_aborts_end_answers_and_the_largest_log_probs_are_handed_on(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # An abort waits until the engine knows the request, however long that takes here.
-    monkeypatch.setattr("goldilocks.verl.dispatch.aborts.TRIES", 100_000)
+    monkeypatch.setattr("goldilocks.verl.dispatch.servers.TRIES", 100_000)
     asyncio.run(check(model))
 
 
 async def check(model: Path) -> None:
-    from goldilocks.verl.dispatch.aborts import ENDED, abort_in_vllm
+    from goldilocks.verl.dispatch.servers import ENDED, abort_in_vllm
     from goldilocks.verl.fields import TOP
 
     server = await server_of(model)
@@ -149,7 +149,7 @@ async def check_that_an_end_loses_no_token(server: Any) -> None:
 
     ``clock`` is a request in the same steps: when it has ended, the long one has as many tokens at the least.
     """
-    from goldilocks.verl.dispatch.aborts import abort_in_vllm
+    from goldilocks.verl.dispatch.servers import abort_in_vllm
 
     async def pause(_name: str) -> None:
         await server.abort_all_requests()
@@ -176,7 +176,7 @@ async def check_that_an_end_loses_no_token(server: Any) -> None:
 
 async def check_many(server: Any) -> None:
     """Many requests of one message: each is answered as by a call of its own, and one fails or is aborted alone."""
-    from goldilocks.verl.dispatch.aborts import abort_in_vllm
+    from goldilocks.verl.dispatch.servers import abort_in_vllm
     from goldilocks.verl.fields import TOP
 
     shared = params(max_tokens=TOKENS, extra_args={TOP: True}, **WITHOUT_TEXT)

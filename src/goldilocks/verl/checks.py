@@ -27,7 +27,7 @@ CAN_PAUSE = ("transformers", "vllm")
 SAMPLER = "trainer.v1.sampler"
 VERLS_BOUNDS = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}  # verl's defaults
 SPLITS = ("train", "val")
-MANAGER = "goldilocks.verl.dispatch.manager.StreamingManager"
+MANAGER = "goldilocks.verl.dispatch.worker.StreamingManager"
 
 
 def check_run(config: DictConfig) -> None:

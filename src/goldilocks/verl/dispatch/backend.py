@@ -1,4 +1,4 @@
-"""verl's agent loops as a backend: requests go to the workers, and what happens to each rollout comes back at once.
+"""verl's agent loops as a backend: requests go to the workers, and what becomes of each rollout comes back.
 
 Tensors stay in the TransferQueue; the payload of a rollout is the keys and tags of its rows.
 """
@@ -12,34 +12,22 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from goldilocks.drive.backend import Backend
-from goldilocks.types import Failure, Paused, Request, Rollout
+from goldilocks.types import Event, Failure, Paused, Request, Rollout
 from goldilocks.verl.dispatch.failures import published_error
-from goldilocks.verl.dispatch.sampling_seed import RunSeeds, run_seeds, visit_seed
-from goldilocks.verl.store.rows import (
-    ANSWERS,
-    FIRST,
-    PLACEHOLDER,
-    ROLLOUTS,
-    VISIT_SEED,
-    QueueRows,
-    SavedAnswer,
-    Unfinished,
-)
+from goldilocks.verl.dispatch.session import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, RunSeeds, run_seeds, visit_seed
+from goldilocks.verl.store.queue_rows import PLACEHOLDER, QueueRows, SavedAnswer, Unfinished
 
 if TYPE_CHECKING:
-    from goldilocks.verl.dispatch.manager import StreamingManager
-    from goldilocks.verl.dispatch.worker import Report
-
-Refilling = Callable[[], AbstractContextManager[None]]
+    from goldilocks.verl.dispatch.worker import StreamingManager
 
 
 class AgentLoops(Backend):
-    """The workers of a ``StreamingManager``, which ``fit`` brings."""
+    """The backend over a ``StreamingManager``, which ``fit`` sets."""
 
     manager: StreamingManager
     global_steps = 0  # verl's number of the step that asks
 
-    def __init__(self, config: Any, dataset: Any, refilling: Refilling) -> None:
+    def __init__(self, config: Any, dataset: Any, refilling: Callable[[], AbstractContextManager[None]]) -> None:
         """``refilling`` wakes the rollout servers that sleep while the trainer has the batch."""
         self._config = config
         self._dataset = dataset
@@ -48,12 +36,42 @@ class AgentLoops(Backend):
         self.check_several_rows: Callable[[], object] = lambda: None  # raises where such rollouts cannot be trained
         self.rows = QueueRows(Unfinished(self.unfinished))
 
-    def submit(self, requests: Sequence[Request]) -> None:
-        if requests:
-            self.manager.start([self._prompt(request) for request in requests])
+    @cached_property
+    def _seeds(self) -> RunSeeds:
+        return run_seeds(self._config)
 
-    def events(self, within: float | None = None) -> Iterator[Rollout | Failure]:
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Send the workers the rows of the data set, with what they need to know of each request."""
+        prompts = []
+        for request in requests:
+            row = self._dataset[request.prompt.index]
+            prompts.append(
+                {
+                    # Ray takes longer to send the placeholder, a tensor, than all the rest.
+                    **{name: value for name, value in row.items() if name != PLACEHOLDER},
+                    "uid": request.uid,
+                    ROLLOUTS: request.n,
+                    FIRST: request.first,
+                    VISIT_SEED: visit_seed(self._seeds, request.prompt.key, request.prompt.index, request.visit),
+                    ANSWERS: self.rows.unfinished.give(request),
+                    "global_steps": self.global_steps,
+                }
+            )
+        if prompts:
+            self.manager.start(prompts)
+
+    def events(self, within: float | None = None) -> Iterator[Event]:
         return self._noted(self.manager.events(within))
+
+    def _noted(self, events: Iterable[Event]) -> Iterator[Event]:
+        """Note of each rollout, as the driver takes it in, which rows are in the queue and when it came."""
+        for event in events:
+            if isinstance(event, Rollout):
+                self._succeeded_at = time.time()
+                if len(event.payload) > 1:
+                    self.check_several_rows()
+                self.rows.put((event.uid, event.index), event.payload)
+            yield event
 
     def cancel(self, uids: Sequence[str]) -> None:
         self.manager.cancel(list(uids))
@@ -80,38 +98,6 @@ class AgentLoops(Backend):
         """Return the answers that unfinished rollouts can go on from."""
         return self.manager.answers()
 
-    def _noted(self, events: Iterable[Report]) -> Iterator[Rollout | Failure]:
-        """Note for each event, as the driver takes it in, which rows are in the queue and when the last one came."""
-        for event in events:
-            if isinstance(event, Rollout):
-                self._succeeded_at = time.time()
-                if len(event.payload) > 1:
-                    self.check_several_rows()
-                self.rows.put((event.uid, event.index), event.payload)
-            yield event
-
-    def _prompt(self, request: Request) -> dict[str, Any]:
-        """The row of the dataset, with what the agent loops need to know of the request."""
-        row = self._dataset[request.prompt.index]
-        return {
-            # Ray takes longer to send the placeholder, a tensor, than all the rest.
-            **{name: value for name, value in row.items() if name != PLACEHOLDER},
-            "uid": request.uid,
-            ROLLOUTS: request.n,
-            FIRST: request.first,
-            VISIT_SEED: self._visit_seed(request),
-            ANSWERS: self.rows.unfinished.give(request),
-            "global_steps": self.global_steps,
-        }
-
-    @cached_property
-    def _seeds(self) -> RunSeeds:
-        return run_seeds(self._config)
-
-    def _visit_seed(self, request: Request) -> int:
-        """Seed by the number of the visit to the prompt: the same whatever is generated beside it."""
-        return visit_seed(self._seeds, request.prompt.key, request.prompt.index, request.visit)
-
 
 class NeverPausing(AgentLoops):
     """For servers with devices of their own, which generate while the trainer trains.
@@ -127,17 +113,17 @@ class NeverPausing(AgentLoops):
     def drain(self) -> None:
         """Do nothing: nothing stops."""
 
-    def so_far(self) -> Iterator[Rollout | Failure]:
+    def so_far(self) -> Iterator[Event]:
         """Return everything that has happened up to now."""
         events, _ = self.manager.so_far(with_answers=False)
         return self._noted(events)
 
-    def up_to_saved_moment(self) -> Iterator[Rollout | Failure]:
-        """Return everything that has happened up to one moment, of which the answers are saved too."""
+    def up_to_saved_moment(self) -> Iterator[Event]:
+        """Return everything that has happened up to one moment, and keep the answers of that moment for the save."""
         events, self._answers = self.manager.so_far(with_answers=True)
         return self._noted(events)
 
     def unfinished(self) -> list[SavedAnswer]:
-        """Of the moment that was observed last: a rollout that has ended since then is unfinished to the collector."""
+        """The answers of the moment that was observed last: what has ended since, the collector has not been told."""
         answers, self._answers = self._answers, None
         return super().unfinished() if answers is None else answers

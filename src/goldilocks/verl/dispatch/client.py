@@ -3,7 +3,7 @@
 It knows at which server each session of its worker has which request, so that requests can be aborted and waited for.
 A paused session waits here with what it has written and asks for the rest when it continues: its agent loop sees one
 answer. The client asks verl's load balancer for a server only where there are several; verl's own client sends it two
-messages a rollout. Many requests go to a server in one message (``messages``).
+messages a rollout. Many requests go to a server in one message (``servers.exchanged``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import contextvars
 import functools
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from uuid import uuid4
@@ -24,9 +24,7 @@ from packaging.version import Version
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY
 
-from goldilocks.verl.dispatch.aborts import ENDED, Aborts
-from goldilocks.verl.dispatch.messages import Gathered, collected, exchanged, takes_many
-from goldilocks.verl.dispatch.sampling_seed import continued, of_turn
+from goldilocks.verl.dispatch.servers import ENDED, Aborts, Gathered, collected, exchanged, takes_many
 from goldilocks.verl.dispatch.session import (
     Cancelled,
     Deliver,
@@ -35,16 +33,17 @@ from goldilocks.verl.dispatch.session import (
     ResumableAnswer,
     Session,
     TurnRequest,
+    continued,
     current_session,
+    of_turn,
 )
 from goldilocks.verl.fields import TOP
-from goldilocks.verl.serve.answers import Answers
 
 ASK_AGAIN_S = 1.0  # an abort may overtake its request: it is repeated
 FLAT_LOG_PROBS = Version("0.12")  # the first vLLM that has them
 Server = tuple[str, Any]  # its name and its handle
 
-# The request for which this task has a server. Not every verl names it where the server is released.
+# The request that this task has a server for: not every verl names it when it releases the server.
 _request: contextvars.ContextVar[str] = contextvars.ContextVar("request")
 
 
@@ -63,7 +62,7 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str] | None:
 
 @functools.cache
 def _without_text() -> dict[str, bool]:
-    """The parameters by which vLLM returns tokens and numbers, without text, and without an object a log-prob."""
+    """The parameters by which vLLM returns no text, and log-probs as numbers, not as an object for each."""
     with contextlib.suppress(PackageNotFoundError):
         if Version(version("vllm")) >= FLAT_LOG_PROBS:
             return {"detokenize": False, "flat_logprobs": True}
@@ -71,7 +70,7 @@ def _without_text() -> dict[str, bool]:
 
 
 class StreamingClient(LLMServerClient):
-    """Takes over the state of ``client``, verl's own.
+    """verl's client with sessions; it takes over the state of ``client``.
 
     Invariant: a session of a cancelled group makes no further request, and what it has at a server is aborted.
     """
@@ -86,15 +85,15 @@ class StreamingClient(LLMServerClient):
         self._going = asyncio.Event()  # cleared while generation is paused
         self._going.set()
         self._only: asyncio.Task[Server | None] | None = None
-        self._last_only: Server | None = None  # the only server that there was when it was last asked for
-        self._held: set[str] = set()  # requests that the balancer does not know
+        self._last_only: Server | None = None  # the only server that there was when the balancer was last asked
+        self._not_balanced: set[str] = set()  # requests at the only server, of which the balancer is not told
         self._booked: dict[str, str] = {}  # the server of each turn that the balancer assigned
-        self._places: dict[str, asyncio.Semaphore] = {}  # of each server
-        self._handles: dict[Any, Gathered] = {}  # what verl's client calls instead of a server's handle
+        self._places: dict[str, asyncio.Semaphore] = {}  # free places for messages, of each server
+        self._handles: dict[Any, Gathered] = {}  # by a server's handle: what verl's client calls instead
         self.engine_s: dict[str, float] = {}  # seconds that each server's engine has spent on its steps
         self.aborts = Aborts(self.config.actor_rollout_ref.rollout.name)
         gates = OmegaConf.select(self.config, "batch_filter.enable_two_gate_filter")
-        self._extra = {"extra_args": {TOP: True}} if gates and self._on_vllm else {}  # our server always returns them
+        self._extra = {"extra_args": {TOP: True}} if gates and self._on_vllm else {}  # ours always returns the largest
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -176,7 +175,7 @@ class StreamingClient(LLMServerClient):
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **kwargs: Any
     ) -> Any:
-        """As verl's; return when the answer is complete, however often it pauses. Validation has no sessions."""
+        """As verl's; returns when the answer is complete, however often it pauses. Validation has no sessions."""
         sampling_params = self._unread(sampling_params)
         session = current_session.get()
         if session is None:
@@ -199,16 +198,16 @@ class StreamingClient(LLMServerClient):
         return answer.output()
 
     async def _add_to(self, answer: ResumableAnswer, session: Session, request_id: str, **request: Any) -> None:
-        """Ask for an answer, or the rest of it. The session is at a server until the reply."""
+        """Ask for an answer, or for the rest of it. The session is at a server until the reply."""
         request["sampling_params"] |= self._extra
-        self._sent(session)
+        self._enter(session)
         try:
             output = await self._ask_alone(request_id, **request)
             answer.parts.append(output)
             self._charge(session, output.token_ids, output.stop_reason)
             answer.done = output.stop_reason not in ENDED or self.is_cancelled(session)
         finally:
-            self._back(session)
+            self._leave(session)
 
     async def _ask_alone(self, request_id: str, **request: Any) -> Any:
         """As verl's ``generate``. After a failure the balancer is asked again: a new server may have the old name."""
@@ -225,7 +224,7 @@ class StreamingClient(LLMServerClient):
         return bool(self.config.actor_rollout_ref.rollout.name == "vllm")
 
     def _unread(self, sampling_params: dict[str, Any]) -> dict[str, Any]:
-        """The parameters of a request whose text nobody reads; vLLM finds stop strings in the text."""
+        """Add what spares vLLM the text, which nobody reads unless there are stop strings to find in it."""
         if not self._on_vllm or sampling_params.get("stop"):
             return sampling_params
         quick = dict(_without_text())
@@ -233,7 +232,8 @@ class StreamingClient(LLMServerClient):
             quick.pop("flat_logprobs", None)  # verl cuts those of a prompt, and flat ones cannot be cut to nothing
         return {**quick, **sampling_params}
 
-    def _sent(self, session: Session) -> None:
+    def _enter(self, session: Session) -> None:
+        """Note that the session is at a server."""
         self._at_servers.add(session)
         self._none_at_servers.clear()
 
@@ -242,14 +242,15 @@ class StreamingClient(LLMServerClient):
         if session.aborted:
             self.aborts.answered(stop_reason, len(token_ids))
 
-    def _back(self, session: Session) -> None:
+    def _leave(self, session: Session) -> None:
+        """Note that the session is at no server."""
         session.server, session.request_id, session.aborted = None, "", False
         self._at_servers.discard(session)
         if not self._at_servers:
             self._none_at_servers.set()
 
     def _vllm_request_id(self, request_id: str) -> str:
-        """verl's name of a request; verl asks for it right before sending."""
+        """verl's name of a request. verl asks for it right before it sends the request, so this can still stop it."""
         name: str = super()._vllm_request_id(request_id)
         if session := current_session.get():
             if self.is_cancelled(session):
@@ -260,12 +261,12 @@ class StreamingClient(LLMServerClient):
         return name
 
     async def ask(self, turns: list[TurnRequest], deliver: Deliver) -> None:
-        """Send each server its turns in one message; call ``deliver`` with replies as they come.
+        """Send each server its turns in one message, and call ``deliver`` with the replies as they come.
 
         Returns when every turn has a reply. These sessions do not pause.
         """
         for turn in turns:
-            self._sent(turn.session)
+            self._enter(turn.session)
         parts: dict[str, tuple[Any, list[TurnRequest]]] = {}
         for turn, chosen in zip(turns, await self._servers_for(turns), strict=True):
             if isinstance(chosen, BaseException):
@@ -290,49 +291,45 @@ class StreamingClient(LLMServerClient):
         return server
 
     async def _ask_server(self, name: str, server: Any, turns: list[TurnRequest], deliver: Deliver) -> None:
-        """Ask when there is a place for the message; where each turn is a call, each waits for a place of its own."""
-        async with self._place_at(name) if takes_many(server) else contextlib.nullcontext():
-            await self._ask_now(name, server, turns, deliver)
+        """Ask by one message, or by a call for each turn where the server takes one request a message."""
+        many = takes_many(server)
+        async with self._place_at(name) if many else contextlib.nullcontext():
+            unneeded = [turn for turn in turns if self.is_cancelled(turn.session)]
+            self._reply([Reply(turn, Cancelled(turn.session.uid)) for turn in unneeded], deliver)
+            waiting = {turn.name: turn for turn in turns if not self.is_cancelled(turn.session)}
+            if not waiting:
+                return
+            for turn in waiting.values():
+                turn.session.server, turn.session.request_id = server, turn.name
+            asked = [(turn, self._unread(turn.params) | self._extra) for turn in waiting.values()]
+            if many:
+                stream = exchanged(server, [(turn.name, turn.prompt_ids, params) for turn, params in asked])
+            else:
+                stream = collected({turn.name: self._call(name, server, turn, params) for turn, params in asked})
+            try:
+                async for answers in stream:
+                    if answers.busy_s is not None:
+                        self.engine_s[name] = answers.busy_s
+                    ended = [Reply(waiting.pop(one), made, answers.global_steps) for one, made in answers.outcomes]
+                    self._reply(ended, deliver)
+            except Exception as error:  # the server is gone
+                self._forget_only()
+                self._reply([Reply(turn, error) for turn in waiting.values()], deliver)
 
-    async def _ask_now(self, name: str, server: Any, turns: list[TurnRequest], deliver: Deliver) -> None:
-        unneeded = [turn for turn in turns if self.is_cancelled(turn.session)]
-        self._reply([Reply(turn, Cancelled(turn.session.uid)) for turn in unneeded], deliver)
-        waiting = {turn.name: turn for turn in turns if not self.is_cancelled(turn.session)}
-        if not waiting:
-            return
-        for turn in waiting.values():
-            turn.session.server, turn.session.request_id = server, turn.name
-        try:
-            async for answers in self._answers(name, server, list(waiting.values())):
-                if answers.busy_s is not None:
-                    self.engine_s[name] = answers.busy_s
-                ended = [Reply(waiting.pop(one), outcome, answers.global_steps) for one, outcome in answers.outcomes]
-                self._reply(ended, deliver)
-        except Exception as error:  # the server is gone
-            self._forget_only()
-            self._reply([Reply(turn, error) for turn in waiting.values()], deliver)
-
-    def _answers(self, name: str, server: Any, turns: list[TurnRequest]) -> AsyncIterator[Answers]:
-        """Ask by one message, or by a call for each turn where the server takes no more."""
-        if takes_many(server):
-            return exchanged(server, [(turn.name, turn.prompt_ids, self._params(turn)) for turn in turns])
-        return collected({turn.name: self._call(name, server, turn) for turn in turns})
-
-    async def _call(self, name: str, server: Any, turn: TurnRequest) -> Any:
+    async def _call(self, name: str, server: Any, turn: TurnRequest, params: dict[str, Any]) -> Any:
+        """Make one request, when the server has a place for it."""
         async with self._place_at(name):
             if self.is_cancelled(turn.session):
                 raise Cancelled(turn.session.uid)
-            asked = {"prompt_ids": turn.prompt_ids, "sampling_params": self._params(turn)}
+            asked = {"prompt_ids": turn.prompt_ids, "sampling_params": params}
             return await server.generate.remote(request_id=turn.name, **asked)
 
-    def _params(self, turn: TurnRequest) -> dict[str, Any]:
-        return self._unread(turn.params) | self._extra
-
     def _reply(self, replies: list[Reply], deliver: Deliver) -> None:
+        """Charge what was generated, release the servers, and deliver."""
         for reply in replies:
             if not isinstance(reply.outcome, BaseException):
                 self._charge(reply.turn.session, reply.outcome.token_ids, reply.outcome.stop_reason)
-            self._back(reply.turn.session)
+            self._leave(reply.turn.session)
             if booked := self._booked.pop(reply.turn.name, None):
                 self._give_back(booked, reply.turn.name)
         if replies:
@@ -341,7 +338,7 @@ class StreamingClient(LLMServerClient):
     # -- servers -------------------------------------------------------------------------------------------------------
 
     def refresh_servers(self) -> None:
-        """Ask again for the only server: others may have come, or it may be gone. Prompts are rendered meanwhile."""
+        """Begin to ask again which server is the only one: others may have come, or it may be gone."""
         known = self._last_only is not None
         self._only = asyncio.create_task(self._only_server(uuid4().hex, {})) if known else None
 
@@ -352,23 +349,19 @@ class StreamingClient(LLMServerClient):
         _request.set(request_id)
         only = await self._find_only(request_id, **extra)
         if only is not None:
-            self._held.add(request_id)
+            self._not_balanced.add(request_id)
         name, server = only or await self._assigned(request_id, **extra)
         await self._place_at(name).acquire()
         if session := current_session.get():
             session.server = server
-        return name, self._gathered(server)
-
-    def _gathered(self, server: Any) -> Any:
-        """What verl's client calls; our own server answers many requests in a form that verl does not know."""
-        if not self._on_vllm or not takes_many(server):
-            return server
+        if not self._on_vllm or not takes_many(server):  # ours answers many requests in a form unknown to verl
+            return name, server
         if server not in self._handles:
             self._handles[server] = Gathered(server)
-        return self._handles[server]
+        return name, self._handles[server]
 
     async def _find_only(self, request_id: str, **extra: Any) -> Server | None:
-        """The server if there is one; None where there are several."""
+        """The server if there is only one; None where there are several."""
         if self._only is None:
             self._only = asyncio.create_task(self._only_server(request_id, extra))
         return await self._only
@@ -383,7 +376,7 @@ class StreamingClient(LLMServerClient):
         return self._last_only
 
     async def _assigned(self, request_id: str, **about: Any) -> Server:
-        """The server that the load balancer chooses; a balancer that can use more of the request is told more."""
+        """The server that the load balancer chooses; ``about`` is cut to what this verl's balancer can use."""
         about = taken_by(LLMServerClient._acquire_server, **about)
         server: Server = await super()._acquire_server(request_id, **about)
         return server
@@ -392,7 +385,7 @@ class StreamingClient(LLMServerClient):
         super()._release_server(server_id, **taken_by(LLMServerClient._release_server, request_id=request_id))
 
     def _place_at(self, server: str) -> asyncio.Semaphore:
-        """Messages beyond the concurrency of the server's actor wait here: an abort must not queue behind them."""
+        """Messages beyond the concurrency of the server's actor wait for a place: aborts must not queue behind them."""
         if server not in self._places:
             rollout = self.config.actor_rollout_ref.rollout
             at_once = max(1000 - CONTROL_METHOD_CONCURRENCY, rollout.max_num_seqs)
@@ -403,7 +396,7 @@ class StreamingClient(LLMServerClient):
         """As verl's; notify the balancer only if it assigned the server."""
         self._place_at(server_id).release()
         name = _request.get() if request_id is None else request_id
-        if name in self._held:
-            self._held.discard(name)
+        if name in self._not_balanced:
+            self._not_balanced.discard(name)
         else:
             self._give_back(server_id, name)

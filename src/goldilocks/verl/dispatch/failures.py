@@ -21,8 +21,8 @@ from goldilocks.verl.serve.answers import place
 
 Function = Callable[..., Any]
 
-# A partition of verl's transfer queue that holds no samples: a key for each process, tagged with reason and time.
-PARTITION = "failures"
+# A partition of the TransferQueue without rows: a key for each process, tagged with reason and time.
+FAILURES = "failures"
 ENDS = "ends"  # the tag of an error after which the run must not go on, though other rollouts succeeded
 
 # The managers of this process's agent-loop workers, and for each worker a call that it has not answered yet.
@@ -36,7 +36,7 @@ def publish_first_error(original: Function) -> Function:
     """Wraps verl's ``_settle_session_tasks``, which returns the errors of one prompt's rollouts."""
 
     @wraps(original)
-    async def settle(tasks: list[Any]) -> list[BaseException]:
+    async def _settle_session_tasks(tasks: list[Any]) -> list[BaseException]:
         errors: list[BaseException] = await original(tasks)
         if errors:
             await publish(next(filter(_ends_the_run, errors), errors[0]))
@@ -44,13 +44,13 @@ def publish_first_error(original: Function) -> Function:
             succeeded()
         return errors
 
-    return settle
+    return _settle_session_tasks
 
 
 async def publish(error: BaseException) -> None:
-    """Put the reason into the table that the trainer polls, unless an earlier one of this process is there.
+    """Put the reason into the table that the trainer polls, unless an earlier error of this process is there.
 
-    One that ends the run takes the earlier one's place.
+    An error that ends the run replaces an earlier one.
     """
     global _published
     if _published and not _ends_the_run(error):
@@ -60,7 +60,7 @@ async def publish(error: BaseException) -> None:
 
     process = f"{platform.node()}/{os.getpid()}"
     tag = {"reason": reason(error), "at": time.time(), ENDS: _ends_the_run(error)}
-    await transfer_queue.async_kv_put(key=process, partition_id=PARTITION, tag=tag)
+    await transfer_queue.async_kv_put(key=process, partition_id=FAILURES, tag=tag)
 
 
 def _ends_the_run(error: BaseException) -> bool:
@@ -68,7 +68,7 @@ def _ends_the_run(error: BaseException) -> bool:
 
 
 def succeeded() -> None:
-    """Note a success: the next error of this process is published again."""
+    """Note a success, so that the next error of this process is published."""
     global _published
     _published = False
 
@@ -76,8 +76,8 @@ def succeeded() -> None:
 def name_first_error(original: Function) -> Function:
     """Wraps ``ReplayBuffer.sample``: where no rollout of a batch succeeded, the run ends with the reason.
 
-    verl raises there in training without saying it, and goes on with an empty batch in validation. A reward that must
-    not fail (``goldilocks.rewards.on_failure=error``) ends the run whatever became of the other rollouts.
+    verl raises without the reason in training, and goes on with an empty batch in validation. A reward that must not
+    fail (``goldilocks.rewards.on_failure=error``) ends the run whatever became of the other rollouts.
     """
     last = 0.0  # when a batch came
 
@@ -100,7 +100,7 @@ def name_first_error(original: Function) -> Function:
 
 
 def remember_workers(original: Function) -> Function:
-    """Wraps ``AgentLoopManagerTQ.generate_sequences``, after which its workers are at work on their own."""
+    """Wraps ``AgentLoopManagerTQ.generate_sequences``: from then on the manager's workers are checked."""
 
     @wraps(original)
     def generate_sequences(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -122,9 +122,9 @@ def look_after_workers(original: Function) -> Function:
 
 
 def check_workers() -> None:
-    """Raise Ray's error, which says how it died, if an agent-loop worker of this process's managers is dead.
+    """If an agent-loop worker of this process's managers is dead, raise Ray's error, which says how it died.
 
-    Every worker owes an answer to one call at any time. A busy one may be late with it; a dead one fails it at once.
+    Every worker has one unanswered call at any time. A busy worker answers late; a dead one fails the call at once.
     """
     import ray
 
@@ -141,7 +141,7 @@ def _none_succeeded(since: float) -> RuntimeError:
 
 
 def published_error(since: float = 0.0) -> str | None:
-    """The reason of the first rollout that failed after the time ``since``; where none did, of the first of all."""
+    """The reason of the first failure after the time ``since``; without one, of the first failure of all."""
     first = min(_tags(), key=lambda tag: (tag["at"] < since, tag["at"]), default=None)
     return None if first is None else first["reason"]
 
@@ -156,11 +156,11 @@ def _tags() -> list[dict[str, Any]]:
     """Return what the processes of the run have published."""
     import transfer_queue
 
-    return list((transfer_queue.kv_list() or {}).get(PARTITION, {}).values())
+    return list((transfer_queue.kv_list() or {}).get(FAILURES, {}).values())
 
 
 def reason(error: BaseException) -> str:
-    """An error in one line: what was raised and where. Ray's wrapping of a remote error is taken off first."""
+    """An error in one line: what was raised and where. Of Ray's wrapper of a remote error, the error inside."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, BaseException):
         return reason(cause)

@@ -1,7 +1,10 @@
-"""One rollout in the making: what it asks a rollout server for, what it is answered, and the event it ends with.
+"""One rollout in the making: its noise, what it asks a rollout server for, the answers, and the event it ends with.
 
 A rollout that pauses is asked for again with what it has written behind its prompt, so an answer may have parts by
 several policies. Every token keeps the log-prob and the version of the policy that wrote it.
+
+The seed of a rollout's noise is a function of the run's seed, the prompt, the visit and the index. Two runs with one
+seed draw the same noise for the same rollout, whatever else is generated, in any order, at any server.
 """
 
 from __future__ import annotations
@@ -20,21 +23,97 @@ import numpy as np
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.request import Generation
+from goldilocks.hashing import hashed
 from goldilocks.rewards import is_number
 from goldilocks.runs.records import row_key
 from goldilocks.types import Rollout
-from goldilocks.verl.store.behaviour import VERSIONS
+from goldilocks.verl.store.queue_rows import VERSIONS
 
-PER_TOKEN = ("top_log_probs",)  # extra fields that have a value for each token
+# The fields that the backend adds to a prompt's row for the worker.
+ROLLOUTS = "__rollout_n__"  # how many sessions to run: verl's own name
+FIRST = "__rollout_first__"  # the index of the first of them
+VISIT_SEED = "__visit_seed__"  # the seed of the noise of all of them
+ANSWERS = "__answers__"  # by index, the saved answers of unfinished rollouts
+
+TOP_LOG_PROBS = "top_log_probs"  # the extra field with the largest log-prob at each token
 
 Versions = list[list[Any]]  # [version, how many tokens it wrote], in the order of the tokens; None: unknown
+
+
+# -- the noise ---------------------------------------------------------------------------------------------------------
+
+RunSeeds = tuple[object, object]  # of the data and of the rollouts
+
+VALIDATION = -1  # the visit of every validation, so that all draw the same noise
+
+# The name of the seed in each engine's sampling parameters. Engines other than ours sample more slowly with a seed in
+# each request, so they get one only with `rollout.full_determinism`.
+_SEED_OF = {"transformers": "seed", "vllm": "seed", "sglang": "sampling_seed"}
+_ALWAYS_SEEDED = ("transformers",)
+
+
+def run_seeds(config: Any) -> RunSeeds:
+    """The seeds in verl's config. Read them once: OmegaConf takes longer to read a key than a seed takes to compute."""
+    return config.data.get("seed"), config.actor_rollout_ref.rollout.seed
+
+
+def visit_seed(seeds: RunSeeds, key: int, place: object, visit: int) -> int:
+    """The seed of one visit to a prompt; ``place`` is its place in the data, so that copies get different answers."""
+    return hashed(*seeds, key, place, visit)
+
+
+def seeded(sampling_params: Mapping[str, Any], rollout_config: Any, visit: int, index: int) -> dict[str, Any]:
+    """The sampling parameters of rollout ``index`` of the visit whose seed is ``visit``."""
+    name = _SEED_OF.get(rollout_config.name)
+    if name is None or not (rollout_config.name in _ALWAYS_SEEDED or rollout_config.full_determinism):
+        return dict(sampling_params)
+    return {**sampling_params, name: hashed(visit, index)}
+
+
+def of_turn(sampling_params: Mapping[str, Any], rollout_config: Any, turn: int) -> dict[str, Any]:
+    """The sampling parameters of a conversation's request number ``turn``, counted from 0."""
+    return _reseeded(sampling_params, rollout_config, "turn", turn) if turn else dict(sampling_params)
+
+
+def continued(sampling_params: Mapping[str, Any], rollout_config: Any, *, prompt: int, written: int) -> dict[str, Any]:
+    """The sampling parameters of the rest of an answer that has ``written`` tokens, to a prompt of ``prompt`` tokens.
+
+    Without a limit in the parameters the rest ends where verl's servers would have ended the whole answer.
+    """
+    if not written:
+        return dict(sampling_params)
+    params = _reseeded(sampling_params, rollout_config, written)
+    left = rollout_config.prompt_length + rollout_config.response_length - prompt
+    limit = params.pop("max_new_tokens", min(rollout_config.response_length, left))
+    params["max_tokens"] = params.get("max_tokens", limit) - written
+    return params
+
+
+def _reseeded(sampling_params: Mapping[str, Any], rollout_config: Any, *parts: object) -> dict[str, Any]:
+    """Change the seed for a later request of the same rollout.
+
+    Our engine draws by the seed and the position in the whole text, so it keeps the seed. Other engines draw by the
+    seed and the position in the request: the same seed would repeat the noise.
+    """
+    params, name = dict(sampling_params), _SEED_OF.get(rollout_config.name)
+    if name in params and rollout_config.name not in _ALWAYS_SEEDED:
+        params[name] = hashed(params[name], *parts)
+    return params
+
+
+def request_number(row: Mapping[str, Any]) -> int:
+    """A number for each rollout. With ``full_determinism`` verl names a request by its priority, 0 for all of them."""
+    return hashed(row["uid"], row["session_id"])
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class ResumableAnswer:
     """The answer to one request: the parts that servers have returned, in order."""
 
-    prompt: str  # the name of what was asked
+    prompt: str  # the ``name_of`` the prompt
     parts: list[TokenOutput] = field(default_factory=list)
     done: bool = False
 
@@ -44,7 +123,7 @@ class ResumableAnswer:
 
     @property
     def versions(self) -> Versions:
-        """The tokens of each policy; a rollout may pause more than once under one policy."""
+        """Which policy wrote how many of the tokens; parts that one policy wrote in a row count as one."""
         written = [part for part in self.parts if part.token_ids]
         by_version = itertools.groupby(written, lambda part: part.extra_fields.get("global_steps"))
         return [[version, sum(len(part.token_ids) for part in parts)] for version, parts in by_version]
@@ -54,23 +133,23 @@ class ResumableAnswer:
         if len(self.parts) == 1:
             return self.parts[0]
         last = self.parts[-1]
-        columns = {name: self._joined([part.extra_fields.get(name) for part in self.parts]) for name in PER_TOKEN}
+        extra = {**last.extra_fields, **_oldest_and_newest(self.versions)}
+        extra.pop(TOP_LOG_PROBS, None)
+        top_log_probs = self._concatenated([part.extra_fields.get(TOP_LOG_PROBS) for part in self.parts])
+        if top_log_probs is not None:
+            extra[TOP_LOG_PROBS] = top_log_probs
         return last.model_copy(
             update={
                 "token_ids": self.token_ids,
-                "log_probs": self._joined([part.log_probs for part in self.parts]),
+                "log_probs": self._concatenated([part.log_probs for part in self.parts]),
                 "routed_experts": self._routed_experts(),
                 "num_preempted": sum(part.num_preempted or 0 for part in self.parts),
-                "extra_fields": {
-                    **{name: value for name, value in last.extra_fields.items() if name not in PER_TOKEN},
-                    **{name: column for name, column in columns.items() if column is not None},
-                    **_oldest_and_newest(self.versions),
-                },
+                "extra_fields": extra,
             }
         )
 
-    def _joined(self, columns: Sequence[list[Any] | None]) -> list[Any] | None:
-        """Join the values of the parts; None if a part has tokens and no values."""
+    def _concatenated(self, columns: Sequence[list[Any] | None]) -> list[Any] | None:
+        """The values of all parts; None if a part has tokens and no values."""
         if any(column is None and part.token_ids for part, column in zip(self.parts, columns, strict=True)):
             return None
         return [value for column in columns for value in column or ()]
@@ -85,11 +164,33 @@ class ResumableAnswer:
         return rows
 
     def state_dict(self) -> dict[str, Any]:
-        return {"prompt": self.prompt, "done": self.done, "parts": [_packed(part) for part in self.parts]}
+        """JSON values, and arrays for what has a value for each token."""
+        parts = []
+        for part in self.parts:
+            extra = dict(part.extra_fields)
+            if extra.get(TOP_LOG_PROBS) is not None:
+                extra[TOP_LOG_PROBS] = np.array(extra[TOP_LOG_PROBS], dtype=np.float32)
+            log_probs = None if part.log_probs is None else np.array(part.log_probs, dtype=np.float32)
+            arrays = {"token_ids": np.array(part.token_ids, dtype=np.int64), "log_probs": log_probs}
+            parts.append({**part.model_dump(), **arrays, "extra_fields": extra})
+        return {"prompt": self.prompt, "done": self.done, "parts": parts}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> ResumableAnswer:
-        return cls(state["prompt"], [_unpacked(part) for part in state["parts"]], state["done"])
+        parts = []
+        for fields in state["parts"]:
+            extra = dict(fields["extra_fields"])
+            if extra.get(TOP_LOG_PROBS) is not None:
+                extra[TOP_LOG_PROBS] = extra[TOP_LOG_PROBS].tolist()
+            log_probs = None if fields["log_probs"] is None else fields["log_probs"].tolist()
+            lists = {"token_ids": fields["token_ids"].tolist(), "log_probs": log_probs}
+            parts.append(TokenOutput(**{**fields, **lists, "extra_fields": extra}))
+        return cls(state["prompt"], parts, state["done"])
+
+
+def name_of(prompt_ids: Sequence[int]) -> str:
+    """A hash of a prompt: a saved answer continues only if the same prompt is asked again."""
+    return hashlib.blake2b(np.asarray(prompt_ids, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
 
 
 def _oldest_and_newest(versions: Versions) -> dict[str, int | None]:
@@ -97,35 +198,12 @@ def _oldest_and_newest(versions: Versions) -> dict[str, int | None]:
     return {"min_global_steps": min(known, default=None), "max_global_steps": max(known, default=None)}
 
 
-def name_of(prompt_ids: Sequence[int]) -> str:
-    """A name for a prompt: a saved answer continues only if the same prompt is asked again."""
-    return hashlib.blake2b(np.asarray(prompt_ids, dtype=np.int64).tobytes(), digest_size=16).hexdigest()
-
-
-def _packed(part: TokenOutput) -> dict[str, Any]:
-    """The fields, with columns of tokens as arrays."""
-    fields = {**part.model_dump(), "token_ids": np.array(part.token_ids, dtype=np.int64)}
-    extra = {name: _array(value) if name in PER_TOKEN else value for name, value in part.extra_fields.items()}
-    return {**fields, "log_probs": _array(part.log_probs), "extra_fields": extra}
-
-
-def _array(values: list[float] | None) -> np.ndarray | None:
-    return None if values is None else np.array(values, dtype=np.float32)
-
-
-def _unpacked(fields: Mapping[str, Any]) -> TokenOutput:
-    extra = {name: _list(value) if name in PER_TOKEN else value for name, value in fields["extra_fields"].items()}
-    columns = {name: _list(fields[name]) for name in ("token_ids", "log_probs")}
-    return TokenOutput(**{**fields, **columns, "extra_fields": extra})
-
-
-def _list(values: np.ndarray | None) -> list[Any] | None:
-    return None if values is None else values.tolist()
+# -- the session -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class Session:
-    """What a rollout has cost so far, and at which server it is."""
+    """What a rollout has cost and been answered so far, and at which server it is."""
 
     uid: str
     index: int
@@ -136,35 +214,6 @@ class Session:
     answers: list[ResumableAnswer] = field(default_factory=list)  # to its requests, in order
     asked: int = 0  # requests that its agent loop has made
     task: asyncio.Task[Any] | None = None  # while its agent loop runs
-
-    def align(self, outputs: Sequence[Any]) -> None:
-        """Give each output the values of its own tokens: verl's loops keep those of the first answer."""
-        if len(self.answers) == len(outputs) == 1:
-            return
-        for name in PER_TOKEN:
-            found = [answer.output().extra_fields.get(name) for answer in self.answers]
-            whole = [column for column in found if column is not None]
-            values = [value for column in whole for value in column] if len(whole) == len(found) else None
-            rows = None if values is None else _by_token(values, [one.response_mask for one in outputs])
-            for place, one in enumerate(outputs):
-                one.extra_fields.pop(name, None)
-                if rows is not None:
-                    one.extra_fields[name] = rows[place]
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Within, ``stop`` ends the task of this session: its rows are not being graded or stored."""
-        self.task = asyncio.current_task()
-        try:
-            yield
-        finally:
-            self.task = None
-
-    def stop(self) -> None:
-        """End the agent loop where it waits, once: verl's then releases its tool, which may take a while."""
-        task, self.task = self.task, None
-        if task is not None:
-            task.cancel()
 
     @property
     def versions(self) -> Versions:
@@ -177,8 +226,44 @@ class Session:
         self.asked += 1
         if place < len(self.answers) and self.answers[place].prompt == name:
             return self.answers[place]
-        self.answers[place:] = [ResumableAnswer(name)]  # one that was saved for another request is dropped
+        self.answers[place:] = [ResumableAnswer(name)]  # a saved answer to another request is dropped
         return self.answers[place]
+
+    def align(self, outputs: Sequence[Any]) -> None:
+        """Give each output the largest log-probs of its own tokens: verl's loops keep those of the first answer."""
+        if len(self.answers) == len(outputs) == 1:
+            return
+        found = [answer.output().extra_fields.get(TOP_LOG_PROBS) for answer in self.answers]
+        values = [value for column in found if column is not None for value in column]
+        rows = None if None in found else _by_token(values, [one.response_mask for one in outputs])
+        for place, one in enumerate(outputs):
+            one.extra_fields.pop(TOP_LOG_PROBS, None)
+            if rows is not None:
+                one.extra_fields[TOP_LOG_PROBS] = rows[place]
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Within it ``stop`` ends the task of this session; a session that is being graded or stored is not ended."""
+        self.task = asyncio.current_task()
+        try:
+            yield
+        finally:
+            self.task = None
+
+    def stop(self) -> None:
+        """Cancel the agent loop where it waits, once: verl's loop then releases its tool, which may take a while."""
+        task, self.task = self.task, None
+        if task is not None:
+            task.cancel()
+
+
+def _by_token(values: Sequence[float], masks: Sequence[Sequence[int]]) -> list[list[float]] | None:
+    """Spread the values of generated tokens over rows, with 0 for other tokens; None where their numbers differ."""
+    written = sum(map(sum, masks))
+    if written > len(values) or (len(masks) > 1 and written < len(values)):
+        return None
+    left = iter(values)
+    return [[next(left) if generated else 0.0 for generated in mask] for mask in masks]
 
 
 current_session: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
@@ -204,7 +289,7 @@ class TurnRequest:
 
 @dataclass(frozen=True)
 class Reply:
-    """The outcome of a turn: what our server or verl's made, or the reason why there is nothing."""
+    """The outcome of a turn: what our server or verl's made, or the error that prevented it."""
 
     turn: TurnRequest
     outcome: Generation | TokenOutput | BaseException
@@ -218,7 +303,7 @@ class Reply:
         if isinstance(made, TokenOutput):
             about = made.extra_fields
         else:
-            about = {"global_steps": self.global_steps, "top_log_probs": made.top_log_probs}
+            about = {"global_steps": self.global_steps, TOP_LOG_PROBS: made.top_log_probs}
         version = about.get("global_steps")
         return {**about, "min_global_steps": version, "max_global_steps": version}
 
@@ -226,25 +311,38 @@ class Reply:
 Deliver = Callable[[list[Reply]], None]
 
 
+# -- the event it ends with --------------------------------------------------------------------------------------------
+
+
 def rollout_of(
     session: Session, outputs: list[Any], global_steps: int, response_length: int, versions: Versions
 ) -> Rollout:
     """The event of a session whose rows are stored; each of ``outputs``, of verl's agent loop, is a row."""
     final, uid, index = outputs[-1], session.uid, session.index
-    info = final.extra_fields.get("reward_extra_info") or {}
     counts = [sum(one.response_mask) for one in outputs]
-    spans = _by_row(versions, counts)
-    whole = [versions] * len(outputs) if spans is None else spans
-    tags = [_tag(one, global_steps, own) for one, own in zip(outputs, whole, strict=True)]
-    for tag, own in zip(tags, spans or (), strict=False):
-        if tag["min_global_steps"] != tag["max_global_steps"]:
+    by_row = _by_row(versions, counts)
+    tags = []
+    for place, one in enumerate(outputs):
+        own = versions if by_row is None else by_row[place]
+        prompt_len, response_len = len(one.prompt_ids), len(one.response_ids)
+        tag: dict[str, Any] = {  # as verl's worker tags a trajectory
+            "status": "success",
+            "prompt_len": prompt_len,
+            "response_len": response_len,
+            "seq_len": prompt_len + response_len,
+            "global_steps": global_steps,
+            **_oldest_and_newest(own),
+        }
+        if by_row is not None and tag["min_global_steps"] != tag["max_global_steps"]:
             tag[VERSIONS] = own
+        tags.append(tag)
     version = min((tag["min_global_steps"] for tag in tags if tag["min_global_steps"] is not None), default=None)
+    info = final.extra_fields.get("reward_extra_info") or {}
     return Rollout(
         uid,
         index,
         reward=float(final.reward_score),
-        tokens=max(session.tokens, sum(counts)),  # rows may leave some out
+        tokens=max(session.tokens, sum(counts)),  # rows may lack tokens that were generated
         metrics={name: float(value) for name, value in info.items() if is_number(value)},
         truncated=len(final.response_ids) >= response_length,
         version=None if version is None else int(version),
@@ -254,33 +352,11 @@ def rollout_of(
 
 
 def _by_row(versions: Versions, counts: list[int]) -> list[Versions] | None:
-    """Divide the tokens that policies wrote among the rows they stand in; None where rows have others than those."""
+    """Divide the tokens that policies wrote among rows with so many tokens each; None where their numbers differ."""
     if len(counts) == 1:
-        return [versions]  # a row that was cut has the first of them
+        return [versions]  # a row that was cut has the first of the tokens
     if sum(counts) != sum(count for _, count in versions):
         return None
     tokens = iter([version for version, count in versions for _ in range(count)])
     rows = (itertools.groupby(itertools.islice(tokens, count)) for count in counts)
     return [[[version, len(list(written))] for version, written in row] for row in rows]
-
-
-def _by_token(values: Sequence[float], masks: Sequence[Sequence[int]]) -> list[list[float]] | None:
-    """Lay the values of generated tokens out over rows, with 0 for other tokens; None where rows have other tokens."""
-    written = sum(map(sum, masks))
-    if written > len(values) or (len(masks) > 1 and written < len(values)):
-        return None
-    left = iter(values)
-    return [[next(left) if generated else 0.0 for generated in mask] for mask in masks]
-
-
-def _tag(output: Any, global_steps: int, versions: Versions) -> dict[str, Any]:
-    """The tag that verl's worker gives a trajectory, with the policies that wrote it."""
-    prompt_len, response_len = len(output.prompt_ids), len(output.response_ids)
-    return {
-        "status": "success",
-        "prompt_len": prompt_len,
-        "response_len": response_len,
-        "seq_len": prompt_len + response_len,
-        "global_steps": global_steps,
-        **_oldest_and_newest(versions),
-    }

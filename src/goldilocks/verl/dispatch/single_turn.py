@@ -3,7 +3,7 @@
 verl runs every rollout as a task of its own: it renders the prompt's template once per rollout, builds an agent loop,
 hops between threads, validates objects, and builds eight tensors. Here a prompt is rendered once for all its rollouts,
 rollouts go to each server in one message, and rollouts that end together are graded and stored together. The rows are
-the same, field by field. Where verl's loop differs from the version that this was written for, verl's own runs.
+the same, field by field. Where verl's loop is not one that this was written for, verl's own loop runs.
 """
 
 from __future__ import annotations
@@ -28,17 +28,28 @@ from goldilocks.hashing import Sources, is_known
 from goldilocks.types import OnFull, Rollout
 from goldilocks.verl.dispatch.client import StreamingClient
 from goldilocks.verl.dispatch.rewards import grade, manager_of
-from goldilocks.verl.dispatch.sampling_seed import seeded
-from goldilocks.verl.dispatch.session import Cancelled, Reply, Session, TurnRequest, Versions, rollout_of
+from goldilocks.verl.dispatch.session import (
+    ANSWERS,
+    FIRST,
+    ROLLOUTS,
+    VISIT_SEED,
+    Cancelled,
+    Reply,
+    Session,
+    TurnRequest,
+    Versions,
+    rollout_of,
+    seeded,
+)
 from goldilocks.verl.serve.limits import NAME as OUR_SERVER
-from goldilocks.verl.store.rows import ANSWERS, FIRST, PARTITION, ROLLOUTS, VISIT_SEED
+from goldilocks.verl.store.queue_rows import PARTITION
 from goldilocks.verl.switch import in_force
 
 Fields = dict[str, Any]  # of a row
 
 AGENT = "single_turn_agent"  # verl's name of its single-turn loop
 
-# The functions of verl that are done here for many rollouts at once, and the sources that they may have.
+# The functions of verl whose work is done here for many rollouts at once, and the sources that they may have.
 WORKER = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class  # type: ignore[attr-defined]  # Ray's
 FOLLOWED: tuple[tuple[Callable[..., Any], Sources], ...] = (
     (SingleTurnAgentLoop.run, ("1baec41cee2de25f", "b016f36cb70524a1")),
@@ -50,7 +61,7 @@ FOLLOWED: tuple[tuple[Callable[..., Any], Sources], ...] = (
 )
 
 
-# The functions of verl that render a prompt, which is done here for many at once, and the sources that they may have.
+# The functions of verl that render a prompt, whose work is done here for many at once, and the sources they may have.
 RENDERED = ("build_initial_tokens", "_render_tokens")
 RENDERING: tuple[tuple[Callable[..., Any], Sources], ...] = (
     (ContinuousTokenBuilder.build_initial_tokens, ("f6cd2026d6625f05", "902bdc1640fc0d0b")),
@@ -78,7 +89,7 @@ class Output:
 
 
 class SingleTurn:
-    """Renders prompts, turns answers into outputs, and grades outputs, by the worker's model and config."""
+    """Renders prompts, turns answers into outputs, and grades outputs, with the worker's tokenizer and config."""
 
     def __init__(self, worker: Any) -> None:
         loop = worker._agent_loop(AGENT)
@@ -93,10 +104,10 @@ class SingleTurn:
         return cls(worker) if _is_known(worker) and manager_of(worker) is not None else None
 
     def prompts_ids(self, prompts: Sequence[Fields]) -> list[list[int] | Exception]:
-        """As verl's ``ct_build_initial_tokens`` of each; the error of one that cannot be rendered."""
+        """The tokens of each prompt as verl's ``ct_build_initial_tokens`` makes them, or the error that it raises."""
         try:
             found = self._rendered_together(prompts)
-        except Exception:  # of one, which is found by itself
+        except Exception:  # one of them cannot be rendered: the others can, by themselves
             found = list(map(self._rendered, prompts))
         return [ids if isinstance(ids, Exception) else self._loop._cap_text_prompt_length(ids) for ids in found]
 
@@ -108,7 +119,7 @@ class SingleTurn:
         return ids
 
     def _rendered_together(self, prompts: Sequence[Fields]) -> list[Any]:
-        """As verl's builder renders each, where it does nothing else: the tokenizer is called once."""
+        """Call the tokenizer once for all prompts, where verl's builder does nothing but call it."""
         if not self._renders_alone:
             return list(map(self._rendered, prompts))
         whole = [list(prompt["raw_prompt"]) for prompt in prompts]
@@ -117,7 +128,7 @@ class SingleTurn:
         return [normalize_token_ids(ids) for ids, _ in zip(all_ids, prompts, strict=True)]
 
     def output(self, reply: Reply, seconds: float) -> Output:
-        """As the second half of verl's ``SingleTurnAgentLoop.run``."""
+        """Do what the second half of verl's ``SingleTurnAgentLoop.run`` does with an answer."""
         made, prompt = reply.outcome, reply.turn.prompt_ids
         assert not isinstance(made, BaseException)
         log_probs = made.log_probs if reply.turn.params.get("logprobs") and made.log_probs else None
@@ -126,7 +137,7 @@ class SingleTurn:
             merged, [], None if log_probs is None else [], assistant_logprobs=log_probs
         )
         start = len(merged.token_ids) - len(mask)
-        preempted = getattr(made, "num_preempted", 0)  # our server never does
+        preempted = getattr(made, "num_preempted", 0)  # our server preempts none
         return Output(
             prompt_ids=merged.token_ids[:start],
             response_ids=merged.token_ids[start:][: self._limit],
@@ -148,15 +159,15 @@ class SingleTurn:
 
 
 def _renders_alone(builder: Any) -> bool:
-    """Whether this builder of verl's does nothing but render a prompt, each as if it were alone."""
+    """Whether this builder of verl's does nothing but render a prompt, whatever is rendered beside it."""
     plain = all(getattr(type(builder), name) is getattr(ContinuousTokenBuilder, name) for name in RENDERED)
     return plain and "padding" not in builder.chat_template_kwargs and all(is_known(*one) for one in RENDERING)
 
 
-def rows(outputs: Sequence[Output], prompts: Sequence[Fields]) -> list[Fields]:
+def fields_of_rows(outputs: Sequence[Output], prompts: Sequence[Fields]) -> list[Fields]:
     """The fields of each row, as verl's ``_agent_loop_postprocess`` stores them."""
-    if len({one.response_logprobs is None for one in outputs}) > 1:  # a column has a value for every row
-        return [row for one, prompt in zip(outputs, prompts, strict=True) for row in rows([one], [prompt])]
+    if len({one.response_logprobs is None for one in outputs}) > 1:  # below, all have log-probs or none has
+        return [row for one, prompt in zip(outputs, prompts, strict=True) for row in fields_of_rows([one], [prompt])]
     columns, made = _columns(outputs), []
     for place, (one, prompt) in enumerate(zip(outputs, prompts, strict=True)):
         about = {"num_turns": one.num_turns, "metrics": one.metrics, "extra_fields": one.extra_fields}
@@ -199,7 +210,10 @@ def _tensors(sequences: Sequence[Sequence[float]], dtype: torch.dtype) -> tuple[
 
 
 def _is_known(worker: Any) -> bool:
+    """Whether this verl, this server and this config are such that what is done here gives verl's rows."""
     rollout = worker.rollout_config
+    more = rollout.full_determinism or rollout.enable_rollout_routing_replay  # a priority for each request; experts
+    served = rollout.name == OUR_SERVER or (rollout.name == "vllm" and not more)
     loop = SingleTurnAgentLoop
     registered = agent_loop._agent_loop_registry.get(AGENT) == {"_target_": f"{loop.__module__}.{loop.__qualname__}"}
     text_alone = worker.processor is None and not worker.distillation_enabled and not rollout.trace.get("backend")
@@ -207,17 +221,11 @@ def _is_known(worker: Any) -> bool:
     partial = OmegaConf.select(worker.config, "algorithm.filter_groups.on_full") == OnFull.PARTIAL
     pauses = partial or OmegaConf.select(worker.config, "trainer.v1.trainer_mode") == "goldilocks_async"
     as_followed = all(is_known(function, sources) for function, sources in FOLLOWED)
-    return _is_served(rollout) and registered and text_alone and rewards and not pauses and as_followed
-
-
-def _is_served(rollout: Any) -> bool:
-    """Whether the server takes many requests in a message, and tokens and log-probs are all that a row has of it."""
-    of_requests = rollout.full_determinism or rollout.enable_rollout_routing_replay  # a priority each; its experts
-    return rollout.name == OUR_SERVER or (rollout.name == "vllm" and not of_requests)
+    return served and registered and text_alone and rewards and not pauses and as_followed
 
 
 class Worker(Protocol):
-    """The worker whose sessions these are, which reports their ends."""
+    """What is used of the worker, which reports how the sessions end."""
 
     llm_client: StreamingClient
     rollout_config: Any
@@ -237,7 +245,7 @@ class BatchedSingleTurn:
 
     def __init__(self, worker: Worker) -> None:
         self._worker, self._client, self._loop = worker, worker.llm_client, worker.single_turn
-        self._open: dict[Session, Fields] = {}  # the sessions without a report, and the fields of their rows
+        self._open: dict[Session, Fields] = {}  # the sessions that are not reported yet, and the fields of their rows
         self._finishing: set[asyncio.Task[None]] = set()
         self._started = time.perf_counter()
 
@@ -251,28 +259,26 @@ class BatchedSingleTurn:
             await self._client.ask(turns, self._answered)
             while self._finishing:
                 await asyncio.gather(*self._finishing)
-        except Exception as error:  # a session without a report would be waited for without end
+        except Exception as error:  # a session that is never reported would be waited for without end
             await self._lose(list(self._open), error)
 
     async def _turns(
         self, prompt: Fields, ids: list[int] | Exception, sampling_params: dict[str, Any]
     ) -> list[TurnRequest]:
-        sessions, seed = self._begin(prompt)
+        """Open the sessions of a prompt; return their requests, or none if the prompt could not be rendered."""
+        count, first, seed = (int(prompt[name]) for name in (ROLLOUTS, FIRST, VISIT_SEED))
+        not_stored = {ROLLOUTS, FIRST, VISIT_SEED, ANSWERS, "agent_name"}
+        fields = {name: value for name, value in prompt.items() if name not in not_stored}
+        sessions = [self._client.begin(prompt["uid"], index) for index in range(first, first + count)]
+        self._open |= {session: {**fields, "session_id": session.index} for session in sessions}
         if isinstance(ids, Exception):
             await self._lose(sessions, ids)
             return []
         rollout = self._worker.rollout_config
         return [TurnRequest(one, ids, seeded(sampling_params, rollout, seed, one.index)) for one in sessions]
 
-    def _begin(self, prompt: Fields) -> tuple[list[Session], int]:
-        about = {name: int(prompt[name]) for name in (ROLLOUTS, FIRST, VISIT_SEED)}
-        fields = {name: value for name, value in prompt.items() if name not in {*about, ANSWERS, "agent_name"}}
-        first = about[FIRST]
-        sessions = [self._client.begin(prompt["uid"], index) for index in range(first, first + about[ROLLOUTS])]
-        self._open |= {session: {**fields, "session_id": session.index} for session in sessions}
-        return sessions, about[VISIT_SEED]
-
     def _answered(self, replies: list[Reply]) -> None:
+        """Grade and store these answers while others are still being written."""
         task = asyncio.create_task(self._finish(replies))
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
@@ -288,6 +294,7 @@ class BatchedSingleTurn:
             await self._lose([one.turn.session for one in replies if one.turn.session in self._open], error)
 
     async def _outputs(self, replies: list[Reply]) -> dict[Session, Output]:
+        """The outputs of the answers that are complete; the sessions of the others are reported."""
         seconds, outputs = time.perf_counter() - self._started, {}
         for reply in replies:
             session, outcome = reply.turn.session, reply.outcome
@@ -304,6 +311,7 @@ class BatchedSingleTurn:
         return outputs
 
     async def _graded(self, outputs: dict[Session, Output]) -> dict[Session, Output]:
+        """Give the outputs their rewards; return those that have one, and report the sessions of the others."""
         errors = await self._loop.grade(list(outputs.values()), [self._open[session] for session in outputs])
         for session, error in zip(list(outputs), errors, strict=True):
             if error is not None:
@@ -315,6 +323,7 @@ class BatchedSingleTurn:
         return outputs
 
     async def _store(self, outputs: dict[Session, Output]) -> None:
+        """Put the rows into the queue together, and report their rollouts."""
         if not outputs:
             return
         limit = self._worker.rollout_config.response_length
@@ -325,7 +334,7 @@ class BatchedSingleTurn:
         keys, tags = zip(*(rollout.payload[0] for rollout in rollouts), strict=True)
         made, prompts = list(outputs.values()), [self._open[session] for session in outputs]
         await agent_loop_tq.tq.async_kv_batch_put(
-            keys=list(keys), fields=rows(made, prompts), tags=list(tags), partition_id=PARTITION
+            keys=list(keys), fields=fields_of_rows(made, prompts), tags=list(tags), partition_id=PARTITION
         )
         for session, rollout in zip(outputs, rollouts, strict=True):
             self._worker.report_stored(rollout)

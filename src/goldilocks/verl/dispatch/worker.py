@@ -1,7 +1,8 @@
-"""verl's agent-loop worker, which reports each rollout as it ends and aborts rollouts that nobody needs.
+"""verl's agent-loop workers, which report each rollout as it ends and abort rollouts that nobody needs; their manager.
 
 A worker runs ``n`` sessions of a prompt, numbered from ``first``, and reports each as an event: a rollout with its
-reward, or a failure with the tokens it cost. Single-turn sessions run many at a time (``single_turn``).
+reward, or a failure with the tokens it cost. Single-turn sessions run many at a time (``single_turn``). The manager, in
+the driver's process, waits for events and never polls. Validation goes through verl's own path.
 """
 
 from __future__ import annotations
@@ -10,36 +11,53 @@ import asyncio
 import contextlib
 import functools
 import logging
+import math
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 import hydra
+import ray
 from verl.experimental.agent_loop import agent_loop, get_trajectory_info
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 from verl.utils.rollout_trace import rollout_trace_attr
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from goldilocks.drive.stopwatch import Stopwatch
+from goldilocks.drive.stopwatch import PREFIX, Stopwatch
 from goldilocks.hashing import content_key
 from goldilocks.rewards import RewardFailed, spent
-from goldilocks.types import Failure, Paused, Rollout
+from goldilocks.types import Event, Failure, Paused, Rollout
 from goldilocks.verl.dispatch.client import StreamingClient
 from goldilocks.verl.dispatch.failures import publish, succeeded
-from goldilocks.verl.dispatch.sampling_seed import VALIDATION, request_number, run_seeds, seeded, visit_seed
-from goldilocks.verl.dispatch.session import Cancelled, Session, current_session, rollout_of
+from goldilocks.verl.dispatch.servers import IDLE_TO_SLEEP
+from goldilocks.verl.dispatch.session import (
+    ANSWERS,
+    FIRST,
+    ROLLOUTS,
+    VALIDATION,
+    VISIT_SEED,
+    Cancelled,
+    Session,
+    current_session,
+    request_number,
+    rollout_of,
+    run_seeds,
+    seeded,
+    visit_seed,
+)
 from goldilocks.verl.dispatch.single_turn import AGENT, BatchedSingleTurn, SingleTurn
 from goldilocks.verl.lasting import work_begins
 from goldilocks.verl.patch import Kind
-from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, SavedAnswer
+from goldilocks.verl.store.queue_rows import SavedAnswer
 from goldilocks.verl.switch import ask_for, named
 
 logger = logging.getLogger(__name__)
 
-Report = Rollout | Failure
+DRAIN_S = 300.0  # how long cancelled requests may still run: a server that cannot abort ends them itself
 
 
 class Drained(NamedTuple):
-    """A worker's part of a step."""
+    """What a worker reports at the end of a step."""
 
     left: int  # sessions that are still at a server
     asked: int  # requests that servers were asked to end, since the run began
@@ -51,14 +69,11 @@ class Drained(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """A worker at one moment: every session has an event, or is unfinished and has the answer it goes on from here.
-
-    Without answers where nobody asked for them: they are all tokens of all unfinished sessions.
-    """
+    """A worker at one moment: every session that was started has ended in an event, or is unfinished."""
 
     replies: int  # calls of ``events`` that returned, since the run began
-    events: list[Report]  # since the last of those replies
-    answers: list[SavedAnswer]
+    events: list[Event]  # since the last of those replies
+    answers: list[SavedAnswer]  # those that unfinished sessions can go on from, if they were asked for: many tokens
 
 
 class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # type: ignore[name-defined]
@@ -74,13 +89,14 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         work_begins()
 
     def _listen(self, client: LLMServerClient) -> None:
+        """Put our client in the place of verl's, and begin to gather events."""
         self.llm_client = StreamingClient(client)
-        self._events: list[Report] = []
+        self._events: list[Event] = []
         self._news = asyncio.Event()
         self._replies = 0
         self.watch = Stopwatch()
 
-    async def events(self) -> list[Report]:
+    async def events(self) -> list[Event]:
         """Return the events since the last call; wait until there is one."""
         while not self._events:
             await self._news.wait()
@@ -89,10 +105,10 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         return self._new_events()
 
     async def so_far(self, with_answers: bool) -> Snapshot:
-        """Return the events and, if asked, the answers of this moment, without waiting."""
+        """Return the events of this moment and, if asked, the answers, without waiting."""
         return Snapshot(self._replies, self._new_events(), await self.answers() if with_answers else [])
 
-    def _new_events(self) -> list[Report]:
+    def _new_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
 
@@ -110,12 +126,12 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         self.llm_client.resume()
 
     async def answers(self) -> list[SavedAnswer]:
-        """Return the answer so far of every unfinished session that has one. A conversation with more begins anew."""
+        """Return the answer of every unfinished session that has one. A conversation with several begins anew."""
         answered = (one for one in self.llm_client.unfinished if len(one.answers) == 1)
         return [[one.uid, one.index, one.answers[0].state_dict()] for one in answered]
 
     async def drained(self, within: float) -> Drained:
-        """Wait until no session is at a server, at most ``within`` seconds; return the worker's part of the step."""
+        """Wait until no session is at a server, at most ``within`` seconds; return what the step cost here."""
         client, aborts = self.llm_client, self.llm_client.aborts
         left = await client.drained(within)
         seconds, rewards = self.watch.read(), spent.read()
@@ -129,11 +145,18 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     async def start(self, prompts: list[dict[str, Any]]) -> None:
         """Start the sessions of these prompts and return; ``events`` reports each."""
         self.llm_client.refresh_servers()
-        params = self._sampling_params()
+        rollout = self.rollout_config
+        params = {  # as verl's worker samples in training
+            "temperature": rollout.temperature,
+            "top_p": rollout.top_p,
+            "top_k": rollout.top_k,
+            "repetition_penalty": 1.0,
+            "logprobs": rollout.calculate_log_probs,
+        }
         batched: list[dict[str, Any]] = []
         others: list[dict[str, Any]] = []
         for prompt in prompts:
-            prompt.setdefault("agent_name", self.rollout_config.agent.default_agent_loop)
+            prompt.setdefault("agent_name", rollout.agent.default_agent_loop)
             (batched if self._is_batched(prompt) else others).append(prompt)
         if batched:
             self._in_background(BatchedSingleTurn(self).run(batched, params))
@@ -142,14 +165,8 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             self._in_background(self._run_prompt(prompt, params, {**trajectory, "step": prompt["global_steps"]}))
 
     def _is_batched(self, prompt: dict[str, Any]) -> bool:
-        """Rollouts that were saved unfinished continue one by one."""
+        """Whether the rollouts of a prompt are made many at a time; those with saved answers go on one by one."""
         return self.single_turn is not None and prompt["agent_name"] == AGENT and not prompt.get(ANSWERS)
-
-    def _sampling_params(self) -> dict[str, Any]:
-        """The parameters of verl's worker in training."""
-        rollout = self.rollout_config
-        chosen = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k}
-        return {**chosen, "repetition_penalty": 1.0, "logprobs": rollout.calculate_log_probs}
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -169,6 +186,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         await asyncio.gather(*(self._run_session(session, prompt, own, trajectory, trace) for session, own in runs))
 
     async def _run_session(self, session: Session, prompt: dict, params: dict, trajectory: dict, trace: bool) -> None:
+        """Run the agent loop of a session to its end, and report a failure if that is not a rollout."""
         current_session.set(session)
         try:
             await self._run_agent_loop(params, trajectory=trajectory, trace=trace, session_id=session.index, **prompt)
@@ -179,7 +197,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
                 self.report_failed(session, "cancelled")
             elif _is_ended():
                 raise
-            else:  # a tool raised it
+            else:  # a tool has raised it
                 await self.report_error(session, error)
         except Exception as error:
             await self.report_error(session, error)
@@ -189,25 +207,25 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     async def _run_agent_loop(
         self, sampling_params: dict, trajectory: dict, *, agent_name: str, trace: bool = True, **kwargs: Any
     ) -> None:
-        """As verl's, without the 5 ms that Hydra takes to make an agent loop."""
+        """As verl's, with a seed for each rollout, and without the 5 ms that Hydra takes to make an agent loop."""
         if trajectory["validate"]:
             seed = visit_seed(
                 run_seeds(self.config), content_key(kwargs["raw_prompt"]), kwargs.get("index"), VALIDATION
             )
             sampling_params = seeded(sampling_params, self.rollout_config, seed, kwargs["session_id"])
-        name = {"priority": request_number(kwargs)} if self.rollout_config.full_determinism else {}
+        priority = {"priority": request_number(kwargs)} if self.rollout_config.full_determinism else {}
         about = {name: trajectory[name] for name in ("step", "sample_index", "rollout_n", "validate")}
         with rollout_trace_attr(name="agent_loop", trace=trace, **about):
             with contextlib.nullcontext() if trajectory["validate"] else self._session.running():
-                output = await self._agent_loop(agent_name).run(sampling_params, **{**kwargs, **name})
+                output = await self._agent_loop(agent_name).run(sampling_params, **{**kwargs, **priority})
             await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
 
     def _agent_loop(self, name: str) -> Any:
-        """Return a new agent loop: one may keep the state of its conversation."""
+        """Return a new agent loop: it may keep the state of its conversation."""
         if name not in self._agent_loops:
             registry = agent_loop._agent_loop_registry
             assert name in registry, f"Agent loop {name} not registered, registered agent loops: {registry.keys()}"
-            # A class alone is looked up once; from a config with more in it, Hydra makes a new object every time.
+            # A class by itself is looked up once; of a config with more in it, Hydra makes a new object every time.
             plain = set(registry[name]) == {"_target_"}
             self._agent_loops[name] = functools.partial(
                 hydra.utils.get_class(registry[name]["_target_"]) if plain else hydra.utils.instantiate,
@@ -224,6 +242,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         return self._agent_loops[name]()
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
+        """Have verl grade and store what the agent loop returned, and report the end of its session."""
         if validate:
             await super()._agent_loop_postprocess(output, validate, **kwargs)
             return
@@ -244,7 +263,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
 
     @property
     def _session(self) -> Session:
-        """The session of the rollout that is asking."""
+        """The session of this task."""
         session = current_session.get()
         assert session is not None
         return session
@@ -265,12 +284,131 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         """Report a failure, with the tokens that the session has generated."""
         self._report(Failure(session.uid, session.index, reason, session.tokens))
 
-    def _report(self, event: Report) -> None:
+    def _report(self, event: Event) -> None:
         self._events.append(event)
         self._news.set()
 
 
 def _is_ended() -> bool:
-    """Whether this task was asked to end. Python 3.10 does not say: there, a cancellation is taken for a tool's."""
+    """Whether this task was asked to end. Python 3.10 does not say; there a cancellation counts as a tool's."""
     cancelling = getattr(asyncio.current_task(), "cancelling", None)
     return cancelling is not None and cancelling() > 0
+
+
+class StreamingManager(AgentLoopManagerTQ):
+    """verl's manager over workers that report each rollout as it ends."""
+
+    agent_loop_workers: list[Any]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        ask_for(Kind.REPORTS)
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(StreamingWorker)
+        self._next = 0  # the worker that is given prompts first
+        self._waiting: dict[Any, int] = {}  # pending calls of ``events``, each with the number of its worker
+        self._replies: Counter[int] = Counter()  # calls of ``events`` that returned, by worker
+        self._drained: list[Drained] = []  # what ``drain`` was told, for the metrics of the step
+        self._engine_s: dict[str, float] = {}
+        self._rewards: dict[str, float] = {}  # what reward functions have cost since the last ``rewards_spent``
+
+    def _ask(self, method: str, *args: Any) -> list[Any]:
+        """Call the method of every worker; return their replies."""
+        replies: list[Any] = ray.get([getattr(worker, method).remote(*args) for worker in self.agent_loop_workers])
+        return replies
+
+    def start(self, prompts: list[dict[str, Any]]) -> None:
+        """Start the sessions of these prompts, spread evenly over the workers, also if they come one by one."""
+        workers = self.agent_loop_workers[self._next :] + self.agent_loop_workers[: self._next]
+        size = math.ceil(len(prompts) / len(workers))
+        parts = [prompts[place : place + size] for place in range(0, len(prompts), size)]
+        self._next = (self._next + len(parts)) % len(workers)
+        ray.get([worker.start.remote(part) for worker, part in zip(workers, parts, strict=False)])
+
+    def events(self, within: float | None = None) -> list[Event]:
+        """Return the events since the last call; wait until there is one, or ``within`` seconds have passed.
+
+        Raises if a worker died.
+        """
+        for number, worker in enumerate(self.agent_loop_workers):
+            if number not in self._waiting.values():
+                self._waiting[worker.events.remote()] = number
+        ready, _ = ray.wait(list(self._waiting), num_returns=1, timeout=within)
+        more, _ = ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
+        return [event for reference in {*ready, *more} for event in self._reply(reference)]
+
+    def so_far(self, *, with_answers: bool) -> tuple[list[Event], list[SavedAnswer]]:
+        """Return the events since the last call and, if asked, the ``answers`` of the same moment.
+
+        Every worker is asked once, so this returns however many events go on coming.
+        """
+        snapshots: list[Snapshot] = self._ask("so_far", with_answers)
+        events: list[Event] = []
+        for number, snapshot in enumerate(snapshots):
+            if snapshot.replies > self._replies[number]:  # an older reply is still on its way
+                events += self._reply(next(one for one, worker in self._waiting.items() if worker == number))
+            events += snapshot.events
+        return events, [saved for snapshot in snapshots for saved in snapshot.answers]
+
+    def _reply(self, reference: Any) -> list[Event]:
+        self._replies[self._waiting.pop(reference)] += 1
+        events: list[Event] = ray.get(reference)
+        return events
+
+    def pause(self) -> list[Paused]:
+        """Stop all generation; return what every unfinished rollout has written."""
+        return [event for paused in self._ask("pause", DRAIN_S) for event in paused]
+
+    def resume(self) -> None:
+        """Continue all paused rollouts."""
+        self._ask("resume")
+
+    def answers(self) -> list[SavedAnswer]:
+        """Return the answers that unfinished rollouts can go on from."""
+        return [saved for answers in self._ask("answers") for saved in answers]
+
+    def cancel(self, uids: list[str]) -> None:
+        """Abort the requests of these groups, at every worker: a group may be at several."""
+        if uids:
+            self._ask("cancel", uids)
+
+    def drain(self) -> None:
+        """Return when no session is at a server, or after ``DRAIN_S`` with a warning.
+
+        An engine that must be idle to be put to sleep is waited for without a limit: every answer has an end.
+        """
+        while True:
+            self._drained = self._reports(DRAIN_S)
+            left = sum(one.left for one in self._drained)
+            if left:
+                logger.warning("%d cancelled requests are still at the rollout servers after %g s", left, DRAIN_S)
+            if not left or self.rollout_config.name not in IDLE_TO_SLEEP:
+                return
+
+    def metrics(self) -> dict[str, float]:
+        """Return the aborts since the run began, and the busiest worker's and server's seconds since the last call."""
+        drained, self._drained = self._drained, []
+        reports: list[Drained] = drained or self._reports(0.0)
+        aborts = {
+            "aborts/asked": sum(one.asked for one in reports),
+            "aborts/ended": sum(one.ended for one in reports),
+            "aborts/tokens": sum(one.tokens for one in reports),
+            "aborts/left": sum(one.left for one in drained),
+        }
+        # Sorted by name and seconds, so that the largest value of a name is the last, which a dict keeps.
+        seconds = dict(sorted((name, value) for one in reports for name, value in one.seconds.items()))
+        now = dict(sorted((name, value) for one in reports for name, value in one.engine_s.items()))
+        spent = [value - self._engine_s.get(name, 0.0) for name, value in now.items()]
+        self._engine_s |= now
+        return {**aborts, **seconds, **({f"{PREFIX}engine": max(spent)} if spent else {})}
+
+    def rewards_spent(self) -> dict[str, float]:
+        """Return what reward functions have cost since the last call, as far as the workers have reported it."""
+        spent, self._rewards = self._rewards, {}
+        return spent
+
+    def _reports(self, within: float) -> list[Drained]:
+        reports: list[Drained] = self._ask("drained", within)
+        for one in reports:
+            for name, cost in one.rewards.items():
+                self._rewards[name] = self._rewards.get(name, 0) + cost
+        return reports

@@ -170,7 +170,7 @@ def own_log_probs(original: Function) -> Function:
     def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
         from verl.utils import tensordict_utils as tu
 
-        from goldilocks.verl.store.padding import PaddedAtOnce
+        from goldilocks.verl.patches.padding import PaddedAtOnce
 
         rows = tu.get_non_tensor_data(data, WHOLE_ROWS, None)
         if rows is None:
@@ -203,7 +203,7 @@ def padding_at_once(loss: Function) -> Function:
 def _padded_responses(original: Function, tensor: Any, data: Any) -> Any:
     from verl.utils import tensordict_utils as tu
 
-    from goldilocks.verl.store.padding import padded
+    from goldilocks.verl.patches.padding import padded
 
     width = tu.get_non_tensor_data(data=data, key="max_response_len", default=-1)
     prompts, answers = data["prompts"], data["responses"]
@@ -240,7 +240,7 @@ def responses(tensor: Any, response_mask: Any) -> Any:
     """As verl's ``response_from_nested``, which reads the offsets, and waits for the GPU, for every row."""
     import torch
 
-    from goldilocks.verl.store.padding import joined
+    from goldilocks.verl.patches.padding import joined
 
     offsets = response_mask.offsets()
     shifts = tensor.offsets()[1:] - 1 - offsets[1:]  # the log-prob of a token is computed at the token before it
@@ -252,7 +252,7 @@ def responses(tensor: Any, response_mask: Any) -> Any:
 def _denominator(own: Any, given: Any) -> Any:
     import torch
 
-    from goldilocks.verl.store.padding import joined
+    from goldilocks.verl.patches.padding import joined
 
     if given is None:
         return own

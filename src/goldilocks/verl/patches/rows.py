@@ -35,7 +35,7 @@ def select_rows_at_once(original: Function) -> Function:
     def index_select_tensor_dict(batch: Any, indices: Any) -> Any:
         import torch
 
-        from goldilocks.verl.store.padding import picked
+        from goldilocks.verl.patches.padding import picked
 
         if batch is None or not len(indices):
             return original(batch, indices)

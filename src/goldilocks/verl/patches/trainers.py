@@ -1,6 +1,6 @@
-"""Calls of verl's trainers and workers that end with us: queues, the V0 trainer, rewards by rules, reports of failures.
+"""Patches of verl's trainers and workers: puts, advantages, the V0 trainer, rewards by rules, reports of failures.
 
-The wrappers that tell failures are in ``verl.dispatch.failures``, imported where one is applied.
+The wrappers that report failures are in ``verl.dispatch.failures``, which is imported when one is applied.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def rows_unpacked(_pack: Any) -> Any:
 
 def responses_nested_at_once(original: Function) -> Function:
     """The rows of a field cut all at once; verl cuts each by itself."""
-    from goldilocks.verl.store.padding import nested_as
+    from goldilocks.verl.patches.padding import nested_as
 
     return functools.wraps(original)(functools.partial(nested_as))
 

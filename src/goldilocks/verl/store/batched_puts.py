@@ -1,7 +1,7 @@
 """Rollouts that end together are put into the TransferQueue together.
 
 verl's worker packs and puts each trajectory by itself, which is its largest cost. Here rows that arrive while a put is
-under way go with the next one; there is no timer. A put returns when its own rows are stored, or raises their error.
+under way go with the next put; there is no timer. A put returns when its own rows are stored, or raises their error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Put = Callable[[str, list[KeyedRow]], Awaitable[None]]
 
 
 class BatchedPuts:
-    """Gathers rows, and puts those of one partition with the same fields together."""
+    """Gathers rows, and puts rows of one partition that have the same fields together."""
 
     def __init__(self, put: Put) -> None:
         self._put = put
@@ -74,7 +74,7 @@ async def put_rows(partition: str, rows: list[KeyedRow]) -> None:
 
 
 async def _put_columns(partition: str, keys: list[str], columns: Columns, tags: list[dict[str, Any]]) -> None:
-    """As ``transfer_queue.async_kv_batch_put``, but the tags are sent beside the rows and not after them."""
+    """As ``transfer_queue.async_kv_batch_put``, but the tags are sent at the same time as the rows, not after them."""
     client = transfer_queue.get_client()
     meta = await client.async_kv_retrieve_meta(keys=keys, partition_id=partition, create=True)
     if meta.size != len(keys):
@@ -84,7 +84,7 @@ async def _put_columns(partition: str, keys: list[str], columns: Columns, tags: 
 
 
 class Tags(BatchMeta):
-    """Tags on their way to the TransferQueue, which would copy them three times, deeply; all of one partition."""
+    """The tags of a put into one partition, handed out as they are: ``BatchMeta`` makes three deep copies of them."""
 
     def get_all_custom_meta(self) -> list[dict[str, Any]]:
         return self.custom_meta
@@ -96,7 +96,8 @@ class Tags(BatchMeta):
 class Columns:
     """Rows with the same fields, with the methods of a ``TensorDict`` that the TransferQueue's own storage calls.
 
-    A ``TensorDict`` wraps every value that is no tensor in an object, the largest cost of a put. Here it is a list.
+    A ``TensorDict`` wraps every value that is no tensor in an object, which is the largest cost of a put. Here the
+    values of such a field are a list.
     """
 
     def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -114,7 +115,7 @@ class Columns:
 
 
 def _column(values: list[Any]) -> Any:
-    """As verl's ``list_of_dict_to_tensordict``, but values that are no tensors stay a list."""
+    """The values of a field as verl's ``list_of_dict_to_tensordict`` packs them; a list if they are no tensors."""
     if not all(isinstance(value, torch.Tensor) for value in values):
         return values
     if all(value.shape == values[0].shape for value in values):
@@ -123,9 +124,9 @@ def _column(values: list[Any]) -> Any:
 
 
 class RaggedRows(torch.Tensor):
-    """Rows of different lengths, which look like a nested tensor to the functions below.
+    """Rows of different lengths, which look like a nested tensor to the ``READERS``.
 
-    They ask a nested tensor five times for its rows, and each time torch checks and cuts every row anew.
+    These ask a nested tensor five times for its rows, and each time torch checks and cuts every row anew.
     """
 
     is_nested = True
@@ -141,8 +142,8 @@ class RaggedRows(torch.Tensor):
         return self._rows
 
 
-# The functions that read a put, or that it does the work of, and the digests of their sources: they use no method that
-# Columns lacks, and of tags only what Tags has.
+# The functions that read a put, or whose work it does, and the digests of their sources: they call no method that
+# Columns lacks, and of the tags only what Tags has.
 READERS: tuple[tuple[Callable[..., Any], str], ...] = (
     (transfer_queue.async_kv_batch_put, "97365dc0dded415c"),
     (AsyncTransferQueueClient.async_put, "22869a56ec9ae366"),

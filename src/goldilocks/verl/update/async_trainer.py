@@ -1,8 +1,8 @@
-"""verl's asynchronous V1 trainer with the collector in its replay buffer's place: ``trainer_mode: goldilocks_async``.
+"""verl's asynchronous V1 trainer with the collector in the place of its replay buffer: ``goldilocks_async``.
 
-Rollout servers have devices of their own. They generate while the trainer trains; when it has new weights, verl stops
-what they are writing, loads the weights, and lets it go on. So every rollout is as if it paused at each update
-(``on_full: partial``), and the collector bounds how old a group may be.
+Rollout servers have devices of their own and generate while the trainer trains. When the trainer has new weights, verl
+stops what the servers are writing, loads the weights, and lets it go on. So every rollout is as if it paused at each
+update (``on_full: partial``), and the collector bounds how old a group may be.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
         super().__init__(config)
 
     def _setup(self) -> None:
-        """verl 0.9.1 passes ``flush`` to a logger here, which raises, unless the logger has nothing to say."""
+        """verl 0.9.1 passes ``flush`` to a logger here, which raises unless the logger drops the line."""
         level = verl_logger.level
         verl_logger.setLevel(logging.WARNING)
         super()._setup()
@@ -53,19 +53,22 @@ class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
         self.collector.ahead = self.collector.target_groups  # the servers have work while the trainer trains
 
     def on_train_begin(self) -> None:
-        """verl would fetch prompts ahead; the collector issues them."""
+        """Do nothing: verl would fetch prompts ahead, and here the collector issues them."""
 
     def on_validate_begin(self) -> None:
-        """The servers validate. A verl that cannot leave them out has servers on the trainer's devices too: verl would
-        wake those, and put them to sleep again beneath rollouts that go on meanwhile."""
+        """Do nothing: the servers that generate validate too.
+
+        Some verl has servers on the trainer's devices as well. It would wake those here, and put them to sleep again
+        while rollouts go on.
+        """
 
     def _log_probs(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """Of the policy that is trained; verl keeps a copy of it for several updates per batch, which are one here."""
+        """The log-probs of the policy that is trained. verl keeps a copy for several updates per batch; here is one."""
         with self._tensors_only(batch):
             return PPOTrainer._compute_old_log_prob(self, batch, metrics)
 
     def _gap_before_update(self, batch: KVBatchMeta, correction: Any) -> float | None:
-        """Where nothing in the batch is of the newest weights, that of rows which they have written since."""
+        """Where the newest weights wrote nothing in the batch, the gap of rows that they have written since."""
         gap = super()._gap_before_update(batch, correction)
         known = gap is not None or has_fresh_token(batch, self._policy) or is_bypassed(correction)
         if known or not self.weights_guard.judges:

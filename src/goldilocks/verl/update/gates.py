@@ -1,20 +1,18 @@
 """The gates on rows of the queue: the batch filter, and ``filter_groups.metric=seq_final_reward``.
 
-The final reward, in both trainers, is the one after the KL penalty. The penalty differs from row to row once the policy
-has moved, so a penalised reward always varies. A group teaches something of the task if its reward varies by more than
-its penalties alone do.
+The final reward is the one after the KL penalty. Once the policy has moved, the penalty differs from row to row, so a
+penalised reward always varies. A group has signal if its final reward varies by more than its penalties alone do.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transfer_queue as tq
-from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 
@@ -24,8 +22,7 @@ from goldilocks.drive.gate import Gate, Judgement, by_group
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.runs.records import split_row_key
 from goldilocks.types import Group, mean_and_std
-from goldilocks.verl.store.behaviour import stale_tokens
-from goldilocks.verl.store.rows import batch_of
+from goldilocks.verl.store.queue_rows import batch_of, stale_tokens
 
 REASON = "no_variance_after_kl"  # of the rejection, in the accounts
 MARGIN = 1e-6  # more than rounding
@@ -56,12 +53,13 @@ def groups_without_signal(
     groups: dict[str, list[tuple[float, float]]] = {}
     for uid, score, penalty in zip(uids, scores.double().tolist(), penalties.double().tolist(), strict=True):
         groups.setdefault(uid, []).append((score - penalty, penalty))
-    return [uid for uid, rows in groups.items() if len(rows) > 1 and _is_flat(rows, min_std)]
-
-
-def _is_flat(rows: Sequence[tuple[float, float]], min_std: float | None) -> bool:
-    (_, spread), (_, of_penalties) = (mean_and_std(values) for values in zip(*rows, strict=True))
-    return spread <= (of_penalties + MARGIN if min_std is None else min_std)
+    flat = []
+    for uid, rows in groups.items():
+        if len(rows) > 1:
+            (_, spread), (_, of_penalties) = (mean_and_std(values) for values in zip(*rows, strict=True))
+            if spread <= (of_penalties + MARGIN if min_std is None else min_std):
+                flat.append(uid)
+    return flat
 
 
 Prepare = Callable[[Sequence[Group]], None]  # puts log-probs of the rows of these groups into the queue
@@ -93,26 +91,27 @@ class BatchFilterGate(QueueGate, FilterGate):
         self._prepare = prepare
 
     def judge_batch(self, batch: KVBatchMeta) -> Judgement:
-        return self.select(batch.keys, self._tensors(batch, self._policy()))
+        return self.judge_rows([split_row_key(key) for key in batch.keys], self._tensors(batch))
 
-    def select(self, keys: Sequence[str], data: Mapping[str, torch.Tensor]) -> Judgement:
-        """Judge rows whose tensors are at hand."""
-        return self.judge_rows([split_row_key(key) for key in keys], data)
-
-    def _tensors(self, batch: KVBatchMeta, policy: int) -> dict[str, torch.Tensor]:
+    def _tensors(self, batch: KVBatchMeta) -> dict[str, Tensor]:
+        """What the filter reads of the rows, padded."""
         fields = ["rm_scores", "response_mask"]
         if self.filter.config.enable_two_gate_filter:
             fields += ["old_log_probs", "rollout_log_probs", "extra_fields"]
-        stored = _get(batch, fields)
+        stored = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         extra = stored.pop("extra_fields").tolist() if "extra_fields" in stored.keys() else []  # noqa: SIM118
         data = dict(stored.to_padded_tensor().items())
+        mask = data["response_mask"]
         data["rewards"] = data.pop("rm_scores").sum(-1)
         if "rollout_log_probs" in data and "old_log_probs" in data:
             # A stale token is trained against the engine's log-prob: trainer and engine cannot differ in it.
-            stale = stale_tokens(batch.tags, policy, data["response_mask"])
+            stale = stale_tokens(batch.tags, self._policy(), mask)
             data["old_log_probs"] = torch.where(stale, data["rollout_log_probs"], data["old_log_probs"])
         if extra and all("top_log_probs" in one for one in extra):
-            data["top_log_probs"] = _pad([one["top_log_probs"] for one in extra], data["response_mask"])
+            top = data["top_log_probs"] = torch.zeros(mask.shape, dtype=torch.float32)
+            for place, one in enumerate(extra):
+                row = torch.tensor(one["top_log_probs"])[: mask.shape[1]]
+                top[place, : len(row)] = row
         return data
 
 
@@ -129,7 +128,9 @@ class FinalRewardGate(QueueGate):
         self._prepare = prepare
 
     def judge_batch(self, batch: KVBatchMeta) -> Judgement:
-        rows = _get(batch, ["rm_scores", "response_mask", "old_log_probs", "ref_log_prob"]).to_padded_tensor()
+        fields = ["rm_scores", "response_mask", "old_log_probs", "ref_log_prob"]
+        stored = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        rows = stored.to_padded_tensor()
         places = [split_row_key(key) for key in batch.keys]
         rollouts = list(dict.fromkeys(places))
         each = {"scores": rows["rm_scores"].sum(-1), "penalties": self._penalty().of(rows).unsqueeze(-1)}
@@ -148,14 +149,3 @@ def build_gate(
     if settings.judges_final_reward:
         return FinalRewardGate(penalty, settings.filter_groups.min_std, prepare)
     return None
-
-
-def _get(batch: KVBatchMeta, fields: list[str]) -> TensorDict:
-    return tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
-
-
-def _pad(rows: list[list[float]], like: torch.Tensor) -> torch.Tensor:
-    padded = torch.zeros(like.shape, dtype=torch.float32)
-    for place, row in enumerate(rows):
-        padded[place, : len(row)] = torch.tensor(row)[: padded.shape[1]]
-    return padded

@@ -20,8 +20,8 @@ from verl.utils.torch_dtypes import FLOAT_LIST
 from goldilocks.algorithms.behaviour import is_bypassed
 from goldilocks.algorithms.weights_gap import WeightsGuard, gap_sums, has_experts, mean_gap
 from goldilocks.dotted_keys import value_at
-from goldilocks.verl.store.behaviour import FIELDS, newest_version_of, stale_tokens, version_of
-from goldilocks.verl.store.rows import copied
+from goldilocks.verl.store.queue_rows import copied, newest_version_of, stale_tokens, version_of
+from goldilocks.verl.update.log_probs import FIELDS
 
 ROWS = 64  # that are read: the mean over their tokens tells one policy from another
 Tag = dict[str, Any]

@@ -1,12 +1,12 @@
-"""When one forward pass is enough for an update, and which rows it needs.
+"""When one forward pass is enough for an update, and which rows it computes.
 
-- One optimizer step per batch: the policy that is trained is the one whose log-probs ``old_log_probs`` would hold, so
-  the pass that computes the gradient also gives them. verl computes them in a pass of their own.
+- With one optimizer step per batch, ``old_log_probs`` would be the log-probs of the policy that is trained, so the pass
+  that computes the gradient gives them too. verl computes them in a pass of their own.
 - A row whose advantages are all zero adds nothing to the gradient where the loss has no KL and no entropy term. It is
   counted in the loss's denominator and not computed.
 
-What a rank is given of a batch must be a multiple of the rows that it computes at a time. With ``use_dynamic_bsz`` verl
-cuts micro-batches by their tokens, and a rank may be given any number of rows.
+A rank computes a fixed number of rows at a time, so its share of a batch must be a multiple of that number. With
+``use_dynamic_bsz`` verl cuts micro-batches by their tokens, and a rank's share may be any number of rows.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ DISTANCES = tuple(f"{DISTANCE}_{part}" for part in ("valid", "mean", "max"))
 
 @dataclass(frozen=True)
 class OnePass:
-    """Which shortcuts a config permits."""
+    """Which passes and rows a config lets an update leave out."""
 
     own_log_probs: bool
     rows_with_signal: bool
 
     @classmethod
     def of(cls, config: DictConfig, *, mini_batches: int, gate: bool) -> OnePass:
-        """``own_log_probs``: nothing but the loss reads ``old_log_probs``, in one optimizer step."""
+        """``mini_batches``: optimizer steps per batch and epoch; ``gate``: whether a gate reads ``old_log_probs``."""
         if not in_force("one-pass"):
             return cls(False, False)
         actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
@@ -54,7 +54,7 @@ class OnePass:
         return cls(own, one_update and not corrected and by_row and only_advantages)
 
     def without_correction(self, config: DictConfig) -> AbstractContextManager[None]:
-        """Without a correction, verl does not compare ``old_log_probs`` with the engine's for its metrics."""
+        """Keep verl from comparing ``old_log_probs``, which are not there yet, with the engine's for its metrics."""
         return changed(config.algorithm, rollout_correction=None) if self.own_log_probs else nullcontext()
 
     def metrics(self, part: KVBatchMeta, found: dict[str, Any]) -> dict[str, float]:
@@ -83,7 +83,8 @@ class OnePass:
             active = stored["response_mask"].values().bool() & (advantages.values() != 0)
             before = torch.cat([torch.zeros(1, dtype=torch.long), active.cumsum(0)])[advantages.offsets()]
             found = before.diff() > 0
-            keys = _shared(found.tolist(), batch, ranks, micro_batch)
+            places = chosen(found.tolist(), ranks * micro_batch)
+            keys = balanced([batch.keys[place] for place in places], batch, ranks)
         part = batch.select_keys(keys)
         part.extra_info[WHOLE_ROWS] = len(batch)
         part.extra_info[WHOLE_TOKENS] = int(stored["response_mask"].values().sum())
@@ -91,16 +92,12 @@ class OnePass:
 
 
 def _mean(found: dict[str, Any], total: str, tokens: str) -> float | None:
-    """Take two sums out of the update's metrics: means over micro-batches and ranks by now, each over the same ones."""
+    """Take a sum and its count out of the update's metrics; both are means over the same micro-batches and ranks."""
     return mean_gap([found.pop(f"actor/{name}", 0.0) for name in (total, tokens)])
 
 
-def _shared(signal: list[bool], batch: KVBatchMeta, ranks: int, micro_batch: int) -> list[str]:
-    return balanced([batch.keys[place] for place in chosen(signal, ranks * micro_batch)], batch, ranks)
-
-
 def chosen(signal: list[bool], multiple: int) -> list[int]:
-    """The places of rows with signal, filled up with others to a multiple; at least one multiple.
+    """The places of rows with signal, and of as many others as make their number a multiple, at least one multiple.
 
     Without any row there would be no update, and the optimizer's momentum would not move.
     """

@@ -1,7 +1,7 @@
 """verl's V1 trainers with the collector in the place of their replay buffer; the synchronous one is ``goldilocks``.
 
-With everything off it trains what verl's ``sync`` trains, prompt for prompt. Only the seams that verl has are used; the
-training loop is verl's.
+With everything off it trains what verl's ``sync`` trains, prompt for prompt. The training loop is verl's; the methods
+that its steps call are overridden.
 """
 
 from __future__ import annotations
@@ -11,25 +11,28 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
+from verl.workers.utils.padding import response_to_nested
 
-from goldilocks.algorithms import untrained_rollouts
+from goldilocks.algorithms import untrained_rollouts, weigh_prompts_equally
 from goldilocks.config.settings import Settings
 from goldilocks.drive.driver import Driver
 from goldilocks.rewards.calls import guard_if_asked
+from goldilocks.runs.loggers import show_grouped
 from goldilocks.types import Group
 from goldilocks.verl.checks import MANAGER, check_v1
 from goldilocks.verl.dispatch.backend import AgentLoops
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, ValidatesByColumn, changed
 from goldilocks.verl.estimators import counting_rollouts, estimator_for, several_rows_estimator
 from goldilocks.verl.lasting import work_begins
-from goldilocks.verl.store.behaviour import store_log_probs, use_behaviour_log_probs
-from goldilocks.verl.store.rows import (
+from goldilocks.verl.store.queue_rows import (
     PARTITION,
     batch_of,
     clear,
@@ -37,12 +40,11 @@ from goldilocks.verl.store.rows import (
     padding_keys,
     tensor_fields,
     untrained_of,
-    weigh_advantages,
 )
 from goldilocks.verl.switch import named
 from goldilocks.verl.update.gates import KLPenalty, build_gate
 from goldilocks.verl.update.guards import gap_of_rows, weights_guard
-from goldilocks.verl.update.loggers import show_grouped
+from goldilocks.verl.update.log_probs import store_log_probs, use_behaviour_log_probs
 from goldilocks.verl.update.one_pass import OnePass, log_prob_micro_batch, reference_micro_batch, update_micro_batch
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ MULTI_MODAL = ("multi_modal_inputs",)
 
 
 class DriverSampler(ReplayBuffer):
-    """verl's replay buffer for validation; for training, whatever the driver takes."""
+    """verl's replay buffer for validation; for training it returns the batch that the driver takes."""
 
     driver: Driver
     backend: AgentLoops
@@ -100,7 +102,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
 
     @property
     def trainer_mode(self) -> str:
-        """verl compares this name to choose between its synchronous and its asynchronous branches."""
+        """verl takes its synchronous branches where this is ``sync``."""
         return "sync"
 
     @trainer_mode.setter
@@ -152,7 +154,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def prepare_step(self) -> dict[str, float]:
-        """Prompts are issued by the collector, as rollouts arrive."""
+        """Do nothing: the collector issues prompts as rollouts arrive."""
         return {}
 
     def _step_once(self, metrics: dict, timing_raw: dict, sample_batch_size: int) -> KVBatchMeta:
@@ -187,18 +189,18 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
     # -- rejection inside the refill loop ------------------------------------------------------------------------------
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """Of every row, where something needs them before the update."""
+        """Compute them where something reads them before the update; then let the gate, if any, judge the rows."""
         if self.one_pass.own_log_probs:
             return batch
         batch = self._log_probs(batch, metrics)
-        return self._settled(batch, metrics) if self.driver.gate is not None else batch
+        return self._past_the_gate(batch, metrics) if self.driver.gate is not None else batch
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """Once for each row: a gate on the final reward needed them before."""
+        """Compute them, unless a gate on the final reward has read them already."""
         return batch if self.settings.judges_final_reward else self._ref_log_probs(batch, metrics)
 
-    def _settled(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """Return the batch that is full of what passes the gate; ``batch`` is the one that was taken."""
+    def _past_the_gate(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        """Return a full batch of groups that pass the gate; ``batch`` is the one that was taken."""
         if self.settings.judges_final_reward:
             self._ref_log_probs(batch, metrics)
         self._prepared, self._padding = set(batch.keys), set(padding_keys(batch))
@@ -209,7 +211,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
         return final
 
     def _prepare(self, groups: Sequence[Group]) -> None:
-        """Compute the log-probs of groups that take the place of rejected ones; the first ones have theirs."""
+        """Compute the log-probs of groups that replace rejected ones; those of the batch that was taken have theirs."""
         if self._prepared.issuperset(batch_of(groups).keys):
             return
         batch = self._balanced(groups, {})
@@ -225,13 +227,14 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
 
     @contextmanager
     def _refilling(self) -> Iterator[None]:
-        """More groups by the same policy; its replicas are asleep."""
+        """Wake the rollout servers with the same policy, so that more groups can be generated."""
         with marked_timer("gen", self.timing_raw):
             self.checkpoint_manager.update_weights(self.global_steps - 1)
             yield
             self.on_sample_end()
 
     def _balanced(self, groups: Iterable[Group], metrics: dict) -> KVBatchMeta:
+        """The rows of these groups, padded and ordered as verl divides a batch among the workers."""
         batch = self._balance_batch(batch_of(groups), metrics)
         batch.extra_info["temperature"] = self.config.actor_rollout_ref.rollout.temperature
         return batch
@@ -252,9 +255,9 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
 
     @contextmanager
     def _tensors_only(self, batch: KVBatchMeta) -> Iterator[None]:
-        """Workers are sent what they compute with: a row's texts take longer on their way than its tensors.
+        """Within it workers are sent the tensors of these rows: the texts of a row take longer to send.
 
-        Of the texts only the inputs of another modality are computed with, and only where the model has a processor.
+        Where the model has a processor, the inputs of other modalities, which are no tensors, are sent too.
         """
         before, batch.fields = batch.fields, self._computed_with(batch)
         try:
@@ -263,12 +266,13 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
             batch.fields = before
 
     def _computed_with(self, batch: KVBatchMeta) -> list[str]:
+        """The fields that workers compute with."""
         return tensor_fields(batch, also=MULTI_MODAL if self.processor else ())
 
     # -- advantages ----------------------------------------------------------------------------------------------------
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """Baselines are over all rollouts a group has had, whether or not all of them are trained."""
+        """Compute advantages with baselines over all rollouts of a group, whether or not all are trained."""
         with (
             self.one_pass.without_correction(self.config),
             counting_rollouts(self.config.algorithm, batch.keys),
@@ -276,17 +280,28 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
         ):
             batch = super()._compute_advantage(batch, metrics)
         if self.settings.policies.loss_agg == PROMPT_MEAN:
-            weigh_advantages(batch, self.config.actor_rollout_ref.actor.loss_agg_mode)
+            self._weigh_prompts_equally(batch)
         return batch
+
+    def _weigh_prompts_equally(self, batch: KVBatchMeta) -> None:
+        """Scale the advantages so that each prompt weighs the same, however many rollouts it has."""
+        fields = ["advantages", "response_mask", "uid"]
+        stored = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=fields)
+        uids = stored.pop("uid").tolist()
+        padded = stored.to_padded_tensor()
+        mode = self.config.actor_rollout_ref.actor.loss_agg_mode
+        weighed = weigh_prompts_equally(padded["advantages"], padded["response_mask"], uids, mode)
+        advantages = TensorDict({"advantages": response_to_nested(weighed, stored["response_mask"])}, len(batch))
+        tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=advantages)
 
     # -- groups of different sizes -------------------------------------------------------------------------------------
 
     def _mini_batches(self, prompts_per_mini_batch: int) -> int:
-        """How many mini-batches the user's sizes make of a training batch; both are counted in prompts."""
+        """How many mini-batches a training batch is; the config counts both in prompts."""
         return max(1, round(self.config.data.train_batch_size / prompts_per_mini_batch))
 
     def _get_required_batch_multiple(self, dp_size: int) -> int:
-        """Pad only to what the workers need: a rank's part of a mini-batch or of a pass is whole micro-batches."""
+        """The number that a batch must be a multiple of: a rank's share of every pass is whole micro-batches."""
         updates = self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
         parts = [updates * update_micro_batch(self.config), log_prob_micro_batch(self.config)]
         if self.use_reference_policy:
@@ -296,7 +311,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
         return dp_size * math.lcm(*parts)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """Rows that add nothing to the gradient are counted and not computed."""
+        """Update on the rows that add to the gradient; the others are counted in the loss and not computed."""
         correction = self.config.algorithm.get("rollout_correction", None)
         gap = self._gap_before_update(batch, correction)
         own = self.one_pass.own_log_probs
@@ -310,7 +325,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
         return batch
 
     def _gap_before_update(self, batch: KVBatchMeta, correction: Any) -> float | None:
-        """Return the gap to the rollout engine's log-probs; None where the update itself measures it."""
+        """Return the mean gap to the rollout engine's log-probs; None where the update itself measures it."""
         return None if self.one_pass.own_log_probs else gap_of_rows(batch, self._policy, correction)
 
     @property
@@ -324,7 +339,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
 
     @contextmanager
     def _rows_per_mini_batch(self, section: DictConfig, rows: int) -> Iterator[None]:
-        """verl multiplies prompts by ``rollout.n``; with groups of any size, rows are what there is to divide."""
+        """Within it verl cuts mini-batches by rows. By itself it cuts by prompts times ``rollout.n``."""
         size = rows // self._mini_batches(section.ppo_mini_batch_size)
         with changed(self.config.actor_rollout_ref.rollout, n=1), changed(section, ppo_mini_batch_size=size):
             yield

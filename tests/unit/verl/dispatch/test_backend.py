@@ -18,9 +18,9 @@ from goldilocks.core.selectors import Uniform
 from goldilocks.drive.driver import MAX_FAILURES, Driver
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch.backend import AgentLoops, NeverPausing
+from goldilocks.verl.dispatch.session import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED
 from goldilocks.verl.estimators import several_rows_estimator
 from goldilocks.verl.source import DatasetSource
-from goldilocks.verl.store.rows import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED
 
 CONFIG = OmegaConf.create(
     {

@@ -16,7 +16,7 @@ from goldilocks.engine.request import Generation
 from goldilocks.hashing import hashed
 from goldilocks.verl.dispatch.client import Cancelled, StreamingClient, current_session, taken_by
 from goldilocks.verl.dispatch.failures import reason
-from goldilocks.verl.dispatch.messages import Gathered
+from goldilocks.verl.dispatch.servers import Gathered
 from goldilocks.verl.dispatch.session import Reply, TurnRequest
 from goldilocks.verl.fields import TOP
 
@@ -679,7 +679,7 @@ def test_the_balancer_is_told_of_its_own_requests_alone_whatever_verls_client_ta
     async def main() -> None:
         ends = asyncio.Event()
         first = asyncio.create_task(request("held", ends))
-        while not (client._held or first.done()):
+        while not (client._not_balanced or first.done()):
             await asyncio.sleep(0)
         balancer.subject.add_servers({"b": "handle of b"})
         client.refresh_servers()
@@ -692,4 +692,4 @@ def test_the_balancer_is_told_of_its_own_requests_alone_whatever_verls_client_ta
     asyncio.run(main())
     assert balancer.calls["release_server"] == 1 + 4  # the first was for finding out that there is one server
     assert balancer.subject.get_total_inflight() == 0
-    assert not client._held
+    assert not client._not_balanced

@@ -14,9 +14,8 @@ from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.types import Prompt, Request
 from goldilocks.verl.dispatch.client import Session
-from goldilocks.verl.dispatch.sampling_seed import continued
-from goldilocks.verl.dispatch.session import ResumableAnswer, name_of
-from goldilocks.verl.store.rows import Unfinished
+from goldilocks.verl.dispatch.session import ResumableAnswer, continued, name_of
+from goldilocks.verl.store.queue_rows import Unfinished
 from goldilocks.verl.store.stored_rows import load_rows, save_rows
 
 

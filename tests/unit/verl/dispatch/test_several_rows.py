@@ -17,8 +17,7 @@ from verl_world import Server, Worker, prompt, worker_queue, written
 from goldilocks.core.open_groups import pack_rollout, unpack_rollout
 from goldilocks.types import Group, Prompt, Rollout
 from goldilocks.verl.dispatch.session import Session, rollout_of
-from goldilocks.verl.store.behaviour import VERSIONS, version_of
-from goldilocks.verl.store.rows import batch_of, untrained_of
+from goldilocks.verl.store.queue_rows import VERSIONS, batch_of, untrained_of, version_of
 
 ANSWER = [1, 2, 3, 4, 5]
 

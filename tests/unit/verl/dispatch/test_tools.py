@@ -21,7 +21,7 @@ from goldilocks.tasks.calculator import CALL, CLOSE, TOOL, Calculator
 from goldilocks.tasks.calculator_tool import CalculatorTool
 from goldilocks.tasks.tiny_model import calling_tokenizer
 from goldilocks.types import Failure, Rollout
-from goldilocks.verl.store.rows import ANSWERS, FIRST
+from goldilocks.verl.dispatch.session import ANSWERS, FIRST
 
 TOKENIZER = calling_tokenizer()
 END = TOKENIZER.eos_token_id

@@ -12,8 +12,7 @@ import pytest
 from verl_world import ABORTED, Server, Worker, prompt, worker_queue
 
 from goldilocks.types import Failure
-from goldilocks.verl.dispatch.manager import StreamingManager
-from goldilocks.verl.dispatch.worker import Snapshot
+from goldilocks.verl.dispatch.worker import Snapshot, StreamingManager
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +119,7 @@ def test_a_reply_on_its_way_is_waited_for_and_comes_before_what_happened_since(m
     def wait(references: list[Reference], num_returns: int, timeout: float | None) -> Any:
         return [one for one in references if one.arrived], []
 
-    monkeypatch.setattr("goldilocks.verl.dispatch.manager.ray", SimpleNamespace(get=get, wait=wait))
+    monkeypatch.setattr("goldilocks.verl.dispatch.worker.ray", SimpleNamespace(get=get, wait=wait))
     manager = StreamingManager.__new__(StreamingManager)
     manager.agent_loop_workers, manager._waiting, manager._replies = [worker], {}, Counter()
     assert manager.events(within=0.0) == []
@@ -134,7 +133,7 @@ def test_prompts_that_come_one_by_one_are_spread_over_the_workers(monkeypatch: p
     given: list[list[Any]] = [[], [], []]
     starts = [SimpleNamespace(remote=lambda part, own=own: own.extend(part)) for own in given]
     workers = [SimpleNamespace(start=start) for start in starts]
-    monkeypatch.setattr("goldilocks.verl.dispatch.manager.ray", SimpleNamespace(get=list))
+    monkeypatch.setattr("goldilocks.verl.dispatch.worker.ray", SimpleNamespace(get=list))
     manager = StreamingManager.__new__(StreamingManager)
     manager.agent_loop_workers, manager._next = workers, 0
     for prompts in ([0], [1], [2, 3], [4, 5, 6, 7]):

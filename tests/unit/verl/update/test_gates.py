@@ -19,7 +19,7 @@ from goldilocks.drive.gate import Judgement
 from goldilocks.drive.rows import NoRows
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.types import Group, Request, Rollout
-from goldilocks.verl.store.rows import batch_of, untrained_of
+from goldilocks.verl.store.queue_rows import batch_of, untrained_of
 from goldilocks.verl.update.gates import BatchFilterGate, FinalRewardGate, KLPenalty, build_gate
 
 TOKENS = 5
@@ -53,7 +53,7 @@ class Shown(BatchFilterGate):
             "rewards": torch.tensor([rollout.reward for rollout in rollouts]),
             "response_mask": torch.ones(len(rollouts), TOKENS, dtype=torch.long),
         }
-        return self.select([f"{rollout.uid}_{rollout.index}_0" for rollout in rollouts], data)
+        return self.judge_rows([(rollout.uid, rollout.index) for rollout in rollouts], data)
 
 
 class Run:
@@ -232,6 +232,6 @@ def test_the_batch_filter_sees_rollouts_however_many_rows_they_have(groups: list
         "rewards": torch.tensor([float(reward) for *_, reward, _ in found]),
         "response_mask": (torch.arange(4 * TOKENS) < lengths.unsqueeze(-1)).long(),
     }
-    by_rows = Shown(chosen).select([f"{uid}_{index}_{part}" for uid, index, part, _ in rows], several)
-    by_rollouts = Shown(chosen).select([f"{uid}_{index}_0" for uid, index, *_ in found], once)
+    by_rows = Shown(chosen).judge_rows([(uid, index) for uid, index, *_ in rows], several)
+    by_rollouts = Shown(chosen).judge_rows([(uid, index) for uid, index, *_ in found], once)
     assert by_rows == by_rollouts

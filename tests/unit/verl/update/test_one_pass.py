@@ -16,7 +16,7 @@ from verl_world import Queue, nested
 
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.verl.fields import WHOLE_ROWS, WHOLE_TOKENS
-from goldilocks.verl.store.behaviour import use_behaviour_log_probs
+from goldilocks.verl.update.log_probs import use_behaviour_log_probs
 from goldilocks.verl.update.one_pass import OnePass, balanced, chosen
 from goldilocks.verl.update.trainer import CollectorTrainer
 

@@ -1,7 +1,4 @@
-"""Rows of different lengths, padded and nested again, all rows of a field at once.
-
-verl and torch do it row by row or in many small steps, which takes longer than what is computed on short rows.
-"""
+"""Nested tensors padded, made and indexed for all rows at once, where verl and torch go row by row."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from tensordict import TensorDict
 
 
 class PaddedAtOnce(TensorDict):
-    """A ``TensorDict`` with the same ``to_padded_tensor``, quicker."""
+    """A ``TensorDict`` whose ``to_padded_tensor`` pads all rows of a field at once."""
 
     @classmethod
     def of(cls, fields: TensorDict) -> PaddedAtOnce:
@@ -29,7 +26,7 @@ class PaddedAtOnce(TensorDict):
 
 
 def padded(value: Any, padding: float = 0.0) -> Any:
-    """A nested tensor as one that is as wide as its longest row; other values as they are."""
+    """Pad a nested tensor to its longest row; return any other value as it is."""
     if not getattr(value, "is_nested", False):
         return value
     if value.layout != torch.jagged or value.dim() != 2 or value.lengths() is not None:
@@ -40,13 +37,13 @@ def padded(value: Any, padding: float = 0.0) -> Any:
 
 
 def nested_as(tensor: torch.Tensor, response_mask: Any) -> torch.Tensor:
-    """As verl's ``response_to_nested``: the rows of a padded tensor, each as long as that of the nested mask."""
+    """As verl's ``response_to_nested``: cut each row of a padded tensor to the length of its row in the mask."""
     offsets = response_mask.offsets()
     return joined(tensor[_inside(tensor, offsets.diff())], offsets)
 
 
 def picked(rows: Any, places: torch.Tensor) -> Any:
-    """Those rows of a tensor, or of a nested tensor of rows of tokens."""
+    """The rows of a tensor, or of a nested tensor of rows of tokens, at these places."""
     if not rows.is_nested:
         return rows[places]
     offsets = rows.offsets()
@@ -68,4 +65,5 @@ def joined(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
 
 
 def _inside(wide: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """A mask of the first so many columns of each row."""
     return torch.arange(wide.shape[1], device=wide.device) < lengths.unsqueeze(1)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from verl_world import Queue
 
-from goldilocks.verl.store.behaviour import use_behaviour_log_probs
+from goldilocks.verl.update.log_probs import use_behaviour_log_probs
 
 NOW, WRITTEN, NAN = -1.0, -1.5, float("nan")
 DECOUPLED: dict[str, Any] = {"rollout_is": None, "rollout_rs": None, "bypass_mode": False}  # verl's defaults

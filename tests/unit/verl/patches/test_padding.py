@@ -7,7 +7,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 from verl.workers.utils.padding import response_to_nested
 
-from goldilocks.verl.store.padding import PaddedAtOnce, nested_as
+from goldilocks.verl.patches.padding import PaddedAtOnce, nested_as
 
 LENGTHS = [3, 1, 4, 1]
 

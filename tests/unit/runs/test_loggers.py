@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from documented_metrics import METRICS, OURS
 
-from goldilocks.verl.update.loggers import CHARTS, FAMILIES, InFolders, show_grouped
+from goldilocks.runs.loggers import CHARTS, FAMILIES, InFolders, show_grouped
 
 LOGGED = {"train/informative_groups": 3.0, "filter/dropped/too_hard": 2.0, "reward/brevity": -0.5}
 

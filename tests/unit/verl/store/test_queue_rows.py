@@ -13,7 +13,7 @@ from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 from verl_world import Queue
 
 from goldilocks.types import Rollout
-from goldilocks.verl.store.rows import QueueRows, Tag, Unfinished
+from goldilocks.verl.store.queue_rows import QueueRows, Tag, Unfinished
 
 PICTURE = Image.linear_gradient("L").resize((4, 4))
 
