@@ -36,7 +36,7 @@ from goldilocks.verl.compat.rewards import RewardFunction, mark_validation, rout
 from goldilocks.verl.compat.rows import STALE, TRAINED, BatchFilter, FinalReward, ProtoRows, pad_to
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, ValidatesByColumn, changed
 from goldilocks.verl.update.gates import KLPenalty
-from goldilocks.verl.update.guards import weights_guard
+from goldilocks.verl.update.log_probs import weights_guard
 
 
 class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):

@@ -23,7 +23,7 @@ from goldilocks.algorithms.behaviour import is_bypassed
 from goldilocks.errors import require
 from goldilocks.types import OnFull
 from goldilocks.verl.dispatch.backend import NeverPausing
-from goldilocks.verl.update.guards import gap_of_waiting_rows, has_fresh_token
+from goldilocks.verl.update.log_probs import gap_of_waiting_rows, has_fresh_token
 from goldilocks.verl.update.one_pass import log_prob_micro_batch
 from goldilocks.verl.update.trainer import CollectorTrainer
 

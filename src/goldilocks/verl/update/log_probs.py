@@ -1,9 +1,10 @@
-"""Rows older than the policy are trained against the log-probs of the policy that wrote them.
+"""What the rollout engine's log-probs are for: older rows are trained against them, and they show old weights.
 
-verl recomputes ``old_log_probs`` under the current policy. For a carried or resumed row the ratio of the loss
-would then start at 1, as if the current policy had written it. Right before the update, the log-probs that the rollout
-engine stored with the row (``rollout_log_probs``) replace the recomputed ones. Where the update's own pass gives the
-log-probs of the current policy, nothing is recomputed: NaN in ``old_log_probs`` means the log-prob of that pass.
+**Older rows.** verl recomputes ``old_log_probs`` under the current policy. For a carried or resumed row the ratio of
+the loss would then start at 1, as if the current policy had written it. Right before the update, the log-probs that the
+rollout engine stored with the row (``rollout_log_probs``) replace the recomputed ones. Where the update's own pass
+gives the log-probs of the current policy, nothing is recomputed: NaN in ``old_log_probs`` means the log-prob of that
+pass.
 
 ``algorithm.rollout_correction`` keeps its meaning:
 
@@ -14,11 +15,18 @@ log-probs of the current policy, nothing is recomputed: NaN in ``old_log_probs``
 
 The version of a row is in its tag. A rollout that paused was written by several policies, so each of its tokens is
 stale or not by the policy that wrote that token.
+
+**Old weights.** Of rows that the newest weights wrote, the engine's and the trainer's log-probs must agree. The update
+measures the gap itself where its own pass gives ``old_log_probs`` (patch ``one-pass``). Where verl computed them in a
+pass of its own, some fresh rows are read from the queue. Where generation never stops, a batch may have no fresh row:
+then the gap is that of rows which the newest weights have written since, for a later batch.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,12 +34,28 @@ import transfer_queue as tq
 from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
+from transformers import PretrainedConfig
+from verl.utils.torch_dtypes import FLOAT_LIST
 from verl.workers.utils.padding import response_to_nested
 
-from goldilocks.algorithms.behaviour import behaviour_log_probs
-from goldilocks.verl.store.queue_rows import fill_log_probs, is_padding, stale_tokens, version_of
+from goldilocks.algorithms.behaviour import behaviour_log_probs, is_bypassed
+from goldilocks.algorithms.weights_gap import WeightsGuard, gap_sums, has_experts, mean_gap
+from goldilocks.dotted_keys import value_at
+from goldilocks.verl.store.queue_rows import (
+    copied,
+    fill_log_probs,
+    is_padding,
+    newest_version_of,
+    stale_tokens,
+    version_of,
+)
 
 FIELDS = ["old_log_probs", "rollout_log_probs", "response_mask"]
+ROWS = 64  # that the gap is measured on: the mean over their tokens tells one policy from another
+PRECISIONS = ("rollout.dtype", "actor.fsdp_config.mixed_precision.param_dtype")
+
+
+# -- older rows --------------------------------------------------------------------------------------------------------
 
 
 def store_log_probs(config: DictConfig) -> None:
@@ -68,3 +92,89 @@ def use_behaviour_log_probs(batch: KVBatchMeta, policy: int, correction: Any, *,
     against = TensorDict({"old_log_probs": response_to_nested(log_probs, nested_mask)}, len(keys))
     tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=against)
     return metrics
+
+
+# -- old weights -------------------------------------------------------------------------------------------------------
+
+
+def weights_guard(config: DictConfig, action: str) -> WeightsGuard:
+    """Return the guard of a run; ``action`` is ``goldilocks.on_stale_weights``.
+
+    The gap is not judged where the two sides differ by design. The engine's log-probs are those of the distribution
+    that it samples from, which top-k and top-p cut; with ``logprobs_mode=raw_logprobs`` they are without the
+    temperature, by which the trainer divides. Quantized weights are other weights, and experts that each side chooses
+    for itself are other layers.
+    """
+    rollout = config.actor_rollout_ref.rollout
+    exact = all(value_at(config, f"actor_rollout_ref.{key}") in FLOAT_LIST for key in PRECISIONS)
+    whole = rollout.get("top_p", 1.0) >= 1 and rollout.get("top_k", -1) <= 0
+    scaled = rollout.get("logprobs_mode") != "raw_logprobs" or rollout.get("temperature", 1.0) == 1
+    same = not rollout.get("quantization") and (rollout.get("enable_rollout_routing_replay") or not _is_routed(config))
+    return WeightsGuard(action, exact=exact, judges=bool(whole and scaled and same))
+
+
+def _is_routed(config: DictConfig) -> bool:
+    """Whether the model has experts, as far as its config is on this machine."""
+    model = config.actor_rollout_ref.get("model") or {}
+    path = model.get("hf_config_path") or model.get("path")
+    try:
+        found, _ = PretrainedConfig.get_config_dict(str(Path(str(path)).expanduser()), local_files_only=True)
+    except (OSError, ValueError):
+        return False
+    return has_experts(found)
+
+
+def gap_of_rows(batch: KVBatchMeta, policy: int, correction: Any) -> float | None:
+    """Return the mean gap of fresh tokens in the queue; None where there is none, or no log-prob of either side.
+
+    Rows that the newest policy wrote alone are read, or, where there is none, rows that it wrote the end of.
+    """
+    keys = _fresh(batch, policy, version_of) or _fresh(batch, policy, newest_version_of)
+    if not keys or is_bypassed(correction):  # bypassed: the trainer takes the engine's log-probs for its own
+        return None
+    part = batch.select_keys(_spread(keys, ROWS))
+    stored = tq.kv_batch_get(keys=part.keys, partition_id=batch.partition_id, select_fields=FIELDS)
+    rows = stored.to_padded_tensor()
+    if not set(FIELDS) <= set(rows.keys()):
+        return None
+    old, sampled, mask = (rows[name] for name in FIELDS)
+    return mean_gap(gap_sums(old, sampled, mask.bool() & ~stale_tokens(part.tags, policy, mask)).tolist())
+
+
+def has_fresh_token(batch: KVBatchMeta, policy: int) -> bool:
+    """Whether the newest policy wrote a row of the batch, or the end of one."""
+    return bool(_fresh(batch, policy, newest_version_of))
+
+
+def gap_of_waiting_rows(
+    waiting: KVBatchMeta,
+    policy: int,
+    multiple: int,
+    fields: Callable[[KVBatchMeta], list[str]],
+    log_probs: Callable[[KVBatchMeta], Any],
+) -> float | None:
+    """Return the mean gap of rows that are trained later; None where none is fresh.
+
+    ``log_probs`` computes the trainer's log-probs of a ``multiple`` of rows. It is given copies of the ``fields`` it
+    needs: a row with more fields than others cannot be in a batch with them.
+    """
+    keys = _fresh(waiting, policy, version_of)
+    most = min(len(keys), max(ROWS, multiple)) // multiple * multiple
+    if not most:
+        return None
+    rows = waiting.select_keys(_spread(keys, most))
+    with copied(rows, fields(rows)) as copies:
+        log_probs(copies)
+        return gap_of_rows(copies, policy, None)
+
+
+def _fresh(batch: KVBatchMeta, policy: int, version: Callable[[dict[str, Any]], int]) -> list[str]:
+    """The keys of the rows, padding left out, whose version is this policy's."""
+    pairs = zip(batch.keys, batch.tags, strict=True)
+    return [key for key, tag in pairs if not is_padding(tag) and version(tag) >= policy]
+
+
+def _spread(keys: list[str], most: int) -> list[str]:
+    """At most so many of the keys, evenly spread."""
+    count = min(len(keys), most)
+    return [keys[place * len(keys) // count] for place in range(count)]

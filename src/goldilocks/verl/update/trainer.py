@@ -43,8 +43,7 @@ from goldilocks.verl.store.queue_rows import (
 )
 from goldilocks.verl.switch import named
 from goldilocks.verl.update.gates import KLPenalty, build_gate
-from goldilocks.verl.update.guards import gap_of_rows, weights_guard
-from goldilocks.verl.update.log_probs import store_log_probs, use_behaviour_log_probs
+from goldilocks.verl.update.log_probs import gap_of_rows, store_log_probs, use_behaviour_log_probs, weights_guard
 from goldilocks.verl.update.one_pass import OnePass, log_prob_micro_batch, reference_micro_batch, update_micro_batch
 
 if TYPE_CHECKING:
