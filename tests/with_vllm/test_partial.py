@@ -86,8 +86,7 @@ def test_paused_rollouts_go_on_and_each_token_keeps_its_log_prob_and_its_version
 def unfinished(checkpoint: Path) -> dict[Rollout, ResumableAnswer]:
     """What each unfinished rollout has been answered."""
     (folder,) = checkpoint.rglob("unfinished")
-    rows = ((uid, index, answers) for uid, index, answers in load_rows(folder) if answers)
-    return {(uid, index): ResumableAnswer.from_state_dict(answers[0]) for uid, index, answers in rows}
+    return {(uid, index): ResumableAnswer.from_state_dict(answer) for uid, index, answer in load_rows(folder)}
 
 
 def both(
