@@ -180,13 +180,14 @@ class Engine:
         self._resident.clear()
         self._held = [None] * len(self._held)
 
-    def _hold(self, slot: int, prompt: tuple[int, ...]) -> None:
-        """Note that the slot's cache now begins with ``prompt``."""
+    def _hold(self, slot: int, prompt: tuple[int, ...] | None) -> None:
+        """Note that the slot's cache now begins with ``prompt``; None: with one that the weights of before read."""
         old = self._held[slot]
         if old is not None and self._resident.get(old) == slot:
             del self._resident[old]
         self._held[slot] = prompt
-        self._resident.setdefault(prompt, slot)
+        if prompt is not None:
+            self._resident.setdefault(prompt, slot)
 
     def _admit(self) -> None:
         """Give free slots to waiting requests.
@@ -272,9 +273,7 @@ class Engine:
             array[target] = array[source]
         for old, slot in zip(source, target, strict=True):
             self._live[slot], self._live[old] = self._live[old], None
-            prompt = self._held[old]
-            if prompt is not None:
-                self._hold(slot, prompt)
+            self._hold(slot, self._held[old])
 
     def _decode(self) -> list[Generation]:
         """Decode a stride and look at it. Where the next one is the same rows again, it runs in the meantime."""

@@ -142,6 +142,23 @@ def test_new_weights_are_used_at_once_and_old_prompts_are_not() -> None:
     assert after.token_ids == generate(expected, prompt, temperature=0).token_ids != before.token_ids
 
 
+def test_a_row_from_before_new_weights_that_moves_takes_its_place_from_the_prompt_there() -> None:
+    engine, prompt = make(slots=2, max_length=60, eos_ids=()), [5, 9, 13, 2, 40, 33]
+    alone = generate(make(slots=2, max_length=60, eos_ids=()), prompt, seed=4)
+    engine.submit("short", [1, 2, 3], SamplingParams(max_tokens=3))
+    engine.submit("long", [50, 51, 52, 53, 54, 55, 56], SamplingParams(max_tokens=50))
+    engine.step()
+    engine.load_weights(reference("llama").state_dict())  # the same weights: every answer stays as it is
+    while not engine.free:
+        engine.step()
+    engine.submit("first", prompt, SamplingParams(max_tokens=2))
+    while not engine.free:
+        engine.step()
+    engine.step()  # the long answer moves to where the prompt was read
+    engine.submit("again", prompt, SamplingParams(max_tokens=12, seed=4))
+    assert drain(engine)["again"].token_ids == alone.token_ids
+
+
 def test_sleep_gives_the_cache_back_and_wake_takes_it_again() -> None:
     engine, prompt = make(), [4, 4, 2]
     before = generate(engine, prompt, temperature=0)
@@ -236,6 +253,7 @@ EVENTS = st.lists(
         st.tuples(st.just("abort"), st.integers(0, 40), st.just(0)),
         st.tuples(st.just("step"), st.integers(1, 4), st.just(0)),
         st.tuples(st.just("abort_all"), st.just(0), st.just(0)),
+        st.tuples(st.just("load"), st.just(0), st.just(0)),
     ),
     max_size=30,
 )
@@ -259,6 +277,8 @@ def test_every_request_comes_back_once_and_alike_whatever_happens_around_it(
             engine.abort(str(number))
         elif kind == "abort_all":
             engine.abort_all()
+        elif kind == "load":
+            engine.load_weights(reference("llama").state_dict())  # the same ones: no answer changes
         else:
             for _ in range(number):
                 done += engine.step()
