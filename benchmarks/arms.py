@@ -35,7 +35,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from goldilocks.compare.arm import ENDLESS, EPOCHS, SEEDS, STEPS, VALIDATIONS
+from goldilocks.lab.compare.arm import ENDLESS, EPOCHS, SEEDS, STEPS, VALIDATIONS
 from goldilocks.launch.machine import THREADS, find_device, share_of_cores
 from goldilocks.launch.recipe import choose
 from goldilocks.launch.train import Launch, prepared

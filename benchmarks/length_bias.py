@@ -20,7 +20,7 @@ from goldilocks.core import Collector, ListSource, Surplus
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed
 from goldilocks.core.filters import Everything
 from goldilocks.core.selectors import Uniform
-from goldilocks.simulate import EngineConfig, PassRates, SimulatedEngine, batches
+from goldilocks.lab.simulate import EngineConfig, PassRates, SimulatedEngine, batches
 from goldilocks.types import Failure, OnFull, Request, Rollout, StopRule
 
 PROMPTS, MEAN, ROLLOUTS = 4_000, 200, 30_000

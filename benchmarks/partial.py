@@ -43,7 +43,7 @@ from goldilocks.core.selectors import Uniform
 from goldilocks.drive.backend import CANCELLED, Backend
 from goldilocks.engine import Generation, SamplingParams
 from goldilocks.hashing import hashed
-from goldilocks.simulate import EngineConfig, PassRates, SimulatedEngine, batches
+from goldilocks.lab.simulate import EngineConfig, PassRates, SimulatedEngine, batches
 from goldilocks.types import Failure, Group, OnFull, Paused, Request, Rollout, StopRule
 
 STEPS, PROMPTS, TARGET, MEAN, LONGEST, SPREAD = 20, 20_000, 64, 200, 1_000, 0.7

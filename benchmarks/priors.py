@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from goldilocks.dotted_keys import merged
-from goldilocks.simulate import PassRates, Setup, simulate
-from goldilocks.simulate.run import recipe_config, settings_of
+from goldilocks.lab.simulate import PassRates, Setup, simulate
+from goldilocks.lab.simulate.run import recipe_config, settings_of
 
 BUDGETS = (4_096, 16_384)
 COLUMNS = ("dapo", "column", "text", "column*", "text*")  # *: shuffled, so that strata say nothing

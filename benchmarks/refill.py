@@ -31,7 +31,7 @@ from goldilocks.drive.filter_gate import FilterGate
 from goldilocks.drive.gate import Judgement
 from goldilocks.drive.rows import NoRows
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
-from goldilocks.simulate import EngineConfig, PassRates, SimulatedEngine, batches
+from goldilocks.lab.simulate import EngineConfig, PassRates, SimulatedEngine, batches
 from goldilocks.types import Group, Request, Rollout
 
 UPDATES, GROUPS, N, TOKENS, FACTOR = 20, 64, 8, 5, 2.0

@@ -29,13 +29,13 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.request import Generation
+from goldilocks.engine.verl_server.answers import Answers
 from goldilocks.rewards.calls import guarded
 from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.verl.dispatch import worker
 from goldilocks.verl.dispatch.session import FIRST, ROLLOUTS, VISIT_SEED
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
-from goldilocks.verl.serve.answers import Answers
 from goldilocks.verl.store import batched_puts
 
 N = 8  # rollouts of a prompt

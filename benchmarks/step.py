@@ -30,9 +30,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from goldilocks.drive.stopwatch import PREFIX, TIMED
 from goldilocks.engine import Engine, SamplingParams
+from goldilocks.engine.cpu import HostSettings, avoid_cudnn
 from goldilocks.launch import preflight
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.platforms import HostSettings, avoid_cudnn
 from goldilocks.tasks.registry import compute_score
 from goldilocks.verl.patches.rows import cut_by_length
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import random_task
 
-from goldilocks.platforms import platform_env
+from goldilocks.engine.cpu import platform_env
 from goldilocks.verl.patches.vllm import HELD_OUTPUTS
 
 SIDES: dict[str, dict[str, bool]] = {

@@ -58,14 +58,14 @@ API = {
     "verl": (
         "verl's V0 trainer",
         "See [the guide](../drop-in-class.md).",
-        ["goldilocks.verl.compat.trainer.RayPPOTrainerWithSampling"],
+        ["goldilocks.verl.v0.trainer.RayPPOTrainerWithSampling"],
     ),
     "trl": (
         "TRL",
         "See [the guide](../trl.md).",
         ["goldilocks.trl.algorithms.GoldilocksGRPOTrainer", "goldilocks.trl.algorithms.GoldilocksRLOOTrainer"],
     ),
-    "report": ("Reports", "See [the guide](../report.md).", ["goldilocks.report.write"]),
+    "report": ("Reports", "See [the guide](../report.md).", ["goldilocks.lab.report.write"]),
     "testing": ("Contract checks", "For policies and parts of trainers of your own.", ["goldilocks.testing"]),
 }
 

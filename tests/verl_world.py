@@ -31,6 +31,7 @@ from verl.workers.rollout.llm_server import GlobalRequestLoadBalancer, LLMServer
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.request import Generation
+from goldilocks.engine.verl_server.answers import Answers, ManyAnswers
 from goldilocks.rewards.calls import guard
 from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.types import Failure, Rollout
@@ -39,7 +40,6 @@ from goldilocks.verl.dispatch.client import StreamingClient
 from goldilocks.verl.dispatch.session import FIRST, ROLLOUTS, VISIT_SEED
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
-from goldilocks.verl.serve.answers import Answers, ManyAnswers
 from goldilocks.verl.store import batched_puts, queue_rows
 
 LIMIT = 6  # tokens of an answer; the server does not know the limit, so that the worker cuts

@@ -13,12 +13,12 @@ if TYPE_CHECKING:  # imported on first use: many processes of a run need none of
 
 __version__ = "0.1.0"
 
-_CONFIG = "goldilocks.verl.compat.python_config"
+_CONFIG = "goldilocks.verl.v0.python_config"
 # Names whose modules need torch or verl: imported on first use, so that the core stays light.
 _LAZY = {
     "PPOBatchFilter": "goldilocks.filtering",
     "PPOFilterConfig": "goldilocks.filtering",
-    "RayPPOTrainerWithSampling": "goldilocks.verl.compat.trainer",
+    "RayPPOTrainerWithSampling": "goldilocks.verl.v0.trainer",
     "ActorConfig": _CONFIG,
     "ActorRolloutRefConfig": _CONFIG,
     "AlgoConfig": _CONFIG,

@@ -20,19 +20,19 @@ from collections.abc import Iterator, Sequence
 
 from goldilocks import __version__
 from goldilocks.errors import missing_extra
-from goldilocks.tested import installed
+from goldilocks.verl.tested import installed
 
 # name: (module, what it does); EXTRAS: what to install for it beside the core
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("goldilocks.launch.train", "train a recipe with verl on this machine or cluster"),
-    "compare": ("goldilocks.compare.command", "recipes side by side at equal cost, over seeds"),
-    "simulate": ("goldilocks.simulate.command", "what would each policy cost on my data? No model, no GPU"),
+    "compare": ("goldilocks.lab.compare.command", "recipes side by side at equal cost, over seeds"),
+    "simulate": ("goldilocks.lab.simulate.command", "what would each policy cost on my data? No model, no GPU"),
     "pass-rates": (
-        "goldilocks.launch.pass_rates",
+        "goldilocks.lab.pass_rates",
         "how often does a model answer each prompt right? One pass, one file",
     ),
-    "strata": ("goldilocks.simulate.strata", "would strata know anything of my prompts? From their pass rates"),
-    "report": ("goldilocks.report.write", "a run directory, or several, as one page to look at"),
+    "strata": ("goldilocks.lab.simulate.strata", "would strata know anything of my prompts? From their pass rates"),
+    "report": ("goldilocks.lab.report.write", "a run directory, or several, as one page to look at"),
     "filter": ("goldilocks.filtering.command", "run the batch filter on saved rollouts"),
     "data": ("goldilocks.tasks.command", "make a data set as verl parquet files"),
     "model": ("goldilocks.tasks.model_command", "get SmolLM2 or Qwen2.5-Coder, or make a tiny model, to train"),

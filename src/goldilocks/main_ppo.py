@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from goldilocks.engine.cpu import PATCHES_VARIABLE, patches_env, platform_env
 from goldilocks.launch.machine import find_device
-from goldilocks.platforms import PATCHES_VARIABLE, patches_env, platform_env
 
 # Sections that verl does not have: `+` where a recipe has set them already would be an error.
 OURS = ("adaptive_rollout", "batch_filter", "goldilocks")
@@ -77,7 +77,7 @@ def train(config: Any) -> None:
         run_ppo(config, task_runner_class=TaskRunnerV1)
         return
     from goldilocks.verl.checks import check_v0
-    from goldilocks.verl.compat.task_runner import SamplingTaskRunnerActor
+    from goldilocks.verl.v0.task_runner import SamplingTaskRunnerActor
 
     check_v0(config, Settings.from_config(config))
     run_ppo(config, task_runner_class=SamplingTaskRunnerActor)

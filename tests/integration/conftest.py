@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
+from goldilocks.engine.cpu import platform_env
 from goldilocks.launch import reaper
-from goldilocks.platforms import platform_env
 from goldilocks.tasks.arithmetic import Arithmetic
 from goldilocks.tasks.registry import write_split
 from goldilocks.tasks.tiny_model import copy_tiny_model

@@ -72,7 +72,7 @@ def is_bookkeeping(name: str) -> bool:
 def compared() -> dict[str, list[str]]:
     """Compare twice."""
     os.environ["VERL_USE_EXTERNAL_PLUGINS"] = "none"
-    from goldilocks.platforms import PATCHES_VARIABLE
+    from goldilocks.engine.cpu import PATCHES_VARIABLE
     from goldilocks.verl.patches import PATCHES
 
     for module in [*MODULES, *(patch.module for patch in PATCHES if patch.possible)]:

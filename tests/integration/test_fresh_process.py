@@ -61,7 +61,7 @@ def storage():
     question = ZMQMessage.deserialize(pickle.loads((folder / "question").read_bytes()))
     seen["after a packed message"] = loaded("verl")
     (folder / "answer").write_bytes(pickle.dumps([bytes(part) for part in question.serialize()]))
-    import goldilocks.platforms.cpu as cpu
+    import goldilocks.engine.cpu.verl_platform as cpu
     from verl.plugin.platform import PlatformRegistry as registry
     return seen | {"the platform is ours": registry.get("cpu") is cpu.PlatformCPU}
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from goldilocks.engine.cpu import platform_env
 from goldilocks.launch import preflight
-from goldilocks.platforms import platform_env
 
 from .conftest import PATIENCE_S, SMALL
 

@@ -13,15 +13,15 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
-from unit.compare.arms import result, study
-from unit.report.run_directories import HOSTILE, write_run
+from unit.lab.compare.arms import result, study
+from unit.lab.report.run_directories import HOSTILE, write_run
 
-from goldilocks.compare.pictures import make_opening
-from goldilocks.compare.study import Results
-from goldilocks.compare.table import make_table
-from goldilocks.report import write_report
-from goldilocks.report.page import Opening
-from goldilocks.report.write import LiveReport, LiveServer
+from goldilocks.lab.compare.pictures import make_opening
+from goldilocks.lab.compare.study import Results
+from goldilocks.lab.compare.table import make_table
+from goldilocks.lab.report import write_report
+from goldilocks.lab.report.page import Opening
+from goldilocks.lab.report.write import LiveReport, LiveServer
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason=WHY_NOT)
 

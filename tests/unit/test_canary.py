@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import transfer_queue
 from transfer_queue import TransferQueueClient
-from unit.verl.compat.v0_world import Engine, Workers
+from unit.verl.v0.v0_world import Engine, Workers
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorker
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 from verl.trainer.ppo import core_algos, ray_trainer
@@ -30,6 +30,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.utils.padding import no_padding_2_padding
 from verl_world import Queue, QueueClient, Server, Worker
 
+from goldilocks.engine.verl_server.server import RolloutServer
 from goldilocks.hashing import Sources, digest, is_known
 from goldilocks.verl import plugin
 from goldilocks.verl.dispatch.rewards import RUN_SINGLE
@@ -38,7 +39,6 @@ from goldilocks.verl.patch import Patch
 from goldilocks.verl.patches import PATCHES
 from goldilocks.verl.patches.log_probs import PADDING_SOURCES
 from goldilocks.verl.patches.trainers import BY_NAME, GRPO
-from goldilocks.verl.serve.server import RolloutServer
 from goldilocks.verl.store.batched_puts import READERS
 
 plugin.additions()

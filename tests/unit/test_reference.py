@@ -18,19 +18,19 @@ from builders import fill, source
 from documented_metrics import METRICS, entry, undocumented
 
 import goldilocks
-from goldilocks.algorithms.gspo import clipping_metrics
 from goldilocks.core import Collector, Limits
 from goldilocks.core.allocators import Adaptive
 from goldilocks.core.filters import Variance
 from goldilocks.core.selectors import Greso
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
 from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.losses.gspo import clipping_metrics
 from goldilocks.runs.history import accuracy_by
 from goldilocks.types import Failure, Request, Rollout
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(goldilocks.__file__).parent
-LOGGING = ("core", "filtering", "algorithms", "verl", "trl", "drive")
+LOGGING = ("core", "filtering", "losses", "verl", "trl", "drive")
 
 
 def script() -> Any:

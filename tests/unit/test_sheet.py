@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import pytest
 from builders import answer, plain_collector
 
+from goldilocks.lab.simulate import Comparison, Outcome, PassRates, Setup, mixture, recipe_settings, simulate
 from goldilocks.sheet import Sheet
-from goldilocks.simulate import Comparison, Outcome, PassRates, Setup, mixture, recipe_settings, simulate
 from goldilocks.types import Account
 
 BAD = "<script>alert('&')</script>"

@@ -16,13 +16,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from goldilocks.engine.cpu import PATCHES_VARIABLE, platform_env
 from goldilocks.launch.machine import PRIVATE, Finding, compare_nodes, find_device, rollout_engines
-from goldilocks.platforms import PATCHES_VARIABLE, platform_env
 from goldilocks.runs.files import cache_folder, write_secret
-from goldilocks.tested import TESTED, installed, is_tested, is_within, tested_versions
 from goldilocks.verl.patch import Kind
 from goldilocks.verl.patches import PATCHES
 from goldilocks.verl.switch import selected
+from goldilocks.verl.tested import TESTED, installed, is_tested, is_within, tested_versions
 
 GIB = 1 << 30
 SHARED_MEMORY = GIB // 4  # Ray's object store on the CPU; below it Ray falls back to the disk

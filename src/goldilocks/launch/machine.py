@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from goldilocks.platforms import threads_per_rank
+from goldilocks.engine.cpu import threads_per_rank
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

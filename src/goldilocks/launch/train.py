@@ -22,18 +22,18 @@ from rich.console import Console
 
 from goldilocks.config.recipes import DEFAULT as DEFAULT_RECIPE
 from goldilocks.config.recipes import names
+from goldilocks.engine.cpu import platform_env
 from goldilocks.launch import on_trl
 from goldilocks.launch.machine import PRIVATE, find_device, is_private, join, rollout_engine
 from goldilocks.launch.preflight import budget_of, check_budget, check_paths, files_of, locate, provide, uses_collector
 from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, compose_config, quoted
 from goldilocks.launch.supervisor import Board, LiveLine, SignOfLife, Supervisor
-from goldilocks.platforms import platform_env
 from goldilocks.rewards import TIMEOUT_S
 from goldilocks.rewards.calls import guard
 from goldilocks.runs.costs import hint
 from goldilocks.runs.files import RunDir, Tail
 from goldilocks.runs.progress import Progress
-from goldilocks.tested import untested
+from goldilocks.verl.tested import untested
 
 POLL_S = 0.25
 STALL_S = 1800.0

@@ -23,11 +23,11 @@ from goldilocks.core import Exhausted
 from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
+from goldilocks.engine.cpu import avoid_cudnn
 from goldilocks.engine.reach import check_length
 from goldilocks.engine.weights import check_adapters, is_adapted
 from goldilocks.errors import require
 from goldilocks.hashing import hashed
-from goldilocks.platforms import avoid_cudnn
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
 from goldilocks.trl import shortcuts
 from goldilocks.trl.callbacks import BudgetCallback, WeightsGuardCallback, weights_guard

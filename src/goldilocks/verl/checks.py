@@ -37,8 +37,8 @@ def check_run(config: DictConfig) -> None:
 
 
 def _mistakes(config: DictConfig) -> list[str]:
-    from goldilocks.algorithms.checks import check_algorithm  # imports torch
-    from goldilocks.verl.serve import limits
+    from goldilocks.engine.verl_server import limits
+    from goldilocks.losses.checks import check_algorithm  # imports torch
 
     mistakes = check_algorithm(config)
     if config.actor_rollout_ref.rollout.get("name", None) == limits.NAME:

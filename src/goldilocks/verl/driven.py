@@ -31,8 +31,8 @@ from goldilocks.drive.driver import Driver, Epochs
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.runs.checkpoints import FILE
 from goldilocks.runs.history import accuracy_by, value_of
-from goldilocks.tested import untested
 from goldilocks.verl.source import DatasetSource, loader_order
+from goldilocks.verl.tested import untested
 
 logger = logging.getLogger(__name__)
 

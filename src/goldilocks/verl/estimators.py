@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn, register_adv_est
 
-from goldilocks.algorithms import pool_estimator, rows_of_rollouts
-from goldilocks.algorithms.reward_pool import POOLED, SUFFIX, normalised_by_config, pooled
 from goldilocks.config.settings import Settings
 from goldilocks.errors import require
+from goldilocks.losses import pool_estimator, rows_of_rollouts
+from goldilocks.losses.reward_pool import POOLED, SUFFIX, normalised_by_config, pooled
 from goldilocks.runs.records import part_of_row, split_row_key
 
 EPSILON = 1e-6  # verl's

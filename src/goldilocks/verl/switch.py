@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
+from goldilocks.engine.cpu import PATCHES_VARIABLE
 from goldilocks.errors import require
-from goldilocks.platforms import PATCHES_VARIABLE
 from goldilocks.verl.patch import Kind, Patch
 from goldilocks.verl.patches import PATCHES
 

@@ -12,7 +12,7 @@ import pytest
 from transformers import MistralConfig, Qwen2VLConfig
 
 import goldilocks.config
-from goldilocks.platforms import DEVICES
+from goldilocks.engine.cpu import DEVICES
 from goldilocks.verl import plugin
 from goldilocks.verl.checks import check_run
 

@@ -12,8 +12,8 @@ from goldilocks.config import recipes
 from goldilocks.config.recipes import about, names, read_recipe
 from goldilocks.config.settings import Settings
 from goldilocks.dotted_keys import dotted_keys, merged, value_at, with_value
+from goldilocks.lab.simulate import EngineConfig, Setup, recipe_settings
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.simulate import EngineConfig, Setup, recipe_settings
 
 LIFTED = {"max_num_gen_batches": 0}
 

@@ -23,8 +23,8 @@ from goldilocks.core import Beliefs, Collector, Exhausted, Limits, Surplus
 from goldilocks.core.allocators import Adaptive, Allocator
 from goldilocks.core.filters import Everything, Variance
 from goldilocks.core.priors import Prior
+from goldilocks.lab.simulate import Setup, recipe_settings
 from goldilocks.runs.checkpoints import save_state
-from goldilocks.simulate import Setup, recipe_settings
 
 SETTINGS = {name: recipe_settings(name, Setup()) for name in names()}
 MAX_N = {"pilot": 16, "knapsack": 32, "adaptive": 32, "contrast": 32, "thompson_contrast": 32}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from goldilocks.engine.cpu import PATCHES_VARIABLE
 from goldilocks.launch import doctor
-from goldilocks.platforms import PATCHES_VARIABLE
 from goldilocks.verl.patch import Kind
 from goldilocks.verl.patches import PATCHES
 from goldilocks.verl.patches.log_probs import LOG_PROBS

@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from goldilocks import Collector, Surplus
 from goldilocks.config.settings import Settings
 from goldilocks.core.filters import Variance
-from goldilocks.verl.compat.python_config import TrainerConfig
 from goldilocks.verl.driven import UpdatesPerEpoch, schedule_note
+from goldilocks.verl.v0.python_config import TrainerConfig
 
 
 def trainer(epochs: int, steps: int | None = None) -> DictConfig:

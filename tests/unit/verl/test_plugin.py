@@ -32,7 +32,7 @@ def test_fsdp2_has_an_engine_for_the_cpu(model_type: str, monkeypatch: pytest.Mo
     from verl.workers.engine import EngineRegistry
 
     monkeypatch.setenv("VERL_ENGINE_DEVICE", "cpu")
-    assert EngineRegistry.get_engine_cls(model_type, "fsdp2").__module__ == "goldilocks.platforms.fsdp_cpu"
+    assert EngineRegistry.get_engine_cls(model_type, "fsdp2").__module__ == "goldilocks.engine.cpu.fsdp"
 
 
 def test_an_addition_waits_for_the_module_it_belongs_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from goldilocks.core import Beliefs
 from goldilocks.core.priors import Oracle
-from goldilocks.verl.compat.trainer import RayPPOTrainerWithSampling
 from goldilocks.verl.driven import ValidatesByColumn
 from goldilocks.verl.update.async_trainer import GoldilocksAsyncTrainer
 from goldilocks.verl.update.trainer import GoldilocksTrainer
+from goldilocks.verl.v0.trainer import RayPPOTrainerWithSampling
 
 LEVELS = [1, 2, 1, 2]
 RIGHT = [1.0, 0.0, 1.0, 1.0]

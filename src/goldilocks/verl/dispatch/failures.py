@@ -16,8 +16,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from goldilocks.engine.verl_server.answers import place
 from goldilocks.rewards import RewardFailed
-from goldilocks.verl.serve.answers import place
 
 Function = Callable[..., Any]
 

@@ -19,9 +19,9 @@ from uuid import uuid4
 
 from ray import cloudpickle
 
+from goldilocks.engine.verl_server.answers import Answers, Batch, Outcome, Packed, Requests
 from goldilocks.hashing import is_known
 from goldilocks.verl.fields import HOLDS
-from goldilocks.verl.serve.answers import Answers, Batch, Outcome, Packed, Requests
 
 logger = logging.getLogger(__name__)
 

@@ -46,7 +46,6 @@ from goldilocks.verl.dispatch.session import (
     visit_seed,
 )
 from goldilocks.verl.dispatch.single_turn import AGENT, BatchedSingleTurn, SingleTurn
-from goldilocks.verl.lasting import work_begins
 from goldilocks.verl.patch import Kind
 from goldilocks.verl.store.queue_rows import SavedAnswer
 from goldilocks.verl.switch import ask_for, named
@@ -86,7 +85,6 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         self._agent_loops: dict[str, Callable[[], Any]] = {}
         self._listen(self.llm_client)
         self.single_turn = SingleTurn.of(self)
-        work_begins()
 
     def _listen(self, client: LLMServerClient) -> None:
         """Put our client in the place of verl's, and begin to gather events."""

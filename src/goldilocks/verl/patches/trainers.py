@@ -66,7 +66,7 @@ def groups_at_once(original: Function) -> Function:
 
 def sampling_trainer(_trainer: Any) -> Any:
     """Our V0 trainer, where verl's task runner has hardcoded its own."""
-    from goldilocks.verl.compat.trainer import RayPPOTrainerWithSampling
+    from goldilocks.verl.v0.trainer import RayPPOTrainerWithSampling
 
     return RayPPOTrainerWithSampling
 
@@ -195,7 +195,7 @@ def measured(original: Any) -> Any:
     """Register the measured loss too: verl looks a loss up by name, the module's function is a second reference."""
     from verl.trainer.ppo.core_algos import register_policy_loss
 
-    from goldilocks.algorithms.gspo import with_clipping_metrics
+    from goldilocks.losses.gspo import with_clipping_metrics
 
     return register_policy_loss("gspo")(with_clipping_metrics(original))
 

@@ -53,7 +53,7 @@ def hold_outputs(original: Function) -> Function:
 
     @functools.wraps(original)
     def run_busy_loop(self: Any) -> Any:
-        from goldilocks.verl.serve.held_outputs import HeldOutputs, abort_and_answer, inline_array
+        from goldilocks.verl.patches.held_outputs import HeldOutputs, abort_and_answer, inline_array
 
         self.abort_and_answer = functools.partial(abort_and_answer, self)
         if not self.log_stats:
@@ -79,7 +79,7 @@ def note_receiving(original: Function) -> Function:
 
 def sender_that_looks(original: Any) -> Any:
     """verl's sender, which waits for an answer only while the engine still receives: verl's waits for ever."""
-    from goldilocks.verl.serve import transfer
+    from goldilocks.engine.verl_server import transfer
 
     return transfer.sender_that_looks(original, _receiving.get)
 

@@ -19,15 +19,15 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_separate_async import logger as verl_logger
 from verl.utils.debug import marked_timer
 
-from goldilocks.algorithms.behaviour import is_bypassed
 from goldilocks.errors import require
+from goldilocks.losses.behaviour import is_bypassed
 from goldilocks.types import OnFull
 from goldilocks.verl.dispatch.backend import NeverPausing
 from goldilocks.verl.update.log_probs import gap_of_waiting_rows, has_fresh_token
 from goldilocks.verl.update.one_pass import log_prob_micro_batch
 from goldilocks.verl.update.trainer import CollectorTrainer
 
-ENGINE = "goldilocks.verl.serve.ray_weights"  # registers the checkpoint engine ``ray``
+ENGINE = "goldilocks.engine.verl_server.ray_weights"  # registers the checkpoint engine ``ray``
 
 
 @register_trainer("goldilocks_async")

@@ -38,9 +38,9 @@ from transformers import PretrainedConfig
 from verl.utils.torch_dtypes import FLOAT_LIST
 from verl.workers.utils.padding import response_to_nested
 
-from goldilocks.algorithms.behaviour import behaviour_log_probs, is_bypassed
-from goldilocks.algorithms.weights_gap import WeightsGuard, gap_sums, has_experts, mean_gap
 from goldilocks.dotted_keys import value_at
+from goldilocks.losses.behaviour import behaviour_log_probs, is_bypassed
+from goldilocks.losses.weights_gap import WeightsGuard, gap_sums, has_experts, mean_gap
 from goldilocks.verl.store.queue_rows import (
     copied,
     fill_log_probs,

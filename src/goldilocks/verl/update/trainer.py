@@ -21,9 +21,9 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 from verl.workers.utils.padding import response_to_nested
 
-from goldilocks.algorithms import untrained_rollouts, weigh_prompts_equally
 from goldilocks.config.settings import Settings
 from goldilocks.drive.driver import Driver
+from goldilocks.losses import untrained_rollouts, weigh_prompts_equally
 from goldilocks.rewards.calls import guard_if_asked
 from goldilocks.runs.loggers import show_grouped
 from goldilocks.types import Group
@@ -31,7 +31,6 @@ from goldilocks.verl.checks import MANAGER, check_v1
 from goldilocks.verl.dispatch.backend import AgentLoops
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, ValidatesByColumn, changed
 from goldilocks.verl.estimators import counting_rollouts, estimator_for, several_rows_estimator
-from goldilocks.verl.lasting import work_begins
 from goldilocks.verl.store.queue_rows import (
     PARTITION,
     batch_of,
@@ -147,7 +146,6 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
         """verl's loop; the backend is given the workers it asks."""
         self.replay_buffer.backend.manager = agent_loop_manager
         self._end_with_this_update({})  # a run that is started again may have nothing left to do
-        work_begins()
         super().fit(agent_loop_manager)
 
     # -- a step --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from verl.experimental.agent_loop import agent_loop
 from verl.workers.config import RolloutConfig
 from verl_world import ROLLOUT, Worker
 
-from goldilocks.platforms import PATCHES_VARIABLE
+from goldilocks.engine.cpu import PATCHES_VARIABLE
 from goldilocks.verl.dispatch.single_turn import AGENT, SingleTurn, _renders_alone
 
 

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from verl.trainer.ppo import core_algos
 
+from goldilocks.engine.cpu import DEVICES, PATCHES_VARIABLE, platform_env
 from goldilocks.hashing import Sources, is_known
-from goldilocks.platforms import DEVICES, PATCHES_VARIABLE, platform_env
 from goldilocks.verl import plugin
 from goldilocks.verl.patch import Kind, Patch
 from goldilocks.verl.patches import PATCHES, log_probs

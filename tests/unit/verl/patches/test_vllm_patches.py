@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from goldilocks.platforms.cpu import PlatformCPU
-from goldilocks.platforms.vllm_cpu import _VllmCpu
+from goldilocks.engine.cpu.verl_platform import PlatformCPU
+from goldilocks.engine.cpu.vllm import _VllmCpu
+from goldilocks.engine.verl_server import transfer
 from goldilocks.verl.patches import vllm
-from goldilocks.verl.serve import transfer
 
 
 @pytest.mark.parametrize(

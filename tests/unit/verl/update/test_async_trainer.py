@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl_world import Queue
 
-from goldilocks.algorithms.weights_gap import StaleWeights, WeightsGuard
 from goldilocks.core import Surplus
 from goldilocks.drive.driver import Driver
+from goldilocks.losses.weights_gap import StaleWeights, WeightsGuard
 from goldilocks.types import Rollout
 from goldilocks.verl.dispatch.backend import NeverPausing
 from goldilocks.verl.update.async_trainer import GoldilocksAsyncTrainer

@@ -1,0 +1,273 @@
+"""The rollout server: verl's token-in-token-out interface in front of one generation engine.
+
+It is an asynchronous Ray actor; the engine runs in the thread of ``EngineLoop``. While generation is paused, requests
+wait, or come back aborted if verl asked for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import ray
+import torch
+from transformers import AutoModelForCausalLM
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.device import get_device_name, get_visible_devices_keyword
+from verl.utils.torch_dtypes import PrecisionType
+from verl.workers.config import HFModelConfig, RolloutConfig
+from verl.workers.rollout.replica import TokenOutput
+
+from goldilocks.engine.cpu import TINY, HostSettings
+from goldilocks.engine.engine import Engine
+from goldilocks.engine.loop import EngineLoop, Outcome
+from goldilocks.engine.request import Ask, Generation, SamplingParams
+from goldilocks.engine.verl_server import transfer
+from goldilocks.engine.verl_server.answers import Answers, Requests
+from goldilocks.errors import require
+
+Result = TypeVar("Result")
+
+# verl's names of sampling parameters: those of ``SamplingParams``, and others.
+_SAME_NAME = ("temperature", "top_p", "top_k", "seed")
+_OTHERS = ("max_tokens", "max_new_tokens", "logprobs", "repetition_penalty", "stop_token_ids", "ignore_eos")
+_KNOWN = {*_SAME_NAME, *_OTHERS}
+
+
+class RolloutServer:
+    """One model, one device, one engine; named, so that the worker beside it finds it."""
+
+    def __init__(self, config: Any, model_config: Any, replica_rank: int, visible_device: str | None) -> None:
+        if visible_device is not None:  # before anything touches the device
+            os.environ[get_visible_devices_keyword()] = visible_device
+        self._config: RolloutConfig = omega_conf_to_dataclass(config)
+        model: HFModelConfig = omega_conf_to_dataclass(model_config, dataclass_type=HFModelConfig)
+        self._seed = self._config.seed + replica_rank
+        self._device = torch.device(get_device_name(), 0) if visible_device is not None else torch.device("cpu")
+        policy = _model(self._config, model, self._device)
+        if self._device.type == "cpu":
+            HostSettings.of(policy, self._config.n_gpus_per_node, one_thread_below=TINY).apply()
+        self._max_length = self._config.max_model_len or self._config.prompt_length + self._config.response_length
+        engine = Engine(
+            policy,
+            slots=self._config.max_num_seqs,
+            max_length=self._max_length,
+            eos_ids=_eos_ids(model),
+            pad_id=model.tokenizer.pad_token_id or 0,  # any valid id: padding is never attended to
+            device=self._device,
+        )
+        self._loop = EngineLoop(engine)
+        self._open = asyncio.Event()
+        self._open.set()
+        self._rejecting = False
+        self._global_steps: int | None = None
+        self._batches: dict[str, tuple[int, AsyncIterator[Answers]]] = {}  # with how many answers each has left
+
+    async def ready(self) -> str:
+        """Return the address of the node once the engine is built."""
+        return str(ray.util.get_node_ip_address()).strip("[]")
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        image_data: Any = None,
+        video_data: Any = None,
+        audio_data: Any = None,
+        mm_processor_kwargs: Any = None,
+        priority: int = 0,
+    ) -> TokenOutput:
+        """Generate an answer. ``extra_fields["top_log_probs"]`` has the largest log-prob at each position."""
+        if image_data or video_data or audio_data:
+            raise ValueError("rollout.name='transformers' is not accepted: it takes text only; use rollout.name=vllm")
+        prompt = [int(token) for token in prompt_ids]
+        params = self._sampling_params(sampling_params, request_id, len(prompt))
+        if not await self._admitted():
+            return self._output(Generation.unstarted(request_id), logprobs=False)
+        generation = await self._loop.generate(request_id, prompt, params)
+        return self._output(generation, logprobs=bool(sampling_params.get("logprobs")))
+
+    async def generate_all(self, batch: str, requests: Requests) -> Answers:
+        """Generate many answers for one message. Returns the first; ``more_answers`` of the same batch has the others.
+
+        A request that is refused fails alone.
+        """
+        self._batches[batch] = len(requests), self._generate_all(requests)
+        return await self.more_answers(batch)
+
+    async def more_answers(self, batch: str) -> Answers:
+        """Wait for answers of a batch that has some left, and return all that have come."""
+        left, answers = self._batches[batch]
+        found = await anext(answers)
+        self._batches[batch] = left - len(found.outcomes), answers
+        if left == len(found.outcomes):
+            del self._batches[batch]
+        return found
+
+    async def _generate_all(self, requests: Requests) -> AsyncIterator[Answers]:
+        asks: list[Ask] = []
+        refused: list[Outcome] = []
+        for request_id, prompt, given in requests:
+            try:
+                asks.append(Ask(request_id, prompt, self._sampling_params(given, request_id, len(prompt))))
+            except ValueError as error:
+                refused.append((request_id, error))
+        if refused:
+            yield self._answers(refused)
+        if asks and not await self._admitted():
+            yield self._answers([(ask.request_id, Generation.unstarted(ask.request_id)) for ask in asks])
+        else:
+            async for outcomes in self._loop.generate_all(asks):
+                yield self._answers(outcomes)
+
+    def _answers(self, outcomes: list[Outcome]) -> Answers:
+        return Answers(outcomes, self._global_steps, self._loop.busy_s)
+
+    async def _admitted(self) -> bool:
+        """Wait while generation is paused; False if requests are sent back."""
+        while not self._open.is_set():
+            if self._rejecting:
+                return False
+            await self._open.wait()
+        return True
+
+    async def abort_request(self, request_id: str, **_ignored: Any) -> dict[str, Any]:
+        """End one request with what it has; unknown ids are ignored, since the answer may have ended."""
+        return {"aborted": request_id in await self.abort_requests([request_id]), "request_id": request_id}
+
+    async def abort_requests(self, request_ids: Sequence[str]) -> list[str]:
+        """End requests with what they have; return those that were in flight."""
+
+        def abort(engine: Engine) -> list[str]:
+            for name in request_ids:
+                engine.abort(name)
+            in_flight = set(self._loop.in_flight())
+            return [name for name in request_ids if name in in_flight]
+
+        return await self._on_engine(abort)
+
+    async def abort_all_requests(self, reject_request: bool = False, **_ignored: Any) -> dict[str, Any]:
+        """Pause generation and end every request with what it has; return when none is in flight."""
+        self._rejecting = reject_request
+        self._open.clear()
+
+        def abort(engine: Engine) -> list[str]:
+            engine.abort_all()
+            return self._loop.in_flight()
+
+        request_ids = await self._on_engine(abort)
+        await self.wait_for_requests_to_drain()
+        return {"aborted_count": len(request_ids), "request_ids": request_ids}
+
+    async def resume_generation(self) -> None:
+        self._rejecting = False
+        self._open.set()
+
+    async def wait_for_requests_to_drain(self) -> None:
+        """Return when no request is in flight."""
+        while self._loop.in_flight():
+            await asyncio.sleep(0.001)
+
+    async def sleep(self) -> None:
+        """Release the memory of the cache once no request is in flight."""
+        await self.wait_for_requests_to_drain()
+        if self._config.free_cache_engine:
+            await self._on_engine(Engine.sleep)
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Allocate the cache again. The weights were not released."""
+        if tags is None or "kv_cache" in tags:
+            await self._on_engine(Engine.wake)
+
+    async def release_kv_cache(self) -> None:
+        """Do as ``sleep``: there is only the cache to release."""
+        await self.sleep()
+
+    async def resume_kv_cache(self) -> None:
+        """Do as ``wake_up``."""
+        await self.wake_up(["kv_cache"])
+
+    async def clear_kv_cache(self) -> None:
+        """Do nothing: ``load_weights`` forgets cached prompts."""
+
+    async def load_weights(self, bucket: transfer.Bucket, global_steps: int | None = None) -> None:
+        """Overwrite these weights; the last ones of a policy update come with its number."""
+        await self._on_engine(lambda engine: engine.load_weights(bucket.tensors()))
+        if global_steps is not None:
+            self._global_steps = global_steps
+
+    async def load_weights_by_ipc(self, handle: str) -> None:
+        """Overwrite the weights that a worker on the same device sends."""
+
+        def load(named: list[transfer.Named]) -> None:
+            self._loop.call(lambda engine: engine.load_weights(named)).result()
+
+        await asyncio.to_thread(transfer.receive_by_ipc, handle, self._device, load)
+
+    async def set_global_steps(self, global_steps: int) -> None:
+        """Set the policy update that the weights belong to."""
+        self._global_steps = global_steps
+
+    async def start_profile(self, **_ignored: Any) -> None:
+        """Do nothing: this server has no profiler."""
+
+    async def stop_profile(self) -> None:
+        """See ``start_profile``."""
+
+    async def _on_engine(self, function: Callable[[Engine], Result]) -> Result:
+        return await asyncio.wrap_future(self._loop.call(function))
+
+    def _sampling_params(self, given: dict[str, Any], request_id: str, prompt_length: int) -> SamplingParams:
+        for name in set(given) - _KNOWN:
+            require(False, f"sampling parameter {name}", given[name], f"one of {', '.join(sorted(_KNOWN))}")
+        penalty = given.get("repetition_penalty", 1.0)
+        require(penalty == 1.0, "sampling parameter repetition_penalty", penalty, "1.0")
+        room = self._max_length - prompt_length
+        accepted = f"fewer than {self._max_length}: raise data.max_prompt_length or filter_overlong_prompts=True"
+        require(room >= 1, "tokens of the prompt", prompt_length, accepted)
+        limit = given.get("max_tokens", given.get("max_new_tokens", self._config.response_length))
+        chosen = {name: given[name] for name in _SAME_NAME if given.get(name) is not None}
+        if self._config.full_determinism:
+            chosen.setdefault("seed", _seed(self._seed, request_id))
+        return SamplingParams(
+            max_tokens=max(1, min(int(limit), room)),
+            stop_ids=tuple(given.get("stop_token_ids") or ()),
+            ignore_eos=bool(given.get("ignore_eos", self._config.ignore_eos)),
+            **chosen,
+        )
+
+    def _output(self, generation: Generation, *, logprobs: bool) -> TokenOutput:
+        return TokenOutput(
+            token_ids=generation.token_ids,
+            log_probs=generation.log_probs if logprobs else None,
+            stop_reason="aborted" if generation.stop_reason == "aborted" else "completed",
+            num_preempted=0,
+            extra_fields={"global_steps": self._global_steps, "top_log_probs": generation.top_log_probs},
+        )
+
+
+def _model(config: RolloutConfig, model: HFModelConfig, device: torch.device) -> Any:
+    """Return the model in the rollout's precision; with ``load_format=dummy`` the first update brings its weights."""
+    auto: Any = AutoModelForCausalLM
+    precision: Any = PrecisionType
+    options = {"dtype": precision.to_dtype(config.dtype), "trust_remote_code": model.trust_remote_code}
+    with device:
+        if config.load_format == "dummy":
+            return auto.from_config(model.hf_config, **options)
+        return auto.from_pretrained(model.local_path, config=model.hf_config, **options)
+
+
+def _eos_ids(model: HFModelConfig) -> set[int]:
+    """Return the ids that end an answer: those of the tokenizer and of the generation config."""
+    named = getattr(model.generation_config, "eos_token_id", None)
+    ids: Iterable[int | None] = named if isinstance(named, list) else [named]
+    return {token for token in [model.tokenizer.eos_token_id, *ids] if token is not None}
+
+
+def _seed(base: int, request_id: str) -> int:
+    """Return a seed that depends on the request alone."""
+    return int.from_bytes(hashlib.sha256(f"{base}/{request_id}".encode()).digest()[:8], "big")

@@ -1,0 +1,1 @@
+"""What measures: simulations, studies, reports and pass rates. Only the command line imports it."""

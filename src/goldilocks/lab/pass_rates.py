@@ -1,0 +1,276 @@
+"""``goldilocks pass-rates task=NAME --out FILE``: how often a model answers each prompt right, in one pass.
+
+The file is read by ``goldilocks simulate --pass-rates`` and ``goldilocks strata``. A prompt is written when all its
+answers are there. Started again, the command keeps what the file has and asks for the rest; a rollout's noise depends
+on its prompt, its number and the seed alone, so the answers are those of a pass that was not cut.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TimeRemainingColumn
+
+from goldilocks.core.source import conversation_text
+from goldilocks.engine.cpu import HostSettings
+from goldilocks.errors import require
+from goldilocks.hashing import content_key, hashed
+from goldilocks.launch.machine import find_device
+from goldilocks.launch.preflight import check_paths, provide
+from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.launch.trl_data import PROMPT, SCORE, Grader, dataset
+from goldilocks.rewards.calls import guard
+from goldilocks.runs.files import Lines
+from goldilocks.runs.history import place_of, value_of
+from goldilocks.runs.records import Row, growing, row_key, split_row_key, whole_groups
+from goldilocks.types import POSITIVE_THRESHOLD
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from goldilocks.engine import Engine
+
+PROMPTS, N, BLOCK = 512, 8, 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = """\
+examples:
+  goldilocks pass-rates task=ladder_tiny --out ladder.jsonl
+  goldilocks pass-rates task=gsm8k actor_rollout_ref.model.path=smollm2 --prompts 1024 --out gsm8k.jsonl
+then:
+  goldilocks simulate --pass-rates gsm8k.jsonl
+  goldilocks strata gsm8k.jsonl
+"""
+    add = parser.add_argument
+    add("words", nargs="*", metavar="key=value", help="task=NAME, device=NAME and keys of verl's config")
+    add("--out", metavar="FILE", type=Path, required=True, help="gets a line a rollout (.jsonl); "
+        "a file that is there goes on")  # fmt: skip
+    add("--prompts", metavar="N", type=int, default=PROMPTS, help="drawn from the training files "
+        "(default %(default)s; 0: all of them)")  # fmt: skip
+    add("--n", metavar="N", type=int, default=N, help="answers a prompt (default %(default)s)")
+    add("--seed", metavar="S", type=int, default=1, help="of the draw and of the answers")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask for what is missing, and print what the file says."""
+    require(args.out.suffix == ".jsonl", "--out", str(args.out), "a file that ends in .jsonl")
+    require(args.n >= 1, "--n", args.n, "1 or more answers a prompt")
+    require(args.prompts >= 0, "--prompts", args.prompts, "0 (all) or more")
+    choice = choose(args.words, find_device())
+    config = compose_config(choice)
+    turns = config.actor_rollout_ref.rollout.multi_turn.enable
+    require(not turns, "actor_rollout_ref.rollout.multi_turn.enable", turns, "False: a pass asks for single answers")
+    provide(config)
+    check_paths(config)
+    console = Console(stderr=True)
+    data, model_path = dataset(config, "train"), str(Path(config.actor_rollout_ref.model.path).expanduser())
+    asked = _asked(data, model_path, args)
+    kept = whole_groups(args.out, args.n)
+    if args.out.exists():
+        _require_same_pass(data, model_path, args.out)
+    missing = [one for one in asked if one.uid not in kept]
+    if missing:
+        model = Model.load(model_path, config, choice.device, rollouts=len(missing) * args.n)
+        with growing(args.out, kept) as append:
+            _fill(model, missing, args, append, _grader(config), console)
+    groups = list(whole_groups(args.out, args.n).values())
+    print("\n".join(summary(groups, list(config.goldilocks.validate_by))))
+    return 0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt of the pass: its row of the data, and the block of prompts that it was drawn in."""
+
+    uid: str
+    row: Row
+    step: int
+    model: str
+
+    def rollout(self, index: int, output: str, score: float, tokens: int) -> Row:
+        return {
+            **{name: value for name, value in self.row.items() if name not in (PROMPT, "reward_model")},
+            "input": conversation_text(self.row[PROMPT]),
+            "output": output,
+            "gts": self.row["reward_model"]["ground_truth"],
+            "score": score,
+            "step": self.step,
+            "answered_by": self.model,
+            "uid": row_key(self.uid, index, 0),
+            "tokens": tokens,
+        }
+
+
+def _asked(data: Any, model: str, args: argparse.Namespace) -> list[Asked]:
+    """Return prompts of the training files in an order of their own, each content once."""
+    places = list(range(len(data)))
+    random.Random(args.seed).shuffle(places)
+    rows: dict[str, Row] = {}
+    for row in (data[place] for place in places):
+        if args.prompts and len(rows) == args.prompts:
+            break
+        rows.setdefault(_uid(row[PROMPT]), row)
+    return [Asked(uid, row, 1 + number // BLOCK, model) for number, (uid, row) in enumerate(rows.items())]
+
+
+def _require_same_pass(data: Any, model: str, out: Path) -> None:
+    """Refuse a file with answers of another model, or to prompts of other data."""
+    rows = list(Lines(out))
+    others = {str(row.get("answered_by")) for row in rows} - {model}
+    require(not others, "--out", str(out), f"another file: it has answers of {', '.join(others)}, not of {model}")
+    foreign = {split_row_key(str(row["uid"]))[0] for row in rows} - set(map(_uid, data[PROMPT]))
+    accepted = f"another file: it has {len(foreign)} prompts that are not in data.train_files"
+    require(not foreign, "--out", str(out), accepted)
+
+
+def _uid(prompt: object) -> str:
+    return f"{content_key(prompt):016x}"
+
+
+@dataclass(frozen=True)
+class Model:
+    """The engine, and what a request to it needs."""
+
+    engine: Engine
+    tokenizer: Any
+    longest_prompt: int
+    sampling: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, path: str, config: DictConfig, device: str, rollouts: int) -> Model:
+        """Load a model in the precision it is rolled out with."""
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from verl.utils.torch_dtypes import PrecisionType
+
+        from goldilocks.engine import Engine
+
+        rollout = config.actor_rollout_ref.rollout
+        auto: Any = AutoModelForCausalLM
+        precision: Any = PrecisionType
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        network = auto.from_pretrained(path, dtype=precision.to_dtype(rollout.dtype)).eval()
+        if device == "cpu":
+            HostSettings.of(network, ranks=1).apply()
+        named = getattr(network.generation_config, "eos_token_id", None)
+        ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
+        known = getattr(network.config, "max_position_embeddings", None)
+        length = config.data.max_prompt_length + config.data.max_response_length
+        engine = Engine(
+            network,
+            slots=min(rollout.max_num_seqs, rollouts),
+            max_length=min(length, known or length),
+            eos_ids=ends,
+            pad_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends),
+            device=device,
+        )
+        sampling = {
+            "max_tokens": config.data.max_response_length,
+            "temperature": rollout.temperature,
+            "top_p": float(rollout.top_p),
+            "top_k": rollout.top_k,
+        }
+        return cls(engine, tokenizer, config.data.max_prompt_length, sampling)
+
+    def submit(self, one: Asked, n: int, seed: int) -> bool:
+        """Ask for ``n`` answers; a prompt longer than ``data.max_prompt_length`` is left out."""
+        from goldilocks.engine import SamplingParams
+
+        tokens = prompt_tokens(self.tokenizer, one.row[PROMPT])
+        if len(tokens) > self.longest_prompt:
+            return False
+        for index in range(n):
+            params = SamplingParams(**self.sampling, seed=hashed(seed, one.uid, index))
+            self.engine.submit(row_key(one.uid, index, 0), tokens, params)
+        return True
+
+
+def prompt_tokens(tokenizer: Any, messages: Any) -> list[int]:
+    """Return the tokens of a prompt by the model's chat template, or of a plain text."""
+    if isinstance(messages, str):
+        return list(tokenizer(messages)["input_ids"])
+    chat = [{"role": message["role"], "content": message["content"]} for message in messages]
+    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _fill(
+    model: Model,
+    missing: Sequence[Asked],
+    args: argparse.Namespace,
+    append: Callable[[Sequence[Row]], None],
+    grade: Callable[[Row, str], float],
+    console: Console,
+) -> None:
+    """Generate, grade and write under a progress bar, a prompt as soon as its last answer is there."""
+    by_uid = {one.uid: one for one in missing}
+    started, rollouts, tokens = time.monotonic(), 0, 0
+    counts = "{task.completed}/{task.total} prompts"
+    columns = ("[progress.description]{task.description}", BarColumn(), counts, TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        line = bar.add_task("answering", total=len(missing))
+        for uid, answers in _answers(model, missing, args):
+            one = by_uid[uid]
+            append([one.rollout(index, text, grade(one.row, text), size) for index, (text, size) in enumerate(answers)])
+            rollouts, tokens = rollouts + len(answers), tokens + sum(size for _, size in answers)
+            bar.advance(line)
+    seconds = time.monotonic() - started
+    console.print(f"{rollouts:,} answers, {tokens:,} tokens, {seconds:.0f} s", highlight=False)
+
+
+def _answers(
+    model: Model, missing: Sequence[Asked], args: argparse.Namespace
+) -> Iterator[tuple[str, list[tuple[str, int]]]]:
+    """Yield each prompt with its answers and their tokens, in the order in which prompts are finished."""
+    waiting = iter(missing)
+    parts: dict[str, dict[int, tuple[str, int]]] = {}
+    engine, decode = model.engine, model.tokenizer.decode
+    while True:
+        while engine.free and (one := next(waiting, None)):
+            if model.submit(one, args.n, args.seed):
+                parts[one.uid] = {}
+        if not engine.busy:
+            return
+        for done in engine.step():
+            uid, index, _ = done.request_id.rsplit("_", 2)
+            parts[uid][int(index)] = (decode(done.token_ids, skip_special_tokens=True), len(done.token_ids))
+            if len(parts[uid]) == args.n:
+                found = parts.pop(uid)
+                yield uid, [found[place] for place in range(args.n)]
+
+
+def _grader(config: DictConfig) -> Callable[[Row, str], float]:
+    """Return the config's reward function as a function of a row of the data and an answer."""
+    guard(config, workers=1)
+    reward = Grader(config.reward.custom_reward_function).value(SCORE)
+
+    def grade(row: Row, answer: str) -> float:
+        columns = {name: [value] for name, value in row.items() if name != PROMPT}
+        return reward([answer], **columns)[0] or 0.0  # None: it could not be graded
+
+    return grade
+
+
+def summary(groups: Sequence[Sequence[Row]], columns: Sequence[str]) -> list[str]:
+    """Return the mean pass rate and the share of informative groups, of all prompts and by the columns named."""
+    lines = [f"{len(groups):,} prompts × {len(groups[0]) if groups else 0}: {_figures(groups)}"]
+    for column in columns:
+        names = [str(value_of(group[0], column)) for group in groups]
+        for value in sorted(set(names), key=place_of):
+            own = [group for group, name in zip(groups, names, strict=True) if name == value]
+            lines.append(f"  {column}={value:<10} {len(own):6,} prompts: {_figures(own)}")
+    return lines
+
+
+def _figures(groups: Sequence[Sequence[Row]]) -> str:
+    passes = [sum(float(row["score"]) >= POSITIVE_THRESHOLD for row in group) for group in groups]
+    informative = sum(0 < count < len(group) for count, group in zip(passes, groups, strict=True))
+    answers = sum(map(len, groups))
+    return f"pass rate {sum(passes) / max(answers, 1):.3f}, informative groups {informative / max(len(groups), 1):.1%}"

@@ -1,0 +1,262 @@
+"""Runs as one HTML page without external files: a table of figures, the sections' plots, prompts and answers.
+
+Text of models and data sets is never markup: the template escapes it, the table inserts it as text nodes, and the
+embedded JSON contains no ``<`` that could end the script. The page's content security policy allows only its two
+scripts, by their hashes, and no connections (a live page may connect to its own server).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from importlib import resources
+from statistics import fmean
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from goldilocks.lab.report.draw import DARK, LIGHT, Plot, Section, run_colour, vega_script
+from goldilocks.lab.report.learning import by_column, learning, reward, validation_metrics
+from goldilocks.lab.report.prompts import INFORMATIVE, lengths, pass_rates, rollouts
+from goldilocks.lab.report.ratios import ratios
+from goldilocks.lab.report.run import Run
+from goldilocks.lab.report.tokens import accounts, tokens
+from goldilocks.runs.history import validated_source
+from goldilocks.runs.records import GROUPS_WITH_ANSWERS, Dump, evenly
+
+SECTIONS = (learning, by_column, tokens, pass_rates, rollouts, lengths, ratios)  # in the order of the page
+MOST_PROMPTS = 5000
+LONGEST_PROMPT = 600  # characters of a prompt in the table
+LONGEST_ANSWER = 4000
+ABSENT = "–"
+_percent, _share, _tenths, _count = "{:.1%}".format, "{:.3f}".format, "{:.1f}".format, "{:,.0f}".format
+JUDGED = "adaptive_rollout/total_rollouts"
+
+
+@dataclass(frozen=True)
+class Page:
+    """The page, its plots, and a line for everything that is missing."""
+
+    html: str
+    plots: tuple[Plot, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a page shows before its runs, which are folded: the study that they are arms of.
+
+    ``names`` are what is compared, each with its colour; ``arms`` is the title of the folded part.
+    """
+
+    title: str
+    lead: str
+    names: Sequence[tuple[str, str]]
+    sections: Sequence[Section]
+    arms: str
+
+
+def make_page(runs: Sequence[Run], *, live: str | None = None, opening: Opening | None = None) -> Page:
+    """Render the page; ``live`` is its version, for a page that asks its server for newer ones."""
+    made = (make(runs) for make in SECTIONS)
+    sections = [section for section in made if section.plots or section.sheets or section.notes]
+    plots = tuple(plot for section in (*(opening.sections if opening else ()), *sections) for plot in section.plots)
+    prompts, prompt_note = _prompts(runs)
+    absent = _absent(runs)
+    html = _environment().get_template("page.html").render(
+        title=opening.title if opening else " · ".join(run.name for run in runs),
+        opening=opening,
+        runs=[{"name": run.name, "colour": run_colour(number), "run": run} for number, run in enumerate(runs)],
+        figures=figures(runs),
+        absent=absent,
+        sections=sections,
+        prompts=prompts,
+        prompt_note=prompt_note,
+        answers=[_answers(run) for run in runs],
+        clip=_clip,
+        made=datetime.now().strftime("%Y-%m-%d %H:%M:%S"),
+        live=live,
+        data=_json({
+            "plots": {plot.name: plot.spec() for plot in plots},
+            "config": {"light": LIGHT, "dark": DARK},
+            "runs": [{"name": run.name, "colour": run_colour(number)} for number, run in enumerate(runs)],
+            "prompts": prompts,
+        }),
+        **_assets(live is not None),
+    )  # fmt: skip
+    of_runs = [f"{names}: {line}" if names else line for line, names in absent.items()]
+    return Page(html, plots, (*of_runs, *(note for section in sections for note in section.notes)))
+
+
+def _absent(runs: Sequence[Run]) -> dict[str, str]:
+    """Return every line of what is missing once, with the names of the runs that lack it; none if all of them do."""
+    lines = dict.fromkeys(line for run in runs for line in run.missing)
+    lacking = {line: [run.name for run in runs if line in run.missing] for line in lines}
+    return {line: "" if len(names) == len(runs) else ", ".join(names) for line, names in lacking.items()}
+
+
+def _prompts(runs: Sequence[Run]) -> tuple[list[list[Any]], str]:
+    """Return the rows of the table, the most visited prompts of each run, and a note if some are left out."""
+    rows: list[list[Any]] = []
+    total = 0
+    for number, run in enumerate(runs):
+        beliefs = run.beliefs[-1].rows if run.beliefs else ()
+        total += len(beliefs)
+        for one in beliefs[: MOST_PROMPTS // len(runs)]:
+            text = run.texts.get(one.key)
+            shown = f"#{one.key:016x}" if text is None else _clip(text, LONGEST_PROMPT)
+            rate, spread, tokens = round(one.pass_rate, 3), round(one.spread, 3), round(one.tokens)
+            rows.append([number, shown, rate, spread, one.visits, one.streak, tokens, one.last_step])
+    return rows, f"the {len(rows):,} most visited of {total:,} prompts" if len(rows) < total else ""
+
+
+def _answers(run: Run) -> list[dict[str, Any]]:
+    """Return a few groups of the first and the last dumped step, to compare early and late answers."""
+    ends: list[Dump] = [run.dumps[0], run.dumps[-1]] if len(run.dumps) > 1 else list(run.dumps)
+    share = GROUPS_WITH_ANSWERS // max(len(ends), 1)
+    return [{"step": dump.step, "groups": evenly(dump.groups, share)} for dump in ends]
+
+
+def _clip(text: str, longest: int = LONGEST_ANSWER) -> str:
+    return text if len(text) <= longest else text[:longest] + f" … ({len(text) - longest:,} more characters)"
+
+
+def _json(value: Any) -> Markup:
+    """Return JSON that is safe inside a script element."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("goldilocks.lab.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+@lru_cache(maxsize=2)
+def _assets(live: bool) -> dict[str, Markup]:
+    """Return the page's style and scripts, and the content security policy that allows only these."""
+    folder = resources.files("goldilocks.lab.report") / "templates"
+    style, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    vega = vega_script()
+    hashes = [hashlib.sha256(text.encode("utf-8")).digest() for text in (vega, script)]
+    allowed = " ".join(f"'sha256-{base64.b64encode(one).decode('ascii')}'" for one in hashes)
+    rules = [
+        "default-src 'none'",
+        f"script-src {allowed}",
+        "style-src 'unsafe-inline'",
+        "img-src data:",
+        "connect-src 'self'" if live else "connect-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    return {"style": Markup(style), "script": Markup(script), "vega": Markup(vega), "policy": Markup("; ".join(rules))}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One column: a heading, its meaning, and a value for each run. ``best`` marks the highest values."""
+
+    title: str
+    about: str
+    values: Sequence[str]
+    best: Sequence[bool]
+
+
+def figures(runs: Sequence[Run]) -> list[Figure]:
+    """Return the columns; one without any value is left out."""
+    columns = [
+        *(column for metric in validation_metrics(runs) for column in _accuracy(runs, metric)),
+        _figure("mean reward", "last tenth of the run", runs, _late_reward, _share),
+        _figure("updates", "of the policy", runs, lambda run: len(reward(run.history)) or None, _count, ranked=False),
+        _figure("rollouts", "all generated", runs, lambda run: run.spending.total("rollouts"), _count, ranked=False),
+        _figure("tokens", "all generated", runs, lambda run: run.spending.total("tokens"), _large, ranked=False),
+        _figure("wall-clock", "all steps", runs, lambda run: run.spending.total("minutes"), _duration, ranked=False),
+        _figure("tokens trained", "of all tokens", runs, _trained_share, _percent),
+        _figure("informative groups", "per 1,000 rollouts", runs, _informative, _tenths),
+    ]
+    return [column for column in columns if any(value != ABSENT for value in column.values)]
+
+
+def _accuracy(runs: Sequence[Run], metric: str) -> list[Figure]:
+    about = f"on {validated_source(metric)}, at the end"
+    final = _figure("accuracy", about, runs, lambda run: run.history.last(metric), _percent)
+    spent = [run.spending.total("rollouts") for run in runs if run.history.series(metric)]
+    known = [total for total in spent if total is not None]
+    if len(runs) == 1 or len(known) < len(runs):
+        return [final]
+    budget = min(known)
+    paid = f"after {_large(budget)} each"
+    equal = _figure("at equal rollouts", paid, runs, lambda run: _after(run, metric, budget), _percent)
+    return [final, equal]
+
+
+def _after(run: Run, metric: str, rollouts: float) -> float | None:
+    """Return the last validation within this many rollouts."""
+    found = None
+    for step, value in run.history.series(metric).items():
+        if (run.spending.until("rollouts", step) or 0.0) <= rollouts:
+            found = value
+    return found
+
+
+def _figure(
+    title: str,
+    about: str,
+    runs: Sequence[Run],
+    read: Callable[[Run], float | None],
+    show: Callable[[float], str],
+    *,
+    ranked: bool = True,
+) -> Figure:
+    values = [read(run) for run in runs]
+    known = [value for value in values if value is not None]
+    compared = ranked and len(known) > 1
+    best = [compared and value is not None and show(value) == show(max(known)) for value in values]
+    return Figure(title, about, [ABSENT if value is None else show(value) for value in values], best)
+
+
+def _late_reward(run: Run) -> float | None:
+    values = list(reward(run.history).values())
+    return fmean(values[-max(len(values) // 10, 1) :]) if values else None
+
+
+def _trained_share(run: Run) -> float | None:
+    totals = {account: list(series.values())[-1] for account, series in accounts(run.history).items()}
+    generated = sum(totals.values())
+    return totals.get("trained", 0.0) / generated if generated else None
+
+
+def _informative(run: Run) -> float | None:
+    """Return the mean over steps, weighted by the rollouts judged."""
+    rates, judged = run.history.series(INFORMATIVE), run.history.series(JUDGED)
+    weight = sum(judged.get(step, 0.0) for step in rates)
+    return sum(rate * judged.get(step, 0.0) for step, rate in rates.items()) / weight if weight else None
+
+
+def _large(value: float) -> str:
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= unit:
+            return f"{value / unit:.3g}{name}"
+    return f"{value:.0f}"
+
+
+def _duration(minutes: float) -> str:
+    if minutes < 1:
+        return f"{60 * minutes:.0f} s"
+    if minutes < 120:
+        return f"{minutes:.0f} min"
+    return f"{int(minutes // 60)} h {int(minutes % 60):02d} min"

@@ -1,0 +1,84 @@
+"""verl's engine on the CPU hands its weights on, merged ones in fp32, and trains on with those that it had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import peft
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
+from verl.utils.fsdp_utils import apply_fsdp2
+
+from goldilocks.engine.cpu.fsdp import LanguageModelOnHost
+from goldilocks.tasks.tiny_model import build, character_tokenizer
+
+IDS = torch.arange(18).reshape(2, 9)
+
+
+@pytest.fixture(autouse=True)
+def _one_process(tmp_path: Any) -> Iterator[None]:
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def adapted(targets: Any) -> Any:
+    config = peft.LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=targets)
+    model = peft.get_peft_model(build(character_tokenizer(), seed=0), config).eval()
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data = 0.05 * torch.randn(parameter.shape, generator=generator)
+    return sharded(model)
+
+
+def sharded(model: Any) -> Any:
+    fp32 = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32)
+    apply_fsdp2(model, {"mesh": init_device_mesh("cpu", (1,)), "mp_policy": fp32, "reshard_after_forward": True}, {})
+    return model
+
+
+@torch.no_grad()
+def log_probs(model: Any) -> torch.Tensor:
+    return model(IDS).logits.log_softmax(-1)
+
+
+@pytest.mark.parametrize("targets", [["q_proj"], "all-linear"])
+def test_merged_weights_have_the_log_probs_that_are_trained(targets: Any) -> None:
+    engine = object.__new__(LanguageModelOnHost)  # without the files and processes that its constructor asks for
+    engine.module = adapted(targets)
+    trained, plain = log_probs(engine.module), build(character_tokenizer(), seed=0).eval()
+    assert (log_probs(plain) - trained).abs().max() > 1e-2
+    weights = dict(engine._merged_lora_per_tensor_param())
+    plain.load_state_dict(weights)
+    assert (log_probs(plain) - trained).abs().max() < 1e-5
+    assert torch.equal(log_probs(engine.module), trained)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_weights_of_one_rank_are_those_that_would_be_gathered(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = object.__new__(LanguageModelOnHost)
+    engine.module = sharded(build(character_tokenizer(), seed=0))
+    engine.model_config = SimpleNamespace(lora={}, hf_config=engine.module.config)
+    engine._is_offload_param = engine._uses_fsdp2_cpu_offload_policy = engine._qat_enabled = False
+    verls = "verl.workers.engine.fsdp.transformer_impl"
+    monkeypatch.setattr(f"{verls}.get_device_id", lambda: "cpu")
+    monkeypatch.setattr(f"{verls}.log_gpu_memory_usage", lambda *_, **__: None)
+    gathered: list[DTensor] = []
+    full = DTensor.full_tensor
+    monkeypatch.setattr(DTensor, "full_tensor", lambda one: (gathered.append(one), full(one))[1])
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: ranks)
+    weights, adapter = engine.get_per_tensor_param()
+    found = dict(weights)
+    expected = build(character_tokenizer(), seed=0).state_dict()
+    assert adapter is None
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert len(gathered) == (0 if ranks == 1 else len(expected))
+    assert all(isinstance(weight, DTensor) for weight in engine.module.state_dict().values())

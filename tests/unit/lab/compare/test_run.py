@@ -1,0 +1,302 @@
+"""A study arm by arm, interrupted and gone on with; the function that runs an arm is given."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from run_files import logged
+from unit.lab.compare.arms import of_arm, study
+from unit.lab.report.run_directories import write_run
+
+from goldilocks.lab.compare.arm import SEEDS, Arm, EqualCost
+from goldilocks.lab.compare.command import ArmFailed, Turn, run_study
+from goldilocks.lab.compare.show import notes
+from goldilocks.lab.compare.study import TUNING_SEED, Result, Results, Study, StudyFolder, read_result
+from goldilocks.lab.compare.table import make_table
+
+GRID = {"lr": ("1", "2")}
+TUNED = {"grid": GRID, "tune_cost": EqualCost("rollouts", 300)}
+
+
+class Runner:
+    """Runs an arm at once: its accuracy is a function of the arm. ``interrupted_at``: the number of an arm."""
+
+    def __init__(self, interrupted_at: int | None = None) -> None:
+        self.ran: list[str] = []
+        self.turns: list[Turn] = []
+        self._interrupted_at = interrupted_at
+
+    def __call__(self, arm: Arm, turn: Turn) -> Result:
+        if turn.number == self._interrupted_at:
+            raise KeyboardInterrupt
+        self.ran.append(arm.name)
+        self.turns.append(turn)
+        best = {"grpo": "1", "dapo": "2"}[arm.recipe] == arm.settings.get("lr")
+        return of_arm(arm, final=0.5 + 0.2 * best + arm.seed / 10_000)
+
+
+def run(path: Path, settings: Study, runner: Runner) -> Results:
+    with StudyFolder.open(path, settings) as folder:
+        return run_study(settings, folder, runner)
+
+
+def test_a_seed_of_every_recipe_comes_before_the_next_seed(tmp_path):
+    runner = Runner()
+    run(tmp_path, study(seeds=2), runner)
+    assert runner.ran == ["grpo-seed1", "dapo-seed1", "grpo-seed2", "dapo-seed2"]
+    assert [(turn.number, turn.of) for turn in runner.turns] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_every_recipe_is_tuned_alike_and_its_own_best_is_reported(tmp_path):
+    runner = Runner()
+    results = run(tmp_path, study(seeds=2, **TUNED), runner)
+    combinations = ["tune-grpo-1", "tune-dapo-1", "tune-grpo-2", "tune-dapo-2"]
+    assert runner.ran[:4] == [f"{name}-seed{TUNING_SEED}" for name in combinations]
+    assert {one.seed for one in results.tuned} == {TUNING_SEED}
+    assert {one.rollouts for one in results.tuned} == {308}
+    assert {(one.recipe, one.settings["lr"]) for one in results.reported} == {("grpo", "1"), ("dapo", "2")}
+    assert {one.seed for one in results.reported} == {1, 2}
+
+
+def test_with_several_tuning_seeds_the_best_mean_is_chosen_and_one_lucky_try_is_not(tmp_path):
+    settings = study("grpo", tune_seeds=2, **TUNED)
+    found = {("1", TUNING_SEED): 0.9, ("1", TUNING_SEED + 1): 0.1, ("2", TUNING_SEED): 0.6, ("2", TUNING_SEED + 1): 0.6}
+    with StudyFolder.open(tmp_path, settings) as folder:
+        results = run_study(
+            settings, folder, lambda arm, turn: of_arm(arm, found.get((arm.settings["lr"], arm.seed), 0.5))
+        )
+    assert settings.choose(results.tuned) == {"grpo": {"lr": "2"}}
+    made = make_table(settings, results)
+    assert [trial.accuracy for trial in made.trials] == [pytest.approx(0.5, abs=0.02), pytest.approx(0.6, abs=0.02)]
+    assert any("tuning before it, 2 seeds: 4 arms" in note for note in notes(made))
+
+
+def test_one_key_after_the_other_each_is_tried_with_the_best_of_those_before(tmp_path):
+    """``grpo`` is best at lr=1 and ``dapo`` at lr=2, whatever ``b`` is; of ``b`` all values are equal."""
+    grid = {"b": ("4", "5", "6"), "lr": ("1", "2")}
+    whole = study(tune_order="one-at-a-time", tune_seeds=2, grid=grid)
+    runner = Runner()
+    results = run(tmp_path, whole, runner)
+    of_dapo = [dict(one.settings) for one in results.tuned if one.recipe == "dapo" and one.seed == TUNING_SEED]
+    assert of_dapo == [{"b": b, "lr": "1"} for b in "456"] + [{"b": "4", "lr": "2"}]
+    assert len(results.tuned) == whole.number_of_tries == 2 * 2 * 4
+    assert [turn.number for turn in runner.turns] == list(range(1, whole.arms + 1))
+    assert whole.choose(results.tuned) == {"grpo": {"b": "4", "lr": "1"}, "dapo": {"b": "4", "lr": "2"}}
+    assert [len(whole.trials(recipe, results.tuned)) for recipe in whole.recipes] == [4, 4]
+    again = Runner()
+    assert run(tmp_path, whole, again) == results
+    assert again.ran == []
+
+
+def test_of_equally_good_settings_the_first_is_chosen(tmp_path):
+    settings = study(grid={"other": ("1", "2")})
+    results = run(tmp_path, settings, Runner())
+    assert settings.choose(results.tuned) == {"grpo": {"other": "1"}, "dapo": {"other": "1"}}
+
+
+@settings(max_examples=8)
+@given(st.sets(st.integers(1, 8), max_size=4))
+def test_interrupted_anywhere_and_gone_on_with_the_table_is_the_same(tmp_path_factory, cuts):
+    whole = study(seeds=2, **TUNED)
+    runner = Runner()
+    expected = make_table(whole, run(tmp_path_factory.mktemp("whole"), whole, runner))
+    path, ran = tmp_path_factory.mktemp("cut"), []
+    for cut in sorted(cuts):
+        interrupted = Runner(interrupted_at=cut)
+        with pytest.raises(KeyboardInterrupt):
+            run(path, whole, interrupted)
+        ran += interrupted.ran
+    last = Runner()
+    table = make_table(whole, run(path, whole, last))
+    assert table == expected
+    assert ran + last.ran == runner.ran, "no arm twice, none left out"
+
+
+def test_half_an_arm_is_started_anew(tmp_path):
+    half = tmp_path / "grpo-seed1" / "checkpoints"
+    half.mkdir(parents=True)
+    run(tmp_path, study("grpo"), Runner())
+    assert not half.exists()
+
+
+def test_an_arm_that_fails_is_tried_again_and_the_others_run_all_the_same(tmp_path):
+    tried = []
+
+    def fails(arm: Arm, turn: Turn) -> Result:
+        tried.append(arm.name)
+        if arm.name == "grpo-seed1":
+            raise ArmFailed("out of memory")
+        return of_arm(arm, 0.5)
+
+    with StudyFolder.open(tmp_path, study()) as folder, pytest.raises(ArmFailed, match="out of memory"):
+        run_study(study(), folder, fails)
+    assert tried == ["grpo-seed1", "grpo-seed1", "dapo-seed1"]
+    runner = Runner()
+    results = run(tmp_path, study(), runner)
+    assert runner.ran == ["grpo-seed1"], "the same command runs what is missing"
+    assert [one.recipe for one in results.reported] == ["grpo", "dapo"]
+
+
+def test_an_arm_that_crashed_once_is_no_failure(tmp_path):
+    crashes = ["dapo-seed1"]
+
+    def crashes_once(arm: Arm, turn: Turn) -> Result:
+        if arm.name in crashes:
+            crashes.remove(arm.name)
+            raise ArmFailed("a port was taken")
+        return of_arm(arm, 0.5)
+
+    with StudyFolder.open(tmp_path, study()) as folder:
+        assert len(run_study(study(), folder, crashes_once).reported) == 2
+
+
+def test_a_mistake_stops_the_study_and_arms_before_it_are_kept(tmp_path):
+    def fails(arm: Arm, turn: Turn) -> Result:
+        if arm.recipe == "dapo":
+            raise ValueError("ended before its budget")
+        return of_arm(arm, 0.5)
+
+    with StudyFolder.open(tmp_path, study()) as folder, pytest.raises(ValueError, match="before its budget"):
+        run_study(study(), folder, fails)
+    assert [file.parent.name for file in tmp_path.glob("*/result.json")] == ["grpo-seed1"]
+
+
+@pytest.mark.parametrize("parallel", [2, 3])
+def test_as_many_arms_as_asked_for_run_at_a_time_and_the_table_is_the_same(tmp_path, parallel):
+    whole = study(seeds=3, **TUNED)
+    alone = make_table(whole, run(tmp_path / "alone", whole, Runner()))
+    arrived, at_work, most = threading.Barrier(parallel), set(), []
+
+    def together(arm: Arm, turn: Turn) -> Result:
+        at_work.add(arm.name)
+        most.append(len(at_work))
+        if arm.name.startswith(("grpo", "dapo")):  # six reported arms: whole rounds of two and of three
+            arrived.wait(timeout=30)
+        at_work.discard(arm.name)
+        return Runner()(arm, turn)
+
+    with StudyFolder.open(tmp_path / "together", whole) as folder:
+        results = run_study(whole, folder, together, parallel)
+    assert make_table(whole, results) == alone
+    assert max(most) <= parallel
+
+
+def test_an_interrupt_stops_the_arms_at_work(tmp_path):
+    stop = threading.Event()
+
+    def waits(arm: Arm, turn: Turn) -> Result:
+        if arm.recipe == "grpo":
+            raise KeyboardInterrupt
+        assert stop.wait(timeout=30)
+        raise ArmFailed("interrupted")
+
+    with StudyFolder.open(tmp_path, study()) as folder, pytest.raises(KeyboardInterrupt):
+        run_study(study(), folder, waits, 2, stop)
+    assert list(tmp_path.glob("*/result.json")) == []
+
+
+def test_other_baselines_are_no_other_study_and_one_without_the_newer_keys_goes_on(tmp_path):
+    with StudyFolder.open(tmp_path, study()):
+        pass
+    file = tmp_path / "study.json"
+    older = {key: value for key, value in json.loads(file.read_text()).items() if key != "tune_order"}
+    file.write_text(json.dumps(older))
+    with StudyFolder.open(tmp_path, study(against=("dapo",))) as folder:
+        assert len(run_study(study(against=("dapo",)), folder, Runner()).reported) == 2
+
+
+def test_two_at_work_in_one_folder_is_an_error(tmp_path):
+    with (
+        StudyFolder.open(tmp_path, study()),
+        pytest.raises(ValueError, match="another goldilocks compare is running"),
+        StudyFolder.open(tmp_path, study()),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        study(seeds=3),
+        study("grpo"),
+        study(cost=EqualCost("tokens", 9)),
+        study(overrides=("data.seed=1",)),
+        study(tune_order="one-at-a-time"),
+    ],
+)
+def test_another_study_in_the_same_folder_is_an_error(tmp_path, other):
+    with StudyFolder.open(tmp_path, study()):
+        pass
+    with pytest.raises(ValueError, match="has another study"), StudyFolder.open(tmp_path, other):
+        pass
+
+
+def test_what_is_left_is_judged_by_the_arms_before():
+    tuned_on_less = Turn(number=2, of=5, cost=100, cost_before=100, cost_after=3000, minutes_before=2)
+    assert tuned_on_less.seconds_left(elapsed=30, eta=60) == 60 + 30 * 120
+    first = Turn(number=1, of=3, cost=100, cost_before=0, cost_after=200, minutes_before=0)
+    assert first.seconds_left(elapsed=30, eta=60) == 60 + 2 * 90
+
+
+def test_the_place_of_an_arm_knows_what_is_still_to_come(tmp_path):
+    runner = Runner()
+    run(tmp_path, study(seeds=1, **TUNED), runner)
+    assert [turn.cost for turn in runner.turns] == [300, 300, 300, 300, 1000, 1000]
+    assert [turn.cost_after for turn in runner.turns] == [2900, 2600, 2300, 2000, 1000, 0]
+    assert [turn.minutes_before for turn in runner.turns] == [0, 2, 4, 6, 8, 10]
+
+
+def test_an_arm_is_a_command_of_goldilocks_train():
+    arm = Arm("dapo-seed2", "dapo", 2, {"a.lr": "3"}, EqualCost("minutes", 2.5))
+    words = arm.command(["task=gsm8k"])
+    assert words[0] == "dapo"
+    assert words[-2:] == ["task=gsm8k", "a.lr=3"]
+    assert "goldilocks.budget.minutes=2.5" in words
+    assert {f"{key}=2" for key in SEEDS} <= set(words)
+
+
+def test_a_result_is_read_from_the_run_directory_with_everything_charged(tmp_path):
+    path = write_run(tmp_path / "run", "dapo", steps=12)
+    records = logged(path)
+    generated = records[-1].get("accounts/generated_rollouts") or records[-2]["accounts/generated_rollouts"]
+    arm = Arm("run", "dapo", 1, {}, EqualCost("rollouts", 100))
+    read = read_result(arm, path, wall_seconds=90)
+    assert (read.updates, read.rollouts, read.wall_minutes) == (12, generated, 1.5)
+    assert [one.rollouts for one in read.validations] == sorted(one.rollouts for one in read.validations)
+    assert len(read.validations) == 4
+    assert read.validations[0].rollouts == 0
+    assert read.informative_groups == 12 * 16, "dapo trains no other groups"
+    assert 0 < read.signal < read.rollouts
+    assert Result.from_dict(json.loads(json.dumps(asdict(read)))) == read
+
+
+@pytest.mark.parametrize(("trainer", "updates"), [({}, 12 * 4 * 2), ({"backend": "trl"}, 12)])
+def test_of_verl_every_mini_batch_is_an_update_and_trl_logs_each(tmp_path, trainer, updates):
+    path = write_run(tmp_path / "run", "dapo", steps=12)
+    actor = {"ppo_mini_batch_size": 8, "ppo_epochs": 2}
+    config = {"data": {"train_batch_size": 32}, "actor_rollout_ref": {"actor": actor}, "trainer": trainer}
+    (path / "config.yaml").write_text(json.dumps(config))
+    arm = Arm("run", "dapo", 1, {}, EqualCost("rollouts", 100))
+    read = read_result(arm, path, wall_seconds=90)
+    assert (read.updates, read.epochs) == (updates, 2)
+
+
+def test_accuracy_by_level_is_read_where_it_was_logged(tmp_path):
+    path = write_run(tmp_path / "run", "dapo", steps=12)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 0, "data": {"val/level/3/acc": 0.25, "val/level/10/acc": 0.5}}) + "\n")
+    read = read_result(Arm("run", "dapo", 1, {}, EqualCost("rollouts", 100)), path, wall_seconds=90)
+    assert [one.levels for one in read.validations] == [{"level": {"3": 0.25, "10": 0.5}}, {}, {}, {}]
+
+
+def test_an_arm_that_ended_before_its_budget_is_an_error(tmp_path):
+    path = write_run(tmp_path / "run", "dapo", steps=4)
+    arm = Arm("dapo-seed1", "dapo", 1, {}, EqualCost("rollouts", 10**6))
+    with pytest.raises(ValueError, match=r"arm dapo-seed1 ended after .* of 1,000,000 rollouts"):
+        read_result(arm, path, wall_seconds=90)

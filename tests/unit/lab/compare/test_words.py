@@ -1,0 +1,133 @@
+"""What the command line may say, and what it may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from goldilocks.cli import main
+from goldilocks.lab.compare.arm import EqualCost, combinations, parse_grid
+from goldilocks.launch import preflight
+
+ENOUGH = ["--budget", "rollouts=64", "--seeds", "1"]
+ON_FULL = "algorithm.filter_groups.on_full"
+MINI = "actor_rollout_ref.actor.ppo_mini_batch_size=4"
+
+
+@pytest.fixture(autouse=True)
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model and data that exist, so that nothing is made and only the word is wrong."""
+    root = tmp_path / "arithmetic"
+    (root / "model").mkdir(parents=True)
+    (root / "data").mkdir()
+    for split in ("train", "val"):
+        (root / "data" / f"{split}.parquet").touch()
+    monkeypatch.setenv(preflight.VARIABLE, str(root))
+
+
+@pytest.mark.parametrize(
+    ("word", "cost"),
+    [
+        ("rollouts=20000", EqualCost("rollouts", 20000)),
+        ("tokens=1_000_000", EqualCost("tokens", 1_000_000)),
+        ("minutes=2.5", EqualCost("minutes", 2.5)),
+    ],
+)
+def test_a_budget_is_a_cost_and_an_amount(word, cost):
+    assert EqualCost.parse(word, "--budget") == cost
+
+
+@pytest.mark.parametrize(
+    "word", ["rollouts=abc", "foo=3", "rollouts", "rollouts=0", "tokens=-5", "minutes=inf", "minutes=nan", "=3", ""]
+)
+def test_other_budgets_are_refused_in_one_line(word, capsys, tmp_path):
+    assert main(["compare", "grpo", "--budget", word, "--seeds", "1", "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert (
+        error == f"goldilocks: --budget={word!r} is not accepted: rollouts=N, tokens=N or minutes=N, with N above 0\n"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([*ENOUGH], "which recipes?"),
+        (["gropo", *ENOUGH], "did you mean 'grpo'?"),
+        (["grpo", "grpo", *ENOUGH], "'grpo' is named twice"),
+        (["grpo", *ENOUGH, "--budget", "tokens=9"], "--budget='rollouts=64 and tokens=9' is not accepted: one"),
+        (["grpo", "--budget", "rollouts=64", "--seeds", "0"], "--seeds=0 is not accepted"),
+        (["grpo", *ENOUGH, "--tune-budget", "tokens=9"], "--tune-budget='tokens=9' is not accepted: rollouts=N"),
+        (["grpo", *ENOUGH, "--stall-timeout", "0"], "--stall-timeout=0.0 is not accepted: seconds above 0"),
+        (["grpo", *ENOUGH, "--tune-seeds", "0"], "--tune-seeds=0 is not accepted: 1 or more"),
+        (["grpo", *ENOUGH, "--tune", "dapo"], "recipes stand before the options"),
+        (["grpo", *ENOUGH, "--tune", "a=1,2", "a=3"], "all values of a at once"),
+        (["grpo", *ENOUGH, "--tune", "a=1,2,1"], "--tune='a=1,2,1' is not accepted: each value once"),
+        (["grpo", *ENOUGH, "--tune", "groups_per_update=2,many"], "groups_per_update='many' is not accepted"),
+        (["grpo", *ENOUGH, "--tune", "groups_per_update=2", MINI], "nothing beside --tune groups_per_update"),
+        (["grpo", *ENOUGH, "--against", "dapo"], "--against='dapo' is not accepted: recipes of the study: grpo"),
+        (["grpo", *ENOUGH, "--tune", "a=[1,2"], "--tune='a=[1,2' is not accepted"),
+        (["grpo", *ENOUGH, "data.seed=3"], "goldilocks compare sets data.seed itself"),
+        (["grpo", *ENOUGH, "goldilocks.budget.tokens=3"], "sets goldilocks.budget.tokens itself"),
+        (["grpo", *ENOUGH, "goldilocks.study=False"], "sets goldilocks.study itself"),
+        (["grpo", *ENOUGH, "--tune", "data.seed=3,4"], "sets data.seed itself"),
+        (["grpo", *ENOUGH, "--tune", "data.train_batch=3,4"], "unknown key 'data.train_batch'"),
+        (["grpo", *ENOUGH, "trainer.use_v1=False"], "needs trainer.use_v1=True"),
+        (["grpo", *ENOUGH, "goldilocks.selector=tompson"], "did you mean 'thompson'?"),
+        (
+            ["grpo", "dapo", *ENOUGH, "trainer=trl", "data.truncation=left"],
+            "data.truncation='left' is not accepted: 'error'",
+        ),
+        (
+            ["grpo", *ENOUGH, "trainer=trl", "--tune", f"{ON_FULL}=finish,partial"],
+            f"{ON_FULL}='partial' is not accepted",
+        ),
+        (["grpo", *ENOUGH, "trainer=trl", "goldilocks.loss_agg=prompt-mean"], "not accepted: None with trainer=trl"),
+        (["grpo", *ENOUGH, "data.val_files=/no/such.parquet"], "data.val_files='/no/such.parquet' is not accepted"),
+        (["grpo", *ENOUGH, "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"], "needs a number of steps"),
+    ],
+)
+def test_bad_words_are_one_line_and_nothing_is_made(words, message, capsys, tmp_path):
+    assert main(["compare", *words, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_another_study_is_refused_and_the_difference_named(capsys, tmp_path: Path):
+    (tmp_path / "study.json").write_text('{"recipes": ["grpo"], "seeds": 3}')
+    assert main(["compare", "grpo", *ENOUGH, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "has another study: cost is null, not" in error
+    assert "seeds is 3, not 1" in error
+    assert "recipes" not in error
+    assert error.count("\n") == 1
+
+
+def test_a_grid_is_every_combination_in_the_order_given():
+    grid = parse_grid(["a.lr=1e-4,3e-4", "b=[1,2],[3]", "c=7"])
+    assert [tuple(one.values()) for one in combinations(grid)] == [
+        ("0.0001", "[1,2]", "7"),
+        ("0.0001", "[3]", "7"),
+        ("0.0003", "[1,2]", "7"),
+        ("0.0003", "[3]", "7"),
+    ]
+    assert combinations({}) == [{}]
+
+
+def test_an_interpolation_is_a_value_like_another():
+    assert parse_grid(["b=${data.train_batch_size}"]) == {"b": ("${data.train_batch_size}",)}
+
+
+def test_an_arm_that_is_silent_for_longer_than_the_option_says_is_ended(capsys, tmp_path, monkeypatch):
+    """In the place of Python stands a program that says nothing and does not end by itself."""
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\nexec sleep 600\n")
+    silent.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(silent))
+    monkeypatch.setattr("goldilocks.launch.train.POLL_S", 0.002)
+    out = tmp_path / "out"
+    assert main(["compare", "grpo", *ENOUGH, "--stall-timeout", "0.001", "--out", str(out)]) == 1
+    assert "arm grpo-seed1 failed: no sign of life for 0.001 s" in capsys.readouterr().err

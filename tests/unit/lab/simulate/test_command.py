@@ -1,0 +1,230 @@
+"""``goldilocks simulate`` as a user types it: the tables, the JSON object, and one clear line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from goldilocks.cli import main
+from goldilocks.config.recipes import names
+from goldilocks.core.allocators import Fixed
+from goldilocks.core.beliefs import Beliefs
+from goldilocks.lab.simulate.run import figure, percent
+from goldilocks.runs.records import write_records
+
+
+class Sixteen(Fixed):
+    """An allocator of a user's own."""
+
+    def __init__(self, n: int = 16) -> None:
+        super().__init__(n)
+
+
+@pytest.fixture
+def rates(tmp_path: Path) -> str:
+    path = tmp_path / "rates.jsonl"
+    write_records(path, [{"prompt": f"p{i}", "pass_rate": i / 50, "tokens": 90 - i} for i in range(51)])
+    return str(path)
+
+
+def simulated(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["simulate", "--rollouts", "500", "--target-groups", "8", *words]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return printed.out
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(simulated(capsys, "--json", *words))
+    return loaded
+
+
+def test_without_a_file_or_a_policy_every_policy_meets_the_mixture(capsys: pytest.CaptureFixture[str]) -> None:
+    result = as_json(capsys)
+    assert [one["policy"] for one in result["policies"]] == names()
+    assert result["prompts"] == 2_000
+    assert {one["rollouts"] for one in result["policies"]} == {500}
+
+
+def test_the_tables_show_what_the_json_holds(capsys: pytest.CaptureFixture[str], rates: str) -> None:
+    words = ("--pass-rates", rates, "--policy", "dapo", "--policy", "contrast", "--failure-rate", "0.05")
+    result = as_json(capsys, *words)
+    lines = [line.split() for line in simulated(capsys, *words).splitlines()]
+    used = [name for name in result["policies"][0]["token_share"] if any(
+        one["token_share"][name] for one in result["policies"])]  # fmt: skip
+    assert ["policy", "rollouts", "tokens", *used, "at", "end"] in lines
+    for one in result["policies"]:
+        rows = [line for line in lines if line[:1] == [one["policy"]]]
+        assert rows == [
+            [
+                one["policy"],
+                figure(one["informative_groups_per_1k_rollouts"]),
+                figure(one["signal_per_1k_rollouts"]),
+                figure(one["informative_groups_per_1m_tokens"]),
+                figure(one["signal_per_1m_tokens"]),
+                str(one["batches"]),
+                figure(one["engine_steps_per_batch"], 0),
+                percent(one["hard_prompts_reached"]),
+            ],
+            [
+                one["policy"],
+                f"{one['rollouts']:,}",
+                f"{one['tokens'] / 1e6:.1f}M",
+                *(percent(one["token_share"][name]) for name in used),
+                figure(one["mean_pass_rate"], 3),
+            ],
+        ]
+        assert sum(one["token_share"].values()) == pytest.approx(1.0)
+
+
+def test_the_same_seed_prints_the_same_and_another_does_not(capsys: pytest.CaptureFixture[str], rates: str) -> None:
+    words = ("--pass-rates", rates, "--policy", "contrast", "--policy", "thompson", "--failure-rate", "0.1")
+    first, again, other = (simulated(capsys, *words, "--seed", seed) for seed in "557")
+    assert first == again
+    assert first.splitlines()[3:] != other.splitlines()[3:]
+
+
+def test_a_directory_of_verl_dumps_is_simulated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for step in (1, 2):
+        rows = [
+            {"input": f"q{q}", "output": "so 4", "gts": "4", "score": float(i < q), "step": step}
+            for q in range(9)
+            for i in range(8)
+        ]
+        write_records(tmp_path / f"{step}.jsonl", rows)
+    result = as_json(capsys, "--pass-rates", str(tmp_path), "--policy", "grpo")
+    assert result["prompts"] == 9
+    assert result["mean_pass_rate"] == pytest.approx(0.5)
+
+
+def test_a_parameter_goes_to_the_policies_that_have_it(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--policy", "grpo", "--policy", "contrast")
+    plain, set_to_twelve = as_json(capsys, *words), as_json(capsys, *words, "--set", "allocator.max_n=12")
+    assert plain["policies"][0] == set_to_twelve["policies"][0]
+    assert plain["policies"][1] != set_to_twelve["policies"][1]
+
+
+def test_a_key_of_the_recipes_is_set_for_every_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--policy", "dapo", "--policy", "contrast")
+    by_key = as_json(capsys, *words, "--set", "adaptive_rollout.max_n=12", "--set", "actor_rollout_ref.rollout.n=4")
+    by_part = as_json(capsys, *words, "--set", "allocator.max_n=12", "--set", "allocator.n=4")
+    assert by_key["policies"] == by_part["policies"]
+
+
+def test_a_recipe_of_the_users_own_is_simulated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    own = tmp_path / "wide.yaml"
+    own.write_text("defaults: [/recipe/contrast, _self_]\nadaptive_rollout: {max_n: 12, positive_threshold: 5e-1}\n")
+    mine = as_json(capsys, "--policy", str(own))
+    ours = as_json(capsys, "--policy", "contrast", "--set", "allocator.max_n=12")
+    assert {**mine["policies"][0], "policy": "contrast"} == ours["policies"][0]
+
+
+def test_settings_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--policy", "contrast", "--set", "allocator.max_n=12", "--set", "allocator.stop=balanced")
+    both = as_json(capsys, *words, "--set", "allocator.max_train_n=4")
+    untrimmed = as_json(capsys, *words, "--set", "allocator.max_train_n=none")
+    assert both["policies"][0]["token_share"]["trimmed"] > 0
+    assert untrimmed["policies"][0]["token_share"]["trimmed"] == 0
+
+
+def test_a_part_of_the_users_own_takes_the_place_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    named = f"{Sixteen.__module__}:{Sixteen.__name__}"
+    own = as_json(capsys, "--policy", "contrast", "--set", f"allocator={named}", "--set", "allocator.n=5")
+    ours = as_json(capsys, "--policy", "dapo", "--set", "allocator.n=5")
+    assert {**own["policies"][0], "policy": "dapo"} == ours["policies"][0]
+
+
+def test_settings_are_judged_together(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--policy", "knapsack", "--set", "allocator.min_n=40", "--set", "allocator.mean_n=41")
+    assert as_json(capsys, *words, "--set", "allocator.max_n=42")["policies"][0]["rollouts"] == 500
+
+
+class Needy(Fixed):
+    """It has no default."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--policy", "tompson"], ", or a .yaml file (did you mean 'thompson'?)"),
+        (["--rollouts", "-3"], "rollouts=-3 is not accepted"),
+        (["--seed", "-3"], "seed=-3 is not accepted"),
+        (["--slots", "0"], "slots=0 is not accepted"),
+        (["--failure-rate", "1.5"], "failure_rate=1.5 is not accepted"),
+        (["--improvement", "nan"], "improvement=nan is not accepted"),
+        (["--gen-batch-size", "0"], "gen_batch_size=0 is not accepted"),
+        (
+            ["--target-groups", "2001", "--no-repeat"],
+            "target_groups=2001 is not accepted: at most 2000 without repeats",
+        ),
+        (["--set", "allocator.n=-8"], "goldilocks.allocator_kwargs.n=-8 is not accepted"),
+        (["--set", "allocator.n=many"], "allocator.n='many' is not accepted: a whole number"),
+        (["--set", "allocator.n=2.5"], "allocator.n=2.5 is not accepted: a whole number"),
+        (["--set", "selector.target=true"], "selector.target=True is not accepted: a number"),
+        (["--policy", "contrast", "--set", "allocator.max_n=1"], "max_n=1 is not accepted"),
+        (["--policy", "knapsack", "--set", "allocator.min_n=64"], "kwargs.max_n=32 is not accepted: min_n=64"),
+        (["--policy", "grpo", "--set", "allocator.max_n=4"], "allocator.max_n fits none of the policies grpo"),
+        (["--set", "allocator.max_m=4"], "(did you mean 'max_n'?)"),
+        (["--set", "allocator"], "--set='allocator' is not accepted: KIND.PARAMETER=VALUE"),
+        (["--set", "engine.slots=4"], "--set='engine.slots=4' is not accepted"),
+        (["--set", "adaptive_rolout.max_n=9"], "(did you mean 'adaptive_rollout.max_n'?)"),
+        (["--set", "adaptive_rollout.max_n=many"], "adaptive_rollout.max_n='many' is not accepted: a whole number"),
+        (["--set", "goldilocks.prior=oracle"], "goldilocks.prior='oracle' is not accepted: flat or strata; oracle"),
+        (["--set", "batch_filter.enable=true"], "batch_filter.enable=True is not accepted: false"),
+        (["--set", f"allocator={__name__}:Needy"], ":Needy' cannot be made: TypeError"),
+        (["--set", "allocator=nobody"], "allocator='nobody' is not accepted: one of fixed"),
+        (["--set", "allocator=no.such:Class"], "allocator='no.such:Class' cannot be imported"),
+        (["--pass-rates", "no/such.jsonl"], "no/such.jsonl: no such file"),
+        (["--pass-rates", "notes.txt"], "notes.txt: unknown extension '.txt'"),
+    ],
+)
+def test_a_mistake_gets_one_line(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert main(["simulate", *words]) == 2
+    assert_one_line(capsys, message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file holds no rows"),
+        ('{"pass_rate": ', "rates.jsonl:1: not JSON"),
+        ('{"pass_rate": 1.01}', "row 1: pass_rate=1.01 is not accepted: between 0 and 1"),
+        ('{"question": "?", "answer": 4}', "there are: question, answer"),
+    ],
+)
+def test_a_file_that_is_no_use_gets_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "rates.jsonl"
+    path.write_text(text)
+    assert main(["simulate", "--pass-rates", str(path)]) == 2
+    assert_one_line(capsys, message)
+
+
+def assert_one_line(capsys: pytest.CaptureFixture[str], message: str) -> None:
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert message in printed.err
+
+
+class Interrupted(Fixed):
+    """The user presses Ctrl-C while this decides."""
+
+    def first(self, rows: np.ndarray, beliefs: Beliefs) -> Sequence[int]:
+        signal.raise_signal(signal.SIGINT)
+        return super().first(rows, beliefs)
+
+
+def test_an_interrupt_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--policy", "grpo", "--set", f"allocator={__name__}:Interrupted"]) == 130
+    assert_one_line(capsys, "interrupted")

@@ -1,0 +1,97 @@
+"""What strata are worth where most prompts are out of reach, against DAPO at equal cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from goldilocks.cli import main
+from goldilocks.dotted_keys import merged
+from goldilocks.lab.simulate import PassRates, Setup, read_pass_rates, simulate
+from goldilocks.lab.simulate.run import recipe_config, settings_of
+
+PROMPTS = 1_024
+SKILLS = ("add", "double", "reverse", "sort")
+RATES = (0.35, 0.04, 0.005, 0.0, 0.0, 0.0, 0.0, 0.0)  # by level: nine in ten are out of reach
+SEEDS = (1,)
+BY_LEVEL = {"strata": {"columns": ["level"]}}
+
+
+def rows(seed: int = 0) -> list[dict[str, Any]]:
+    """Prompts of four skills and eight levels, the rates of each spread around its level's."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(PROMPTS):
+        level, skill = int(rng.integers(1, 9)), str(rng.choice(SKILLS))
+        rate = RATES[level - 1] * (0.4 if skill == "sort" else 1)
+        spread = rng.beta(16 * rate + 1e-3, 16 * (1 - rate) + 1e-3)
+        number = int(rng.integers(10 ** (level - 1), 10**level))
+        text = f"{skill}: {number} + {int(rng.integers(10, 99))} ="
+        found.append({"prompt": text, "pass_rate": float(spread), "extra_info": {"level": level, "skill": skill}})
+    return found
+
+
+def written(path: Path, prompts: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in prompts))
+    return path
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory) -> PassRates:
+    return read_pass_rates(written(tmp_path_factory.mktemp("rates") / "rates.jsonl", rows()))
+
+
+@pytest.fixture(scope="module")
+def dapo(prompts) -> dict[int, float]:
+    return {rollouts: groups("dapo", {}, prompts, rollouts) for rollouts in (2_048, 4_096)}
+
+
+def groups(policy: str, keys: dict[str, Any], prompts: PassRates, rollouts: int) -> float:
+    found = []
+    for seed in SEEDS:
+        setup = Setup(rollouts=rollouts, seed=seed, target_groups=32)
+        settings = settings_of(merged(recipe_config(policy), {"goldilocks": keys}), setup)
+        found.append(simulate(policy, settings, prompts, setup).informative_groups_per_1k_rollouts)
+    return float(np.mean(found))
+
+
+@pytest.mark.parametrize(
+    ("keys", "early", "late"),
+    [(BY_LEVEL, 2.5, 3.5), ({"strata": {"columns": ["skill", "level"]}}, 2.5, 3.5), ({}, 2.0, 2.5)],
+    ids=["level", "skill and level", "text"],
+)  # fmt: skip
+def test_strata_find_the_prompts_that_teach_by_a_column_or_by_the_text(prompts, dapo, keys, early, late):
+    assert groups("dapo_strata", keys, prompts, 2_048) > early * dapo[2_048]
+    assert groups("dapo_strata", keys, prompts, 4_096) > late * dapo[4_096]
+
+
+def test_strata_that_say_nothing_cost_nothing():
+    told = rows()
+    shuffled = np.random.default_rng(1).permutation([row["pass_rate"] for row in told])
+    prompts = PassRates(
+        tuple(row["prompt"] for row in told), shuffled, np.full(PROMPTS, 64.0),
+        columns={"level": [row["extra_info"]["level"] for row in told]},
+    )  # fmt: skip
+    found = groups("dapo_strata", BY_LEVEL, prompts, 4_096)
+    assert found > 0.97 * groups("dapo", {}, prompts, 4_096)
+
+
+def test_the_command_reads_prompts_and_columns_of_the_file(tmp_path, capsys):
+    file = written(tmp_path / "rates.jsonl", rows())
+    keys = ["--set", "goldilocks.prior=strata", "--set", 'goldilocks.strata.columns=["level"]']
+    command = ["simulate", "--pass-rates", str(file), "--policy", "dapo", "--policy", "thompson", "--rollouts", "2048"]
+    assert main([*command, *keys, "--target-groups", "32", "--json"]) == 0
+    dapo, strata = json.loads(capsys.readouterr().out)["policies"]
+    name = "informative_groups_per_1k_rollouts"
+    assert strata[name] > 2 * dapo[name]
+
+
+def test_a_column_that_the_file_does_not_have_is_named(tmp_path, capsys):
+    file = written(tmp_path / "rates.jsonl", rows()[:50])
+    keys = ["--set", 'goldilocks.strata.columns=["topic"]']
+    assert main(["simulate", "--pass-rates", str(file), "--policy", "strata", *keys]) == 2
+    assert "='topic' is not accepted: a column of the data: " in capsys.readouterr().err

@@ -1,0 +1,213 @@
+"""GSPO against the formula on paper: verl's loss is untouched, and its clipping is measured."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torch import Tensor
+from verl.trainer.ppo import core_algos
+from verl.utils import tensordict_utils
+from verl.utils.metric import Metric, reduce_metrics
+from verl.utils.py_functional import append_to_dict, rename_dict
+from verl.workers.config import ActorConfig
+from verl.workers.utils.losses import ppo_loss
+
+from goldilocks.losses.gspo import clipping_metrics, sequence_ratio
+from goldilocks.verl import plugin
+
+plugin.register()
+
+LOW, HIGH = 3e-4, 4e-4
+SHARES = ("actor/pg_clipfrac_lower", "actor/pg_clipfrac_upper")
+SPREAD = (
+    "actor/seq_importance_ratio",
+    "actor/seq_importance_ratio_p05",
+    "actor/seq_importance_ratio_p50",
+    "actor/seq_importance_ratio_p95",
+)
+
+
+def actor(low: float | None = LOW, high: float | None = HIGH, **more: Any) -> ActorConfig:
+    return ActorConfig(
+        strategy="fsdp2",
+        rollout_n=4,
+        use_dynamic_bsz=True,
+        clip_ratio=0.2,
+        clip_ratio_low=low,
+        clip_ratio_high=high,
+        **more,
+    )
+
+
+def batch(seed: int, rows: int = 12, width: int = 9, step: float = 1e-3) -> dict[str, Tensor]:
+    """Rows of different length around the clipping range, the last one padding."""
+    random = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, width + 1, (rows,), generator=random)
+    lengths[-1] = 0
+    old = -torch.rand(rows, width, generator=random) - 0.1
+    return {
+        "old_log_prob": old,
+        "log_prob": old + step * torch.randn(rows, width, generator=random),
+        "advantages": torch.randn(rows, 1, generator=random).expand(rows, width).contiguous(),
+        "response_mask": torch.arange(width) < lengths.unsqueeze(-1),
+    }
+
+
+def on_paper(
+    old_log_prob: Tensor, log_prob: Tensor, advantages: Tensor, response_mask: Tensor, low: float, high: float
+) -> Tensor:
+    """log s = log π − sg(log π) + sg(k), at most 10; max(−A·s, −A·clip(s)); a mean over sequences of token means."""
+    losses = []
+    for row in range(len(log_prob)):
+        mask = response_mask[row]
+        if not mask.any():
+            continue
+        now, before, advantage = log_prob[row][mask], old_log_prob[row][mask], advantages[row][mask]
+        k = (now - before).mean()
+        s = (now - now.detach() + k.detach()).clamp(max=10).exp()
+        losses.append(torch.maximum(-advantage * s, -advantage * s.clamp(1 - low, 1 + high)).mean())
+    return torch.stack(losses).mean()
+
+
+def call(rows: dict[str, Tensor], config: ActorConfig, **more: Any) -> tuple[Tensor, dict[str, float]]:
+    loss: tuple[Tensor, dict[str, float]] = core_algos.get_policy_loss_fn("gspo")(
+        **rows, loss_agg_mode="seq-mean-token-mean", config=config, **more
+    )
+    return loss
+
+
+def with_gradient(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {**rows, "log_prob": rows["log_prob"].clone().requires_grad_()}
+
+
+def test_the_name_gspo_and_the_function_are_the_measured_loss() -> None:
+    assert core_algos.get_policy_loss_fn("gspo") is core_algos.compute_policy_loss_gspo
+    assert core_algos.compute_policy_loss_gspo.__module__ == "verl.trainer.ppo.core_algos"  # it still says what it is
+    assert core_algos.compute_policy_loss_gspo.__wrapped__ is inspect.unwrap(core_algos.compute_policy_loss_gspo)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**31), st.sampled_from([1e-4, 1e-3, 1e-1, 30.0]))
+@example(0, 30.0)
+def test_loss_and_gradient_are_those_of_the_formula(seed: int, step: float) -> None:
+    rows, reference = with_gradient(batch(seed, step=step)), with_gradient(batch(seed, step=step))
+    loss, _ = call(rows, actor())
+    expected = on_paper(**reference, low=LOW, high=HIGH)
+    (got,) = torch.autograd.grad(loss, rows["log_prob"])
+    (wanted,) = torch.autograd.grad(expected, reference["log_prob"])
+    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-6)
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 2**31), st.booleans())
+def test_verls_numbers_stay_to_the_bit(seed: int, weighted: bool) -> None:
+    weights = {"rollout_is_weights": torch.rand(12, 9)} if weighted else {}
+    mine, verls = with_gradient(batch(seed)), with_gradient(batch(seed))
+    loss, metrics = call(mine, actor(), **weights)
+    original = inspect.unwrap(core_algos.compute_policy_loss_gspo)
+    expected, before = original(**verls, loss_agg_mode="seq-mean-token-mean", config=actor(), **weights)
+    assert loss.item() == expected.item()
+    assert torch.equal(
+        torch.autograd.grad(loss, mine["log_prob"])[0], torch.autograd.grad(expected, verls["log_prob"])[0]
+    )
+    assert {name: metrics[name] for name in before if name != SHARES[0]} == {
+        name: value for name, value in before.items() if name != SHARES[0]
+    }
+    assert before[SHARES[0]] == 0.0  # the constant that is replaced
+    assert set(metrics) - set(before) == {SHARES[1], *SPREAD}
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**31), st.floats(1e-4, 1e-2))
+def test_lower_and_upper_share_sum_to_verls_share(seed: int, step: float) -> None:
+    _, metrics = call(batch(seed, step=step), actor())
+    assert sum(metrics[name] for name in SHARES) == pytest.approx(metrics["actor/pg_clipfrac"], abs=1e-6)
+
+
+def test_each_share_counts_the_tokens_on_its_side_that_the_clip_silences() -> None:
+    ratio = torch.tensor([0.9, 0.9, 1.1, 1.1, 1.0, 0.5])
+    advantages = torch.tensor([-1.0, 1.0, 1.0, -1.0, -1.0, -1.0]).unsqueeze(-1).expand(6, 4)
+    mask = torch.arange(4) < torch.tensor([3, 1, 2, 1, 1, 0]).unsqueeze(-1)
+    metrics = clipping_metrics(ratio, advantages, mask, LOW, HIGH)
+    assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(3 / 8)  # the first row; the last one is padding
+    assert metrics["actor/pg_clipfrac_upper"] == pytest.approx(2 / 8)  # the third
+
+
+def test_the_ratio_is_spread_over_sequences_and_padding_is_none() -> None:
+    rows = batch(3, rows=41, step=1e-1)
+    _, metrics = call(rows, actor())
+    mask = rows["response_mask"]
+    k = torch.stack([(rows["log_prob"] - rows["old_log_prob"])[row][mask[row]].mean() for row in range(40)])
+    assert not mask[40].any()
+    quantiles = k.exp().quantile(torch.tensor([0.05, 0.5, 0.95])).tolist()
+    assert [metrics[name] for name in SPREAD] == pytest.approx([k.exp().mean().item(), *quantiles], rel=1e-5)
+
+
+def test_a_ratio_is_clamped_where_the_loss_clamps_it() -> None:
+    old = torch.full((1, 3), -90.0)
+    assert sequence_ratio(old, old + 50, torch.ones(1, 3)).item() == pytest.approx(math.exp(10))
+
+
+def test_a_micro_batch_of_padding_reports_an_unmoved_policy() -> None:
+    rows = batch(0)
+    rows["response_mask"] = torch.zeros_like(rows["response_mask"])
+    _, metrics = call({**rows}, actor())
+    assert [metrics[name] for name in SHARES] == [0, 0]
+    assert [metrics[name] for name in SPREAD] == [1, 1, 1, 1]
+
+
+def test_a_broken_log_prob_is_not_hidden() -> None:
+    rows = batch(0)
+    rows["log_prob"][2, 0] = torch.nan
+    assert math.isnan(call(rows, actor())[1]["actor/seq_importance_ratio"])
+
+
+def test_a_null_range_falls_back_to_clip_ratio_as_verls_loss_does() -> None:
+    _, metrics = call(batch(1, step=0.5), actor(None, None))
+    _, explicit = call(batch(1, step=0.5), actor(0.2, 0.2))
+    assert metrics == explicit
+    assert metrics["actor/pg_clipfrac"] > 0
+
+
+def through_the_actor(rows: dict[str, Tensor], config: ActorConfig) -> dict[str, Any]:
+    """The metrics of verl's `ppo_loss` for a micro-batch as an engine calls it: one-token prompts, log-probs flat."""
+    count, width = rows["log_prob"].shape
+    fields = {name: rows[name] for name in ("response_mask", "advantages")}
+    data = TensorDict(
+        {
+            **fields,
+            "old_log_probs": rows["old_log_prob"],
+            "prompts": torch.zeros(count, 1, dtype=torch.long),
+            "responses": torch.zeros(count, width, dtype=torch.long),
+            "attention_mask": torch.ones(count, width + 1, dtype=torch.long),
+        },
+        batch_size=count,
+    )
+    tensordict_utils.assign_non_tensor(data, dp_size=2, batch_num_tokens=100, global_batch_size=24)
+    log_probs = torch.cat([rows["log_prob"], torch.zeros(count, 1)], dim=1).flatten()
+    metrics: dict[str, Any] = ppo_loss(config, {"log_probs": log_probs}, data)[1]
+    return metrics
+
+
+def test_the_names_are_logged_as_they_are_averaged_over_micro_batches_and_ranks() -> None:
+    """The road of a metric: `ppo_loss` → micro-batches of a rank → ranks → mini-batches → the logger."""
+    config = actor(policy_loss={"loss_mode": "gspo"}, loss_agg_mode="seq-mean-token-mean")
+    per_rank: list[dict[str, Any]] = [{}, {}]
+    for rank, collected in enumerate(per_rank):
+        for micro in range(3):
+            append_to_dict(collected, through_the_actor(batch(10 * rank + micro), config))
+    mini_batch = {name: Metric.aggregate_dp([rank[name] for rank in per_rank]) for name in per_rank[0]}
+    metrics: dict[str, Any] = {}
+    append_to_dict(metrics, mini_batch)
+    logged = reduce_metrics(rename_dict(metrics, "actor/"))
+    singles = [call(batch(10 * rank + micro), actor())[1] for rank in range(2) for micro in range(3)]
+    for name in (*SHARES, *SPREAD):
+        assert logged[name] == pytest.approx(sum(single[name] for single in singles) / 6)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import runpy
+import sys
+from types import ModuleType
+
+import pytest
+
+import goldilocks
+from goldilocks.core import allocators
+from goldilocks.main_ppo import on_cpu, overrides
+from goldilocks.verl.v0 import names
+
+DEVICE, MODE = "+device=cpu", "trainer.v1.trainer_mode=goldilocks"
+
+
+def test_the_trainer_is_found_where_the_guides_import_it_from() -> None:
+    from verl.trainer.ppo import RayPPOTrainerWithSampling as RayDAPOTrainer
+
+    assert RayDAPOTrainer is goldilocks.RayPPOTrainerWithSampling
+
+
+@pytest.mark.parametrize("name", names.NAMES["verl.trainer.config"])
+def test_the_configs_are_found_where_the_guides_import_them_from(name: str) -> None:
+    assert getattr(importlib.import_module("verl.trainer.config"), name) is getattr(goldilocks, name)
+
+
+def test_what_verl_has_stays_verls() -> None:
+    config = importlib.import_module("verl.trainer.config")
+    assert config.AlgoConfig.__module__ == "verl.trainer.config.algorithm"
+    assert (
+        importlib.import_module("verl.trainer.main_ppo").__file__
+        != importlib.import_module("goldilocks.main_ppo").__file__
+    )
+    with pytest.raises(AttributeError, match=r"module 'verl.trainer.config' has no attribute 'NoSuchConfig'"):
+        _ = config.NoSuchConfig
+    assert importlib.util.find_spec("verl.trainer.no_such_module") is None
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "ours"),
+    [
+        ("verl.trainer.ppo.ray_trainer_with_sampling", "RayPPOTrainerWithSampling", goldilocks),
+        ("verl.trainer.ppo.adaptive_ray_trainer", "RayPPOTrainerWithSampling", goldilocks),
+        ("verl.trainer.ppo.adaptive_rollout", "Adaptive", allocators),
+    ],
+)
+def test_modules_of_the_guides_are_ours_under_another_name(module: str, name: str, ours: ModuleType) -> None:
+    importlib.import_module("verl.trainer")
+    assert getattr(importlib.import_module(module), name) is getattr(ours, name)
+
+
+def test_the_adaptive_entry_point_is_a_module_of_verls() -> None:
+    importlib.import_module("verl.trainer")
+    spec = importlib.util.find_spec("verl.trainer.main_ppo_adaptive")
+    assert spec is not None
+    assert spec.origin == importlib.util.find_spec("goldilocks.main_ppo_adaptive").origin
+
+
+def test_switched_off_nothing_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(names.SWITCH, "0")
+    config = importlib.import_module("verl.trainer.config")
+    monkeypatch.delitem(config.__dict__, "__getattr__")
+    before = list(sys.meta_path)
+    runpy.run_module("goldilocks.verl.v0.names")
+    assert sys.meta_path == before
+    assert not hasattr(config, "TrainerConfig")
+    monkeypatch.setenv(names.SWITCH, "1")
+    monkeypatch.setattr(sys, "meta_path", before.copy())
+    runpy.run_module("goldilocks.verl.v0.names")
+    assert hasattr(config, "TrainerConfig")
+    assert len(sys.meta_path) == len(before) + 1
+
+
+def test_a_command_line_of_verls_gets_our_trainer_and_the_cpu() -> None:
+    assert overrides(["data.train_files=a"], cpu=True) == [DEVICE, MODE, "data.train_files=a"]
+    assert overrides([], cpu=False) == [MODE]
+
+
+def test_what_the_user_says_stands() -> None:
+    words = ["trainer.v1.trainer_mode=sync", "+device=cuda", "+adaptive_rollout.enable=False"]
+    assert overrides(words, "++adaptive_rollout.enable=True", cpu=True) == [
+        *words[:2],
+        "++adaptive_rollout.enable=False",
+    ]
+
+
+def test_our_sections_can_be_added_whether_or_not_they_are_there() -> None:
+    given = ["+adaptive_rollout.max_n=128", "+batch_filter.strategy=uniform", "+goldilocks.selector=greso", "+task=a"]
+    given += ["++adaptive_rollout.stop=contrast", "+goldilocksmith.key=1", "~goldilocks.selector"]
+    assert overrides(given, cpu=False)[1:] == [
+        "++adaptive_rollout.max_n=128",
+        "++batch_filter.strategy=uniform",
+        "++goldilocks.selector=greso",
+        *given[3:],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "platform", "expected"),
+    [
+        (["+device=cpu"], "nvidia", True),
+        (["trainer.device=cuda"], "cpu", False),
+        ([], "cpu", True),
+        ([], "nvidia", False),
+        (["data.device=cuda"], "cpu", True),
+    ],
+)
+def test_the_device_is_the_users_choice(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], platform: str, expected: bool
+) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", platform)
+    assert on_cpu(words) is expected
+
+
+def test_without_a_choice_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert on_cpu([])
