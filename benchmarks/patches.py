@@ -1,24 +1,26 @@
-"""What a step costs without each patch of verl: every patch is switched off for single steps of one run.
+"""What a step costs without each speed-up: every one is switched off for single steps of one run.
 
-    python benchmarks/patches.py                                        # the tiny model on the CPU, processor seconds
-    python benchmarks/patches.py --device cuda --model smollm2          # seconds of the clock
+    python benchmarks/patches.py --device cuda --model 1.5b --seconds 480 --out patches.jsonl
     python benchmarks/patches.py --cases log-probs one-partition+group-numbers      # these two, the last one together
+    python benchmarks/patches.py --read patches.jsonl                               # the table again
 
-One launch of ``goldilocks train grpo`` with a learning rate of 0 and always the same prompts, so that every step has
-the same work. A round is one step without each patch and several with all, in random order. Printed: by how much a step
-without the patch exceeds its round's steps with all, as a share of these; the median over the rounds with its 95 %
-interval by the bootstrap. On the CPU the measure is the processor time of the run's processes that call what the patch
-replaces, which other work on the machine disturbs less than the clock; what it is a share of is that of all.
+One launch of ``goldilocks train grpo`` on our own engine with a model of random weights (``random_task.py``), a
+learning rate of 0, always the same prompts, answers of exactly ``--length`` tokens and a reward that differs within
+every group, so that every step has the same work. With ``--spread 0.75`` the answers of a group have a quarter to seven
+quarters of these tokens, in even steps: rows of like length are worth nothing where all are alike. A round is one step
+without each, in random order, with a step that has all before every second one and at the end.
 
-Some patches count only where a run takes a way that the default run does not take: verl's own agent loop (``loop``:
-several turns, or vLLM) or a pass for old_log_probs (``passes``: several mini-batches, a gate, KL in the reward). Those
-are measured against steps that take that way with all patches.
+A line of the table: what was switched off; seconds of a step from its begin to the next one's, and of its parts as verl
+times them; the ratio to the steps with all next before and after it; the largest memory that the training worker held
+on the GPU in the update, and its ratio; steps. Seconds and ratios are medians, with the least and the largest ratio.
+``not asked for`` names what no process called in these steps: nothing was measured of it.
+
+``--out`` keeps each step as soon as it is over. ``--seconds`` ends the run, its start included.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import random
@@ -27,177 +29,181 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import random_task
 import switched_patches as switches
 
-CLOCKS = {"cpu": "cpu", "cuda": "wall"}
-TASKS = {"smollm2": "sums", "tiny": "arithmetic"}
-WARM_UP = 3  # steps
-WAYS = {"": (), "loop": (switches.BATCHED_TURNS,), "passes": ("one-pass",)}  # what is off to get a run onto that way
-
-CASES = (
-    "one-pass", "rows-by-length", "response-logits", "log-probs", "row-selection", "one-partition",
-    "packed-rows", "group-numbers", "loop:rewards-here", "loop:gathered-puts", "passes:row-selection",
+WARM_UP = [[], [switches.SINGLE_TURN], []]  # what is off in the first steps, which do not count
+SMALL = (
+    "rows-by-length", "row-selection", "one-partition", "group-numbers", "packed-rows", "messages", "gathered-puts",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Case:
-    """``[WAY:]PATCH[+PATCH…]``: these patches are off, on that way; without any, a step to compare others with."""
-
-    way: str
-    patches: tuple[str, ...]
-
-    @classmethod
-    def of(cls, text: str) -> Case:
-        way, _, names = text.rpartition(":")
-        patches = tuple(name for name in names.split("+") if name)
-        if way not in WAYS or not patches or not set(patches) <= set(switches.NAMES):
-            sys.exit(
-                f"{text!r}: expected [{'|'.join(filter(None, WAYS))}:]PATCH[+PATCH…] of {', '.join(switches.NAMES)}"
-            )
-        return cls(way, patches)
-
-    @property
-    def off(self) -> list[str]:
-        """The switches."""
-        return sorted({*WAYS[self.way], *self.patches})
+CASES = (
+    *SMALL, "log-probs", "response-logits", "single-turn", "single-turn+rewards-here",
+    "+".join(SMALL), "+".join([*SMALL, "single-turn", "rewards-here"]),
+)  # fmt: skip
+PARTS = {
+    "gen": "gen", "old_log_prob": "old_log_prob", "adv": "adv", "update": "update_actor", "weights": "update_weights",
+}  # fmt: skip
+ALL = "all on"
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step cost: seconds of the clock, and of processors by process."""
+    """What one step cost."""
 
-    round: int
-    case: Case
-    wall: float
-    cpu: dict[str, float]
+    off: tuple[str, ...]
+    seconds: float
+    parts: dict[str, float]
+    peak: int
+    asked: tuple[str, ...]
 
-    def seconds(self, clock: str, processes: Collection[str] | None = None) -> float:
-        """By this clock; of processors, those of these processes, or of all."""
-        if clock == "wall":
-            return self.wall
-        return sum(seconds for process, seconds in self.cpu.items() if processes is None or process in processes)
+    @classmethod
+    def of(cls, line: str) -> Step:
+        """Read a line of the file of steps."""
+        found: dict[str, Any] = json.loads(line)
+        return cls(**{**found, "off": tuple(sorted(found["off"])), "asked": tuple(found["asked"])})
+
+    @property
+    def case(self) -> str:
+        return "+".join(self.off) or ALL
 
 
-def schedule(cases: list[Case], rounds: int, seed: int) -> list[tuple[int, Case]]:
-    """The case of every step, with its round; the steps of the warm-up are of round -1."""
+def switched_off(case: str) -> list[str]:
+    """The switches of a case."""
+    names = case.split("+")
+    if not set(names) <= set(switches.NAMES):
+        sys.exit(f"--cases {case}: expected names with + between, of {', '.join(switches.NAMES)}")
+    return sorted(names)
+
+
+def schedule(cases: Sequence[list[str]], rounds: int, seed: int) -> list[list[str]]:
+    """What is off in each step."""
     rng = random.Random(seed)
-    steps = [(-1, Case("", ()))] * WARM_UP + [(-1, Case(way, ())) for way in {case.way for case in cases}]
-    for number in range(rounds):
-        ways = [case.way for case in cases]
-        controls = [Case(way, ()) for way in set(ways) for _ in range(2 + ways.count(way) // 4)]
-        one = [(number, case) for case in [*cases, *controls]]
-        rng.shuffle(one)
-        steps += one
-    return steps
+    steps = list(WARM_UP)
+    for _ in range(rounds):
+        for place, case in enumerate(rng.sample(cases, len(cases))):
+            steps += [case] if place % 2 else [[], case]
+    return [*steps, []]
 
 
-def words(args: argparse.Namespace, steps: int) -> list[str]:
+def lengths(args: argparse.Namespace) -> list[int]:
+    """The tokens of each answer of a group: ``--length`` in the mean."""
+    places = [2 * index / max(1, args.n - 1) - 1 for index in range(args.n)]  # from -1 to 1
+    return [round(args.length * (1 + args.spread * place)) for place in places]
+
+
+def words(args: argparse.Namespace, model: Path, data: Path, steps: int) -> list[str]:
     """The run that is measured: its prompts are those of one batch, in every step."""
+    precision = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
+    on_gpu = [
+        "actor_rollout_ref.rollout.dtype=bfloat16", f"{precision}.param_dtype=bf16", f"{precision}.reduce_dtype=fp32",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+    ]  # fmt: skip
     return [
-        "grpo", f"task={TASKS[args.model]}", f"device={args.device}",
+        "grpo", *random_task.settings(model, data, max(lengths(args))), "reward.custom_reward_function.name=spread",
+        f"device={args.device}", "actor_rollout_ref.rollout.name=transformers",
         f"data.train_batch_size={args.prompts}", f"data.train_max_samples={args.prompts}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={args.prompts}",
-        f"actor_rollout_ref.rollout.n={args.n}",
-        "actor_rollout_ref.actor.optim.lr=0",
+        f"actor_rollout_ref.rollout.n={args.n}", f"actor_rollout_ref.rollout.max_num_seqs={args.prompts * args.n}",
+        "actor_rollout_ref.rollout.ignore_eos=True",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384", "actor_rollout_ref.actor.optim.lr=0",
         f"trainer.total_training_steps={steps}", f"trainer.total_epochs={steps}",
         "trainer.val_before_train=False", "trainer.test_freq=-1", "trainer.save_freq=-1",
-        *args.words,
+        *(on_gpu if args.device == "cuda" else []), *args.words,
     ]  # fmt: skip
 
 
-def run(args: argparse.Namespace, plan: list[tuple[int, Case]]) -> tuple[list[Step], dict[str, set[str]]]:
-    """The steps of all rounds that the run completed, and the processes that called what each patch replaces."""
-    with tempfile.TemporaryDirectory() as folder:
-        names = (switches.SWITCHES, switches.SCHEDULE, switches.STEPS, switches.CALLERS)
-        files = {name: Path(folder, name.lower()) for name in names}
-        files[switches.SWITCHES].write_bytes(bytes(len(switches.NAMES)))
-        files[switches.SCHEDULE].write_text(json.dumps([case.off for _, case in plan]))
-        env = {
-            **os.environ, **{name: str(path) for name, path in files.items()},
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
-            "VERL_USE_EXTERNAL_MODULES": switches.__name__, switches.UNTIL: str(time.time() + args.seconds),
-        }  # fmt: skip
-        command = [sys.executable, "-m", "goldilocks.cli", "train", *words(args, len(plan) + 1)]
-        done = subprocess.run([*command, "--runs", folder, "--name", "run"], env=env, capture_output=True, text=True)
-        if done.returncode:
-            log = Path(folder, "run", "log")
-            sys.exit(done.stdout + done.stderr + (log.read_text()[-4000:] if log.exists() else ""))
-        costs = [json.loads(line) for line in files[switches.STEPS].read_text().splitlines()]
-        callers: dict[str, set[str]] = {}
-        for line in files[switches.CALLERS].read_text().splitlines():
-            callers.setdefault(line.split()[0], set()).add(line.split()[1])
-    left = {number for number, _ in plan[len(costs) :]}
-    steps = [Step(number, case, **cost) for (number, case), cost in zip(plan, costs, strict=False)]
-    return [step for step in steps if step.round >= 0 and step.round not in left], callers
+def run(args: argparse.Namespace, plan: list[list[str]], out: Path, folder: Path) -> None:
+    """Train, until the plan or the time is over; each step is in ``out`` when the next begins."""
+    until, shape = time.time() + args.seconds, random_task.SHAPES[args.model]
+    precision = "bfloat16" if args.device == "cuda" else "float32"
+    model, data, board, planned = (folder / name for name in ("model", "data", "board", "plan"))
+    random_task.make_model(model, shape, args.length, max(lengths(args)), precision, args.device)
+    random_task.make_data(data, shape, keep=1)
+    print(f"{until - time.time():.0f} s left after the model was made", file=sys.stderr, flush=True)
+    board.write_bytes(bytes(switches.Board.SIZE))
+    planned.write_text(json.dumps(plan))
+    env = {
+        **os.environ, switches.BOARD: str(board), switches.SCHEDULE: str(planned), switches.STEPS: str(out.resolve()),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent.resolve()), os.environ.get("PYTHONPATH", "")]),
+        "VERL_USE_EXTERNAL_MODULES": switches.__name__, switches.UNTIL: str(until),
+        switches.LENGTHS: json.dumps(lengths(args)),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "goldilocks.cli", "train", *words(args, model, data, len(plan) + 1)]
+    done = subprocess.run([*command, "--runs", str(folder), "--name", "run"], env=env, capture_output=True, text=True)
+    if done.returncode:
+        log = folder / "run" / "log"
+        print(done.stdout + done.stderr + (log.read_text()[-6000:] if log.exists() else ""), file=sys.stderr)
 
 
-def costs(steps: list[Step], case: Case, clock: str, processes: Collection[str] | None) -> list[float]:
-    """Of each round: by how much the step of this case exceeds those with all patches, as a share of the latter.
-
-    What is compared is the time of ``processes``, what it is a share of the time of all.
-    """
+def ratios(steps: Sequence[Step], case: str, measure: str) -> list[float]:
+    """Of each step of this case: the ratio to the steps with all next before and after it."""
+    places = [place for place, step in enumerate(steps) if not step.off]
     found = []
-    for one in (step for step in steps if step.case == case):
-        alike = [step for step in steps if step.round == one.round and step.case == Case(case.way, ())]
-        usual = statistics.median(step.seconds(clock, processes) for step in alike)
-        whole = statistics.median(step.seconds(clock) for step in alike)
-        found.append((one.seconds(clock, processes) - usual) / whole)
+    for place in (place for place, step in enumerate(steps) if step.case == case):
+        before, after = [one for one in places if one < place][-1:], [one for one in places if one > place][:1]
+        usual = statistics.fmean(getattr(steps[one], measure) for one in before + after or [place])
+        found.append(getattr(steps[place], measure) / usual if usual else float("nan"))
     return found
 
 
-def interval(values: list[float], seed: int = 0) -> tuple[float, float]:
-    """The 95 % interval of the median, by the bootstrap."""
-    rng = random.Random(seed)
-    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(2000))
-    return medians[50], medians[-51]
-
-
-def report(steps: list[Step], callers: dict[str, set[str]], cases: list[Case], clock: str) -> None:
-    """Print a line for each way, and under it one for each case."""
-    other = "wall" if clock == "cpu" else "cpu"
-    for way in dict.fromkeys(case.way for case in cases):
-        control = [step for step in steps if step.case == Case(way, ())]
-        wall, cpu = (statistics.median(step.seconds(name) for step in control) for name in ("wall", "cpu"))
-        print(f"\n{way or 'default'}: a step takes {wall:.3f} s, {cpu:.3f} s of processors")
-        print(f"{'without':>34} {clock:>8}  {'95 %':<18} {other:>8}")
-        for case in (case for case in cases if case.way == way):
-            everywhere = {*case.patches} & {*switches.IN_TRAINER}
-            processes = None if everywhere else set().union(*(callers.get(name, ()) for name in case.patches))
-            found = costs(steps, case, clock, processes)
-            spread = "[{:+.1%}, {:+.1%}]".format(*interval(found))
-            beside = statistics.median(costs(steps, case, other, processes))
-            note = "" if everywhere or processes else "   never called"
-            print(f"{'+'.join(case.patches):>34} {statistics.median(found):>+8.1%}  {spread:<18} {beside:>+8.1%}{note}")
+def table(steps: Sequence[Step]) -> list[str]:
+    """The lines to print."""
+    cases = list(dict.fromkeys([ALL, *sorted((step.case for step in steps), key=lambda case: (case.count("+"), case))]))
+    heads = "".join(f"{name:>13}" for name in [*PARTS, "rest"])
+    lines = [f"{'seconds':>8}{heads}   {'ratio':<23}{'GiB':>8}{'ratio':>8}{'steps':>7}  without"]
+    for case in cases:
+        those = [step for step in steps if step.case == case]
+        parts = {name: [step.parts.get(key, 0.0) for step in those] for name, key in PARTS.items()}
+        rest = [step.seconds - sum(step.parts.get(key, 0.0) for key in PARTS.values()) for step in those]
+        shown = "".join(f"{statistics.median(values):>13.2f}" for values in [*parts.values(), rest])
+        slower = ratios(steps, case, "seconds")
+        ratio = f"{statistics.median(slower):.3f} ({min(slower):.3f} to {max(slower):.3f})"
+        memory = max(step.peak for step in those) / 2**30
+        more = max(ratios(steps, case, "peak"))
+        silent = sorted(set(those[0].off).difference(*(step.asked for step in those)))
+        note = f"   not asked for: {', '.join(silent)}" if silent else ""
+        lines.append(
+            f"{statistics.median(step.seconds for step in those):>8.2f}{shown}   {ratio:<23}"
+            f"{memory:>8.2f}{more:>8.3f}{len(those):>7}  {case}{note}"
+        )
+    return lines
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=list(CLOCKS), default="cpu")
-    parser.add_argument("--model", choices=list(TASKS), default="tiny")
-    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--model", choices=list(random_task.SHAPES), default="tiny")
+    parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--n", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=3600, help="the run ends after so many, with fewer rounds")
+    parser.add_argument("--length", type=int, default=300, help="tokens of every answer")
+    parser.add_argument("--spread", type=float, default=0.0, help="how far the longest and the shortest are from it")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=3600, help="the run ends after so many, with fewer steps")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cases", nargs="+", metavar="[WAY:]PATCH[+PATCH…]", default=CASES)
+    parser.add_argument("--cases", nargs="+", metavar="NAME[+NAME…]", default=CASES)
     parser.add_argument("--words", nargs="*", default=[], help="settings of the run, key=value")
-    parser.add_argument("--out", type=Path, help="a file for the figures of every step, in JSON")
+    parser.add_argument("--out", type=Path, default=Path("patches.jsonl"), help="a file for the figures of every step")
+    parser.add_argument("--read", type=Path, help="such a file, to print its table")
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    cases = [Case.of(text) for text in args.cases]
-    steps, callers = run(args, schedule(cases, args.rounds, args.seed))
-    if args.out:
-        args.out.write_text("".join(json.dumps(dataclasses.asdict(step)) + "\n" for step in steps))
-    if not steps:
-        sys.exit(f"--seconds={args.seconds:g}: no round of {len(args.cases)} cases was completed; expected more")
-    rounds = {step.round for step in steps}
-    print(f"{args.model}, {args.device}, {args.prompts} prompts × {args.n}, {len(rounds)} rounds, {len(steps)} steps")
-    report(steps, callers, cases, CLOCKS[args.device])
+    if not args.read:
+        plan = schedule([switched_off(case) for case in args.cases], args.rounds, args.seed)
+        args.out.write_text("")
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            run(args, plan, args.out, Path(folder))
+    steps = [Step.of(line) for line in (args.read or args.out).read_text().splitlines()][len(WARM_UP) :]
+    if not any(not step.off for step in steps):
+        sys.exit(f"--seconds={args.seconds:g}: no step after the warm-up; expected more")
+    if not args.read:
+        among = sorted({min(lengths(args)), max(lengths(args))})
+        tokens = " to ".join(map(str, among))
+        print(f"{args.model} on {args.device}, {args.prompts} prompts × {args.n}, answers of {tokens} tokens")
+    print(*table(steps), sep="\n")
 
 
 if __name__ == "__main__":

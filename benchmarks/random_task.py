@@ -4,7 +4,8 @@ The weights are random. At every token the model ends its answer with the same c
 the lengths of the answers are known before: geometric with the mean that was asked for, cut at the longest. The reward
 is drawn by prompt: of a share ``keep`` of the prompts an answer's reward is a hash of its text, and a group of eight is
 mixed with a chance of 0.99; of the others it is the same for every answer. Neither length nor weights change which
-groups teach something, so that all runs of a table have the same work.
+groups teach something, so that all runs of a table have the same work. A second reward, ``spread``, differs from answer
+to answer, so that every row has a signal.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ import zlib
 def drawn(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
     acc = float(zlib.crc32(solution_str.encode()) & 1) if ground_truth == "mixed" else float(ground_truth)
     return {"score": acc, "acc": acc}
+
+def spread(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    score = zlib.crc32(solution_str.encode()) / 2**32
+    return {"score": score, "acc": score}
 """
 
 
@@ -57,8 +62,8 @@ SHAPES = {
 }
 
 
-def make_model(folder: Path, shape: Shape, mean: int, longest: int, dtype: str) -> None:
-    """Write a model whose answers have this mean length, and its tokenizer."""
+def make_model(folder: Path, shape: Shape, mean: int, longest: int, dtype: str, device: str = "cpu") -> None:
+    """Write a model whose answers have this mean length, made on this device, and its tokenizer."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -69,9 +74,10 @@ def make_model(folder: Path, shape: Shape, mean: int, longest: int, dtype: str) 
         bos_token_id=None, eos_token_id=SPECIAL.index(END), pad_token_id=SPECIAL.index(PAD), dtype=dtype,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = Qwen2ForCausalLM(config)
-    with torch.no_grad():
-        end_by_chance(model, 1 / mean)
+    with torch.device(device):
+        model = Qwen2ForCausalLM(config)
+        with torch.no_grad():
+            end_by_chance(model, 1 / mean)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     tokenizer(shape.words).save_pretrained(folder)
 

@@ -1,18 +1,18 @@
-"""Patches that are switched off and on while a run goes on, and what each of its steps cost.
+"""Speed-ups that are switched off and on while a run goes on, and what each of its steps cost.
 
 ``patches.py`` has verl import this module in every process of a run (``VERL_USE_EXTERNAL_MODULES``). A file that all of
-them have mapped holds one byte for each switch. The trainer sets the switches of a step before it begins it, so a step
+them have mapped holds a byte for each switch. The trainer sets the switches of a step before it begins it, so a step
 with a patch and one without it stand side by side in one run.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import json
 import mmap
 import os
+import struct
 import sys
 import time
 from collections.abc import Callable
@@ -21,33 +21,48 @@ from typing import Any
 
 from goldilocks.verl.patches import PATCHES, rows
 
-# The environment names four files.
-SWITCHES, SCHEDULE, STEPS, CALLERS = "PATCH_SWITCHES", "PATCH_SCHEDULE", "PATCH_STEPS", "PATCH_CALLERS"
+BOARD, SCHEDULE, STEPS = "PATCH_BOARD", "PATCH_SCHEDULE", "PATCH_STEPS"  # the environment names three files
 UNTIL = "PATCH_UNTIL"  # environment: when the run ends at the latest, in seconds since the epoch
-BATCHED_TURNS = "batched-single-turn"  # no patch: single-turn rollouts many at a time, not by verl's loop
-NAMES = (*(patch.name for patch in PATCHES), BATCHED_TURNS)
-IN_TRAINER = ("one-pass",)  # the trainer asks whether it stands, so it is switched in the trainer
+LENGTHS = "PATCH_LENGTHS"  # environment: the tokens of each answer of a group, in JSON
+SINGLE_TURN = "single-turn"  # no patch: single-turn rollouts many at a time, not by verl's agent loop
+MESSAGES = "messages"  # no patch: many requests to a server in one message
+PUTS = "gathered-puts"  # the patch, and ``BatchedPuts`` under it
+STAY = ("one-pass", "v0-trainer")  # the trainer asks whether the first stands, and sends its loss what verl's lacks
+NAMES = (*(patch.name for patch in PATCHES if patch.name not in STAY), SINGLE_TURN, MESSAGES)
 
 
 class Board:
-    """The switches, shared by all processes."""
+    """What all processes share: the switches, which of them were asked for, and the peak of the GPU's memory."""
+
+    SIZE = 2 * len(NAMES) + 8
 
     def __init__(self, path: str) -> None:
         with open(path, "r+b") as file:
             self._bytes = mmap.mmap(file.fileno(), 0)
-        self._asked: set[str] = set()
 
     def off(self, name: str) -> bool:
-        """Whether it is off. That this process asks is noted, once."""
-        if name not in self._asked:
-            self._asked.add(name)
-            with open(os.environ[CALLERS], "a") as file:
-                file.write(f"{name} {os.getpid()}\n")
-        return self._bytes[NAMES.index(name)] == 1
+        """Whether it is off. That something asks is noted."""
+        place = NAMES.index(name)
+        self._bytes[len(NAMES) + place] = 1
+        return self._bytes[place] == 1
 
     def set(self, off: list[str]) -> None:
-        """Switch these off and all others on."""
-        self._bytes[:] = bytes(name in off for name in NAMES)
+        """Switch these off and all others on; forget what was asked for, and the peak."""
+        self._bytes[:] = bytes(name in off for name in NAMES) + bytes(len(NAMES) + 8)
+
+    @property
+    def asked(self) -> list[str]:
+        """The switches that something asked for since they were set."""
+        return [name for place, name in enumerate(NAMES) if self._bytes[len(NAMES) + place]]
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the GPU that the training worker held at most."""
+        return int(struct.unpack("q", self._bytes[-8:])[0])
+
+    @peak.setter
+    def peak(self, value: int) -> None:
+        self._bytes[-8:] = struct.pack("q", value)
 
 
 class Either:
@@ -84,17 +99,27 @@ def switched(name: str, replace: Callable[[Any], Any], board: Board) -> Callable
     return both
 
 
-def cpu_seconds(token: str) -> dict[int, float]:
-    """The processor time of every process that has ``token`` in its environment, by process."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if token.encode() in (entry / "environ").read_bytes():
-                    found[int(entry.name)] = time.clock_gettime((~int(entry.name) << 3) | 2)  # its clock: Linux
-            except OSError:
-                continue  # it has ended, or is another's
-    return found
+def switched_puts(replace: Callable[[Any], Any], board: Board) -> Callable[[Any], Any]:
+    """``replace`` for verl's TransferQueue; while the switch is off, what is put is packed and put by itself, as by
+    verl. The worker hands it over unpacked either way.
+    """
+
+    def both(queue: Any) -> Any:
+        ours = replace(queue)
+        gathered = ours.async_kv_batch_put
+
+        async def async_kv_batch_put(fields: list[dict[str, Any]], **others: Any) -> None:
+            from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+            if board.off(PUTS):
+                await queue.async_kv_batch_put(fields=list_of_dict_to_tensordict(fields), **others)
+            else:
+                await gathered(fields=fields, **others)
+
+        ours.async_kv_batch_put = async_kv_batch_put
+        return ours
+
+    return both
 
 
 class Steps:
@@ -103,36 +128,30 @@ class Steps:
     def __init__(self, board: Board) -> None:
         self._board = board
         self._schedule: list[list[str]] = json.loads(Path(os.environ[SCHEDULE]).read_text())
-        self._number, self._before = -1, (0.0, dict[int, float]())
+        self._number, self._began = -1, 0.0
+        self.parts: dict[str, float] = {}  # seconds of the parts of the step, as verl timed them
 
     def begin(self, trainer: Any) -> None:
         """The step before is over; the next begins when this returns."""
-        wall, cpu = time.perf_counter(), cpu_seconds(os.environ[SWITCHES])
-        off = self._schedule[min(self._number + 1, len(self._schedule) - 1)]
-        self._board.set(off)
         if self._number >= 0:
-            spent = {process: seconds - self._before[1].get(process, 0.0) for process, seconds in cpu.items()}
-            step = {"wall": wall - self._before[0], "cpu": spent}
+            step = {"off": self._schedule[self._number], "seconds": time.perf_counter() - self._began}
+            found = {"parts": self.parts, "peak": self._board.peak, "asked": self._board.asked}
             with open(os.environ[STEPS], "a") as file:
-                print(json.dumps(step), file=file)
-        self._in_trainer(trainer, off)
+                print(json.dumps(step | found), file=file)
+        self._number = min(self._number + 1, len(self._schedule) - 1)
+        self._board.set(self._schedule[self._number])
         if time.time() > float(os.environ[UNTIL]):
             trainer.total_training_steps = trainer.global_steps
-        self._number += 1
-        self._before = time.perf_counter(), cpu_seconds(os.environ[SWITCHES])
-
-    def _in_trainer(self, trainer: Any, off: list[str]) -> None:
-        if self._number < 0:
-            self._one_pass = trainer.one_pass
-        none = dataclasses.replace(self._one_pass, own_log_probs=False, rows_with_signal=False)
-        trainer.one_pass = none if "one-pass" in off else self._one_pass
+        self._began = time.perf_counter()
 
 
 def install() -> None:
     """Make every patch a switch before the plug-in applies it."""
-    board = Board(os.environ[SWITCHES])
+    board = Board(os.environ[BOARD])
     for patch in PATCHES:
-        if patch.name not in IN_TRAINER:
+        if patch.name == PUTS:
+            object.__setattr__(patch, "replaced", {**patch.replaced, "tq": switched_puts(patch.replaced["tq"], board)})
+        elif patch.name in NAMES:
             both = {attribute: switched(patch.name, ours, board) for attribute, ours in patch.replaced.items()}
             object.__setattr__(patch, "replaced", both)
     reduce = rows.PackedRows.__reduce__
@@ -141,35 +160,66 @@ def install() -> None:
 
     due = next(finder for finder in sys.meta_path if isinstance(finder, plugin._AfterImport))._due
     due.setdefault("verl.trainer.ppo.v1.trainer_base", []).append(functools.partial(_count_steps, board))
-    due.setdefault("verl.trainer.ppo.v1.agent_loop_tq", []).append(functools.partial(_switch_batched_turns, board))
+    due.setdefault("verl.trainer.ppo.v1.agent_loop_tq", []).append(functools.partial(_switch_in_workers, board))
+    due.setdefault("verl.workers.engine_workers", []).append(functools.partial(_measure_memory, board))
 
 
 def _count_steps(board: Board) -> None:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     steps: list[Steps] = []  # of the one trainer that this process may have
+    compute = PPOTrainer._compute_metrics
 
     def on_step_begin(self: Any) -> None:
         if not steps:
             steps.append(Steps(board))
         steps[0].begin(self)
 
+    def _compute_metrics(self: Any, batch: Any, metrics: Any, timing_raw: dict[str, float], **others: Any) -> None:
+        steps[0].parts = dict(timing_raw)
+        compute(self, batch, metrics, timing_raw, **others)
+
     PPOTrainer.on_step_begin = on_step_begin
+    PPOTrainer._compute_metrics = _compute_metrics
 
 
-def _switch_batched_turns(board: Board) -> None:
+def _switch_in_workers(board: Board) -> None:
     """Our worker may have begun to be imported before this module was, so its class is met when one is made."""
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
     base = AgentLoopWorkerTQ.__ray_metadata__.modified_class
-    begin = base.__init__
+    begin, lengths = base.__init__, json.loads(os.environ[LENGTHS])
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        from goldilocks.verl.dispatch import client, single_turn, worker
+
         begin(self, *args, **kwargs)
-        is_batched = self._is_batched
-        self._is_batched = lambda prompt: not board.off(BATCHED_TURNS) and is_batched(prompt)
+        seeded = worker.seeded
+        single_turn.seeded = worker.seeded = lambda *given: {**seeded(*given), "max_tokens": lengths[given[-1]]}
+        is_batched, takes_many = self._is_batched, client.takes_many
+        self._is_batched = lambda prompt: not board.off(SINGLE_TURN) and is_batched(prompt)
+        client.takes_many = lambda server: not board.off(MESSAGES) and takes_many(server)
 
     base.__init__ = __init__
+
+
+def _measure_memory(board: Board) -> None:
+    import torch
+    from verl.workers.engine_workers import TrainingWorker
+
+    train = TrainingWorker.train_mini_batch
+    if not torch.cuda.is_available():
+        return
+
+    @functools.wraps(train)
+    def train_mini_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            return train(self, *args, **kwargs)
+        finally:
+            board.peak = torch.cuda.max_memory_allocated()
+
+    TrainingWorker.train_mini_batch = train_mini_batch
 
 
 def unpack(*packed: Any) -> Any:
@@ -177,5 +227,5 @@ def unpack(*packed: Any) -> Any:
     return rows.unpack(*packed)
 
 
-if SWITCHES in os.environ:
+if BOARD in os.environ:
     install()

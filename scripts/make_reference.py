@@ -98,9 +98,9 @@ running, hand the variable on: `++ray_kwargs.ray_init.runtime_env.env_vars.GOLDI
 | `trainer` | part of a trainer of ours, which applies it in its own processes whatever the variable says |
 
 "Without it" is what fails, or by how much a step of the default run grows in the time of all its processors:
-`benchmarks/patches.py` switches each patch off for single steps of one run, and prints medians with 95 % intervals
-([below](#measured)). A speed-up worth less than 3 % of a step on the CPU and on a GPU is left out, since each patch is
-something that a release of verl can break. "Needless when" is the change upstream that would end the patch.
+`benchmarks/patches.py` switches each patch off for single steps of one run ([below](#measured)). A speed-up worth less
+than 3 % of a step on the CPU and on a GPU is left out, since each patch is something that a release of verl can break.
+"Needless when" is the change upstream that would end the patch.
 """
 
 PATCHES_NOTES = """\
@@ -125,11 +125,12 @@ that pass goes with it:
 
 ## Measured
 
-Two CPU cores that other work kept busy (`cpu`: seconds of processors, `wall`: of the clock), before the four patches
-went that a step does not notice: `grpo-advantages` (GRPO's advantages a group at a time), `padded-responses` and
-`nested-responses` (responses cut out of all rows at once; the loss of `one-pass` keeps the latter for itself), and
-`loss-padding` (the responses of a loss padded at once, which the loss of `one-pass` now does too). `group-numbers` was
-another patch then, which gave verl numbers in the place of uids.
+By an earlier form of the benchmark, which counted the seconds of the processors, on two CPU cores that other work kept
+busy (`cpu`: seconds of processors, `wall`: of the clock), before the four patches went that a step does not notice:
+`grpo-advantages` (GRPO's advantages a group at a time), `padded-responses` and `nested-responses` (responses cut out of
+all rows at once; the loss of `one-pass` keeps the latter for itself), and `loss-padding` (the responses of a loss
+padded at once, which that loss now does too). `group-numbers` was another patch then, which gave verl numbers in
+the place of uids.
 
 ```
 $ python benchmarks/patches.py
