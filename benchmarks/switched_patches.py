@@ -208,16 +208,15 @@ def _measure_memory(board: Board) -> None:
     from verl.workers.engine_workers import TrainingWorker
 
     train = TrainingWorker.train_mini_batch
-    if not torch.cuda.is_available():
-        return
 
-    @functools.wraps(train)
+    @functools.wraps(train)  # with what verl's decorator has noted on it
     def train_mini_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        torch.cuda.reset_peak_memory_stats()
-        try:
+        if not torch.cuda.is_available():
             return train(self, *args, **kwargs)
-        finally:
-            board.peak = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        output = train(self, *args, **kwargs)
+        board.peak = torch.cuda.max_memory_allocated()
+        return output
 
     TrainingWorker.train_mini_batch = train_mini_batch
 

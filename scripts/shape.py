@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Prints the shape of ``src``: files, lines and function lengths by folder, modules with one importer, import circles.
+"""Prints the shape of the tree: files, lines and function lengths of ``src`` by folder, modules with one importer,
+import circles; patches, digests of other packages' sources, files that are too long, the size of the tests.
 
-``scripts/shape.py --against REV`` prints the figures of another revision beside those of the working tree.
+``scripts/shape.py --against REV`` prints the figures of another revision beside those of the working tree, ``--docs``
+also the words of every document.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import argparse
 import ast
 import functools
 import io
+import re
 import subprocess
 import tarfile
 from collections import Counter
@@ -17,11 +20,14 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
-from statistics import fmean
+from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = "src"
+SOURCE, TESTS, DOCS = "src", "tests", "docs"
 SMALL = 40  # lines; a file below it needs a reason
+LARGE = 500  # lines; no file has more
+DIGEST = re.compile("[0-9a-f]{16}")  # of a function of another package that ours was written for
+PACKAGES = {"verl": "verl", "transfer_queue": "TransferQueue", "vllm": "vLLM", "trl": "TRL"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -52,7 +58,7 @@ class Shape:
 
     files: int
     lines: int
-    mean: float
+    median: float
     longest: int
     small: int
 
@@ -62,33 +68,37 @@ class Shape:
         found = list(modules)
         lengths = [length for module in found for length in module.lengths] or [0]
         small = sum(module.lines < SMALL for module in found)
-        return cls(len(found), sum(module.lines for module in found), fmean(lengths), max(lengths), small)
+        return cls(len(found), sum(module.lines for module in found), median(lengths), max(lengths), small)
 
     def __str__(self) -> str:
-        return f"{self.files:6d} {self.lines:7,d} {self.mean:7.1f} {self.longest:8d} {self.small:6d}"
+        return f"{self.files:6d} {self.lines:7,d} {self.median:7.1f} {self.longest:8d} {self.small:6d}"
+
+
+def files_here(root: Path = ROOT) -> dict[PurePosixPath, bytes]:
+    """Read the Python files and documents as they are now."""
+    found = [*(root / SOURCE).rglob("*.py"), *(root / TESTS).rglob("*.py"), *(root / DOCS).rglob("*.md")]
+    return {PurePosixPath(file.relative_to(root)): file.read_bytes() for file in sorted([*found, *root.glob("*.md")])}
+
+
+def files_of(name: str, root: Path = ROOT) -> dict[PurePosixPath, bytes]:
+    """Read the Python files and documents as a revision has them."""
+    packed = subprocess.run(["git", "archive", name], cwd=root, capture_output=True, check=True).stdout
+    found = {}
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        for member in archive:
+            if member.name.endswith((".py", ".md")) and (file := archive.extractfile(member)) is not None:
+                found[PurePosixPath(member.name)] = file.read()
+    return found
 
 
 def working_tree(root: Path = ROOT) -> list[Module]:
     """Read the modules below ``src`` as they are now."""
-    folder = root / SOURCE
-    texts = {PurePosixPath(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*.py"))}
-    return parsed(texts)
+    return parsed(files_here(root))
 
 
-def revision(name: str, root: Path = ROOT) -> list[Module]:
-    """Read the modules below ``src`` as a revision has them."""
-    packed = subprocess.run(["git", "archive", name, SOURCE], cwd=root, capture_output=True, check=True).stdout
-    texts = {}
-    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        for member in archive:
-            if member.name.endswith(".py") and (file := archive.extractfile(member)) is not None:
-                texts[PurePosixPath(member.name).relative_to(SOURCE)] = file.read()
-    return parsed(texts)
-
-
-def parsed(texts: Mapping[PurePosixPath, bytes]) -> list[Module]:
-    """Parse each text."""
-    return [_module(path, text) for path, text in texts.items()]
+def parsed(files: Mapping[PurePosixPath, bytes]) -> list[Module]:
+    """Parse those below ``src``."""
+    return [_module(path.relative_to(SOURCE), text) for path, text in files.items() if path.parts[0] == SOURCE]
 
 
 @functools.cache
@@ -148,31 +158,100 @@ def circle(modules: Iterable[Module]) -> list[str]:
     return []
 
 
-def report(modules: list[Module], before: list[Module] | None = None) -> Iterator[str]:
+def patches(modules: Iterable[Module]) -> Counter[str]:
+    """Count the patches for speed and the others. One of a trainer's own is for speed if it changes no value."""
+    found: Counter[str] = Counter({"patches for speed": 0, "other patches": 0})
+    for node in (node for module in modules for node in ast.walk(module.tree)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Patch":
+            given = {word.arg: ast.unparse(word.value) for word in node.keywords}
+            own = given["kind"] == "Kind.TRAINER" and "the same values" in given["changes"]
+            found["patches for speed" if own or given["kind"] == "Kind.SPEED" else "other patches"] += 1
+    return found
+
+
+def digests(modules: Iterable[Module]) -> Counter[str]:
+    """Count the digests of sources of other packages, by package."""
+    found: Counter[str] = Counter({f"digests of {name}": 0 for name in PACKAGES.values()})
+    for module in modules:
+        top = "trl" if "trl" in module.path.parts else "verl"
+        origins = {
+            alias.asname or alias.name: str(node.module if isinstance(node, ast.ImportFrom) else alias.name)
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        for package in _digests(module.tree, top, origins):
+            found[f"digests of {PACKAGES[package]}"] += 1
+    return found
+
+
+def _digests(node: ast.AST, package: str, origins: Mapping[str, str]) -> Iterator[str]:
+    """Yield the package of each digest: that of the patch's module or of the function beside it, else ``package``."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and DIGEST.fullmatch(node.value):
+        yield package
+    beside = ""
+    if isinstance(node, ast.Call):
+        beside = next((ast.unparse(word.value).strip("'") for word in node.keywords if word.arg == "module"), "")
+    elif isinstance(node, ast.Tuple) and node.elts and isinstance(node.elts[0], ast.Name | ast.Attribute):
+        beside = origins.get(ast.unparse(node.elts[0]).split(".")[0], "")
+    package = beside.split(".")[0] if beside.split(".")[0] in PACKAGES else package
+    for child in ast.iter_child_nodes(node):
+        yield from _digests(child, package, origins)
+
+
+def figures(files: Mapping[PurePosixPath, bytes], *, docs: bool) -> dict[str, int]:
+    """Return the counts of a tree by name; of documents also the words of each, if asked."""
+    modules = parsed(files)
+    tests = [len(text.splitlines()) for path, text in files.items() if path.parts[0] == TESTS and path.suffix == ".py"]
+    documents = [path for path in files if path.suffix == ".md" and (len(path.parts) == 1 or path.parts[0] == DOCS)]
+    words = {str(path): len(files[path].decode().split()) for path in documents}
+    return {
+        "files of src": len(modules),
+        "lines of src": sum(module.lines for module in modules),
+        f"files of src over {LARGE} lines": sum(module.lines > LARGE for module in modules),
+        "files of tests": len(tests),
+        "lines of tests": sum(tests),
+        f"files of tests over {LARGE} lines": sum(lines > LARGE for lines in tests),
+        **patches(modules),
+        **digests(modules),
+        "words of documents": sum(words.values()),
+        **(words if docs else {}),
+    }
+
+
+def report(
+    files: Mapping[PurePosixPath, bytes], before: Mapping[PurePosixPath, bytes] | None = None, *, docs: bool = False
+) -> Iterator[str]:
     """Yield the lines to print; the figures of ``before`` stand to the right."""
-    now, then = by_folder(modules), by_folder(before or [])
+    trees = {"now": parsed(files), "before": parsed(before or {})}
+    now, then = by_folder(trees["now"]), by_folder(trees["before"])
     width = max(map(len, {**now, **then}))
-    heads = f"{'files':>6} {'lines':>7} {'mean fn':>7} {'longest':>8} {'<' + str(SMALL):>6}"
+    heads = f"{'files':>6} {'lines':>7} {'median':>7} {'longest':>8} {'<' + str(SMALL):>6}"
     yield f"{'folder':<{width}} {heads}" + (f"  | {heads}" if before else "")
     for folder in sorted({**now, **then}, key=lambda name: (name == "all", name)):
         shown = now.get(folder, Shape.of([]))
         yield f"{folder:<{width}} {shown}" + (f"  | {then.get(folder, Shape.of([]))}" if before else "")
-    for name, found in (("now", modules), ("before", before)):
+    for name, found in trees.items():
         if found:
             alone, round_trip = with_one_importer(found), circle(found)
             yield f"{name}: {len(alone)} modules with one importer; circles: {' -> '.join(round_trip) or 'none'}"
+    counts, others = figures(files, docs=docs), figures(before or {}, docs=docs)
+    width = max(map(len, {**counts, **others}))
+    for name in {**counts, **others}:
+        yield f"{name:<{width}} {counts.get(name, 0):>8,d}" + (f"  | {others.get(name, 0):>8,d}" if before else "")
 
 
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--against", metavar="REV", help="print the figures of this revision too")
+    parser.add_argument("--docs", action="store_true", help="print the words of every document")
     parser.add_argument("--one-importer", action="store_true", help="name the modules that one other imports")
     args = parser.parse_args()
-    modules = working_tree()
-    print("\n".join(report(modules, revision(args.against) if args.against else None)))
+    before = files_of(args.against) if args.against else None
+    print("\n".join(report(files_here(), before, docs=args.docs)))
     if args.one_importer:
-        print("\n".join(with_one_importer(modules)))
+        print("\n".join(with_one_importer(working_tree())))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def tree(tmp_path: Path) -> Path:
 
 def test_a_folder_has_its_files_lines_and_function_lengths(tree: Path) -> None:
     found = shape.by_folder(shape.working_tree(tree))
-    assert found["pack"] == found["all"] == shape.Shape(files=3, lines=50, mean=3, longest=4, small=2)
+    assert found["pack"] == found["all"] == shape.Shape(files=3, lines=50, median=3, longest=4, small=2)
 
 
 def test_a_module_with_one_importer_is_named(tree: Path) -> None:
@@ -44,9 +44,44 @@ def test_another_revision_stands_beside_the_working_tree(tree: Path) -> None:
     for words in (("init", "-q"), ("add", "."), commit):
         subprocess.run(["git", *words], cwd=tree, check=True)
     (tree / "src" / "pack" / "longer.py").unlink()
-    now, before = shape.working_tree(tree), shape.revision("HEAD", tree)
+    now, before = shape.files_here(tree), shape.files_of("HEAD", tree)
     assert (len(now), len(before)) == (2, 3)
-    assert "|" in next(line for line in shape.report(now, before) if line.startswith("pack "))
+    lines = list(shape.report(now, before))
+    assert "|" in next(line for line in lines if line.startswith("pack "))
+    assert "2 | 3" in " ".join(next(line for line in lines if line.startswith("files of src ")).split())
+
+
+PATCHES = """
+from transfer_queue import client
+from verl.utils import rows
+SLOW = Patch(kind=Kind.SPEED, module="vllm.core", written_for={"a": ("0123456789abcdef", "1123456789abcdef")})
+OWN = Patch(kind=Kind.TRAINER, changes="nothing: the same values", module="verl.x", written_for={"b": TWO})
+TWO = "2123456789abcdef"
+CLASS = Patch(kind=Kind.TRAINER, changes="the class", module="verl.x", written_for={"b": "3123456789abcdef"})
+READERS = ((client.put, "4123456789abcdef"), (rows.pick, "5123456789abcdef"))
+"""
+
+
+def test_patches_and_digests_are_counted_by_what_they_are_for_and_of(tree: Path) -> None:
+    (tree / "src" / "pack" / "longer.py").write_text(PATCHES)
+    (tree / "src" / "pack" / "trl").mkdir()
+    (tree / "src" / "pack" / "trl" / "supported.py").write_text('KNOWN = ("6123456789abcdef", "no digest")\n')
+    found = shape.working_tree(tree)
+    assert shape.patches(found) == {"patches for speed": 2, "other patches": 1}
+    counts = {name.removeprefix("digests of "): count for name, count in shape.digests(found).items()}
+    assert counts == {"verl": 3, "TransferQueue": 1, "vLLM": 2, "TRL": 1}
+
+
+def test_tests_long_files_and_words_are_counted(tree: Path) -> None:
+    (tree / "tests").mkdir()
+    (tree / "tests" / "test_it.py").write_text("\n" * (shape.LARGE + 1))
+    (tree / "docs").mkdir()
+    (tree / "docs" / "page.md").write_text("three short words\n")
+    (tree / "README.md").write_text("two words\n")
+    found = shape.figures(shape.files_here(tree), docs=True)
+    assert (found["files of tests"], found["lines of tests"]) == (1, shape.LARGE + 1)
+    assert (found["files of tests over 500 lines"], found["files of src over 500 lines"]) == (1, 0)
+    assert (found["words of documents"], found["docs/page.md"], found["README.md"]) == (5, 3, 2)
 
 
 def test_the_package_keeps_its_limits() -> None:
