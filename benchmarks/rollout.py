@@ -266,7 +266,7 @@ def time_engine(model: PreTrainedModel, work: Workload) -> float:
     run_engine(engine, work)
 
     def cold() -> None:
-        engine.load_weights([])  # forgets the prompts of the run before
+        engine.load_weights([], last=False)  # forgets the prompts of the run before
         run_engine(engine, work)
 
     return seconds(cold, device, 3)

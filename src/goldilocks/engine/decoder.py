@@ -20,6 +20,7 @@ from goldilocks.engine.attention import DecodeWindow, KVStore, PrefillWindow, Pr
 from goldilocks.engine.reach import check_masks
 from goldilocks.engine.sampling import Drawn, cut, draw
 
+CHECKED_TOKENS = 24  # of the text by which an engine is compared with its model; a third is read as a prompt
 PREFILL_TOKENS = 16384  # prompt tokens in one forward pass, with padding: bounds the memory of activations
 
 
@@ -43,7 +44,10 @@ class Decoder:
         self.model = model.train(False)
         self.device, self.slots, self.max_length, self.pad_id = device, slots, max_length, pad_id
         self.vocab_size = int(model.config.get_text_config().vocab_size)
+        self._unfit = f"model={type(model).__name__} is not accepted, use rollout.name=vllm for it:"
         self._shapes = self._probe()
+        self._checked_text = self._some_text(min(CHECKED_TOKENS, max_length))
+        self._own_log_probs = self._of_the_model(self._checked_text)
         self._store: KVStore | None = None
         self.allocate()
         self._rows = torch.arange(slots, device=device)
@@ -59,19 +63,51 @@ class Decoder:
         """The shape of every layer's keys and values, from a forward pass over one token."""
         window = ProbeWindow()
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
-        unfit = f"model={type(self.model).__name__} is not accepted, use rollout.name=vllm for it:"
         with attention.installed(self.model) as calls:
             try:
                 self._forward(one, one, self._last(one), window)
             except Exception as error:
-                raise ValueError(f"{unfit} {error}") from error
+                raise ValueError(f"{self._unfit} {error}") from error
         if not window.shapes or calls() != len(window.shapes):
             raise ValueError(
-                f"{unfit} of {len(window.shapes)} layers that cache keys, {calls()} attend through transformers' "
+                f"{self._unfit} of {len(window.shapes)} layers that cache keys, {calls()} attend through transformers' "
                 "attention interface; all must"
             )
         check_masks(self.model, self.max_length)
         return window.shapes
+
+    def _some_text(self, length: int) -> tuple[int, ...]:
+        """Ids from the middle of the vocabulary, where tokens with a meaning of their own are rare."""
+        drawn = np.random.default_rng(0).integers(self.vocab_size // 4, self.vocab_size // 2 + 1, length)
+        return tuple(drawn.tolist())
+
+    @torch.inference_mode()
+    def _of_the_model(self, text: tuple[int, ...]) -> Tensor:
+        """The log-probs of all tokens after each of ``text``, by one pass without a cache."""
+        ids = torch.tensor([text], device=self.device)
+        logits: Tensor = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0]
+        return logits.float().log_softmax(-1)
+
+    def check_log_probs(self) -> None:
+        """Refuse a model whose tokens have other log-probs here than in its own pass over the same text."""
+        text, rows = self._checked_text, self.bucket(1)
+        read = max(1, len(text) // 3)
+        self.prefill([0], [text[:read]])
+        drawn = []
+        for place in range(read, len(text)):
+            self.place([0], [text[place]], [place], [1.0], [-1], [1.0])
+            drawn.append(self.decode(rows, place + 1, np.full((1, rows, 2), 0.5, dtype=np.float32), cuts=False))
+        own, tokens = self._own_log_probs[read:].cpu(), torch.tensor([one.tokens[0, 0] for one in drawn])
+        found = torch.tensor([one.log_probs[0, 0] for one in drawn])
+        gap = float((found - own.gather(1, tokens[:, None])[:, 0]).abs().mean())
+        # Rounding is relative: on an H200 bfloat16 makes 0.016 to 0.028 of the spread, positions that are wrong 0.6.
+        limit = (1e-3 if self.model.dtype == torch.float32 else 0.05) * max(1.0, float(own.std(-1).mean()))
+        if not gap <= limit:
+            raise ValueError(
+                f"{self._unfit} its tokens have other log-probs in Goldilocks' engine than in its own forward pass, by "
+                f"{gap:.2g} in the mean; at most {limit:.2g} in {str(self.model.dtype).removeprefix('torch.')}"
+            )
+        del self._own_log_probs
 
     def _forward(self, tokens: Tensor, positions: Tensor, mask: Tensor, window: Cache) -> Tensor:
         """The logits after the last token of every row."""

@@ -53,7 +53,8 @@ class _Stride:
 class Engine:
     """Generates with a decoder-only transformers model. Synchronous: one thread calls it.
 
-    The model becomes the engine's: it is moved to ``device`` and its attention is replaced. ``max_length`` bounds
+    The model becomes the engine's: it is moved to ``device`` and its attention is replaced. A model that then gives
+    other log-probs than its own forward pass is refused. ``max_length`` bounds
     prompt and answer together and fixes, with ``slots``, the memory of the cache. ``eos_ids`` end every answer that
     does not ask to ignore them.
     """
@@ -74,11 +75,13 @@ class Engine:
         self._eos_ids = frozenset(eos_ids)
         self._max_length = max_length
         self._decoder = _decoder(model, slots, max_length, pad_id, torch.device(device))
+        self._decoder.check_log_probs()
         self._waiting: deque[_Request] = deque()
         self._ended: list[Generation] = []  # since the last step
         self._under_way: _Stride | None = None
         self._steady = False  # whether most rows went on at the last look
         self._ids: set[str] = set()
+        self._arrived: set[int] = set()  # addresses of weights of which more are to come
         self._live: list[_Request | None] = [None] * slots
         self._resident: dict[tuple[int, ...], int] = {}  # prompt -> a slot whose cache still begins with it
         self._held: list[tuple[int, ...] | None] = [None] * slots  # the inverse
@@ -151,17 +154,23 @@ class Engine:
         self._ended += [Generation.unstarted(request.request_id) for request in self._waiting]
         self._waiting.clear()
 
-    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor]) -> None:
+    def load_weights(
+        self, named_tensors: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor], *, last: bool = True
+    ) -> None:
         """Overwrite weights in place. Live requests continue with the new ones; cached prompts are forgotten.
 
-        A mapping, with all weights in memory, loads faster than an iterable.
+        A mapping, with all weights in memory, loads faster than an iterable. Weights may come in several calls, all
+        but the ``last`` with False; after the last one, weights that did not come are an error.
         """
         self._settle()
         self._forget()
         if isinstance(named_tensors, Mapping):
-            weights.load_all(self._model, named_tensors)
+            self._arrived |= weights.load_all(self._model, named_tensors)
         else:
-            weights.load(self._model, named_tensors)
+            self._arrived |= weights.load(self._model, named_tensors)
+        if last:
+            arrived, self._arrived = self._arrived, set()
+            weights.check_all_arrived(self._model, arrived)
 
     def sleep(self) -> None:
         """Give the cache's memory back. Requests in flight must have come back or be aborted first."""

@@ -10,7 +10,7 @@ more memory is taken than that of one layer.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,10 +20,11 @@ from goldilocks.errors import require
 
 
 @torch.inference_mode()
-def load(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
+def load(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> set[int]:
     """Copy each named tensor over the model's own. Unknown names, other shapes and values that are not finite raise.
 
-    Tied tensors may come under one of their names or under all; then they must be equal.
+    Tied tensors may come under one of their names or under all; then they must be equal. Returns the addresses that
+    were written, for ``check_all_arrived``.
     """
     own = model.state_dict()
     written: dict[int, str] = {}
@@ -41,10 +42,11 @@ def load(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> None:
                 f"weights {first!r} and {name!r} are tied in {type(model).__name__} but came with other values"
             )
     _check_finite(finite)
+    return {*written}
 
 
 @torch.inference_mode()
-def load_all(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def load_all(model: nn.Module, weights: Mapping[str, Tensor]) -> set[int]:
     """As ``load``, for weights that are all in memory: a few operations instead of a thousand."""
     own = model.state_dict()
     pairs: dict[int, tuple[str, Tensor, Tensor]] = {}
@@ -58,7 +60,14 @@ def load_all(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     real = {name: one for name, one in zip(names, targets, strict=True) if one.is_floating_point() and one.numel()}
     largest = torch._foreach_norm(list(real.values()), torch.inf)
     _check_finite(dict(zip(real, torch.stack(largest).isfinite(), strict=True)))
-    return None
+    return {*pairs}
+
+
+def check_all_arrived(model: nn.Module, written: Collection[int]) -> None:
+    """Raise where a parameter is not among the addresses that ``load`` has written."""
+    missing = [name for name, one in model.named_parameters() if one.numel() and one.data_ptr() not in written]
+    if missing:
+        raise ValueError(f"weight {missing[0]!r} and {len(missing) - 1} more of {type(model).__name__} did not arrive")
 
 
 def _target(model: nn.Module, own: Mapping[str, Tensor], name: str, tensor: Tensor) -> Tensor:

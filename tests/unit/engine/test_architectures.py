@@ -58,6 +58,27 @@ def test_log_probs_are_those_of_transformers(name: str) -> None:
     assert differences(fresh(name), found).max() < 1e-5
 
 
+ENCODER = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+BERT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        *((name, ENCODER) for name in ("Bart", "MBart", "Pegasus", "BigBirdPegasus", "PLBart", "Marian", "Blenderbot")),
+        *((name, BERT) for name in ("Roberta", "XLMRoberta")),
+    ],
+)
+def test_an_architecture_that_counts_positions_by_its_own_cache_is_refused(name: str, keys: dict[str, int]) -> None:
+    torch.manual_seed(0)
+    common = {"vocab_size": 64, "max_position_embeddings": 64, "is_decoder": True, "pad_token_id": 0}
+    config = getattr(transformers, f"{name}Config")(**common, **keys)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    refused = rf"model={name}ForCausalLM is not accepted, .* other log-probs .* in the mean; at most 0\.001 in float32"
+    with pytest.raises(ValueError, match=refused):
+        Engine(model, slots=2, max_length=20, eos_ids=(), pad_id=0, device="cpu")
+
+
 @on_cuda
 @pytest.mark.parametrize("name", sorted(set(SUPPORTED) - EXPERTS))  # products by expert are not captured in float32
 def test_cuda_log_probs_are_those_of_transformers_in_float32(name: str) -> None:

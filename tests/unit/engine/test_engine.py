@@ -142,6 +142,21 @@ def test_new_weights_are_used_at_once_and_old_prompts_are_not() -> None:
     assert after.token_ids == generate(expected, prompt, temperature=0).token_ids != before.token_ids
 
 
+def test_weights_that_do_not_arrive_are_named_once_the_last_have_come() -> None:
+    engine, new = make("qwen2"), dict(reference("qwen2").state_dict())
+    late, never = "model.norm.weight", "model.layers.1.mlp.up_proj.weight"
+    del new["lm_head.weight"]  # tied: it comes as the embedding
+    parts = [(late, new.pop(late))]
+    engine.load_weights(new, last=False)
+    engine.load_weights(parts)
+    whole = new.pop(never)
+    engine.load_weights(new, last=False)
+    with pytest.raises(ValueError, match=rf"weight '{never}' and 0 more of Qwen2ForCausalLM did not arrive"):
+        engine.load_weights(parts)
+    with pytest.raises(ValueError, match=r"weight 'model\.embed_tokens\.weight' and \d+ more"):
+        engine.load_weights({never: whole})  # what came for the policy before does not count
+
+
 def test_a_row_from_before_new_weights_that_moves_takes_its_place_from_the_prompt_there() -> None:
     engine, prompt = make(slots=2, max_length=60, eos_ids=()), [5, 9, 13, 2, 40, 33]
     alone = generate(make(slots=2, max_length=60, eos_ids=()), prompt, seed=4)

@@ -123,9 +123,9 @@ class TransformersAdapter(BaseRollout):
         last: transfer.Bucket | None = None
         async for bucket in transfer.buckets(ensure_async_iterator(weights), limit):
             if last is not None:
-                await self._server.load_weights.remote(last)
+                await self._server.load_weights.remote(last, False)
             last = bucket
-        await self._server.load_weights.remote(last, global_steps)  # there is no model without weights
+        await self._server.load_weights.remote(last, True, global_steps)  # there is no model without weights
 
     async def _send_by_ipc(self, weights: Any) -> None:
         handle = transfer.new_handle()

@@ -194,17 +194,17 @@ class RolloutServer:
     async def clear_kv_cache(self) -> None:
         """Do nothing: ``load_weights`` forgets cached prompts."""
 
-    async def load_weights(self, bucket: transfer.Bucket, global_steps: int | None = None) -> None:
+    async def load_weights(self, bucket: transfer.Bucket, last: bool, global_steps: int | None = None) -> None:
         """Overwrite these weights; the last ones of a policy update come with its number."""
-        await self._on_engine(lambda engine: engine.load_weights(bucket.tensors()))
+        await self._on_engine(lambda engine: engine.load_weights(bucket.tensors(), last=last))
         if global_steps is not None:
             self._global_steps = global_steps
 
     async def load_weights_by_ipc(self, handle: str) -> None:
         """Overwrite the weights that a worker on the same device sends."""
 
-        def load(named: list[transfer.Named]) -> None:
-            self._loop.call(lambda engine: engine.load_weights(named)).result()
+        def load(named: list[transfer.Named], last: bool) -> None:
+            self._loop.call(lambda engine: engine.load_weights(named, last=last)).result()
 
         await asyncio.to_thread(transfer.receive_by_ipc, handle, self._device, load)
 

@@ -76,10 +76,10 @@ async def send_by_ipc(handle: str, bucket_megabytes: int, weights: Any, receivin
     await sender(zmq_handle=handle, bucket_size_mb=bucket_megabytes).async_send_weights(weights)
 
 
-def receive_by_ipc(handle: str, device: torch.device, load: Callable[[list[Named]], None]) -> None:
-    """Receive what ``send_by_ipc`` sends and give it to ``load``, bucket by bucket. Blocks."""
+def receive_by_ipc(handle: str, device: torch.device, load: Callable[[list[Named], bool], None]) -> None:
+    """Receive what ``send_by_ipc`` sends; give each bucket to ``load``, with whether it is the last. Blocks."""
     receiver = _with_time_limit(_verl_transfer().BucketedWeightReceiver)
-    receiver(zmq_handle=handle, device=device).receive_weights(lambda named, _is_last: load(named))
+    receiver(zmq_handle=handle, device=device).receive_weights(load)
 
 
 def sender_that_looks(sender: Any, receiving: Callable[[], Any]) -> Any:

@@ -247,7 +247,7 @@ def test_new_weights_and_their_version_are_in_the_next_answer(model_path: Path) 
 
     async def scenario() -> Any:
         for start in range(0, len(weights), 5):
-            await server.load_weights(Bucket(weights[start : start + 5]))
+            await server.load_weights(Bucket(weights[start : start + 5]), start + 5 >= len(weights))
         await server.set_global_steps(7)
         return await server.generate(PROMPT, {"temperature": 0, "logprobs": True}, "r")
 
@@ -276,17 +276,17 @@ def test_a_worker_sends_new_weights_and_their_version_in_one_message(
 
 def test_a_version_comes_with_the_last_of_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("goldilocks.engine.verl_server.replica.is_support_ipc", lambda: False)
-    sent: list[int | None] = []
+    sent: list[tuple[bool, int | None]] = []
 
     class Server:
-        async def load_weights(self, _bucket: Bucket, global_steps: int | None = None) -> None:
-            sent.append(global_steps)
+        async def load_weights(self, _bucket: Bucket, last: bool, global_steps: int | None = None) -> None:
+            sent.append((last, global_steps))
 
     adapter = object.__new__(TransformersAdapter)
     each_by_itself = SimpleNamespace(update_weights_bucket_megabytes=0)
     adapter.config, adapter._found = SimpleNamespace(checkpoint_engine=each_by_itself), Actor(Server())
     asyncio.run(adapter.update_weights(iter([(name, torch.ones(2)) for name in "abc"]), global_steps=7))
-    assert sent == [None, None, 7]
+    assert sent == [(False, None), (False, None), (True, 7)]
 
 
 def test_a_tiny_model_is_served_by_one_thread(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +298,7 @@ def test_a_tiny_model_is_served_by_one_thread(model_path: Path, monkeypatch: pyt
 
 def test_weights_of_another_model_are_refused(server: Any) -> None:
     with pytest.raises(ValueError, match="no_such_layer"):
-        asyncio.run(server.load_weights(Bucket([("no_such_layer", torch.zeros(2))])))
+        asyncio.run(server.load_weights(Bucket([("no_such_layer", torch.zeros(2))]), True))
 
 
 def test_the_end_of_sequence_ends_an_answer(model_path: Path) -> None:

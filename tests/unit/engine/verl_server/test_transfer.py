@@ -70,7 +70,7 @@ def test_a_receiver_whose_sender_never_comes_gives_up(short_path: Path, monkeypa
     monkeypatch.setattr(transfer, "PEER_TIMEOUT_S", 0.05)
     monkeypatch.setattr("verl.plugin.platform.platform_manager._current_platform", PlatformCPU())
     with pytest.raises(zmq.Again):
-        transfer.receive_by_ipc(f"ipc://{short_path}/nobody.sock", torch.device("cpu"), lambda named: None)
+        transfer.receive_by_ipc(f"ipc://{short_path}/nobody.sock", torch.device("cpu"), lambda named, last: None)
 
 
 def test_a_sender_raises_what_the_receiver_raised_instead_of_waiting(
