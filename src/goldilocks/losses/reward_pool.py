@@ -94,72 +94,78 @@ def check_pool(name: str, use_kl_in_reward: bool) -> None:
     require(known, "algorithm.use_kl_in_reward", use_kl_in_reward, accepted)
 
 
-def pooled(estimator: Estimator) -> Estimator:
-    """Return verl's estimator over all rollouts seen, for the rows that are trained."""
+def pooled(estimator: Estimator, of_rollouts: Estimator | None = None) -> Estimator:
+    """Return verl's estimator over all rollouts seen, for the rows that are trained.
+
+    A rollout is one number there, its reward, with a mask that holds its length: memory grows with the rows of the
+    batch, not with the tokens of rollouts that are not in it. ``of_rollouts`` is the estimator to call on these
+    numbers, where verl's reads tokens one by one.
+    """
 
     @functools.wraps(estimator)
     @torch.no_grad()
     def over_the_pool(
         token_level_rewards: Tensor, response_mask: Tensor, index: np.ndarray, config: Any = None, **others: Any
     ) -> tuple[Tensor, Tensor]:
-        whole = _Whole.of(token_level_rewards, response_mask, index)
-        rewards, mask, uids = _with_untrained(whole.rewards, whole.mask, whole.uids)
-        advantages, returns = estimator(
-            token_level_rewards=rewards, response_mask=mask, index=uids, config=config, **others
+        seen = _untrained.get() or {}
+        untrained = [(uid, one) for uid in dict.fromkeys(index) for one in seen.get(uid, ())]
+        rows = _rows.get()
+        if not untrained and rows is None:  # each row is a rollout, and there are no others
+            return estimator(
+                token_level_rewards=token_level_rewards,
+                response_mask=response_mask,
+                index=index,
+                config=config,
+                **others,
+            )
+        rewards, tokens, uids, rollout = _rollouts(token_level_rewards, response_mask, index, rows)
+        rewards = torch.cat([rewards, rewards.new_tensor([one.reward for _, one in untrained])])
+        tokens = torch.cat([tokens, tokens.new_tensor([one.tokens for _, one in untrained])])
+        uids = np.concatenate([uids, np.array([uid for uid, _ in untrained], dtype=object)])
+        values = (of_rollouts or estimator)(
+            token_level_rewards=rewards.unsqueeze(1),
+            response_mask=tokens.unsqueeze(1),
+            index=uids,
+            config=config,
+            **others,
         )
-        return whole.spread(advantages, response_mask), whole.spread(returns, response_mask)
+        each = [value.squeeze(1) / tokens.clamp(min=1) for value in values]  # the estimator multiplied by the mask
+        advantages, returns = (value[rollout].unsqueeze(1) * response_mask for value in each)
+        return advantages, returns
 
     return over_the_pool
 
 
-class _Whole(NamedTuple):
-    """One row for each rollout; ``rollout`` is the number of each given row's, or None where each row is a rollout."""
-
-    rewards: Tensor
-    mask: Tensor
-    uids: np.ndarray
-    rollout: Tensor | None
-
-    @classmethod
-    def of(cls, rewards: Tensor, mask: Tensor, index: np.ndarray) -> _Whole:
-        rows = _rows.get()
-        if rows is None:
-            return cls(rewards, mask, index, None)
-        numbers = {name: number for number, name in enumerate(dict.fromkeys(name for name, _ in rows))}
-        last = {name: row for row, (name, _) in sorted(enumerate(rows), key=lambda entry: entry[1][1])}
-        final = [last[name] for name in numbers]
-        rollout = torch.tensor([numbers[name] for name, _ in rows], device=mask.device)
-        counts = mask.sum(-1)
-        tokens = counts.new_zeros(len(numbers)).index_add_(0, rollout, counts)
-        made = _rows_of(rewards[final].sum(-1), tokens, int(tokens.max()), rewards, mask)
-        return cls(*made, index[final], rollout)
-
-    def spread(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Return the values of the rows that were given; these estimators give all tokens of a rollout the same."""
-        if self.rollout is None:
-            return values[: len(mask), : mask.shape[1]]
-        return values[:, 0][self.rollout].unsqueeze(-1) * mask
+def _rollouts(
+    rewards: Tensor, mask: Tensor, index: np.ndarray, rows: Sequence[tuple[Hashable, int]] | None
+) -> tuple[Tensor, Tensor, np.ndarray, Tensor]:
+    """Return reward, length and uid of each rollout of the batch, and the number of each row's rollout."""
+    scores, counts = rewards.sum(-1), mask.sum(-1)
+    if rows is None:
+        return scores, counts, index, torch.arange(len(mask), device=mask.device)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(name for name, _ in rows))}
+    last = {name: row for row, (name, _) in sorted(enumerate(rows), key=lambda entry: entry[1][1])}
+    final = [last[name] for name in numbers]
+    rollout = torch.tensor([numbers[name] for name, _ in rows], device=mask.device)
+    tokens = counts.new_zeros(len(numbers)).index_add_(0, rollout, counts)
+    return scores[final], tokens, index[final], rollout
 
 
-def _rows_of(scores: Tensor, tokens: Tensor, width: int, rewards: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rewards and mask of a row for each score, which is at the last of its tokens."""
-    places, last = torch.arange(width, device=mask.device), (tokens - 1).unsqueeze(1)
-    return (places == last) * scores.to(rewards).unsqueeze(1), (places <= last).to(mask.dtype)
+def whitened(estimator: Estimator) -> Estimator:
+    """Return an estimator of rollouts whose advantages have mean 0 and variance 1 over all tokens, as verl whitens."""
 
+    @functools.wraps(estimator)
+    def over_tokens(token_level_rewards: Tensor, response_mask: Tensor, **others: Any) -> tuple[Tensor, Tensor]:
+        ones = torch.ones_like(response_mask)
+        centred, _ = estimator(token_level_rewards=token_level_rewards, response_mask=ones, **others)
+        share = response_mask / response_mask.sum()
+        apart = centred - (share * centred).sum()
+        tokens = response_mask.sum()
+        variance = (share * apart.square()).sum() * tokens / (tokens - 1)
+        values = apart * torch.rsqrt(variance + 1e-8) * response_mask
+        return values, values
 
-def _with_untrained(rewards: Tensor, mask: Tensor, index: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray]:
-    """Return the rows, and behind them one for each untrained rollout of their groups, its reward at its last token."""
-    known = _untrained.get() or {}
-    others = [(uid, one) for uid in dict.fromkeys(index) for one in known.get(uid, ())]
-    if not others:
-        return rewards, mask, index
-    tokens = torch.tensor([one.tokens for _, one in others], device=mask.device)
-    width = max(mask.shape[1], int(tokens.max()))
-    more = _rows_of(rewards.new_tensor([one.reward for _, one in others]), tokens, width, rewards, mask)
-    uids = np.concatenate([index, np.array([uid for uid, _ in others], dtype=object)])
-    wider = (0, width - mask.shape[1])
-    rewards, mask = (torch.nn.functional.pad(own, wider) for own in (rewards, mask))
-    return torch.cat([rewards, more[0]]), torch.cat([mask, more[1]]), uids
+    return over_tokens
 
 
 def normalised_by_config(estimator: Estimator) -> Estimator:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -15,14 +16,17 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn, register_adv_est
 from goldilocks.config.settings import Settings
 from goldilocks.errors import require
 from goldilocks.losses import pool_estimator, rows_of_rollouts
-from goldilocks.losses.reward_pool import POOLED, SUFFIX, normalised_by_config, pooled
+from goldilocks.losses.reward_pool import POOLED, SUFFIX, normalised_by_config, pooled, whitened
 from goldilocks.runs.records import part_of_row, split_row_key
 
 EPSILON = 1e-6  # verl's
 
+GRPO = get_adv_estimator_fn("grpo")
+# verl whitens these advantages token by token: GRPO's, without its own scale.
+OF_ROLLOUTS = {"reinforce_plus_plus_baseline": whitened(partial(GRPO, norm_adv_by_std_in_grpo=False))}
 for name in POOLED:
-    estimator = get_adv_estimator_fn(name)
-    register_adv_est(name + SUFFIX)(pooled(normalised_by_config(estimator) if name == "grpo" else estimator))
+    estimator = normalised_by_config(GRPO) if name == "grpo" else get_adv_estimator_fn(name)
+    register_adv_est(name + SUFFIX)(pooled(estimator, OF_ROLLOUTS.get(name)))
 
 
 def grpo_by_group(rewards: Tensor, mask: Tensor, groups: Sequence[Hashable], by_std: bool) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from verl.protocol import DataProto
 from verl.trainer.config import AlgoConfig
 from verl.trainer.ppo import core_algos
@@ -136,3 +137,26 @@ def test_an_estimator_without_a_group_baseline_stays(name: str) -> None:
 def test_an_estimator_whose_pool_cannot_be_had_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=rf"algorithm.adv_estimator='{name}' is not accepted: grpo, .*max_train_n"):
         pool_estimator(name, use_kl_in_reward=False)
+
+
+class LargestTemporary(TorchDispatchMode):
+    """Remembers the most elements that any operation returned."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        for one in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(one, Tensor):
+                self.elements = max(self.elements, one.numel())
+        return result
+
+
+@pytest.mark.parametrize("name", POOLED)
+def test_rollouts_that_are_not_trained_cost_no_memory_for_their_tokens(name: str) -> None:
+    uids, rewards, mask = rows_of([[1.0, 0.0], [0.5, 1.0]])
+    with untrained_rollouts({uid: [Untrained(0.25, 8192)] * 16 for uid in uids}), LargestTemporary() as largest:
+        core_algos.get_adv_estimator_fn(f"{name}_pool")(
+            token_level_rewards=rewards, response_mask=mask, index=uids, config=AlgoConfig(adv_estimator=name)
+        )
+    assert largest.elements < 8192
