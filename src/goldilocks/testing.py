@@ -185,7 +185,7 @@ def check_gate(make: Callable[[], Gate], groups: Sequence[Group]) -> None:
         again.load_state_dict(_on_disk(state))
     later, reborn = _check_judgement(gate, groups[half:]), _check_judgement(again, groups[half:])
     assert later[:2] == reborn[:2], "saved and loaded, it judges otherwise: state_dict misses something"
-    combined = gate.combined([later.metrics, reborn.metrics])
+    combined = gate.combined([later.metrics, reborn.metrics], groups)
     assert all(isinstance(value, (int, float)) for value in combined.values()), "metrics must be numbers"
 
 

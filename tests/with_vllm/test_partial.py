@@ -48,7 +48,7 @@ def test_paused_rollouts_go_on_and_each_token_keeps_its_log_prob_and_its_version
         "actor_rollout_ref.actor.ppo_mini_batch_size=2",
         *("actor_rollout_ref.actor.optim.lr=3e-4", f"trainer.total_training_steps={STEPS}", "trainer.save_freq=1"),
         "actor_rollout_ref.actor.checkpoint.save_contents=[model,optimizer,extra,hf_model]",
-        *("batch_filter.enable=true", "batch_filter.enable_two_gate_filter=true", "batch_filter.gate_always=true"),
+        *("batch_filter.enable=true", "batch_filter.enable_two_gate_filter=true"),
         "batch_filter.gate2_instability_threshold=-0.85",  # all tokens are about equally likely: some rows lose
     )
     _, err = process.communicate()

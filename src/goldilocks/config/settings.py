@@ -23,7 +23,12 @@ from goldilocks.core.selectors import Selector, build_selector
 from goldilocks.core.strata import StrataSettings
 from goldilocks.dotted_keys import value_at
 from goldilocks.errors import refuse_unknown, require, require_known, require_type
-from goldilocks.filtering.config import PPOFilterConfig
+from goldilocks.filtering.config import (
+    INSTEAD_OF_REJECTION_SAMPLE,
+    OF_LIBRARY_CALLS,
+    REJECTION_SAMPLE,
+    PPOFilterConfig,
+)
 from goldilocks.runs.costs import Budget
 from goldilocks.runs.history import metric_name
 from goldilocks.types import MIN_STD, POSITIVE_THRESHOLD, OnExhausted, OnFull, Word
@@ -155,6 +160,8 @@ class Settings:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Settings:
         """Read and check; every error names the key, the value, and what would be accepted."""
+        key = f"trainer.{REJECTION_SAMPLE}"
+        require(value_at(config, key) is None, key, value_at(config, key), INSTEAD_OF_REJECTION_SAMPLE)
         seed = value_at(config, "data.seed")
         settings = cls(
             train_batch_size=value_at(config, "data.train_batch_size"),
@@ -249,6 +256,9 @@ class Settings:
     def batch_filter_config(self) -> PPOFilterConfig | None:
         """``batch_filter.*``, if it is set and enabled; the group size is ``rollout.n`` unless stated."""
         given = dict(self.batch_filter or {})
+        for key in OF_LIBRARY_CALLS:
+            accepted = "for library calls alone: a trainer judges every group, and knows the size that each was given"
+            require(key not in given, f"batch_filter.{key}", given.get(key), accepted)
         if not given.pop("enable", bool(given)):
             return None
         return PPOFilterConfig.from_mapping({"target_group_size": self.n, **given})
@@ -260,9 +270,27 @@ class Settings:
 
     @property
     def gate_config(self) -> PPOFilterConfig | None:
-        """The batch filter as it judges rows; the collector chooses the groups of a batch."""
-        config = self.batch_filter_config
-        return config and replace(config, target_num_groups=None, prompt_oversampling_factor=1.0)
+        """The batch filter as it judges every group that is shown to it; the collector chooses the groups of a batch.
+
+        A group has at most as many rows as the allocator has trained of it, and is asked for no more.
+        """
+        config, allocator = self.batch_filter_config, self.allocator()
+        if config is None:
+            return None
+        most = config.target_group_size
+        if isinstance(allocator, Fixed):
+            most = min(most, allocator.n)
+        elif isinstance(allocator, Adaptive):
+            most = min(most, allocator.max_train_n or allocator.max_n)
+        return replace(
+            config,
+            target_group_size=most,
+            min_group_size=min(config.min_group_size, most),
+            varying_group_sizes=not isinstance(allocator, Fixed),
+            gate_always=True,
+            target_num_groups=self.train_batch_size,
+            prompt_oversampling_factor=1.0,
+        )
 
     @property
     def trains_part_of_groups(self) -> bool:

@@ -163,7 +163,7 @@ class StepStatistics:
         judged, kept = self.judged, self.kept
         return {
             "train/num_gen_batches": self.num_gen_batches(gen_batch_size),
-            "train/filtered_prompts_ratio": _ratio(kept.groups, judged.groups),
+            "train/filtered_prompts_ratio": _ratio(max(kept.groups - self.rejected, 0), judged.groups),
             "train/prompts_issued": self.prompts_issued,
             "train/groups_judged": judged.groups,
             "train/groups_expired": self.expired,

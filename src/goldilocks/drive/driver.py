@@ -206,7 +206,8 @@ class Driver:
 
     def metrics(self) -> dict[str, float]:
         """Return the collector's metrics, those of all judgements of the batch together, and the budget's."""
-        judged = {} if self.gate is None else self.gate.combined(self._judgements)
+        trained = [group for group in self.collector.in_hand if group.uid not in self.collector.backfilled]
+        judged = {} if self.gate is None else self.gate.combined(self._judgements, trained)
         plain = {name: float(value) for name, value in judged.items()}  # a mean knows its count, and loggers refuse it
         own = self.collector.metrics()
         self._check_threshold(own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,9 @@ import torch
 from goldilocks.drive.gate import Gate, Judgement, Metrics, by_group
 from goldilocks.drive.rows import Place
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
-from goldilocks.filtering.batch_filter import combined_metrics
+from goldilocks.filtering.batch_filter import batch_size_metrics
+from goldilocks.runs.history import combine
+from goldilocks.types import Group
 
 
 class FilterGate(Gate):
@@ -33,8 +35,15 @@ class FilterGate(Gate):
         refused = by_group(place for number, place in enumerate(places) if number not in staying)
         return Judgement(refused, by_group(places[number] for number in cut.tolist()), metrics)
 
-    def combined(self, judgements: Iterable[Metrics]) -> Metrics:
-        return combined_metrics(judgements)
+    def combined(self, judgements: Sequence[Metrics], trained: Sequence[Group]) -> Metrics:
+        """Return the metrics of all judgements; how full the batch is, is said of the batch, not of its parts."""
+        if not judgements:
+            return {}
+        config, complete = self.filter.config, self.filter.config.target_group_size
+        missing = (config.target_num_groups or len(trained)) - len(trained)
+        sizes = [min(complete, len(group)) if config.varying_group_sizes else complete for group in trained]
+        samples = sum(len(group.trained) for group in trained)
+        return combine(judgements) | batch_size_metrics(samples, sum(sizes) + missing * complete)
 
     def state_dict(self) -> dict[str, Any]:
         return {"generator": self.filter.state_dict()["generator"].numpy()}

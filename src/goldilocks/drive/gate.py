@@ -39,8 +39,8 @@ class Gate(ABC):
     def prepare(self, groups: Sequence[Group]) -> None:  # noqa: B027 (most have nothing to prepare)
         """Compute what rows must have before they are judged or trained. ``groups`` are all that were just taken."""
 
-    def combined(self, judgements: Iterable[Metrics]) -> Metrics:
-        """Return the metrics of all judgements of a batch as those of one."""
+    def combined(self, judgements: Sequence[Metrics], trained: Sequence[Group]) -> Metrics:
+        """Return the metrics of all judgements of a batch as those of one; ``trained`` are the groups of that batch."""
         return combine(judgements)
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ for its own length.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, overload
 
@@ -22,7 +22,6 @@ from goldilocks.errors import require
 from goldilocks.filtering.config import PPOFilterConfig
 from goldilocks.filtering.rows import (
     Rows,
-    Segments,
     Uids,
     count_tokens,
     read_rows,
@@ -32,7 +31,7 @@ from goldilocks.filtering.rows import (
     valid_rows,
 )
 from goldilocks.filtering.selection import Draws, Samples, cut
-from goldilocks.runs.history import Mean, combine
+from goldilocks.runs.history import Mean
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +98,8 @@ class PPOBatchFilter:
 
         """
         selected, _, metrics = self.select(batch, uids)
+        if metrics["batch/critical_empty_batch"]:
+            logger.warning("the batch filter kept none of %d rows", metrics["batch/total_samples_generated"])
         return (selected if return_indices else take_rows(batch, selected, len(uids))), metrics
 
     def select(self, batch: Mapping[str, Any], uids: Uids) -> Selection:
@@ -140,14 +141,20 @@ class PPOBatchFilter:
         """Stage 0: reject rows on which trainer and engine disagree, and groups that this leaves too small."""
         metrics["rejection/two_gate_insufficient_groups"] = 0
         oversampled = bool((rows.groups.sizes > self.config.target_group_size).any())
-        if not self.config.enable_two_gate_filter or not (oversampled or self.config.gate_always):
+        if not self.config.enable_two_gate_filter:
+            return rows
+        if not oversampled and not self.config.gate_always:
+            self._gates.warn_once(
+                "enable_two_gate_filter=True judged nothing: no group has more than target_group_size=%d samples; "
+                "gate_always=True judges every group",
+                self.config.target_group_size,
+            )
             return rows
         judged = torch.zeros_like(batch["rewards"], dtype=torch.bool).index_fill_(0, rows.index, True)
         verdict = self._gates.judge(batch, judged)
         metrics.update(verdict.metrics)
-        accepted = verdict.accepted[rows.index]
-        large_enough = rows.groups.sizes >= self.config.min_group_size
-        insufficient = large_enough & (rows.groups.sum(accepted) < self.config.min_group_size)
+        accepted, least = verdict.accepted[rows.index], self._least(rows)
+        insufficient = (rows.groups.sizes >= least) & (rows.groups.sum(accepted) < least)
         metrics["rejection/two_gate_insufficient_groups"] = int(insufficient.sum())
         return rows.where(accepted & ~rows.groups.spread(insufficient))
 
@@ -184,13 +191,13 @@ class PPOBatchFilter:
         flat = self._flat(rows)
         metrics["batch/variance_lost_groups"] = int(flat.sum())
         metrics["batch/groups_before_selection"] = len(flat) - int(flat.sum())
-        rows = rows.where_group(self._choose(rows.groups, ~flat, draws.group, self._groups_wanted(metrics)))
+        rows = rows.where_group(self._choose(rows, ~flat, draws.group, self._groups_wanted(metrics)))
         metrics["batch/groups_after_selection"] = len(rows.groups)
         return rows
 
     def _drop_small_groups(self, rows: Rows, metrics: Metrics) -> Rows:
-        sizes, least = rows.groups.sizes, self.config.min_group_size
-        large = sizes >= least
+        sizes = rows.groups.sizes
+        large = sizes >= self._least(rows)
         single = int(((sizes == 1) & ~large).sum())
         fates = ("rejection/two_gate_insufficient_groups", "batch/filter_all_groups")
         left = int(metrics["batch/total_groups_generated"]) - sum(int(metrics[fate]) for fate in fates)
@@ -199,9 +206,9 @@ class PPOBatchFilter:
         metrics["batch/poor_groups_rejected"] = left - single - int(large.sum())
         return rows.where_group(large)
 
-    def _choose(self, groups: Segments, candidate: Tensor, draw: Tensor, wanted: int) -> Tensor:
+    def _choose(self, rows: Rows, candidate: Tensor, draw: Tensor, wanted: int) -> Tensor:
         """Return which groups to train: candidates, complete ones before incomplete ones, each at random."""
-        incomplete = groups.sizes < self.config.target_group_size
+        incomplete = rows.groups.sizes < self._complete(rows)
         order = torch.argsort(draw + incomplete.double() + 2 * (~candidate).double(), stable=True)
         return torch.zeros_like(candidate).index_fill_(0, order[:wanted], True) & candidate
 
@@ -214,12 +221,25 @@ class PPOBatchFilter:
         metrics["batch/total_samples_selected"] = samples
         metrics["batch/selection_rate"] = Mean(samples, int(metrics["batch/total_samples_generated"]))
         metrics["batch/selected_groups"] = len(sizes)
-        metrics["batch/complete_groups_selected"] = int((sizes == self.config.target_group_size).sum())
+        metrics["batch/complete_groups_selected"] = int((sizes == self._complete(rows)).sum())
         metrics["batch/avg_group_size"] = Mean(samples, len(sizes))
-        metrics["batch/batch_size_ratio"] = Mean(samples, self._groups_wanted(metrics) * self.config.target_group_size)
-        metrics.update(_warnings(metrics))
-        if samples == 0:
-            logger.warning("the batch filter kept none of %d rows", metrics["batch/total_samples_generated"])
+        missing = self._groups_wanted(metrics) - len(sizes)
+        wanted = int(self._complete(rows).sum()) + missing * self.config.target_group_size
+        metrics.update(batch_size_metrics(samples, wanted))
+
+    def _least(self, rows: Rows) -> Tensor:
+        """Return how many samples each group must have; at most as many as it was given, and two for a variance."""
+        least, sizes = self.config.min_group_size, rows.groups.sizes
+        if not self.config.varying_group_sizes:
+            return torch.full_like(sizes, least)
+        return rows.given[rows.groups.starts].clamp(2 if self.config.reject_low_variance_groups else 1, least)
+
+    def _complete(self, rows: Rows) -> Tensor:
+        """Return how many samples each group has if it is complete."""
+        target, sizes = self.config.target_group_size, rows.groups.sizes
+        if not self.config.varying_group_sizes:
+            return torch.full_like(sizes, target)
+        return rows.given[rows.groups.starts].clamp(max=target)
 
     def _flat(self, rows: Rows) -> Tensor:
         """Return which groups have no variance, if those are rejected. A group of one is judged by its size."""
@@ -233,16 +253,13 @@ class PPOBatchFilter:
         return rows.groups.sizes if limit is None else rows.groups.sum(rows.length < limit)
 
 
-def combined_metrics(calls: Iterable[Metrics]) -> Metrics:
-    """Return the metrics of several calls as those of one: of a batch and of what replaced its rejected rows."""
-    metrics = combine(calls)
-    return metrics | (_warnings(metrics) if "batch/batch_size_ratio" in metrics else {})
-
-
-def _warnings(metrics: Metrics) -> Metrics:
+def batch_size_metrics(samples: int, wanted: int) -> Metrics:
+    """Return what is said of a batch that trains ``samples`` of the ``wanted`` rows."""
+    ratio = Mean(samples, wanted)
     return {
-        "batch/low_batch_size_warning": float(metrics["batch/batch_size_ratio"] < LOW_BATCH_SIZE_RATIO),
-        "batch/critical_empty_batch": float(metrics["batch/total_samples_selected"] == 0),
+        "batch/batch_size_ratio": ratio,
+        "batch/low_batch_size_warning": float(ratio < LOW_BATCH_SIZE_RATIO),
+        "batch/critical_empty_batch": float(samples == 0),
     }
 
 
@@ -288,7 +305,8 @@ class TwoGateRejectionFilter:
             missing = [field for field in fields if field not in batch]
             metrics[f"filter/{name}_missing_tensors"] = Mean(rows * bool(missing), rows)
             if missing:
-                self._warn_once(name, missing)
+                said = "enable_two_gate_filter=True, but %s is skipped: no %s in the batch"
+                self.warn_once(said, name, ", ".join(missing))
                 continue
             mask, first, second = (row_tensor(batch, field, 2, judged) for field in fields)
             shapes = [tuple(tensor.shape) for tensor in (mask, first, second)]
@@ -324,11 +342,12 @@ class TwoGateRejectionFilter:
         rate = Mean(int(extreme[judged].sum()), int(tokens[judged].sum()))
         return (lowest > self.config.gate2_instability_threshold) & (tokens > 0), {"filter/extreme_token_rate": rate}
 
-    def _warn_once(self, gate: str, missing: list[str]) -> None:
-        if gate not in self._warned:
-            self._warned.add(gate)
-            said = "enable_two_gate_filter=True, but %s is skipped: no %s in the batch"
-            logger.warning(said, gate, ", ".join(missing))
+    def warn_once(self, said: str, *values: object) -> None:
+        """Log a warning, unless the same one was logged before."""
+        text = said % values
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning(text)
 
 
 def _masked_difference(left: Tensor, right: Tensor, mask: Tensor, fill: float) -> Tensor:

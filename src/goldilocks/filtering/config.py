@@ -16,6 +16,13 @@ from goldilocks.errors import refuse_unknown, require
 STRATEGIES = ("uniform", "efficiency", "efficiency_stochastic", "max_variance")
 GATE1_MODES = ("mean", "abs")
 INVALID_ROWS = ("error", "drop")
+OF_LIBRARY_CALLS = ("gate_always", "varying_group_sizes")  # a trainer sets these by itself
+# A switch in guides to this filter, by which a trainer sets the length that groups are rejected by.
+REJECTION_SAMPLE = "rejection_sample"
+INSTEAD_OF_REJECTION_SAMPLE = (
+    "no such switch; batch_filter.max_response_length=N rejects groups all of whose answers have N tokens, the usual N "
+    "being data.max_response_length, and remove_clip with min_rollout_n those with too few shorter ones"
+)
 _ROUNDING = 1e-9  # 10 × 1.1 is 11, not the 11.000000000000002 that would round up to 12
 Check = tuple[Callable[[Any], bool], str]  # whether a value is accepted, and what would be
 
@@ -30,6 +37,9 @@ class PPOFilterConfig:
     target_group_size: int = 16  # samples a trained group has at most; the trainer sets it to rollout.n
     target_num_groups: int | None = None  # groups a batch has at most; None keeps every valid one
     min_group_size: int = None  # type: ignore[assignment]  # smaller groups are dropped; None becomes target_group_size // 2 + 1
+    varying_group_sizes: bool = (
+        False  # groups were given different numbers of samples: one with all of its own is whole
+    )
 
     reward_threshold: float | None = None  # samples below it are dropped
     max_response_length: int | None = None  # a group all of whose samples reach it is dropped; never a sample
@@ -42,7 +52,7 @@ class PPOFilterConfig:
     gate1_bias_epsilon: float = 0.01  # gate 1 keeps |mean over tokens of old − rollout log-prob| below this
     gate1_mode: str = "mean"  # "abs": the mean of |old − rollout|, in which opposite errors do not cancel
     gate2_instability_threshold: float = -15.0  # gate 2 keeps min over tokens of rollout − top log-prob above this
-    gate_always: bool = False  # gate even when no group has more samples than the target
+    gate_always: bool = False  # judge every group, also where none has more samples than the target
 
     prompt_oversampling_factor: float = 1.0  # prompts rolled out per prompt trained
     sample_oversampling_factor: float = 1.0  # rollouts made per rollout trained
@@ -54,10 +64,13 @@ class PPOFilterConfig:
         size, least, floor = self.target_group_size, self.min_group_size, self.target_group_size // 2 + 1
         if least is None:
             object.__setattr__(self, "min_group_size", floor)
-        else:
-            accepted = f"{floor} to {size}, more than half of target_group_size={size}, or half of a group is padding"
-            require(floor <= least <= size, "batch_filter.min_group_size", least, accepted)
         rejects, limit = self.reject_low_variance_groups, self.max_response_length
+        if least is not None and rejects:
+            accepted = f"{floor} to {size}, more than half of target_group_size={size}, or half of a group is padding; "
+            accepted += "any size up to it with reject_low_variance_groups=False"
+            require(floor <= least <= size, "batch_filter.min_group_size", least, accepted)
+        elif least is not None:
+            require(least <= size, "batch_filter.min_group_size", least, f"1 to target_group_size={size}")
         accepted = "False with target_group_size=1: a group of one has no variance, and none would be kept"
         require(size > 1 or not rejects, "batch_filter.reject_low_variance_groups", rejects, accepted)
         bounded = limit is not None or not self.remove_clip
@@ -66,6 +79,8 @@ class PPOFilterConfig:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> PPOFilterConfig:
         """Return the config of a ``dict`` or an OmegaConf node; an unknown key is an error."""
+        if REJECTION_SAMPLE in values:
+            require(False, f"batch_filter.{REJECTION_SAMPLE}", values[REJECTION_SAMPLE], INSTEAD_OF_REJECTION_SAMPLE)
         refuse_unknown("batch_filter", map(str, values), [field.name for field in fields(cls)])
         return cls(**{str(key): value for key, value in values.items()})
 
@@ -109,6 +124,7 @@ _ACCEPTED: dict[str, Check] = {
     "target_group_size": _COUNT,
     "target_num_groups": _optional(_COUNT),
     "min_group_size": _optional(_COUNT),
+    "varying_group_sizes": _BOOLEAN,
     "reward_threshold": _optional(_NUMBER),
     "max_response_length": _optional(_COUNT),
     "remove_clip": _BOOLEAN,

@@ -39,6 +39,7 @@ class Rows:
     group: Tensor  # its group's number, by first occurrence
     reward: Tensor  # float64
     length: Tensor
+    given: Tensor  # how many rows its group had when the batch came in
 
     @cached_property
     def groups(self) -> Segments:
@@ -51,7 +52,8 @@ class Rows:
         if bool(kept.all()):
             return self
         chosen = kept.nonzero().squeeze(1)
-        return Rows(*(values.index_select(0, chosen) for values in (self.index, self.group, self.reward, self.length)))
+        columns = (self.index, self.group, self.reward, self.length, self.given)
+        return Rows(*(values.index_select(0, chosen) for values in columns))
 
     def where_group(self, kept: Tensor) -> Rows:
         return self if bool(kept.all()) else self.where(self.groups.spread(kept))
@@ -63,11 +65,13 @@ def read_rows(batch: Mapping[str, Any], uids: Uids) -> Rows:
     require_uids(uids, len(reward))
     length = response_lengths(batch, reward)
     group = first_occurrence_codes(uids).to(reward.device)
-    rows = Rows(torch.arange(reward.numel(), device=reward.device), group, reward.to(torch.float64), length)
-    if bool((group[1:] >= group[:-1]).all()):
-        return rows
-    group, order = torch.sort(group, stable=True)
-    return Rows(order, group, rows.reward[order], length[order])
+    order = torch.arange(reward.numel(), device=reward.device)
+    reward = reward.to(torch.float64)
+    if not bool((group[1:] >= group[:-1]).all()):
+        group, order = torch.sort(group, stable=True)
+        reward, length = reward[order], length[order]
+    groups = Segments.from_sorted(group)
+    return Rows(order, group, reward, length, given=groups.spread(groups.sizes))
 
 
 def valid_rows(rows: Rows, on_invalid: str) -> Rows:

@@ -19,6 +19,7 @@ from goldilocks.core.filters import Everything, Variance
 from goldilocks.core.priors import Flat, Strata
 from goldilocks.core.selectors import Thompson
 from goldilocks.filtering import PPOFilterConfig
+from goldilocks.filtering.config import OF_LIBRARY_CALLS
 from goldilocks.verl.estimators import estimator_for
 
 DEFAULTS = Path(goldilocks.config.__file__).parent / "goldilocks" / "defaults.yaml"
@@ -120,8 +121,29 @@ def test_the_batch_filter_changes_what_is_asked_for() -> None:
     assert chosen.collector(ListSource(["a", "b"])).gen_batch_size == 16
     assert chosen.batch_filter_config is not None
     assert chosen.batch_filter_config.target_group_size == 4
-    assert chosen.gate_config == PPOFilterConfig(target_group_size=4, sample_oversampling_factor=1.5)
+    assert chosen.gate_config == PPOFilterConfig(
+        target_group_size=4, sample_oversampling_factor=1.5, target_num_groups=8, gate_always=True
+    )
     assert settings("batch_filter.enable=false", "batch_filter.min_rollout_n=2").batch_filter_config is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sizes"),
+    [
+        ([], (4, 3, False)),
+        (["goldilocks.allocator_kwargs.n=2"], (2, 2, False)),
+        (["batch_filter.sample_oversampling_factor=2.0"], (4, 3, False)),
+        (["adaptive_rollout.enable=true"], (4, 3, True)),
+        (["adaptive_rollout.enable=true", "adaptive_rollout.max_train_n=2"], (2, 2, True)),
+        (["goldilocks.allocator=pilot"], (4, 3, True)),
+    ],
+)
+def test_no_group_is_asked_for_more_rows_than_its_allocator_gives_it(
+    overrides: list[str], sizes: tuple[int, int, bool]
+) -> None:
+    gate = settings("batch_filter.enable=true", *overrides).gate_config
+    assert gate is not None
+    assert (gate.target_group_size, gate.min_group_size, gate.varying_group_sizes) == sizes
 
 
 @pytest.mark.parametrize(
@@ -142,6 +164,12 @@ def test_the_batch_filter_changes_what_is_asked_for() -> None:
         (["goldilocks.allocator=no.such:Policy"], r"allocator='no.such:Policy' cannot be imported"),
         (["algorithm.filter_groups.on_exhausted=panic"], r"on_exhausted='panic' is not accepted"),
         (["batch_filter.min_group_size=1"], r"batch_filter.min_group_size=1 is not accepted: 3 to 4"),
+        (
+            ["batch_filter.gate_always=true"],
+            r"batch_filter.gate_always=True is not accepted: for library calls alone: a trainer judges every group",
+        ),
+        (["batch_filter.rejection_sample=true"], r"batch_filter.rejection_sample=True is not accepted: no such switch"),
+        (["trainer.rejection_sample=true"], r"trainer.rejection_sample=True is not accepted: no such switch"),
         (["batch_filter.gate1_epsilon=1"], r"batch_filter.gate1_epsilon is not a key \(did you mean 'gate1_"),
         (
             ["batch_filter.target_num_groups=4"],
@@ -191,7 +219,8 @@ def test_the_config_group_has_every_key_with_its_default() -> None:
     assert all(value == getattr(known, name) for name, value in given["algorithm"]["filter_groups"].items())
     filtering = PPOFilterConfig()
     listed = {name: value for name, value in given["batch_filter"].items() if name != "enable"}
-    assert set(listed) == {one.name for one in fields(PPOFilterConfig)} - {"target_group_size"}  # that is rollout.n
+    own = {"target_group_size", *OF_LIBRARY_CALLS}  # a trainer knows these: the first is rollout.n
+    assert set(listed) == {one.name for one in fields(PPOFilterConfig)} - own
     derived = {"min_group_size": None}
     assert listed == {name: derived.get(name, getattr(filtering, name)) for name in listed}
 

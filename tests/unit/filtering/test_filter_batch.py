@@ -114,6 +114,21 @@ def test_a_group_the_gates_leave_too_small_is_dropped_there() -> None:
     assert metrics["batch/poor_groups_rejected"] == 0
 
 
+def test_groups_that_were_given_fewer_samples_are_whole_with_all_of_them() -> None:
+    """Adaptive rollouts give an easy prompt two: less than half of the target, and all there is."""
+    groups: list[Group] = [[(1.0, 5)] + [(0.0, 5)] * (size - 1) for size in (2, 2, 3, 4, 10)]
+    kept, metrics = run(groups, target_group_size=8)
+    assert metrics["batch/poor_groups_rejected"] == 4
+    kept, metrics = run(groups, target_group_size=8, varying_group_sizes=True)
+    assert len(kept) == 2 + 2 + 3 + 4 + 8
+    assert metrics["batch/complete_groups_selected"] == 5
+    assert metrics["batch/batch_size_ratio"] == 1
+    assert metrics["batch/low_batch_size_warning"] == 0
+    one, metrics = run([[(1.0, 5)]], target_group_size=8, varying_group_sizes=True)
+    assert one == []
+    assert metrics["batch/single_sample_groups_rejected"] == 1
+
+
 # --- Stage 2: samples
 
 

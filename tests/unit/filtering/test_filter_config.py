@@ -21,6 +21,19 @@ def test_min_group_size_outside_half_to_all_of_the_target_is_refused(size: int) 
         PPOFilterConfig(target_group_size=8, min_group_size=size)
 
 
+def test_min_group_size_is_free_where_groups_without_variance_are_kept() -> None:
+    free = {"target_group_size": 8, "reject_low_variance_groups": False}
+    assert [PPOFilterConfig(**free, min_group_size=size).min_group_size for size in (1, 4, 8)] == [1, 4, 8]
+    assert PPOFilterConfig(**free).min_group_size == 5
+    with pytest.raises(ValueError, match=r"batch_filter.min_group_size=9 is not accepted: 1 to target_group_size=8"):
+        PPOFilterConfig(**free, min_group_size=9)
+
+
+def test_rejection_sample_is_answered_with_the_keys_that_do_it() -> None:
+    with pytest.raises(ValueError, match=r"batch_filter.rejection_sample=True is not .*max_response_length=N rejects"):
+        PPOBatchFilter({"rejection_sample": True})
+
+
 @pytest.mark.parametrize(
     ("field", "value", "wanted"),
     [
@@ -43,6 +56,7 @@ def test_min_group_size_outside_half_to_all_of_the_target_is_refused(size: int) 
         ("gate1_mode", "max", "one of mean, abs"),
         ("gate2_instability_threshold", float("inf"), "a finite number"),
         ("gate_always", 0, "true or false"),
+        ("varying_group_sizes", 0, "true or false"),
         ("prompt_oversampling_factor", 0.5, "a number of at least 1"),
         ("sample_oversampling_factor", "2", "a number of at least 1"),
     ],

@@ -176,6 +176,18 @@ def test_the_gates_are_opened_by_oversampling_or_by_asking() -> None:
     assert run(target_group_size=3, enable_two_gate_filter=False)[0] != [1, 2, 3]
 
 
+def test_gates_that_judge_nothing_say_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    batch = log_probs() | {"rewards": torch.tensor([1.0, 0.0, 1.0, 0.0])}
+    subject = PPOBatchFilter({"enable_two_gate_filter": True, "target_group_size": 4})
+    for _ in range(2):
+        subject.filter_batch(batch, ["a"] * 4)
+    said = [record.getMessage() for record in caplog.records if "judged nothing" in record.getMessage()]
+    assert said == [
+        "enable_two_gate_filter=True judged nothing: no group has more than target_group_size=4 samples; "
+        "gate_always=True judges every group"
+    ]
+
+
 class LargestTemporary(TorchDispatchMode):
     """Remembers the most elements any operation made anew."""
 

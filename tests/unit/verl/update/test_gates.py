@@ -128,7 +128,6 @@ def test_a_group_whose_trained_rows_all_fail_a_gate_is_lost_and_none_of_its_othe
     queue = Queue(monkeypatch)
     chosen = settings(
         "batch_filter.enable_two_gate_filter=true",
-        "batch_filter.gate_always=true",
         "batch_filter.target_group_size=2",
         "data.train_batch_size=1",
         "adaptive_rollout={enable: true, min_rollouts: 4, max_n: 4, max_train_n: 2}",
@@ -146,6 +145,53 @@ def test_a_group_whose_trained_rows_all_fail_a_gate_is_lost_and_none_of_its_othe
     assert refused == {"g0": [0, 1]}
     assert subject.reject(refused, gate.reason) == ("g0",)
     assert batch_of(subject.in_hand).keys == []
+
+
+def test_on_is_on_every_group_is_judged_also_where_none_is_larger_than_the_target(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = Queue(monkeypatch)
+    rows_of_a_group(queue, 3, 3, 3, 3, now=-1.0, written=-1.0)
+    queue.rows["g1_2_0"]["rollout_log_probs"] = queue.rows["g1_2_0"]["rollout_log_probs"] - 1.0
+    for overrides in ([], ["batch_filter.prompt_oversampling_factor=2.0"]):
+        gate = built(settings("batch_filter.enable_two_gate_filter=true", *overrides), policy=3)
+        refused, _, metrics = gate.judge_batch(queue.batch())
+        assert refused == {"g1": [2]}
+        assert metrics["filter/gate1_rejection_rate"] == 1 / 4
+
+
+def test_a_batch_that_was_filled_up_again_is_full_and_its_losses_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(1, "batch_filter.enable=true")  # four of five groups are refused, and replaced one by one at the end
+    groups = run.update()
+    metrics = run.driver.metrics()
+    assert len(groups) == 16
+    assert metrics["batch/batch_size_ratio"] == 1
+    assert metrics["batch/low_batch_size_warning"] == metrics["batch/critical_empty_batch"] == 0
+    assert metrics["train/groups_rejected"] > 0
+    kept = metrics["train/groups_judged"] - metrics["train/groups_rejected"]
+    assert metrics["train/filtered_prompts_ratio"] == kept / metrics["train/groups_judged"] < 0.3
+    assert "kept none" not in caplog.text
+
+
+def test_a_batch_that_shrank_is_not_full() -> None:
+    run = Run(
+        1, "batch_filter.enable=true",
+        "algorithm.filter_groups.max_num_gen_batches=1", "algorithm.filter_groups.on_exhausted=shrink",
+    )  # fmt: skip
+    groups = run.update()
+    assert len(groups) < 8
+    metrics = run.driver.metrics()
+    assert metrics["batch/batch_size_ratio"] == len(groups) / 16
+    assert metrics["batch/low_batch_size_warning"] == 1
+
+
+def test_small_groups_of_an_adaptive_allocator_are_trained() -> None:
+    run = Run(5, "batch_filter.enable=true", "actor_rollout_ref.rollout.n=8", "adaptive_rollout.enable=true")
+    groups = run.update()
+    assert {len(group) for group in groups} == {2}  # the second answer is right: it is enough, and below 8 // 2 + 1
+    metrics = run.driver.metrics()
+    assert metrics["train/groups_rejected"] == 0
+    assert metrics["batch/batch_size_ratio"] == 1
 
 
 def rows_of_a_group(queue: Queue, *versions: int, now: float, written: float) -> None:
@@ -198,9 +244,7 @@ def test_a_rollout_is_judged_by_all_its_rows(monkeypatch: pytest.MonkeyPatch) ->
         for part in range(rows):
             queue.add(f"g1_{index}_{part}", 3, 2 + part, old_log_probs=-1.0, rollout_log_probs=-1.0)
     queue.rows["g1_2_0"]["rollout_log_probs"] = queue.rows["g1_2_0"]["rollout_log_probs"] - 1.0
-    chosen = settings(
-        "batch_filter.enable_two_gate_filter=true", "batch_filter.gate_always=true", "batch_filter.target_group_size=4"
-    )
+    chosen = settings("batch_filter.enable_two_gate_filter=true")
     refused, cut, metrics = built(chosen, policy=3).judge_batch(queue.batch())
     assert (refused, cut) == ({"g1": [2]}, {})
     assert metrics["filter/gate1_rejection_rate"] == 1 / 4
