@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for option, (field, kind, text) in _OPTIONS.items():
         add(option, dest=field, type=kind, metavar="N", help=text)
     add("--remove-clip", action="store_true", default=None, help="drop groups with too few short samples")
-    add("--varying-group-sizes", action="store_true", default=None, help="groups were given different numbers of samples")
+    add("--varying-group-sizes", action="store_true", default=None, help="groups were given different sizes")
     add("--keep-low-variance", dest="reject_low_variance_groups", action="store_false", default=None,
         help="keep groups whose rewards are all equal")  # fmt: skip
     add("--drop-invalid", dest="invalid_rows", action="store_const", const="drop",

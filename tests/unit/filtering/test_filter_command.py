@@ -99,6 +99,10 @@ def test_options_reach_the_filter(rollouts: Path, capsys: pytest.CaptureFixture[
     assert metrics_of(capsys.readouterr().out)["batch/overlong_groups"] == 3
     assert main(["filter", str(rollouts), "--target-group-size", "12", "--keep-low-variance"]) == 0
     assert metrics_of(capsys.readouterr().out)["batch/selected_groups"] == 3
+    larger = ["--target-group-size", "32"]  # twelve rows are less than half of it, and all that a group was given
+    for options, trained in (([], 0), (["--varying-group-sizes"], 2)):
+        assert main(["filter", str(rollouts), *larger, *options]) == 0
+        assert metrics_of(capsys.readouterr().out)["batch/selected_groups"] == trained
 
 
 def test_the_seed_decides_the_draw(tmp_path: Path) -> None:
