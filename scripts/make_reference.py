@@ -17,16 +17,16 @@ from pathlib import Path
 from documented_metrics import METRICS
 
 from goldilocks.cli import COMMANDS
+from goldilocks.config import recipes
 from goldilocks.core.allocators import ALLOCATORS
 from goldilocks.core.filters import FILTERS
 from goldilocks.core.policy import Policy
 from goldilocks.core.selectors import SELECTORS
 from goldilocks.filtering import PPOFilterConfig
-from goldilocks.launch import recipe
 from goldilocks.verl.patches import PATCHES
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-KEYS = recipe.CONFIG / "goldilocks" / "defaults.yaml"
+KEYS = recipes.CONFIG / "goldilocks" / "defaults.yaml"
 
 INTRODUCTION = """\
 # Reference
@@ -290,8 +290,8 @@ def policies() -> Iterator[tuple[str, str, str, str]]:
 def groups() -> Iterator[tuple[str, str, str]]:
     """Recipes, tasks and devices: each file's comment under its first line."""
     for group in ("recipe", "task", "device"):
-        for name in recipe.names(group):
-            lines = (recipe.CONFIG / group / f"{name}.yaml").read_text().splitlines()[1:]
+        for name in recipes.names(group):
+            lines = (recipes.CONFIG / group / f"{name}.yaml").read_text().splitlines()[1:]
             comment = []
             for line in lines:
                 if not line.startswith("#"):

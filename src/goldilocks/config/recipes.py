@@ -2,7 +2,7 @@
 
 ``goldilocks train`` has Hydra compose a recipe with verl's config. ``read_recipe`` needs neither Hydra nor verl: it
 reads the keys that a recipe sets, and those of the recipes it builds on (``defaults:``). A recipe is one of ours by
-name, or a YAML file of the user's own by path.
+name, or a YAML file of the user's own by path. A file that builds on none of ours builds on the default recipe.
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ from typing import Any
 import yaml
 
 from goldilocks.dotted_keys import merged
-from goldilocks.errors import nearest, require
+from goldilocks.errors import nearest, require, require_type
 
 DEFAULT = "grpo"
+OURS = ("adaptive_rollout", "batch_filter", "goldilocks", "calculator", "reasoning_gym", "task_columns")
+VERLS = (
+    "actor_rollout_ref", "algorithm", "critic", "custom_reward_function", "data", "distillation", "global_profiler",
+    "model_engine", "ray_kwargs", "reward", "reward_model", "sandbox_fusion", "skip", "trainer", "transfer_queue",
+)  # fmt: skip
+PLAIN = ("model_engine", "task_columns")  # a word and a list, where the other sections have keys
 FILE = ".yaml"  # a recipe with this ending is a file
 _OF_A_TASK = re.compile(r"\$\{oc\.select:task_\w+,(?P<default>.*)\}")
 CONFIG = Path(__file__).parent
@@ -62,7 +68,28 @@ def about(recipe: str) -> str:
 
 def read_recipe(recipe: str) -> dict[str, Any]:
     """Return every key that a recipe sets, by itself or through its ``defaults:``."""
-    return {key: _without_task(value) for key, value in _read(find(recipe)).items()}
+    return {key: _without_task(value) for key, value in read_keys(recipe).items()}
+
+
+def read_keys(recipe: str) -> dict[str, Any]:
+    """Return the same with the values as they are written: one may refer to a key that a task sets."""
+    read: list[Path] = []
+    keys = _read(find(recipe), read)
+    if not any(CONFIG in file.parents for file in read):
+        keys = merged(_read(find(DEFAULT), []), keys)
+    refuse_sections(keys, f"recipe={recipe!r}: ")
+    return keys
+
+
+def refuse_sections(given: Mapping[str, Any], where: str = "") -> None:
+    """Raise ``ValueError`` for a section without keys, or that neither verl nor Goldilocks has, with the nearest."""
+    known = sorted(OURS + VERLS)
+    for section in given:
+        if section not in known:
+            there = f"not a section{nearest(section, known)}; there are: {', '.join(known)}"
+            raise ValueError(f"{where}{section!r} is {there}")
+        if section not in PLAIN:
+            require_type(f"{where}{section}", given[section], Mapping[str, Any])
 
 
 def _without_task(value: Any) -> Any:
@@ -73,9 +100,12 @@ def _without_task(value: Any) -> Any:
     return yaml.load(found["default"], _Loader) if found else value
 
 
-def _read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Return the keys of a file; ``above`` are the files whose ``defaults:`` led to it."""
-    refuse_circle(file, above)
+def _read(file: Path, read: list[Path], above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Return the keys of a file and add the file to ``read``; the ``defaults:`` of the files ``above`` led to it."""
+    if file.resolve() in [one.resolve() for one in above]:
+        circle = ", ".join(one.stem for one in (*above, file))
+        raise ValueError(f"recipe={str(above[0])!r}: defaults go in a circle: {circle}")
+    read.append(file)
     try:
         content = yaml.load(file.read_text(encoding="utf-8"), _Loader) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -86,15 +116,8 @@ def _read(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     entries = list(content.get("defaults") or ["_self_"])
     config: dict[str, Any] = {}
     for entry in entries if "_self_" in entries else [*entries, "_self_"]:
-        config = merged(config, own if entry == "_self_" else _read(_default(entry, file), (*above, file)))
+        config = merged(config, own if entry == "_self_" else _read(_default(entry, file), read, (*above, file)))
     return config
-
-
-def refuse_circle(file: Path, above: tuple[Path, ...]) -> None:
-    """Raise ``ValueError`` if the ``defaults:`` of a file led to the file itself."""
-    if file.resolve() in [one.resolve() for one in above]:
-        circle = ", ".join(one.stem for one in (*above, file))
-        raise ValueError(f"recipe={str(above[0])!r}: defaults go in a circle: {circle}")
 
 
 def _default(entry: Any, file: Path) -> Path:
@@ -104,14 +127,14 @@ def _default(entry: Any, file: Path) -> Path:
         entry = f"{group}/{name}"
     path = str(entry)
     if not path.startswith("/"):
-        return named_in(file, path)
+        return _named_in(file, path)
     found = CONFIG / f"{path[1:]}{FILE}"
     if not found.is_file():
         raise ValueError(f"recipe={str(file)!r}: defaults has {entry!r}, which is not a file; write /recipe/NAME")
     return found
 
 
-def named_in(file: Path, name: str) -> Path:
+def _named_in(file: Path, name: str) -> Path:
     """Return the file that a bare name in ``defaults:`` means: one beside the file that names it, or else a recipe."""
     beside = file.parent / f"{name}{FILE}"
     if beside.is_file() and beside.resolve() != file.resolve():

@@ -11,16 +11,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
-from goldilocks.config.recipes import CONFIG, DEFAULT, FILE, find, name_of, named_in, names, refuse_circle
+from goldilocks.config.recipes import DEFAULT, FILE, find, name_of, names, read_keys
 from goldilocks.dotted_keys import dotted_keys
 from goldilocks.errors import closest, require, require_known
 
@@ -73,7 +71,8 @@ def compose_config(choice: Choice, extra: Sequence[str] = ()) -> DictConfig:
     """Compose verl's config: its defaults, the device, the task, the recipe, ``extra``, and last the overrides."""
     recipe = f"+recipe={choice.recipe}"
     if choice.recipe.endswith(FILE):
-        _store(find(choice.recipe), "chosen", ())
+        keys = OmegaConf.create(read_keys(choice.recipe))
+        ConfigStore.instance().store(group=OWN, name="chosen", node=keys, package="_global_")
         recipe = f"+{OWN}=chosen"
     groups = [f"+device={choice.device}", f"+task={choice.task}", recipe, *extra]
     with initialize_config_dir(str(_verl_config()), version_base=None):
@@ -88,34 +87,6 @@ def verl_defaults() -> DictConfig:
     """Compose verl's config alone: what every key is where nobody has set it."""
     with initialize_config_dir(str(_verl_config()), version_base=None):
         return compose("ppo_trainer")
-
-
-def _store(file: Path, name: str, above: tuple[Path, ...]) -> None:
-    """Register a file with Hydra, and the files beside it that it builds on: Hydra looks in its own folders alone."""
-    refuse_circle(file, above)
-    try:
-        node = OmegaConf.load(file)
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise ValueError(f"recipe={str(file)!r} is not YAML: {' '.join(str(error).split())}") from None
-    accepted = f"a file of keys; this one has no keys. It is written like those in {CONFIG / 'recipe'}"
-    require(isinstance(node, DictConfig), "recipe", str(file), accepted)
-    assert isinstance(node, DictConfig)
-    if node.get("defaults"):
-        entries: Any = OmegaConf.to_container(node.defaults)
-        node.defaults = [_default(entry, file, name, above) for entry in entries]
-    ConfigStore.instance().store(group=OWN, name=name, node=node, package="_global_")
-
-
-def _default(entry: Any, file: Path, name: str, above: tuple[Path, ...]) -> Any:
-    """Return an entry of ``defaults:`` as Hydra finds it. ``file`` is registered under ``name``."""
-    if not isinstance(entry, str) or entry == "_self_" or entry.startswith("/"):
-        return entry
-    found = named_in(file, entry)
-    if found.parent == CONFIG / "recipe":
-        return f"/recipe/{found.stem}"
-    below = f"{name}_{entry.replace('/', '_')}"
-    _store(found, below, (*above, file))
-    return f"/{OWN}/{below}"
 
 
 def quoted(value: object) -> str:

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from goldilocks.config.recipes import DEFAULT as DEFAULT_RECIPE
-from goldilocks.config.recipes import names
+from goldilocks.config.recipes import names, refuse_sections
 from goldilocks.engine.cpu import platform_env
 from goldilocks.launch import on_trl
 from goldilocks.launch.machine import PRIVATE, find_device, is_private, join, rollout_engine
@@ -133,6 +133,7 @@ def check_keys(config: DictConfig) -> None:
     """Check the keys of a composed config, before anything is made or fetched and without importing verl."""
     from goldilocks.config.settings import Settings
 
+    refuse_sections(config)
     locate(config)
     check_budget(config)
     by_trl = on_trl.chosen(config)

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig
 
+from goldilocks.cli import main
 from goldilocks.config import recipes
 from goldilocks.config.recipes import about, names, read_recipe
 from goldilocks.config.settings import Settings
 from goldilocks.dotted_keys import dotted_keys, merged, value_at, with_value
 from goldilocks.lab.simulate import EngineConfig, Setup, recipe_settings
-from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.launch.on_trl import leaves
+from goldilocks.launch.recipe import choose, compose_config, verl_defaults
 
 LIFTED = {"max_num_gen_batches": 0}
 
@@ -107,7 +109,48 @@ def test_a_file_builds_on_files_beside_it_which_come_before_recipes(own: Path) -
         ("data.train_batch_size", 7),
     ):
         assert value_at(config, key) == value
-        assert value_at(read, key) == value or (key, value_at(read, key)) == ("goldilocks.selector", None)
+        assert value_at(read, key) == value
+
+
+def test_a_file_that_builds_on_no_recipe_builds_on_the_default_one(own: Path) -> None:
+    own.write_text("defaults: [base, _self_]\ngoldilocks: {selector: thompson}\n")
+    own.with_name("base.yaml").write_text("data: {train_batch_size: 7}\n")
+    chosen = {"goldilocks": {"selector": "thompson"}, "data": {"train_batch_size": 7}}
+    assert read_recipe(str(own)) == merged(read_recipe(recipes.DEFAULT), chosen)
+    config, default = leaves(compose_config(choose([str(own)], "cpu"))), leaves(composed(recipes.DEFAULT))
+    differing = {key: value for key, value in config.items() if value != default.get(key)}
+    assert differing == {"data.train_batch_size": 7, "goldilocks.selector": "thompson"}
+
+
+def test_a_file_on_our_keys_alone_is_simulated_with_verls_number_of_rollouts(own: Path) -> None:
+    own.write_text("defaults: [/goldilocks/defaults]\ngoldilocks: {selector: thompson}\n")
+    config = compose_config(choose([str(own)], "cpu"))
+    assert recipe_settings(str(own), Setup()).n == config.actor_rollout_ref.rollout.n == 1
+
+
+def test_the_sections_of_a_recipe_are_those_of_verl_and_ours() -> None:
+    assert sorted(recipes.VERLS) == sorted(verl_defaults())
+    used = {section for name in names("task") for section in recipes._read(recipes.CONFIG / f"task/{name}.yaml", [])}
+    assert set(recipes.OURS) <= used | set(read_recipe("grpo"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["train"], ["simulate", "--policy"], ["compare", "--budget", "rollouts=8", "--seeds", "1", "grpo"]],
+    ids=lambda words: words[0],
+)
+def test_a_section_that_nobody_reads_is_refused_with_the_nearest(
+    command: list[str], own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(own.parent)
+    own.write_text("defaults: [dapo]\ngoldilocs: {selector: thompson}\n")
+    assert main([*command, str(own)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(
+        f"goldilocks: recipe={str(own)!r}: 'goldilocs' is not a section (did you mean 'goldilocks'?)"
+    )
+    assert said.count("\n") == 1
+    assert list(own.parent.iterdir()) == [own]
 
 
 def test_files_that_build_on_each_other_are_refused(own: Path) -> None:
@@ -119,8 +162,8 @@ def test_files_that_build_on_each_other_are_refused(own: Path) -> None:
 
 
 def test_numbers_are_read_as_hydra_reads_them(own: Path) -> None:
-    own.write_text("a: 1e-3\nb: 3.0e-4\nc: -2E5\nd: 12\ne: 1.2.3\n")
-    assert read_recipe(str(own)) == {"a": 1e-3, "b": 3e-4, "c": -2e5, "d": 12, "e": "1.2.3"}
+    own.write_text("data: {a: 1e-3, b: 3.0e-4, c: -2E5, d: 12, e: 1.2.3}\n")
+    assert read_recipe(str(own))["data"] == {"a": 1e-3, "b": 3e-4, "c": -2e5, "d": 12, "e": "1.2.3"}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +172,7 @@ def test_numbers_are_read_as_hydra_reads_them(own: Path) -> None:
         ("a: [", "is not YAML"),
         ("- a", "has no keys"),
         ("", "has no keys"),
+        ("data: 5", r"own.yaml': data=5 is not accepted: keys with their values"),
         (
             "defaults: [dappo]\na: 1",
             r"defaults has 'dappo', which is not known \(did you mean 'dapo'\?\); a recipe's name",

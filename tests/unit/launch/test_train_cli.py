@@ -63,6 +63,7 @@ def test_every_task_composes_on_a_gpu(task):
         (["task=arithmetik"], "did you mean 'arithmetic'?"),
         (["device=tpu"], "device='tpu' is not accepted: one of cpu, cuda"),
         (["trainer.total_training_step=3"], "nearest: trainer.total_training_steps"),
+        (["+goldilocs.selector=thompson"], "'goldilocs' is not a section (did you mean 'goldilocks'?)"),
         (["rollout.n=3"], "nearest: actor_rollout_ref.rollout.n"),
         (["trainer.save_freq=[1"], "no viable alternative"),
         (["actor_rollout_ref.model.path=/no/such/model"], "actor_rollout_ref.model.path='/no/such/model' is not"),

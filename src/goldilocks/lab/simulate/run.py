@@ -61,8 +61,9 @@ class Setup:
 
 
 def recipe_config(recipe: str) -> Config:
-    """Return the keys of a recipe, with ``max_num_gen_batches`` lifted."""
-    return with_value(read_recipe(recipe), "algorithm.filter_groups.max_num_gen_batches", 0)
+    """Return the keys of a recipe, with ``max_num_gen_batches`` lifted and ``rollout.n`` as verl has it where unset."""
+    config = merged({"actor_rollout_ref": {"rollout": {"n": 1}}}, read_recipe(recipe))
+    return with_value(config, "algorithm.filter_groups.max_num_gen_batches", 0)
 
 
 def settings_of(config: Config, setup: Setup) -> Settings:
