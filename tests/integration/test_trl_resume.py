@@ -67,6 +67,20 @@ def test_without_a_whole_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -
         trainer.train(resume_from_checkpoint=True)
 
 
+@pytest.mark.parametrize("end", ["updates", "budget"])
+def test_a_run_that_was_over_makes_no_update_when_it_is_started_again(end: str, tmp_path: Path) -> None:
+    budget = {"goldilocks": {"budget": {"rollouts": 1}}} if end == "budget" else {}
+    steps = 1 if end == "updates" else 9
+    chosen = {"sections": {**FILTERED, **budget}, "max_steps": steps, **SAVED, "save_steps": 1}
+    first = world.trainer(tmp_path, **chosen)
+    first.train()
+    again = world.trainer(tmp_path, **chosen)
+    assert again.train(resume_from_checkpoint=True).global_step == first.state.global_step == 1
+    assert not list(tmp_path.glob("checkpoint-2"))
+    for name, value in first.model.state_dict().items():
+        assert torch.equal(again.model.state_dict()[name], value), name
+
+
 # -- weights that no update has made -----------------------------------------------------------------------------------
 
 

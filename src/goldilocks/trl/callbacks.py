@@ -21,6 +21,10 @@ from goldilocks.trl.collection import Processes
 from goldilocks.trl.rows import LOG_PROBS, SAMPLED
 
 
+class Over(Exception):
+    """The checkpoint that a run would go on from is its last."""
+
+
 class BudgetCallback(TrainerCallback):
     """Measures every update on the first process, and tells the others."""
 
@@ -38,7 +42,11 @@ class BudgetCallback(TrainerCallback):
         self._running = True
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Raise ``Over`` where nothing is left to do: the Trainer makes an update before it looks."""
         self._running = False
+        spent = bool(self._budget.costs) and self._processes.decided(lambda: self._spent()[0])
+        if spent or state.global_step >= state.max_steps:
+            raise Over
 
     def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.begin()

@@ -31,6 +31,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_utils import TrainOutput
 
 from goldilocks.core import Exhausted
 from goldilocks.core.source import conversation_text
@@ -41,6 +42,7 @@ from goldilocks.runs.checkpoints import FILE
 from goldilocks.runs.files import RunDir, set_aside
 from goldilocks.runs.history import column_and_value, validated_source
 from goldilocks.runs.progress import SCORE, SECONDS
+from goldilocks.trl.callbacks import Over
 from goldilocks.trl.collection import Batch, Collection, Processes
 from goldilocks.trl.rows import COUNTS
 
@@ -64,13 +66,22 @@ class WholeCheckpoints(Base):  # type: ignore[misc]
     _renamed = False  # whether the checkpoint that was loaded last has weights under other names than the model
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """TRL's; ``resume_from_checkpoint=True`` takes the last checkpoint that was written to its end."""
+        """TRL's; ``resume_from_checkpoint=True`` takes the last checkpoint that was written to its end.
+
+        A run that was over when it was saved has the weights of that checkpoint, and makes no update.
+        """
         if resume_from_checkpoint is True:
             root = self.args.output_dir
             found = checkpoints.last_whole(Path(root))
             require(found is not None, "resume_from_checkpoint", True, f"False: {root} has no whole checkpoint")
             resume_from_checkpoint = str(found)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        except Over:
+            logger.warning("the run was over at update %d: nothing is trained", self.state.global_step)
+            self.is_in_train = False
+            self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+            return TrainOutput(self.state.global_step, 0.0, {})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """The Trainer's, and the weights that it leaves out.
