@@ -15,8 +15,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.config.settings import REWARD_METRICS, reward_calls
-from goldilocks.dotted_keys import dotted_keys, value_at
 from goldilocks.errors import require
+from goldilocks.launch.preflight import values
 from goldilocks.launch.recipe import TRAINER, verl_defaults
 from goldilocks.launch.trl_data import SCORE, Grader, dataset, seed_of
 from goldilocks.runs.checkpoints import last_whole
@@ -110,9 +110,7 @@ def check_read(config: DictConfig, defaults: Mapping[str, Any]) -> None:
 
 def leaves(config: DictConfig) -> dict[str, Any]:
     """Return every key that holds a value, and the value as it is written."""
-    plain: Any = OmegaConf.to_container(config, resolve=False)
-    values = {key: value_at(plain, key) for key in dotted_keys(plain)}
-    return {key: value for key, value in values.items() if not isinstance(value, Mapping)}
+    return values(OmegaConf.to_container(config, resolve=False))
 
 
 def chosen(config: DictConfig) -> bool:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from goldilocks.config.recipes import CONFIG
 from goldilocks.config.settings import reward_calls
+from goldilocks.dotted_keys import dotted_keys, value_at
 from goldilocks.errors import require
+from goldilocks.launch.recipe import TRAINER, Choice
 from goldilocks.runs.costs import Budget
-from goldilocks.runs.files import cache_folder, make_folder
+from goldilocks.runs.files import RunDir, cache_folder, make_folder
 from goldilocks.tasks import ladder
 from goldilocks.tasks.calculator import check_tool
 from goldilocks.tasks.download import MODELS, download
@@ -31,6 +33,7 @@ from goldilocks.tasks.tiny_model import copy_tiny_model
 
 FILES = ("train_files", "val_files")
 OURS = ("goldilocks", "goldilocks_async")  # trainer.v1.trainer_mode
+CHANGES, LONGEST = 6, 40  # keys that are shown, and characters of a value
 _HUB_NAME = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
 
 
@@ -64,6 +67,37 @@ def check_budget(config: DictConfig) -> None:
     if budget.costs and mode not in OURS:
         costs = ", ".join(f"goldilocks.budget.{cost}={amount}" for cost, amount in budget.costs.items())
         raise ValueError(f"{costs} needs trainer.use_v1=True and trainer.v1.trainer_mode=goldilocks, not {mode}")
+
+
+def changes(run: RunDir, config: DictConfig) -> str:
+    """Return the keys whose values are not those of the run's last start, with both; empty at its first."""
+    if not run.config.exists():
+        return ""
+    before, now = (values(OmegaConf.to_container(one, resolve=True)) for one in (OmegaConf.load(run.config), config))
+    keys = [key for key in {**before, **now} if not key.startswith("ray_kwargs.") and before.get(key) != now.get(key)]
+    shown = [f"{key} {_short(before.get(key))} → {_short(now.get(key))}" for key in keys[:CHANGES]]
+    return ", ".join(shown) + (f" and {len(keys) - CHANGES} more" if len(keys) > CHANGES else "")
+
+
+def values(config: Any) -> dict[str, Any]:
+    """Return the value of every dotted key that is no section."""
+    found = {key: value_at(config, key) for key in dotted_keys(config)}
+    return {key: value for key, value in found.items() if not isinstance(value, Mapping)}
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def refuse_other_recipe(run: RunDir, choice: Choice, changed: str) -> None:
+    """Raise ``ValueError`` where the run was started with another recipe, task or trainer; else note this start's."""
+    trainer = " trainer=trl" if f"+trainer.{TRAINER}=trl" in choice.overrides else ""
+    now = f"{choice.name} task={choice.task}{trainer}"
+    before = run.started_as.read_text() if run.started_as.exists() else now
+    accepted = f"another name: {run.path} is a run of {before}, and this is {now} ({changed})"
+    require(now == before, "--name", run.path.name, accepted)
+    run.started_as.write_text(now)
 
 
 def uses_collector(config: DictConfig) -> bool:

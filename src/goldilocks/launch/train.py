@@ -25,7 +25,17 @@ from goldilocks.config.recipes import names, refuse_sections
 from goldilocks.engine.cpu import platform_env
 from goldilocks.launch import on_trl
 from goldilocks.launch.machine import PRIVATE, find_device, is_private, join, rollout_engine
-from goldilocks.launch.preflight import budget_of, check_budget, check_paths, files_of, locate, provide, uses_collector
+from goldilocks.launch.preflight import (
+    budget_of,
+    changes,
+    check_budget,
+    check_paths,
+    files_of,
+    locate,
+    provide,
+    refuse_other_recipe,
+    uses_collector,
+)
 from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, compose_config, quoted
 from goldilocks.launch.supervisor import Board, LiveLine, SignOfLife, Supervisor
 from goldilocks.rewards import TIMEOUT_S
@@ -76,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
         trainer = launch.config.trainer.get(TRAINER)
         engine, path = launch.config.actor_rollout_ref.rollout.name, _relative(launch.run_dir)
         console.print(f"{choice.name} on {choice.device}, rollouts by {trainer or engine}, {path}")
+        if launch.changed:
+            console.print(f"changed since its last start: {launch.changed}", soft_wrap=True, markup=False)
         if not trainer and (note := untested("verl")):
             console.print(note, soft_wrap=True)
         with interruptible(), Board(console) as board:
@@ -100,6 +112,7 @@ class Launch:
     run_dir: RunDir
     config: DictConfig
     env: dict[str, str]
+    changed: str  # since an earlier start of the run
 
 
 @dataclass(frozen=True)
@@ -122,11 +135,15 @@ def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIME
         check_paths(config)
         guard(config, reward_timeout, workers=1 if on_trl.chosen(config) else None)
         run_dir = RunDir.create(runs, name)
-        env = _environment(choice, config, run_dir)
-        if not is_private(config):
-            join(config, env)
-        run_dir.config.write_text(_yaml(config))
-        yield Launch(run_dir, config, env)
+        with run_dir.held():
+            env = _environment(choice, config, run_dir)
+            if not is_private(config):
+                join(config, env)
+            changed = changes(run_dir, config)
+            refuse_other_recipe(run_dir, choice, changed)
+            run_dir.begin()
+            run_dir.config.write_text(_yaml(config))
+            yield Launch(run_dir, config, env, changed)
 
 
 def check_keys(config: DictConfig) -> None:

@@ -8,8 +8,10 @@ lines are read strictly, read with broken lines skipped, or followed while they 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import platform
 import re
 import secrets
 import shutil
@@ -48,21 +50,43 @@ class RunDir:
     checkpoints = _File("checkpoints")  # verl's checkpoints, one folder each
     log = _File("log")  # everything that every process of the run printed
     reason = _File("reason")  # why the run failed, in one line, written by the driver; absent after a good end
+    started_as = _File("started_as")  # the recipe, the task and the trainer
+    lock = _File(".lock")  # held by the process that trains here, whose id it has
     secret = _File(".ray_token")  # the token by which the Ray processes of this run authenticate each other
 
     @classmethod
     def create(cls, root: Path, name: str) -> RunDir:
-        """Make the directory. If it exists, the run resumes from its checkpoints, and old logs and metrics are kept."""
+        """Make the directory; one that exists is that of an earlier start."""
         if not _RUN_NAME.fullmatch(name):
             raise ValueError(f"--name={name!r} is not accepted: letters, digits, '.', '_' and '-'")
         run = cls((root / name).resolve())
         run.path.mkdir(parents=True, exist_ok=True)
         if not os.access(run.path, os.W_OK):
             raise ValueError(f"--runs={str(root)!r} is not accepted: a directory that can be written to")
-        for file in (run.log, run.metrics, run.reason):
-            set_aside(file)
-        write_secret(run.secret)
         return run
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the directory. Meanwhile another start of the run is an error, which names this process."""
+        with self.lock.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                accepted = f"another name: process {file.read()} trains in {self.path}"
+                raise ValueError(f"--name={self.path.name!r} is not accepted: {accepted}") from None
+            except OSError:  # a file system without locks, as some clusters have: nobody can be asked
+                pass
+            file.truncate(0)
+            file.write(f"{os.getpid()} on {platform.node()}")
+            file.flush()
+            yield
+
+    def begin(self) -> None:
+        """Keep the logs and metrics of an earlier start under other names; the run resumes from its checkpoints."""
+        for file in (self.log, self.metrics, self.reason):
+            set_aside(file)
+        write_secret(self.secret)
 
     def full_disk(self) -> str | None:
         """Return a message if the disk is nearly full, else None; torch does not report a full disk itself."""

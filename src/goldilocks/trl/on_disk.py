@@ -80,7 +80,7 @@ class WholeCheckpoints(Base):  # type: ignore[misc]
         except Over:
             logger.warning("the run was over at update %d: nothing is trained", self.state.global_step)
             self.is_in_train = False
-            self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+            self.callback_handler.on_train_end(self.args, self.state, self.control)
             return TrainOutput(self.state.global_step, 0.0, {})
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:

@@ -101,10 +101,45 @@ def test_a_run_directory_keeps_what_an_earlier_try_left(tmp_path):
     first.metrics.write_text("one")
     first.checkpoints.mkdir()
     second = RunDir.create(tmp_path, "a")
+    second.begin()
     assert not second.metrics.exists()
     assert (second.path / "metrics.1.jsonl").read_text() == "one"
     assert second.checkpoints.exists()
     assert stat.S_IMODE(os.stat(second.secret).st_mode) == 0o600
+
+
+def test_a_second_start_is_refused_while_the_first_trains(tmp_path, capsys):
+    pretend_that_model_and_data_are_there(tmp_path)
+    runs = tmp_path / "runs"
+    with prepared(choose([], "cpu"), runs, "one") as launch:
+        launch.run_dir.metrics.write_text("first")
+        assert main(["train", "--runs", str(runs), "--name", "one"]) == 2
+        said = capsys.readouterr().err
+        assert f"--name='one' is not accepted: another name: process {os.getpid()} on " in said
+        assert said.count("\n") == 1
+        assert launch.run_dir.metrics.read_text() == "first"
+    with prepared(choose([], "cpu"), runs, "one") as again:
+        assert again.changed == ""
+
+
+def test_a_run_goes_on_with_its_own_recipe_alone(tmp_path, capsys):
+    pretend_that_model_and_data_are_there(tmp_path)
+    runs = tmp_path / "runs"
+    with prepared(choose(["grpo"], "cpu"), runs, "one"):
+        pass
+    changed = "algorithm.filter_groups.enable False → True"
+    for words, named in (
+        (["trainer=trl"], "grpo task=arithmetic trainer=trl ("),
+        (["dapo"], "dapo task=arithmetic ("),
+    ):
+        assert main(["train", *words, "--runs", str(runs), "--name", "one"]) == 2
+        said = capsys.readouterr().err
+        there = f"another name: {runs.resolve()}/one is a run of grpo task=arithmetic, and this is {named}"
+        assert f"--name='one' is not accepted: {there}" in said
+        assert said.count("\n") == 1
+    assert changed in said
+    with prepared(choose(["trainer.total_training_steps=40"], "cpu"), runs, "one") as longer:
+        assert longer.changed == "trainer.total_training_steps 20 → 40"
 
 
 def test_a_run_cannot_be_named_out_of_its_directory(tmp_path):

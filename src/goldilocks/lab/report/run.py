@@ -96,10 +96,10 @@ def _config(file: Path, missing: list[str]) -> Mapping[str, Any]:
 
 
 def _history(file: Path, missing: list[str]) -> History:
-    if not file.is_file():
+    starts = [Lines(start) for start in (*_earlier(file), file) if start.is_file()]
+    if not starts:
         missing.append(f"{METRICS} is not there: no step has been logged (trainer.logger needs 'file')")
         return History({})
-    starts = [Lines(start) for start in (*_earlier(file), file)]
     history = History.of(*starts)
     broken = sum(lines.broken for lines in starts)
     if broken:

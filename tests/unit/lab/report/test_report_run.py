@@ -107,6 +107,7 @@ def test_a_run_that_was_started_again_is_one_history(tmp_path: Path) -> None:
     second = [line(10, c=2.0), line(11, a=2.0)]
     log(tmp_path, *first)
     (tmp_path / "metrics.jsonl").rename(tmp_path / "metrics.1.jsonl")
+    assert list(read_run(tmp_path, "waiting").history.steps) == list(range(1, 13))
     log(tmp_path, *second)
     history = read_run(tmp_path, "again").history
     assert list(history.steps) == list(range(1, 12))
