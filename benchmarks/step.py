@@ -30,7 +30,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from goldilocks.drive.stopwatch import PREFIX, TIMED
 from goldilocks.engine import Engine, SamplingParams
-from goldilocks.engine.cpu import HostSettings, avoid_cudnn
+from goldilocks.engine.cpu import avoid_cudnn, threads_for
 from goldilocks.launch import preflight
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.tasks.registry import compute_score
@@ -89,7 +89,7 @@ class Floor:
         copy = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16 if self.half else torch.float32)
         self.model.to(self.device)
         if self.device == "cpu":
-            HostSettings.of(self.model, 1).apply()  # as the trainer does
+            torch.set_num_threads(threads_for(self.model, 1))  # as the trainer does
         data = self.config.data
         self.limit = data.max_response_length
         length = data.max_prompt_length + data.max_response_length + 1

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from goldilocks.core.source import conversation_text
-from goldilocks.engine.cpu import HostSettings
+from goldilocks.engine.cpu import threads_for
 from goldilocks.errors import require
 from goldilocks.hashing import content_key, hashed
 from goldilocks.launch.machine import find_device
@@ -147,6 +147,7 @@ class Model:
     @classmethod
     def load(cls, path: str, config: DictConfig, device: str, rollouts: int) -> Model:
         """Load a model in the precision it is rolled out with."""
+        import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from verl.utils.torch_dtypes import PrecisionType
 
@@ -158,7 +159,7 @@ class Model:
         tokenizer: Any = AutoTokenizer.from_pretrained(path)
         network = auto.from_pretrained(path, dtype=precision.to_dtype(rollout.dtype)).eval()
         if device == "cpu":
-            HostSettings.of(network, ranks=1).apply()
+            torch.set_num_threads(threads_for(network, ranks=1))
         named = getattr(network.generation_config, "eos_token_id", None)
         ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
         known = getattr(network.config, "max_position_embeddings", None)

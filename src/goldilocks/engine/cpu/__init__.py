@@ -7,10 +7,7 @@ module therefore imports neither verl nor torch.
 from __future__ import annotations
 
 import os
-import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from goldilocks.errors import require_known
 
@@ -21,10 +18,6 @@ PATCHES_VARIABLE = "GOLDILOCKS_PATCHES"  # which patches of verl a process appli
 # Parameters of a model that one thread computes: a second one gives it little, and where another process wants the
 # core, each operation waits for it.
 SMALL = 10_000_000
-# Parameters of a model that is computed without oneDNN: on ARM it takes 0.1 to 0.3 ms to begin a product of matrices in
-# fp32, and such a model's products take 0.1 ms. Elsewhere torch does not ask it for these.
-TINY = 1_000_000
-ARM = ("aarch64", "arm64")
 
 _SHARED = {
     # A tokenizer that was used before a fork warns on every fork, and verl forks a lot.
@@ -78,40 +71,7 @@ def threads_per_rank(ranks: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
 
 
-class HostSettings(NamedTuple):
-    """How torch computes a model on the CPU."""
-
-    threads: int
-    one_dnn: bool  # whether it is left as it is, or switched off
-
-    @classmethod
-    def of(cls, model: Any, ranks: int, one_thread_below: int = SMALL) -> HostSettings:
-        """Return the settings of a process that computes this model, one of so many ranks on this machine."""
-        import torch
-
-        parameters = list(model.parameters())
-        size = sum(one.numel() for one in parameters)
-        in_fp32 = all(one.dtype == torch.float32 for one in parameters)
-        threads = 1 if size < one_thread_below else threads_per_rank(ranks)
-        return cls(threads, not (size < TINY and in_fp32 and platform.machine() in ARM))
-
-    def apply(self) -> None:
-        """Set them for the process, which computes no other model."""
-        import torch
-
-        torch.set_num_threads(self.threads)
-        if not self.one_dnn:
-            torch._C._set_mkldnn_enabled(False)
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Set them for a pass of one of the process's models."""
-        import torch
-
-        before = torch._C._get_mkldnn_enabled()
-        self.apply()
-        try:
-            yield
-        finally:
-            if not self.one_dnn:  # otherwise torch may have found meanwhile that it cannot be used
-                torch._C._set_mkldnn_enabled(before)
+def threads_for(model: Any, ranks: int) -> int:
+    """Return the threads of a process that computes this model on the CPU, one of ``ranks`` on this machine."""
+    size = sum(one.numel() for one in model.parameters())
+    return 1 if size < SMALL else threads_per_rank(ranks)

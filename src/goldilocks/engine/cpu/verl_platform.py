@@ -1,7 +1,7 @@
 """verl's platform ``cpu``: a machine with no accelerator, presented through the calls verl makes on one.
 
 It is never detected: on a cluster the driver often sits on a node without a GPU. ``VERL_PLATFORM=cpu`` selects it
-(:func:`goldilocks.engine.cpu.verl_platform_env`).
+(:func:`goldilocks.engine.cpu.platform_env`).
 """
 
 from __future__ import annotations

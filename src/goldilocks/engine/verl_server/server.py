@@ -21,10 +21,9 @@ from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
-from goldilocks.engine.cpu import TINY, HostSettings
-from goldilocks.engine.engine import Engine
+from goldilocks.engine.cpu import threads_for
+from goldilocks.engine.engine import Ask, Engine, Generation, SamplingParams
 from goldilocks.engine.loop import EngineLoop, Outcome
-from goldilocks.engine.request import Ask, Generation, SamplingParams
 from goldilocks.engine.verl_server import transfer
 from goldilocks.engine.verl_server.answers import Answers, Requests
 from goldilocks.errors import require
@@ -49,7 +48,7 @@ class RolloutServer:
         self._device = torch.device(get_device_name(), 0) if visible_device is not None else torch.device("cpu")
         policy = _model(self._config, model, self._device)
         if self._device.type == "cpu":
-            HostSettings.of(policy, self._config.n_gpus_per_node, one_thread_below=TINY).apply()
+            torch.set_num_threads(threads_for(policy, self._config.n_gpus_per_node))
         self._max_length = self._config.max_model_len or self._config.prompt_length + self._config.response_length
         engine = Engine(
             policy,

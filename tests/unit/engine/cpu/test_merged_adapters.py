@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -11,7 +10,6 @@ import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
 from verl.utils.fsdp_utils import apply_fsdp2
 
 from goldilocks.engine.cpu.fsdp import LanguageModelOnHost
@@ -59,26 +57,3 @@ def test_merged_weights_have_the_log_probs_that_are_trained(targets: Any) -> Non
     plain.load_state_dict(weights)
     assert (log_probs(plain) - trained).abs().max() < 1e-5
     assert torch.equal(log_probs(engine.module), trained)
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_weights_of_one_rank_are_those_that_would_be_gathered(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = object.__new__(LanguageModelOnHost)
-    engine.module = sharded(build(character_tokenizer(), seed=0))
-    engine.model_config = SimpleNamespace(lora={}, hf_config=engine.module.config)
-    engine._is_offload_param = engine._uses_fsdp2_cpu_offload_policy = engine._qat_enabled = False
-    verls = "verl.workers.engine.fsdp.transformer_impl"
-    monkeypatch.setattr(f"{verls}.get_device_id", lambda: "cpu")
-    monkeypatch.setattr(f"{verls}.log_gpu_memory_usage", lambda *_, **__: None)
-    gathered: list[DTensor] = []
-    full = DTensor.full_tensor
-    monkeypatch.setattr(DTensor, "full_tensor", lambda one: (gathered.append(one), full(one))[1])
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: ranks)
-    weights, adapter = engine.get_per_tensor_param()
-    found = dict(weights)
-    expected = build(character_tokenizer(), seed=0).state_dict()
-    assert adapter is None
-    assert list(found) == list(expected)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert len(gathered) == (0 if ranks == 1 else len(expected))
-    assert all(isinstance(weight, DTensor) for weight in engine.module.state_dict().values())

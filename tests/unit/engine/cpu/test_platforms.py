@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from goldilocks.engine.cpu import DEVICES, SMALL, TINY, HostSettings, platform_env, threads_per_rank
+from goldilocks.engine.cpu import DEVICES, SMALL, platform_env, threads_for, threads_per_rank
 from goldilocks.engine.cpu.verl_platform import PlatformCPU
 
 
@@ -53,29 +53,7 @@ def linear(parameters: int) -> torch.nn.Module:
         return torch.nn.Linear(parameters // 10, 10, bias=False)
 
 
-def test_a_small_model_has_one_thread_and_a_tiny_one_no_one_dnn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_model_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert [HostSettings.of(linear(TINY - 10), ranks) for ranks in (1, 2)] == [(1, False), (1, False)]
-    assert [HostSettings.of(linear(size), 1) for size in (TINY, SMALL - 10)] == [(1, True), (1, True)]
-    assert [HostSettings.of(linear(SMALL), ranks) for ranks in (1, 2, 16)] == [(8, True), (4, True), (1, True)]
-
-
-def test_one_dnn_is_left_alone_elsewhere_and_for_other_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert HostSettings.of(linear(TINY // 2).to(torch.bfloat16), 1).one_dnn
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    assert HostSettings.of(linear(TINY // 2), 1).one_dnn
-
-
-def test_what_a_pass_switches_off_is_as_before_after_it_and_what_torch_switches_off_stays_off() -> None:
-    tiny, large = HostSettings(1, one_dnn=False), HostSettings(1, one_dnn=True)
-    torch.backends.mkldnn.enabled = True
-    with tiny.applied():
-        assert not torch.backends.mkldnn.enabled
-    assert torch.backends.mkldnn.enabled
-    with large.applied():
-        torch.backends.mkldnn.enabled = False
-    assert not torch.backends.mkldnn.enabled
-    large.apply()
-    assert not torch.backends.mkldnn.enabled
+    assert [threads_for(linear(SMALL - 10), ranks) for ranks in (1, 2)] == [1, 1]
+    assert [threads_for(linear(SMALL), ranks) for ranks in (1, 2, 16)] == [8, 4, 1]
