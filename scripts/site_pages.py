@@ -53,7 +53,7 @@ API = {
     "engine": (
         "The rollout engine",
         "See [what it promises](../rollout-server.md).",
-        ["goldilocks.engine.engine", "goldilocks.engine.request"],
+        ["goldilocks.engine.engine"],
     ),
     "verl": (
         "verl's V0 trainer",

@@ -30,7 +30,7 @@ from verl.workers.config import RolloutConfig
 from verl.workers.rollout.llm_server import GlobalRequestLoadBalancer, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from goldilocks.engine.request import Generation
+from goldilocks.engine.engine import Generation
 from goldilocks.engine.verl_server.answers import Answers, ManyAnswers
 from goldilocks.rewards.calls import guard
 from goldilocks.tasks.tiny_model import character_tokenizer

@@ -10,8 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from goldilocks.engine.engine import Engine
-    from goldilocks.engine.request import Generation, SamplingParams
+    from goldilocks.engine.engine import Engine, Generation, SamplingParams
 
 __all__ = ["Engine", "Generation", "SamplingParams"]
 
@@ -19,5 +18,4 @@ __all__ = ["Engine", "Generation", "SamplingParams"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "engine" if name == "Engine" else "request"
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return getattr(importlib.import_module(f"{__name__}.engine"), name)

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from goldilocks.engine import attention
-from goldilocks.engine.attention import DecodeWindow, KVStore, PrefillWindow, ProbeWindow
-from goldilocks.engine.reach import check_masks
+from goldilocks.engine.attention import DecodeWindow, KVStore, PrefillWindow, ProbeWindow, check_masks
 from goldilocks.engine.sampling import Drawn, cut, draw
 
 CHECKED_TOKENS = 24  # of the text by which an engine is compared with its model; a third is read as a prompt

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from goldilocks.engine import kernels, layers
 from goldilocks.engine.attention import KernelWindow
 from goldilocks.engine.decoder import Decoder, Sampled
-from goldilocks.engine.fused import fuse_norms, fused_rotary, settle_rotary
+from goldilocks.engine.layers import fuse_norms, fused_rotary, settle_rotary
 from goldilocks.engine.sampling import cut
 
 SMALLEST = 8  # rows of the smallest graph: with fewer, a step takes as long

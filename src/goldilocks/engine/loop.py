@@ -16,8 +16,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TypeVar
 
-from goldilocks.engine.engine import Engine
-from goldilocks.engine.request import Ask, Generation, SamplingParams
+from goldilocks.engine.engine import Ask, Engine, Generation, SamplingParams
 
 Result = TypeVar("Result")
 Command = Callable[[], None]

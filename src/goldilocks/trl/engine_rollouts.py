@@ -19,8 +19,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from goldilocks.engine import Engine, SamplingParams
-from goldilocks.engine.reach import bounds, check_length
-from goldilocks.engine.request import Generation
+from goldilocks.engine.attention import bounds, check_length
+from goldilocks.engine.engine import Generation
 from goldilocks.engine.weights import is_adapted, merged
 from goldilocks.errors import require
 from goldilocks.hashing import hashed

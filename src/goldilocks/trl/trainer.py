@@ -23,8 +23,8 @@ from goldilocks.core import Exhausted
 from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
+from goldilocks.engine.attention import check_length
 from goldilocks.engine.cpu import avoid_cudnn
-from goldilocks.engine.reach import check_length
 from goldilocks.engine.weights import check_adapters, is_adapted
 from goldilocks.errors import require
 from goldilocks.hashing import hashed

@@ -37,13 +37,13 @@ def check_run(config: DictConfig) -> None:
 
 
 def _mistakes(config: DictConfig) -> list[str]:
-    from goldilocks.engine.verl_server import limits
+    from goldilocks.engine import verl_server
     from goldilocks.losses.checks import check_algorithm  # imports torch
 
     mistakes = check_algorithm(config)
-    if config.actor_rollout_ref.rollout.get("name", None) == limits.NAME:
-        limits.check(config.actor_rollout_ref.rollout, config.actor_rollout_ref.model)
-        check_text(config.data, f"rollout.name={limits.NAME} takes text; or use rollout.name=vllm")
+    if config.actor_rollout_ref.rollout.get("name", None) == verl_server.NAME:
+        verl_server.check(config.actor_rollout_ref.rollout, config.actor_rollout_ref.model)
+        check_text(config.data, f"rollout.name={verl_server.NAME} takes text; or use rollout.name=vllm")
     else:
         check_readable(config)
     return mistakes

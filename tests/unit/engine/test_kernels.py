@@ -72,7 +72,7 @@ def test_graphs_give_the_log_probs_of_a_full_forward_pass(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rms_norms_are_fused_and_others_are_left_alone(dtype: torch.dtype) -> None:
-    from goldilocks.engine.fused import fuse_norms
+    from goldilocks.engine.layers import fuse_norms
 
     for name, count in (("llama", 5), ("qwen3", 9), ("gpt2", 0)):
         model, plain = fresh(name).to("cuda", dtype), fresh(name).to("cuda", dtype)
@@ -88,7 +88,7 @@ def test_rms_norms_are_fused_and_others_are_left_alone(dtype: torch.dtype) -> No
 def test_rotary_embeddings_are_fused_only_inside_the_block(dtype: torch.dtype) -> None:
     from transformers.models.llama import modeling_llama
 
-    from goldilocks.engine.fused import fused_rotary
+    from goldilocks.engine.layers import fused_rotary
 
     original = modeling_llama.apply_rotary_pos_emb
     query, key = (torch.randn(3, 2, heads, 24, device="cuda").to(dtype).transpose(1, 2) for heads in (4, 2))

@@ -7,8 +7,8 @@ import pytest
 from unit.engine.models import VOCABULARY, fresh
 
 from goldilocks.engine import Engine, Generation, SamplingParams
+from goldilocks.engine.engine import Ask
 from goldilocks.engine.loop import EngineFailed, EngineLoop
-from goldilocks.engine.request import Ask
 
 
 class FailingEngine(Engine):

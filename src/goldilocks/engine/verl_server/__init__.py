@@ -1,1 +1,66 @@
-"""Our engine as a rollout server of verl."""
+"""Our engine as a rollout server of verl: ``rollout.name=transformers``.
+
+``check`` refuses a config that the server cannot serve. The driver calls it before anything is started, so importing
+this module imports nothing of verl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from goldilocks.errors import require
+
+NAME = "transformers"
+
+_ONE = ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
+_OFF = ("quantization", "enable_rollout_routing_replay")
+
+
+def check(rollout: Any, model: Any) -> None:
+    """Raise ``ValueError`` for a ``rollout`` and ``model`` config that only vLLM or SGLang can serve."""
+    for key in _ONE:
+        _require(rollout.get(key, 1) <= 1, f"rollout.{key}", rollout.get(key), "1, since a replica is one process")
+    for key in _OFF:
+        _require(not rollout.get(key), f"rollout.{key}", rollout.get(key), "none")
+    split = bool(rollout.get("disaggregation", {}).get("enabled"))
+    _require(not split, "rollout.disaggregation.enabled", split, "False")
+    config = _model_config(model)
+    if config is not None:
+        _check_model(config, model)
+        _check_length(config, rollout)
+
+
+def _model_config(model: Any) -> Any:
+    """Return the model's config where it is on this machine. The servers check every model again."""
+    folder = Path(str(model.get("hf_config_path") or model.get("path"))).expanduser()
+    if model.get("trust_remote_code") or not (folder / "config.json").is_file():
+        return None
+    from transformers import AutoConfig
+
+    overrides = model.get("override_config") or {}
+    plain = {key: value for key, value in overrides.items() if not isinstance(value, Mapping)}
+    return AutoConfig.from_pretrained(folder, trust_remote_code=False, **plain)
+
+
+def _check_model(config: Any, model: Any) -> None:
+    """Refuse a model that transformers cannot load as a language model, such as one that reads pictures."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    _require(known, "model.path", str(model.get("path")), f"a model of text alone, which {config.model_type} is not")
+
+
+def _check_length(config: Any, rollout: Any) -> None:
+    """Refuse texts longer than the model's plain attention reaches."""
+    from goldilocks.engine.attention import check_length
+
+    longest = rollout.get("max_model_len")
+    length = longest or rollout.get("prompt_length", 0) + rollout.get("response_length", 0)
+    name = "max_model_len" if longest else "prompt_length + response_length"
+    check_length(config, length, f"actor_rollout_ref.rollout.{name}")
+
+
+def _require(sound: bool, key: str, value: object, accepted: str) -> None:
+    require(sound, f"actor_rollout_ref.{key}", value, f"{accepted}, with rollout.name={NAME}; or use rollout.name=vllm")

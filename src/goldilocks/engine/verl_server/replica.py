@@ -17,8 +17,7 @@ from verl.workers.rollout.base import _ROLLOUT_REGISTRY, BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from goldilocks.engine.verl_server import limits, transfer
-from goldilocks.engine.verl_server.limits import NAME
+from goldilocks.engine.verl_server import NAME, check, transfer
 from goldilocks.errors import require
 
 
@@ -32,7 +31,7 @@ class TransformersReplica(RolloutReplica):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        limits.check(self.config, self.model_config)
+        check(self.config, self.model_config)
 
     async def launch_servers(self) -> None:
         """Start the server and wait until its engine is built."""
@@ -84,7 +83,7 @@ class TransformersAdapter(BaseRollout):
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
         super().__init__(config, model_config, device_mesh)
-        limits.check(self.config, self.model_config)
+        check(self.config, self.model_config)
         self.model_config.lora["merge"] = True  # the training engine of this worker reads the same object
         self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
         self.is_leader_rank = True
@@ -109,7 +108,7 @@ class TransformersAdapter(BaseRollout):
         self, weights: Any, global_steps: int | None = None, wire_format: str = "named_tensors", **_peft: Any
     ) -> None:
         """Send every weight to the server, with the number of the policy update."""
-        accepted = f"named_tensors with rollout.name={limits.NAME}, by rollout.checkpoint_engine.backend=naive or nccl"
+        accepted = f"named_tensors with rollout.name={NAME}, by rollout.checkpoint_engine.backend=naive or nccl"
         require(wire_format == "named_tensors", "wire_format", wire_format, accepted)
         if not is_support_ipc():
             await self._send_by_store(weights, global_steps)

@@ -22,7 +22,7 @@ from uuid import uuid4
 import numpy as np
 from verl.workers.rollout.replica import TokenOutput
 
-from goldilocks.engine.request import Generation
+from goldilocks.engine.engine import Generation
 from goldilocks.hashing import hashed
 from goldilocks.rewards import is_number
 from goldilocks.runs.records import row_key

@@ -24,7 +24,7 @@ from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 from verl.utils.tokenizer.tokenizer import normalize_token_ids
 
 from goldilocks.drive.stopwatch import Stopwatch
-from goldilocks.engine.verl_server.limits import NAME as OUR_SERVER
+from goldilocks.engine.verl_server import NAME as OUR_SERVER
 from goldilocks.hashing import Sources, is_known
 from goldilocks.types import OnFull, Rollout
 from goldilocks.verl.dispatch.client import StreamingClient

@@ -14,7 +14,7 @@ from verl.experimental.agent_loop import agent_loop
 from verl_world import ABORTED, LIMIT, Queue, Server, VllmServer, Worker, comparable, prompt, worker_queue, written
 
 from goldilocks.drive.driver import ENDS_THE_RUN
-from goldilocks.engine.request import Generation
+from goldilocks.engine.engine import Generation
 from goldilocks.rewards import RewardFailed, spent
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch.failures import published_error

@@ -12,7 +12,7 @@ from ray import cloudpickle
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl_world import ABORTED, VERSION, Actor, Server, VllmServer, balancer_of, client_of, written
 
-from goldilocks.engine.request import Generation
+from goldilocks.engine.engine import Generation
 from goldilocks.hashing import hashed
 from goldilocks.verl.dispatch.client import Cancelled, StreamingClient, current_session, taken_by
 from goldilocks.verl.dispatch.failures import reason

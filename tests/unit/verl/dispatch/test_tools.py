@@ -16,7 +16,7 @@ from verl.workers.config import RolloutConfig
 from verl_world import ABORTED, Server, Worker, prompt, worker_queue, written
 
 from goldilocks.config.recipes import CONFIG
-from goldilocks.engine.request import Generation
+from goldilocks.engine.engine import Generation
 from goldilocks.tasks.calculator import CALL, CLOSE, TOOL, Calculator
 from goldilocks.tasks.calculator_tool import CalculatorTool
 from goldilocks.tasks.tiny_model import calling_tokenizer
