@@ -17,8 +17,8 @@ from step import Floor
 
 from goldilocks.launch import preflight
 from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.tasks.arithmetic import SUM_LEVELS, Sums
 from goldilocks.tasks.registry import to_row
-from goldilocks.tasks.sums import LEVELS, Sums
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     preflight.provide(config)
     floor = Floor(config, args.device, args.n)
     print(f"{'level':>8} {'difficulty':>10} {'right':>7} {'informative':>12} {'tokens':>7}")
-    for place, level in enumerate(LEVELS):
+    for place, level in enumerate(SUM_LEVELS):
         rng = random.Random(place)
         problems = [level.draw(rng) for _ in range(args.prompts)]
         floor.tokens.clear()

@@ -27,8 +27,8 @@ from typing import Any
 import torch
 import transformers
 
-from goldilocks.tasks import calculator, ladder
-from goldilocks.tasks.arithmetic import ArithmeticLevel, split_key
+from goldilocks.tasks import ladder
+from goldilocks.tasks.arithmetic import CALCULATOR_LEVELS, CALL, CLOSE, TOOL, ArithmeticLevel, split_key
 from goldilocks.tasks.registry import Problem, split_of
 from goldilocks.tasks.tiny_model import ASSISTANT, END, TINY, build, calling_tokenizer, character_tokenizer, tiny_model
 from goldilocks.tasks.warm_start import Lessons, warm_start
@@ -72,9 +72,9 @@ def slip(question: str) -> str:
 
 def calculator_lessons(rng: random.Random) -> Iterator[Problem]:
     """Yield lessons without end: a call, what to do with the tool's answer, or a guess, which is the first number."""
-    call, close, tool = calculator.CALL, calculator.CLOSE, calculator.TOOL
+    call, close, tool = CALL, CLOSE, TOOL
     while True:
-        level = rng.choice(list(calculator.LEVELS))
+        level = rng.choice(list(CALCULATOR_LEVELS))
         problem = level.draw(rng)
         if split_of(split_key(problem.question)) == "val":
             continue

@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("goldilocks.lab.report.write", "a run directory, or several, as one page to look at"),
     "filter": ("goldilocks.filtering.command", "run the batch filter on saved rollouts"),
     "data": ("goldilocks.tasks.command", "make a data set as verl parquet files"),
-    "model": ("goldilocks.tasks.model_command", "get SmolLM2 or Qwen2.5-Coder, or make a tiny model, to train"),
+    "model": ("goldilocks.tasks.download", "get SmolLM2 or Qwen2.5-Coder, or make a tiny model, to train"),
     "doctor": ("goldilocks.launch.doctor", "is everything installed, and does it work on this machine?"),
     "completion": ("goldilocks.cli", "print a script that completes these commands in bash, zsh or fish"),
 }

@@ -26,7 +26,7 @@ from goldilocks.launch.recipe import TRAINER, Choice
 from goldilocks.runs.costs import Budget
 from goldilocks.runs.files import RunDir, cache_folder, make_folder
 from goldilocks.tasks import ladder
-from goldilocks.tasks.calculator import check_tool
+from goldilocks.tasks.arithmetic import check_tool
 from goldilocks.tasks.download import MODELS, download
 from goldilocks.tasks.registry import create, write_split
 from goldilocks.tasks.tiny_model import copy_tiny_model

@@ -1,16 +1,25 @@
-"""Sums, differences and products of one to six digits: from problems a tiny model always solves to those it never does.
+"""Arithmetic, in three tasks: for a tiny model, in words for a chat model, and with a calculator that a model may call.
 
-Invariant: ``a+b`` and ``b+a`` belong to the same split, so no validation sum is trained the other way round.
+``arithmetic`` has sums, differences and products of one to six digits: from problems that a tiny model always solves to
+those it never does. ``sums`` goes from what a small chat model often gets right to what it cannot do. In ``calculator``
+a right answer to most problems needs the tool: the tiny model knows the form of a call and copies what the tool says,
+but seldom calls where numbers are long, and RL has to teach when to call.
+
+Invariants: problems with the same numbers and operations are of the same split, so no validation sum is trained the
+other way round. What a model writes is parsed by a grammar of numbers and three operations, and never executed.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from goldilocks.tasks.registry import LevelTask, Problem
+from goldilocks.errors import require
+from goldilocks.tasks.registry import LevelTask, Problem, Score, graded
 
 _INTEGER = re.compile(r"-?\d+")
 
@@ -58,3 +67,117 @@ class Arithmetic(LevelTask):
     data_source = "goldilocks/arithmetic"
     levels = LEVELS
     key = staticmethod(split_key)
+
+
+QUESTION = "Calculate {}. Give the final answer as a number."
+_NUMBER = re.compile(r"(?:(?<![\d)])-)?\d[\d,]*(?:\.\d+)?")  # a minus behind a digit is an operation
+
+
+@dataclass(frozen=True)
+class SumLevel:
+    """``terms`` numbers of ``digits`` digits, with one of ``operations`` between each two."""
+
+    terms: int
+    digits: int
+    operations: str
+
+    @property
+    def difficulty(self) -> float:
+        """Return the number of digit operations; a product has one for each pair of digits."""
+        each = self.digits**2 + 1 if self.operations == "*" else self.digits
+        return float((self.terms - 1) * each)
+
+    def draw(self, rng: random.Random) -> Problem:
+        low, high = (10 ** (self.digits - 1) if self.digits > 1 else 1), 10**self.digits - 1
+        numbers = [rng.randint(low, high) for _ in range(self.terms)]
+        operations = [rng.choice(self.operations) for _ in numbers[1:]]
+        text, answer = str(numbers[0]), numbers[0]
+        for operation, number in zip(operations, numbers[1:], strict=True):
+            text += f" {operation} {number}"
+            answer = {"+": answer + number, "-": answer - number, "*": answer * number}[operation]
+        level = f"{self.terms}x{self.digits}{self.operations}"
+        return Problem(QUESTION.format(text), str(answer), self.difficulty, {"level": level})
+
+
+# Each level's share of a data set. No level mixes products with sums: the order of operations is no part of this.
+SUM_LEVELS: Mapping[SumLevel, float] = {
+    SumLevel(2, 1, "+"): 1,
+    SumLevel(2, 1, "-"): 1,
+    SumLevel(2, 1, "*"): 1,
+    SumLevel(3, 1, "+-"): 2,
+    SumLevel(4, 1, "+-"): 2,
+    SumLevel(2, 2, "+"): 2,
+    SumLevel(2, 2, "-"): 2,
+    SumLevel(3, 2, "+-"): 2,
+    SumLevel(2, 3, "+-"): 2,
+    SumLevel(2, 2, "*"): 1,
+    SumLevel(3, 3, "+-"): 1,
+}
+
+
+def sum_key(question: str) -> str:
+    """Return the key that decides the split: the operations and the numbers of a question, each in order."""
+    words = question.removeprefix(QUESTION.split("{}")[0]).split(". ")[0].split()
+    return " ".join(sorted(words[1::2]) + sorted(words[::2]))
+
+
+class Sums(LevelTask):
+    """The task. An answer is right if its last number is the truth."""
+
+    data_source = "goldilocks/sums"
+    levels = SUM_LEVELS
+    key = staticmethod(sum_key)
+
+    def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
+        """Return whether the last number of an answer is the truth."""
+        number = last_number(answer)
+        return graded(number is not None and number == float(truth))
+
+
+def last_number(text: str) -> float | None:
+    """Return the last number in a text; commas between digits and a typographic minus are understood."""
+    found = _NUMBER.findall(text.replace("−", "-"))
+    return float(found[-1].replace(",", "")) if found else None
+
+
+# A call in the form of Hermes and Qwen models. The tiny model has one token for all that stands before the expression,
+# and one for all behind it; verl's parser ``hermes`` sees the text.
+CALL, CLOSE = '<tool_call>{"name": "calculator", "arguments": {"expression": "', '"}}</tool_call>'
+TOOL = "<|tool|>"  # begins a message of the tool
+
+NUMBERS, DIGITS = 8, 9  # of an expression, and of each of its numbers, at most
+_EXPRESSION = re.compile(rf"-?[0-9]{{1,{DIGITS}}}(?:[-+*][0-9]{{1,{DIGITS}}}){{0,{NUMBERS - 1}}}")
+_SUMMAND = re.compile(r"([-+]?)([0-9*]+)")
+
+
+def calculate(expression: str) -> int:
+    """Return the value of numbers with +, - and * between them; raise ``ValueError`` for any other text."""
+    text = expression.replace(" ", "")
+    accepted = f"at most {NUMBERS} numbers of at most {DIGITS} digits, with +, - or * between them"
+    require(_EXPRESSION.fullmatch(text) is not None, "expression", expression, accepted)
+    products = ((sign, math.prod(map(int, product.split("*")))) for sign, product in _SUMMAND.findall(text))
+    return sum(-value if sign == "-" else value for sign, value in products)
+
+
+def check_tool(seconds: float, fail_every: int) -> None:
+    """Raise a ``ValueError`` for settings of the section ``calculator`` that the tool cannot have."""
+    require(seconds >= 0, "calculator.seconds", seconds, "0 or more")
+    require(fail_every >= 0, "calculator.fail_every", fail_every, "0 (no call fails) or more")
+
+
+# Each level's share of a data set.
+CALCULATOR_LEVELS: Mapping[ArithmeticLevel, float] = {
+    ArithmeticLevel(operation, (digits, digits)): 1 for operation in "+-*" for digits in (1, 2, 3)
+}
+
+
+class Calculator(LevelTask):
+    """The task. The last line of a conversation is its answer: calls and what the tool said stand above it."""
+
+    data_source = "goldilocks/calculator"
+    levels = CALCULATOR_LEVELS
+    key = staticmethod(split_key)
+
+    def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
+        """Return whether the last line of the conversation is the truth."""
+        return graded(answer.strip().rpartition("\n")[2].strip() == truth)

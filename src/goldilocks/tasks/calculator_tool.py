@@ -8,7 +8,7 @@ from typing import Any
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import ToolResponse
 
-from goldilocks.tasks.calculator import calculate, check_tool
+from goldilocks.tasks.arithmetic import calculate, check_tool
 
 
 class CalculatorTool(BaseTool):

@@ -24,7 +24,7 @@ VALIDATION_SHARE = 10  # one problem in this many is held out
 _TRIES = 200  # draws without a new problem after which a level counts as used up
 
 Score = dict[str, float]
-# by name, which is its module's: (class, its data source or the beginning of its data sources, what it is)
+# by name: (class, its data source or the beginning of its data sources, what it is)
 TASKS: Mapping[str, tuple[str, str, str]] = {
     "arithmetic": ("Arithmetic", "goldilocks/arithmetic", "sums, differences and products of one to six digits"),
     "calculator": ("Calculator", "goldilocks/calculator", "arithmetic of one to three digits with a tool, on verl"),
@@ -37,6 +37,8 @@ TASKS: Mapping[str, tuple[str, str, str]] = {
     "reasoning_gym": ("ReasoningGym", "reasoning_gym/", "generators of the reasoning-gym library, by name"),
     "gsm8k": ("Gsm8k", "openai/gsm8k", "grade-school word problems, from a file or the hub"),
 }
+# The module of each task that has no module of its name.
+MODULES = {"calculator": "arithmetic", "sums": "arithmetic"}
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,7 @@ def write_split(out: Path, data_source: str, split: Split, problems: Iterable[Pr
 def create(name: str, **options: Any) -> Task:
     """Return the task called ``name``; its class says which options it takes."""
     require_known("task", name, TASKS)
-    return getattr(importlib.import_module(f"goldilocks.tasks.{name}"), TASKS[name][0])(**options)
+    return getattr(importlib.import_module(f"goldilocks.tasks.{MODULES.get(name, name)}"), TASKS[name][0])(**options)
 
 
 @cache

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from goldilocks.errors import require_known
-from goldilocks.tasks import calculator
+from goldilocks.tasks.arithmetic import CALL, CLOSE, TOOL
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
@@ -71,9 +71,9 @@ def character_tokenizer(characters: Iterable[str] = ARITHMETIC) -> PreTrainedTok
 def calling_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer for arithmetic with the two tokens of a call, and a template that has messages of tools."""
     tokenizer = character_tokenizer()
-    tokenizer.add_tokens([calculator.CALL, calculator.CLOSE])
-    tokenizer.add_tokens([calculator.TOOL], special_tokens=True)
-    said = "{% if message['role'] == 'tool' %}" + calculator.TOOL + "{{ message['content'] }}\n{% elif"
+    tokenizer.add_tokens([CALL, CLOSE])
+    tokenizer.add_tokens([TOOL], special_tokens=True)
+    said = "{% if message['role'] == 'tool' %}" + TOOL + "{{ message['content'] }}\n{% elif"
     tokenizer.chat_template = _TEMPLATE.replace("{% if", said, 1)
     return tokenizer
 

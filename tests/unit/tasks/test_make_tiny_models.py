@@ -11,8 +11,7 @@ import pytest
 from make_tiny_models import RECIPES, SLIPS, arithmetic_lessons, calculator_lessons, main, slip
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from goldilocks.tasks.arithmetic import split_key
-from goldilocks.tasks.calculator import CALL, CLOSE
+from goldilocks.tasks.arithmetic import CALL, CLOSE, split_key
 from goldilocks.tasks.registry import split_of
 from goldilocks.tasks.tiny_model import TINY, tiny_model
 

@@ -17,7 +17,7 @@ from verl_world import ABORTED, Server, Worker, prompt, worker_queue, written
 
 from goldilocks.config.recipes import CONFIG
 from goldilocks.engine.engine import Generation
-from goldilocks.tasks.calculator import CALL, CLOSE, TOOL, Calculator
+from goldilocks.tasks.arithmetic import CALL, CLOSE, TOOL, Calculator
 from goldilocks.tasks.calculator_tool import CalculatorTool
 from goldilocks.tasks.tiny_model import calling_tokenizer
 from goldilocks.types import Failure, Rollout
