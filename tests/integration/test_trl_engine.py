@@ -13,7 +13,7 @@ pytest.importorskip("trl")
 import trl_world as world
 from peft import LoraConfig
 
-from goldilocks.losses.weights_gap import StaleWeights
+from goldilocks.losses.log_probs import StaleWeights
 from goldilocks.trl import GoldilocksGRPOTrainer
 from goldilocks.trl.rows import LOG_PROBS
 

@@ -24,7 +24,7 @@ from goldilocks.core.filters import Variance
 from goldilocks.core.selectors import Greso
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.losses.gspo import clipping_metrics
+from goldilocks.losses.policy_loss import clipping_metrics
 from goldilocks.runs.history import accuracy_by
 from goldilocks.types import Failure, Request, Rollout
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from goldilocks.losses.weights_gap import WeightsGuard, gap_sums, has_experts, mean_gap
+from goldilocks.losses.log_probs import WeightsGuard, gap_sums, has_experts, mean_gap
 from goldilocks.runs.costs import Budget, Meter
 from goldilocks.trl.collection import Processes
 from goldilocks.trl.rows import LOG_PROBS, SAMPLED

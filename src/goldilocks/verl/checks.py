@@ -38,7 +38,7 @@ def check_run(config: DictConfig) -> None:
 
 def _mistakes(config: DictConfig) -> list[str]:
     from goldilocks.engine import verl_server
-    from goldilocks.losses.checks import check_algorithm  # imports torch
+    from goldilocks.losses.policy_loss import check_algorithm  # imports torch
 
     mistakes = check_algorithm(config)
     if config.actor_rollout_ref.rollout.get("name", None) == verl_server.NAME:

@@ -15,8 +15,15 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn, register_adv_est
 
 from goldilocks.config.settings import Settings
 from goldilocks.errors import require
-from goldilocks.losses import pool_estimator, rows_of_rollouts
-from goldilocks.losses.reward_pool import POOLED, SUFFIX, normalised_by_config, pooled, whitened
+from goldilocks.losses.advantages import (
+    POOLED,
+    SUFFIX,
+    normalised_by_config,
+    pool_estimator,
+    pooled,
+    rows_of_rollouts,
+    whitened,
+)
 from goldilocks.runs.records import part_of_row, split_row_key
 
 EPSILON = 1e-6  # verl's

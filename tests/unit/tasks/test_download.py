@@ -17,7 +17,6 @@ from goldilocks.tasks import download as downloads
 from goldilocks.tasks.download import MODELS, RealModel, convert, download
 
 
-
 @pytest.fixture(autouse=True)
 def _no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

@@ -222,7 +222,7 @@ def _distance_to_rollouts(own: Any, data: Any, given: Any) -> dict[str, float]:
     """
     import torch
 
-    from goldilocks.losses.weights_gap import gap_sums
+    from goldilocks.losses.log_probs import gap_sums
 
     mask = data["response_mask"].values().bool()
     if "rollout_log_probs" not in data or not mask.any():

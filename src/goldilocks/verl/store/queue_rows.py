@@ -19,7 +19,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 
 from goldilocks.drive.rows import Place, RowStore
-from goldilocks.losses import Untrained
+from goldilocks.losses.advantages import Untrained
 from goldilocks.runs.records import split_row_key
 from goldilocks.types import Group, Request, Rollout
 from goldilocks.verl.store.stored_rows import load_rows, save_rows

@@ -20,7 +20,7 @@ from verl.trainer.ppo.v1.trainer_separate_async import logger as verl_logger
 from verl.utils.debug import marked_timer
 
 from goldilocks.errors import require
-from goldilocks.losses.behaviour import is_bypassed
+from goldilocks.losses.log_probs import is_bypassed
 from goldilocks.types import OnFull
 from goldilocks.verl.dispatch.backend import NeverPausing
 from goldilocks.verl.update.log_probs import gap_of_waiting_rows, has_fresh_token

@@ -39,8 +39,7 @@ from verl.utils.torch_dtypes import FLOAT_LIST
 from verl.workers.utils.padding import response_to_nested
 
 from goldilocks.dotted_keys import value_at
-from goldilocks.losses.behaviour import behaviour_log_probs, is_bypassed
-from goldilocks.losses.weights_gap import WeightsGuard, gap_sums, has_experts, mean_gap
+from goldilocks.losses.log_probs import WeightsGuard, behaviour_log_probs, gap_sums, has_experts, is_bypassed, mean_gap
 from goldilocks.verl.store.queue_rows import (
     copied,
     fill_log_probs,

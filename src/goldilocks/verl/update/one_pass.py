@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
-from goldilocks.losses.weights_gap import mean_gap
+from goldilocks.losses.log_probs import mean_gap
 from goldilocks.verl.driven import changed
 from goldilocks.verl.fields import DISTANCE, GAP_SUM, GAP_TOKENS, MOVED_SUM, MOVED_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
 from goldilocks.verl.switch import in_force

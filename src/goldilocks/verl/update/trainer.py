@@ -23,7 +23,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from goldilocks.config.settings import Settings
 from goldilocks.drive.driver import Driver
-from goldilocks.losses import untrained_rollouts, weigh_prompts_equally
+from goldilocks.losses.advantages import untrained_rollouts, weigh_prompts_equally
 from goldilocks.rewards.calls import guard_if_asked
 from goldilocks.runs.loggers import show_grouped
 from goldilocks.types import Group

@@ -25,18 +25,28 @@ from goldilocks.drive.driver import Driver
 from goldilocks.drive.gate import Gate
 from goldilocks.engine.cpu import patches_env
 from goldilocks.errors import require
-from goldilocks.losses.behaviour import behaviour_log_probs, is_bypassed
-from goldilocks.losses.weights_gap import gap_sums, mean_gap
+from goldilocks.losses.log_probs import behaviour_log_probs, gap_sums, is_bypassed, mean_gap
 from goldilocks.rewards.calls import guard_if_asked
 from goldilocks.types import Group
 from goldilocks.verl.checks import check_v0
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, ValidatesByColumn, changed
 from goldilocks.verl.update.gates import KLPenalty
 from goldilocks.verl.update.log_probs import weights_guard
-from goldilocks.verl.v0.backend import CollectingManager, GenerationBatches, Pending, is_placeholder, placeholder
+from goldilocks.verl.v0.backend import (
+    STALE,
+    TRAINED,
+    BatchFilter,
+    CollectingManager,
+    FinalReward,
+    GenerationBatches,
+    Pending,
+    ProtoRows,
+    is_placeholder,
+    pad_to,
+    placeholder,
+)
 from goldilocks.verl.v0.python_config import TrainerConfig
 from goldilocks.verl.v0.rewards import RewardFunction, mark_validation, route
-from goldilocks.verl.v0.rows import STALE, TRAINED, BatchFilter, FinalReward, ProtoRows, pad_to
 
 
 class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):

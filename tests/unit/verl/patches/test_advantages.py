@@ -16,7 +16,7 @@ from verl import DataProto
 from verl.trainer.ppo.v1 import trainer_base
 from verl_world import Queue
 
-from goldilocks.losses import Untrained, untrained_rollouts
+from goldilocks.losses.advantages import Untrained, untrained_rollouts
 from goldilocks.verl import estimators  # noqa: F401  # registers the pool estimators
 from goldilocks.verl.patches.trainers import GROUP_NUMBERS, groups_at_once
 

@@ -14,7 +14,7 @@ from verl_world import Queue
 
 from goldilocks.core import Surplus
 from goldilocks.drive.driver import Driver
-from goldilocks.losses.weights_gap import StaleWeights, WeightsGuard
+from goldilocks.losses.log_probs import StaleWeights, WeightsGuard
 from goldilocks.types import Rollout
 from goldilocks.verl.dispatch.backend import NeverPausing
 from goldilocks.verl.update.async_trainer import GoldilocksAsyncTrainer

@@ -26,11 +26,10 @@ from goldilocks import (
     RolloutConfig,
     TrainerConfig,
 )
-from goldilocks.losses.weights_gap import StaleWeights
+from goldilocks.losses.log_probs import StaleWeights
 from goldilocks.types import Rollout
-from goldilocks.verl.v0.backend import merge_timings
+from goldilocks.verl.v0.backend import ProtoRows, Row, merge_timings
 from goldilocks.verl.v0.rewards import mark_validation, route
-from goldilocks.verl.v0.rows import ProtoRows, Row
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goldilocks.engine import Engine, SamplingParams
-from goldilocks.losses.weights_gap import FP32, GROWTH, HALF, StaleWeights, WeightsGuard, gap_sums, mean_gap
+from goldilocks.losses.log_probs import FP32, GROWTH, HALF, StaleWeights, WeightsGuard, gap_sums, mean_gap
 from goldilocks.tasks.tiny_model import build, character_tokenizer
 
 CPU = torch.device("cpu")

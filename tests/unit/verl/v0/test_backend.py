@@ -11,7 +11,7 @@ pytest.importorskip("verl")
 
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.types import Group, Prompt, Rollout
-from goldilocks.verl.v0.rows import BatchFilter, ProtoRows, Row
+from goldilocks.verl.v0.backend import BatchFilter, ProtoRows, Row
 
 MASK = torch.ones(4, dtype=torch.long)
 GATES = PPOFilterConfig(target_group_size=3, enable_two_gate_filter=True, gate_always=True)

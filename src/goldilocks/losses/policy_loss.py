@@ -1,0 +1,152 @@
+"""Policy losses of verl: checks of their config before any GPU time is spent, and metrics of GSPO's clipping.
+
+Nothing here imports verl: a config is any nested object with ``get``.
+
+verl's loss and metrics stay the same to the bit, except ``actor/pg_clipfrac_lower``, which verl fills with a constant
+0. The lower and the upper share sum to verl's own ``actor/pg_clipfrac``. verl takes the plain mean of a policy loss's
+metrics over micro-batches, ranks and mini-batches, and needs the same names from every micro-batch: so one that is all
+padding reports a ratio of 1, as an unmoved policy would.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldilocks.errors import require
+from goldilocks.losses.advantages import LOSS_MODES, check_pool, require_agg_mode
+
+# The losses that clip a ratio from both sides. CISPO is not one: it is run with a lower bound that never binds.
+CLIPPED = ("vanilla", "gspo", "geo_mean", "clip_cov", "bypass_mode")
+GSPO_AGG_MODE = "seq-mean-token-mean"
+TOKEN_LEVEL = 0.01  # ε of GSPO is a few 1e-4, of token-level PPO a few 1e-1
+ACTOR = "actor_rollout_ref.actor"
+MAX_LOG_RATIO = 10.0  # where verl's loss clamps it
+QUANTILES = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
+
+PolicyLoss = Callable[..., tuple[Tensor, dict[str, Any]]]
+
+
+def check_algorithm(config: Any) -> list[str]:
+    """Return warnings about verl's whole ``config``; raise ``ValueError`` for a setting that cannot be meant."""
+    actor = config.get("actor_rollout_ref").get("actor")
+    mode = actor.get("policy_loss", {}).get("loss_mode", "vanilla")
+    if mode in CLIPPED:
+        low, high = clip_range(actor)
+        accepted = f"at most clip_ratio_high={high} (the usual pairs: 0.2 and 0.28; for gspo 0.0003 and 0.0004)"
+        require(low <= high, f"{ACTOR}.clip_ratio_low", low, accepted)
+    algorithm = config.get("algorithm") or {}
+    check_pool(algorithm.get("adv_estimator") or "", bool(algorithm.get("use_kl_in_reward")))
+    warnings = _about_gspo(actor) if mode == "gspo" else []
+    if (config.get("goldilocks") or {}).get("loss_agg") is not None:
+        warnings += _about_prompt_mean(config, actor, mode)
+    return warnings
+
+
+def _about_gspo(actor: Any) -> list[str]:
+    low, high = clip_range(actor)
+    warnings = []
+    if max(low, high) >= TOKEN_LEVEL:
+        warnings.append(
+            f"{ACTOR}.policy_loss.loss_mode=gspo with clip_ratio_low={low}, clip_ratio_high={high}: a token-level "
+            f"range, which a sequence's ratio hardly ever leaves, so next to nothing is clipped; GSPO uses 0.0003 "
+            f"and 0.0004"
+        )
+    if actor.get("loss_agg_mode") != GSPO_AGG_MODE:
+        warnings.append(
+            f"{ACTOR}.policy_loss.loss_mode=gspo with loss_agg_mode={actor.get('loss_agg_mode')}: long answers weigh "
+            f"more than short ones; GSPO uses {GSPO_AGG_MODE}"
+        )
+    return warnings
+
+
+def _about_prompt_mean(config: Any, actor: Any, mode: str) -> list[str]:
+    how, agg_mode = config.get("goldilocks").get("loss_agg"), actor.get("loss_agg_mode")
+    require(how == "prompt-mean", "goldilocks.loss_agg", how, f"prompt-mean, or null for {ACTOR}.loss_agg_mode alone")
+    modes = ", ".join(LOSS_MODES)
+    accepted = f"with goldilocks.loss_agg=prompt-mean a loss that scales with the advantage: {modes}"
+    require(mode in LOSS_MODES, f"{ACTOR}.policy_loss.loss_mode", mode, accepted)
+    require_agg_mode(agg_mode)
+    warnings = []
+    if agg_mode == "token-mean" and actor.get("ppo_mini_batch_size") != config.get("data").get("train_batch_size"):
+        warnings.append(
+            f"goldilocks.loss_agg=prompt-mean with {ACTOR}.loss_agg_mode=token-mean and several mini-batches: prompts "
+            f"weigh the same only as far as mini-batches hold equally many tokens; the seq-mean modes are exact"
+        )
+    terms = {"use_kl_loss": actor.get("use_kl_loss"), "entropy_coeff": actor.get("entropy_coeff")}
+    warnings += [
+        f"goldilocks.loss_agg=prompt-mean weighs the policy-gradient term; {ACTOR}.{key}={value} adds one that "
+        f"keeps loss_agg_mode={agg_mode}"
+        for key, value in terms.items()
+        if value
+    ]
+    return warnings
+
+
+def sequence_ratio(old_log_prob: Tensor, log_prob: Tensor, response_mask: Tensor) -> Tensor:
+    """Return each row's importance ratio s = exp(mean over its tokens of log π − log π_old), as in verl's loss."""
+    lengths = response_mask.sum(-1).clamp(min=1)
+    log_ratio = ((log_prob - old_log_prob) * response_mask).sum(-1) / lengths
+    return log_ratio.clamp(max=MAX_LOG_RATIO).exp()
+
+
+@torch.no_grad()
+def clipping_metrics(
+    ratio: Tensor, advantages: Tensor, response_mask: Tensor, clip_ratio_low: float, clip_ratio_high: float
+) -> dict[str, float]:
+    """Return where the clip binds, as a share of tokens, and how the ratio is spread over sequences.
+
+    The clip takes the gradient away below 1 − ε_low where the advantage is negative, above 1 + ε_high where positive.
+    """
+    tokens = response_mask.sum().clamp(min=1)
+    below = (ratio < 1 - clip_ratio_low).unsqueeze(-1) & (advantages < 0)
+    above = (ratio > 1 + clip_ratio_high).unsqueeze(-1) & (advantages > 0)
+    values = {
+        "pg_clipfrac_lower": (below * response_mask).sum() / tokens,
+        "pg_clipfrac_upper": (above * response_mask).sum() / tokens,
+        **_spread(ratio.float(), response_mask.bool().any(-1)),
+    }
+    numbers = torch.stack(list(values.values())).tolist()  # one wait for the device, not one per metric
+    return {f"actor/{name}": number for name, number in zip(values, numbers, strict=True)}
+
+
+def _spread(ratio: Tensor, real: Tensor) -> dict[str, Tensor]:
+    """Return mean and quantiles over the real rows, 1 if there is none. A NaN of a row shows in the mean."""
+    mean = 1 + torch.where(real, ratio - 1, 0).sum() / real.sum().clamp(min=1)
+    points = torch.tensor(list(QUANTILES.values()), dtype=ratio.dtype, device=ratio.device)
+    quantiles = torch.where(real.any(), torch.where(real, ratio, torch.nan).nanquantile(points), 1)
+    named = zip(QUANTILES, quantiles.unbind(), strict=True)
+    return {"seq_importance_ratio": mean, **{f"seq_importance_ratio_{name}": value for name, value in named}}
+
+
+def with_clipping_metrics(loss: PolicyLoss) -> PolicyLoss:
+    """Return verl's GSPO loss with the metrics of its clipping added."""
+
+    @functools.wraps(loss)
+    def compute_policy_loss_gspo(
+        old_log_prob: Tensor,
+        log_prob: Tensor,
+        advantages: Tensor,
+        response_mask: Tensor,
+        loss_agg_mode: str = "seq-mean-token-mean",
+        config: Any = None,
+        rollout_is_weights: Tensor | None = None,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        value, metrics = loss(
+            old_log_prob, log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights
+        )
+        ratio = sequence_ratio(old_log_prob, log_prob.detach(), response_mask)
+        return value, {**metrics, **clipping_metrics(ratio, advantages, response_mask, *clip_range(config))}
+
+    return compute_policy_loss_gspo
+
+
+def clip_range(actor: Any) -> tuple[float, float]:
+    """Return ε_low and ε_high of an actor's config; ``clip_ratio`` replaces one that is null."""
+    low, high = actor.get("clip_ratio_low"), actor.get("clip_ratio_high")
+    both = actor.get("clip_ratio")
+    return (both if low is None else low), (both if high is None else high)
