@@ -19,7 +19,6 @@ from goldilocks.cli import main
 ROOT = Path(__file__).parents[2]
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 CHECKED = {
-    "README.md": ["goldilocks simulate --policy dapo --policy knapsack --policy thompson"],
     "docs/quick-start.md": ["goldilocks train rollout.n=16", "goldilocks train gropo"],
     "docs/compare.md": [
         "goldilocks compare grpo gropo --budget rollouts=2048 --seeds 2",
@@ -28,7 +27,7 @@ CHECKED = {
     "docs/report.md": ["goldilocks report runs/nowhere"],
     "docs/simulate.md": ["goldilocks simulate"],
 }
-LONG = {"README.md", "docs/simulate.md"}  # 50,000 rollouts of each policy: 8 s, and 50 s for every recipe
+LONG = {"docs/simulate.md"}  # 50,000 rollouts of each policy: 50 s for every recipe
 CASES = [
     pytest.param(page, command, marks=[pytest.mark.slow] if page in LONG else [], id=f"{page}: {command}")
     for page, commands in CHECKED.items()
