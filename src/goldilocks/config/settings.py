@@ -310,6 +310,12 @@ class Settings:
         return self.surplus().max_carry_steps > 0
 
     @property
+    def carries_groups(self) -> bool:
+        """Whether groups of an older policy are to be expected: a batch leaves kept groups over, or open ones."""
+        over = self.drops_groups or (self._gen_batch_size() or 0) > self.train_batch_size or self.surplus().pauses
+        return self.trains_older_groups and over
+
+    @property
     def judges_final_reward(self) -> bool:
         """Whether groups are judged on a reward that is known only after log-probs are computed."""
         return self.filter_groups.enable and self.filter_groups.metric == FINAL_METRIC and self.use_kl_in_reward

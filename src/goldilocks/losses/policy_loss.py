@@ -47,6 +47,26 @@ def check_algorithm(config: Any) -> list[str]:
     return warnings
 
 
+def check_older_rows(config: Any, max_carry_steps: int) -> None:
+    """Raise ``ValueError`` for GSPO with rows of an older policy, which have the log-probs of the rollout engine.
+
+    Its rounding, or a sampling such as ``top_p``, moves a sequence's mean log-prob further than GSPO's range is wide:
+    rows of a policy that has not moved at all lose their gradient.
+    """
+    actor, algorithm = config.get("actor_rollout_ref").get("actor"), config.get("algorithm")
+    correction = algorithm.get("rollout_correction", None) or {}
+    mode = actor.get("policy_loss", {}).get("loss_mode", "vanilla")
+    corrected = correction.get("rollout_is", None) or correction.get("bypass_mode", False)
+    high = max(clip_range(actor))
+    accepted = (
+        f"0, and on_full=finish or requeue, with {ACTOR}.policy_loss.loss_mode=gspo and a clip range of {high:g}: an "
+        "older answer has the rollout engine's log-probs, whose rounding is wider than the range. Or correct for it "
+        "with algorithm.rollout_correction.rollout_is=sequence"
+    )
+    sound = mode != "gspo" or high >= TOKEN_LEVEL or bool(corrected)
+    require(sound, "algorithm.filter_groups.max_carry_steps", max_carry_steps, accepted)
+
+
 def _about_gspo(actor: Any) -> list[str]:
     low, high = clip_range(actor)
     warnings = []

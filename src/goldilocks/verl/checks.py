@@ -60,8 +60,16 @@ def check_v1(config: DictConfig) -> None:
     policies = "which samples by goldilocks.selector, goldilocks.allocator and goldilocks.filter"
     require(not value_at(config, key), key, value_at(config, key), f"none {with_us}, {policies}")
     _check_bounds_on_age(config)
+    _check_older_rows(config, Settings.from_config(config))
     _check_pausing(config)
     _check_reward_model(config, f"{with_us}, since a group is judged when its rollouts arrive and needs their rewards")
+
+
+def _check_older_rows(config: DictConfig, settings: Settings) -> None:
+    from goldilocks.losses.policy_loss import check_older_rows  # imports torch
+
+    if settings.carries_groups:
+        check_older_rows(config, settings.surplus().max_carry_steps)
 
 
 def _check_reward_model(config: DictConfig, why: str) -> None:
@@ -93,6 +101,7 @@ def _check_pausing(config: DictConfig) -> None:
 def check_v0(config: DictConfig, settings: Settings) -> None:
     """Raise ``ValueError`` for a config that the V0 trainer does not support."""
     _mistakes(config)
+    _check_older_rows(config, settings)
     _check_reward_model(config, "since groups are judged by rewards while the rollout servers hold the GPUs")
     estimator = config.algorithm.adv_estimator
     require(estimator != "remax", "algorithm.adv_estimator", "remax", "an estimator without a greedy baseline")

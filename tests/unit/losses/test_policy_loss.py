@@ -21,7 +21,9 @@ from verl.utils.py_functional import append_to_dict, rename_dict
 from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 
-from goldilocks.losses.policy_loss import check_algorithm, clipping_metrics, sequence_ratio
+from goldilocks.config.recipes import read_recipe
+from goldilocks.losses.log_probs import behaviour_log_probs
+from goldilocks.losses.policy_loss import check_algorithm, check_older_rows, clipping_metrics, sequence_ratio
 from goldilocks.verl import plugin
 from goldilocks.verl.checks import check_run
 
@@ -83,6 +85,31 @@ def test_gspo_over_tokens_is_warned_of() -> None:
     (warning,) = check_algorithm(config(loss_agg_mode="token-mean"))
     assert "loss_agg_mode=token-mean" in warning
     assert "seq-mean-token-mean" in warning
+
+
+def test_the_rounding_of_an_engine_is_wider_than_gspos_range() -> None:
+    """A policy that has not moved: carried rows have the engine's log-probs, and a third lose their gradient."""
+    noise = torch.randn(1000, 300, generator=torch.Generator().manual_seed(0))
+    now, mask = torch.full((1000, 300), -1.0), torch.ones(1000, 300)
+    rows = {"response_mask": mask, "rollout_log_probs": now + 0.02 * noise, "old_log_probs": now}
+    carried, _ = behaviour_log_probs(rows, torch.ones(1000, dtype=torch.bool), None)
+    ratio = sequence_ratio(carried, now, mask)
+    for clipped in (ratio < 1 - 3e-4, ratio > 1 + 4e-4):
+        assert 0.3 < clipped.float().mean() < 0.45
+    fresh, _ = behaviour_log_probs(rows, torch.zeros(1000, dtype=torch.bool), None)
+    assert sequence_ratio(fresh, now, mask).eq(1).all()
+
+
+def test_gspo_with_rows_of_an_older_policy_is_refused_unless_they_are_corrected() -> None:
+    with pytest.raises(ValueError, match=r"filter_groups\.max_carry_steps=1 is not accepted: 0, .*loss_mode=gspo"):
+        check_older_rows(config(), 1)
+    check_older_rows(config(algorithm={"rollout_correction": {"rollout_is": "sequence"}}), 1)
+    check_older_rows(config(clip_ratio_low=0.2, clip_ratio_high=0.2), 1)
+    check_older_rows(config("vanilla", clip_ratio_low=0.2, clip_ratio_high=0.28), 1)
+
+
+def test_the_recipe_of_gspo_carries_nothing() -> None:
+    assert read_recipe("gspo")["algorithm"]["filter_groups"]["max_carry_steps"] == 0
 
 
 def test_a_pool_of_penalised_rewards_is_an_error() -> None:

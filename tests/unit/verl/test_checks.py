@@ -8,7 +8,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from goldilocks import TrainerConfig
-from goldilocks.verl.checks import check_v1
+from goldilocks.config.settings import Settings
+from goldilocks.verl.checks import check_v0, check_v1
 from goldilocks.verl.update.async_trainer import prepare
 
 
@@ -59,6 +60,18 @@ def test_devices_that_train_are_not_lent_to_generation_by_the_asynchronous_train
     prepare(config(**keys))
     with pytest.raises(ValueError, match=rf"{switch}=True is not accepted: False.*goldilocks_async"):
         prepare(config(**keys, **{switch: True}))
+
+
+def test_gspo_is_refused_where_groups_are_carried_and_not_where_none_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    actor, groups = "actor_rollout_ref.actor", "algorithm.filter_groups"
+    gspo = {f"{actor}.policy_loss.loss_mode": "gspo", f"{actor}.clip_ratio_low": 3e-4, f"{actor}.clip_ratio_high": 4e-4}
+    check_v1(config(**gspo))  # nothing is left over from a batch
+    filtered = {**gspo, f"{groups}.enable": True, f"{groups}.metric": "acc", "actor_rollout_ref.rollout.n": 4}
+    for check in (check_v1, lambda run: check_v0(run, Settings.from_config(run))):
+        with pytest.raises(ValueError, match=r"filter_groups\.max_carry_steps=1 is not accepted: 0, "):
+            check(config(**filtered))
+        check(config(**filtered, **{f"{groups}.max_carry_steps": 0}))
 
 
 def test_partial_rollouts_are_refused_where_an_engine_cannot_stop_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
