@@ -24,6 +24,7 @@ from goldilocks.core.strata import StrataSettings
 from goldilocks.dotted_keys import value_at
 from goldilocks.errors import refuse_unknown, require, require_known, require_type
 from goldilocks.filtering.config import (
+    INSTEAD_OF_LIBRARY_CALLS,
     INSTEAD_OF_REJECTION_SAMPLE,
     OF_LIBRARY_CALLS,
     REJECTION_SAMPLE,
@@ -257,9 +258,10 @@ class Settings:
         """``batch_filter.*``, if it is set and enabled; the group size is ``rollout.n`` unless stated."""
         given = dict(self.batch_filter or {})
         for key in OF_LIBRARY_CALLS:
-            accepted = "for library calls alone: a trainer judges every group, and knows the size that each was given"
-            require(key not in given, f"batch_filter.{key}", given.get(key), accepted)
-        if not given.pop("enable", bool(given)):
+            require(key not in given, f"batch_filter.{key}", given.get(key), INSTEAD_OF_LIBRARY_CALLS)
+        enabled = given.pop("enable", bool(given))
+        PPOFilterConfig.refuse_unknown_keys(given)
+        if not enabled:
             return None
         return PPOFilterConfig.from_mapping({"target_group_size": self.n, **given})
 

@@ -17,6 +17,9 @@ STRATEGIES = ("uniform", "efficiency", "efficiency_stochastic", "max_variance")
 GATE1_MODES = ("mean", "abs")
 INVALID_ROWS = ("error", "drop")
 OF_LIBRARY_CALLS = ("gate_always", "varying_group_sizes")  # a trainer sets these by itself
+INSTEAD_OF_LIBRARY_CALLS = (
+    "for library calls alone: a trainer judges every group, and knows the size that each was given"
+)
 # A switch in guides to this filter, by which a trainer sets the length that groups are rejected by.
 REJECTION_SAMPLE = "rejection_sample"
 INSTEAD_OF_REJECTION_SAMPLE = (
@@ -79,10 +82,15 @@ class PPOFilterConfig:
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> PPOFilterConfig:
         """Return the config of a ``dict`` or an OmegaConf node; an unknown key is an error."""
+        cls.refuse_unknown_keys(values)
+        return cls(**{str(key): value for key, value in values.items()})
+
+    @classmethod
+    def refuse_unknown_keys(cls, values: Mapping[str, Any]) -> None:
+        """Raise ``ValueError`` for a key that is no field."""
         if REJECTION_SAMPLE in values:
             require(False, f"batch_filter.{REJECTION_SAMPLE}", values[REJECTION_SAMPLE], INSTEAD_OF_REJECTION_SAMPLE)
         refuse_unknown("batch_filter", map(str, values), [field.name for field in fields(cls)])
-        return cls(**{str(key): value for key, value in values.items()})
 
     @property
     def rollouts_to_generate(self) -> int:

@@ -21,6 +21,12 @@ from omegaconf.errors import OmegaConfBaseException
 from goldilocks.config.recipes import DEFAULT, FILE, find, name_of, names, read_keys
 from goldilocks.dotted_keys import dotted_keys
 from goldilocks.errors import closest, require, require_known
+from goldilocks.filtering.config import (
+    INSTEAD_OF_LIBRARY_CALLS,
+    INSTEAD_OF_REJECTION_SAMPLE,
+    OF_LIBRARY_CALLS,
+    REJECTION_SAMPLE,
+)
 
 DEFAULT_TASK = "arithmetic"
 GROUPS = ("device", "task")
@@ -28,6 +34,8 @@ _MISSING = object()
 OWN = "recipe_file"  # Hydra's group of recipes that are files of the user's own
 TRAINER = "backend"  # the key under ``trainer`` that says who trains; verl where there is none
 TRAINERS = ("verl", "trl")
+# Keys that are no keys here, by their last word, and what to use in their place.
+ANSWERS = {REJECTION_SAMPLE: INSTEAD_OF_REJECTION_SAMPLE, **dict.fromkeys(OF_LIBRARY_CALLS, INSTEAD_OF_LIBRARY_CALLS)}
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,8 @@ def _explain(error: Exception, base: DictConfig, overrides: Sequence[str]) -> st
     for override in overrides:
         key = re.split(r"[=@]", override.lstrip("~"), maxsplit=1)[0]
         if not override.startswith("+") and OmegaConf.select(base, key, default=_MISSING) is _MISSING:
+            if (last := key.rpartition(".")[2]) in ANSWERS:
+                return f"{override} is not accepted: {ANSWERS[last]}"
             near = _nearest_keys(key, keys)
             hint = f"; nearest: {', '.join(near)}" if near else "; no key is like it"
             return f"unknown key {key!r} in {override!r}{hint}. To add a key that verl does not have, write +{override}"

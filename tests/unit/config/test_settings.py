@@ -168,6 +168,7 @@ def test_no_group_is_asked_for_more_rows_than_its_allocator_gives_it(
             ["batch_filter.gate_always=true"],
             r"batch_filter.gate_always=True is not accepted: for library calls alone: a trainer judges every group",
         ),
+        (["batch_filter.enable=false", "batch_filter.gate3=true"], r"batch_filter.gate3 is not a key"),
         (["batch_filter.rejection_sample=true"], r"batch_filter.rejection_sample=True is not accepted: no such switch"),
         (["trainer.rejection_sample=true"], r"trainer.rejection_sample=True is not accepted: no such switch"),
         (["batch_filter.gate1_epsilon=1"], r"batch_filter.gate1_epsilon is not a key \(did you mean 'gate1_"),
