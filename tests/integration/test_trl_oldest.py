@@ -13,7 +13,7 @@ pytest.importorskip("trl")
 
 OLDEST = "1.0.0"
 TESTS = Path(__file__).parents[1]
-IN_PROCESS = ("test_trl.py", "test_trl_engine.py", "test_trl_guard.py")
+IN_PROCESS = ("test_trl.py", "test_trl_engine.py")
 SAME = [TESTS / "unit" / "trl", *(TESTS / "integration" / name for name in IN_PROCESS)]
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.runs(4), pytest.mark.timeout(1800)]
