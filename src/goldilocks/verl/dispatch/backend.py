@@ -92,7 +92,8 @@ class AgentLoops(Backend):
         return self._refilling()
 
     def explain(self, failure: Failure) -> str:
-        return f"the first said: {published_error(self._succeeded_at)}"
+        said = published_error(self._succeeded_at)
+        return super().explain(failure) if said is None else f"the first said: {said}"
 
     def unfinished(self) -> list[SavedAnswer]:
         """Return the answers that unfinished rollouts can go on from."""

@@ -8,6 +8,7 @@ it waits.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import time
@@ -18,6 +19,8 @@ from typing import Any
 
 from goldilocks.engine.verl_server.answers import place
 from goldilocks.rewards import RewardFailed
+
+logger = logging.getLogger(__name__)
 
 Function = Callable[..., Any]
 
@@ -60,7 +63,11 @@ async def publish(error: BaseException) -> None:
 
     process = f"{platform.node()}/{os.getpid()}"
     tag = {"reason": reason(error), "at": time.time(), ENDS: _ends_the_run(error)}
-    await transfer_queue.async_kv_put(key=process, partition_id=FAILURES, tag=tag)
+    try:
+        await transfer_queue.async_kv_put(key=process, partition_id=FAILURES, tag=tag)
+    except Exception:  # the rollout's own error is what the caller goes on with
+        _published = False
+        logger.exception("the trainer could not be told of the error of a rollout: %s", tag["reason"])
 
 
 def _ends_the_run(error: BaseException) -> bool:
@@ -87,12 +94,14 @@ def name_first_error(original: Function) -> Function:
         try:
             batch, metrics = original(self, *args, **kwargs)
         except RuntimeError as error:
-            if "no materializable trajectories" not in str(error):
+            said = published_error(last)
+            if "no materializable trajectories" not in str(error) or said is None:
                 raise
-            raise _none_succeeded(last) from error
+            raise RuntimeError(f"no rollout succeeded; the first to fail said: {said}") from error
         _raise_what_ends_the_run()
         if not batch.keys:
-            raise _none_succeeded(last)
+            said = published_error(last) or "nothing: its worker's log has the reason"
+            raise RuntimeError(f"no rollout succeeded; the first to fail said: {said}")
         last = time.time()
         return batch, metrics
 
@@ -134,10 +143,6 @@ def check_workers() -> None:
             ray.get(call)
         else:
             _unanswered[worker] = call
-
-
-def _none_succeeded(since: float) -> RuntimeError:
-    return RuntimeError(f"no rollout succeeded; the first to fail said: {published_error(since)}")
 
 
 def published_error(since: float = 0.0) -> str | None:

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+import transfer_queue
 from transfer_queue import KVBatchMeta
 from verl_world import Queue
 
@@ -107,3 +108,41 @@ def test_a_reward_that_must_not_fail_ends_a_validation_whose_other_rollouts_succ
     asyncio.run(failures.publish_first_error(original)([]))
     with pytest.raises(RuntimeError, match=r"goldilocks\.rewards\.on_failure=error: RewardFailed: the judge is busy"):
         sample(None)
+
+
+def test_where_no_process_said_why_the_advice_of_verl_stays(processes: Processes) -> None:
+    advice = "terminal groups with no materializable trajectories. Enable sync_refill_failed_groups"
+
+    def raises(_buffer: Any) -> Any:
+        raise RuntimeError(advice)
+
+    sample = failures.name_first_error(raises)
+    with pytest.raises(RuntimeError, match=f"^{advice}$"):
+        sample(None)
+    with pytest.raises(RuntimeError, match=r"no rollout succeeded; .* nothing: its worker's log has the reason"):
+        failures.name_first_error(lambda self: (batch(), {}))(None)
+    processes.fail(1.0, LookupError("the first"))
+    with pytest.raises(RuntimeError, match="no rollout succeeded; the first to fail said: LookupError: the first"):
+        sample(None)
+
+
+def test_an_error_that_cannot_be_put_is_returned_and_logged_and_a_later_one_is_put(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = LookupError("the rollout's own")
+
+    async def original(tasks: list[Any]) -> list[BaseException]:
+        return [error]
+
+    async def refuses(**_: Any) -> None:
+        raise ConnectionError("no queue")
+
+    settle = failures.publish_first_error(original)
+    with monkeypatch.context() as broken:
+        broken.setattr(transfer_queue, "async_kv_put", refuses)
+        assert asyncio.run(settle([])) == [error]
+    assert "LookupError: the rollout's own" in caplog.text
+    assert "ConnectionError: no queue" in caplog.text
+    assert failures.published_error() is None
+    asyncio.run(settle([]))
+    assert failures.published_error() == "LookupError: the rollout's own"
