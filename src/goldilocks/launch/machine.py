@@ -26,6 +26,7 @@ from goldilocks.engine.cpu import threads_per_rank
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+DEVICE_FILES = Path("/dev")
 PRIVATE = "local"  # the address of a Ray that is one run's alone
 THREADS = "OMP_NUM_THREADS"
 SIZES = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
@@ -44,8 +45,9 @@ def share_of_cores(runs: int) -> dict[str, str]:
 
 
 def find_device() -> str:
-    """Return ``cuda`` if torch can use an NVIDIA GPU, else ``cpu``."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not any(Path("/dev").glob("nvidia[0-9]*")):
+    """Return ``cuda`` if torch can use an NVIDIA GPU, else ``cpu``; torch is imported where there may be one."""
+    files = (file for name in ("nvidia[0-9]*", "dxg") for file in DEVICE_FILES.glob(name))  # dxg: any GPU under WSL2
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not any(files):
         return "cpu"
     import torch
 

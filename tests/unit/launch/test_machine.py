@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from goldilocks.launch import preflight
-from goldilocks.launch.machine import SIZES, THREADS, is_private, share_of_cores
+from goldilocks.launch import machine, preflight
+from goldilocks.launch.machine import SIZES, THREADS, find_device, is_private, share_of_cores
 from goldilocks.launch.recipe import choose
 from goldilocks.launch.train import Launch, prepared
 
@@ -49,6 +49,22 @@ def test_a_run_that_joins_brings_its_environment_and_no_sizes(tmp_path: Path) ->
     assert (handed_on["VERL_PLATFORM"], handed_on["OMP_NUM_THREADS"]) == ("cpu", "3")
     assert "RAY_AUTH_TOKEN_PATH" not in ready.env
     assert "runtime_env" in ready.run_dir.config.read_text()
+
+
+@pytest.mark.parametrize(
+    ("files", "device"), [(["nvidia0", "nvidiactl"], "cuda"), (["dxg"], "cuda"), (["nvidiactl", "null"], "cpu")]
+)
+def test_a_gpu_is_found_by_its_device_file_under_wsl2_too(
+    files: list[str], device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(machine, "DEVICE_FILES", tmp_path)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert find_device() == device
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert find_device() == "cpu"
 
 
 def test_runs_at_the_same_time_share_the_cores_unless_the_user_has_said_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ module therefore imports neither verl nor torch.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from goldilocks.errors import require_known
@@ -18,6 +20,8 @@ PATCHES_VARIABLE = "GOLDILOCKS_PATCHES"  # which patches of verl a process appli
 # Parameters of a model that one thread computes: a second one gives it little, and where another process wants the
 # core, each operation waits for it.
 SMALL = 10_000_000
+
+CGROUPS_OF_PROCESS, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 _SHARED = {
     # A tokenizer that was used before a fork warns on every fork, and verl forks a lot.
@@ -68,7 +72,37 @@ def avoid_cudnn() -> None:
 
 def threads_per_rank(ranks: int) -> int:
     """Return the threads for each of ``ranks`` equal processes. Trainer and rollout server take turns."""
-    return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
+    return max(1, usable_cores() // max(1, ranks))
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use: by its affinity, and by the quotas of its control groups."""
+    quotas = [quota for folder in _control_groups() if (quota := _quota(folder)) is not None]
+    return max(1, int(min([len(os.sched_getaffinity(0)), *quotas])))
+
+
+def _control_groups() -> Iterator[Path]:
+    """Yield the folders of the control groups that this process is in, and of those around them, of both versions."""
+    lines = CGROUPS_OF_PROCESS.read_text().splitlines() if CGROUPS_OF_PROCESS.exists() else []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        root = CGROUPS / controllers
+        own = root / path.lstrip("/")
+        yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(root))
+
+
+def _quota(folder: Path) -> float | None:
+    """Return the cores that a control group may use, None where it has no limit of its own."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+    except FileNotFoundError:
+        return None
+    return None if quota in ("max", "-1") else int(quota) / int(period)
 
 
 def threads_for(model: Any, ranks: int) -> int:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
+from goldilocks.engine import cpu
 from goldilocks.engine.cpu import DEVICES, SMALL, platform_env, threads_for, threads_per_rank
 from goldilocks.engine.cpu.verl_platform import PlatformCPU
 
@@ -46,6 +48,32 @@ def test_ranks_share_the_cores_and_each_gets_at_least_one() -> None:
     cores = threads_per_rank(1)
     assert threads_per_rank(2) == max(1, cores // 2)
     assert threads_per_rank(10_000) == 1
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "cores"),
+    [
+        ("0::/", {"cpu.max": "200000 100000\n"}, 2),
+        ("0::/a/b", {"a/cpu.max": "350000 100000", "a/b/cpu.max": "max 100000"}, 3),
+        ("0::/", {"cpu.max": "50000 100000"}, 1),
+        ("4:memory:/a\n2:cpu:/a", {"cpu/a/cpu.cfs_quota_us": "400000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 4),
+        ("2:cpu,cpuacct:/", {"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 8),
+        ("0::/../outside", {}, 8),
+        (None, {}, 8),
+    ],
+)  # fmt: skip
+def test_a_quota_of_the_control_groups_limits_the_threads(
+    groups: str | None, files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    if groups is not None:
+        (tmp_path / "of_process").write_text(groups)
+    monkeypatch.setattr(cpu, "CGROUPS_OF_PROCESS", tmp_path / "of_process")
+    monkeypatch.setattr(cpu, "CGROUPS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert (threads_per_rank(1), threads_per_rank(2)) == (cores, max(1, cores // 2))
 
 
 def linear(parameters: int) -> torch.nn.Module:
