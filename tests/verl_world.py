@@ -362,7 +362,7 @@ class Worker(StreamingWorker):
     section that says how it is called.
     """
 
-    LEFT_OUT = ("model_config", "teacher_client", "teacher_key", "teacher_server_manager")  # set by verl, not read here
+    LEFT_OUT = ("teacher_client", "teacher_key", "teacher_server_manager")  # set by verl, not read here
 
     def __init__(
         self,
@@ -375,6 +375,7 @@ class Worker(StreamingWorker):
         self.rollout_config = RolloutConfig(**ROLLOUT, calculate_log_probs=True)
         self.tokenizer, self.processor, self.hf_model_type = character_tokenizer(), None, "llama"
         self.dataset_cls, self.tools, self.mm_processor_kwargs = RLHFDataset, [], {}
+        self.model_config = SimpleNamespace(generation_config=None)
         self.distillation_enabled = False
         manager = load_reward_manager(self.config, self.tokenizer)
         self.grader = Actor(SimpleNamespace(compute_score=manager.run_single))

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -87,6 +87,18 @@ class Generation:
     def unstarted(cls, request_id: str) -> Generation:
         """Return the generation of a request that was aborted before its first token."""
         return cls(request_id, [], [], [], "aborted")
+
+
+def end_ids(tokenizer: Any, generation_config: Any) -> frozenset[int]:
+    """Return the ids that end an answer: those of the tokenizer and of the generation config, if there is one."""
+    named = getattr(generation_config, "eos_token_id", None)
+    ids: Iterable[int | None] = named if isinstance(named, list) else [named]
+    return frozenset(token for token in [tokenizer.eos_token_id, *ids] if token is not None)
+
+
+def is_truncated(token_ids: Sequence[int], limit: float, ends: Collection[int]) -> bool:
+    """Whether an answer ended because it was as long as allowed; it may have ended by itself at that very token."""
+    return len(token_ids) >= limit and token_ids[-1] not in ends
 
 
 @dataclass(frozen=True)

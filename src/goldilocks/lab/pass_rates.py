@@ -151,7 +151,7 @@ class Model:
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from verl.utils.torch_dtypes import PrecisionType
 
-        from goldilocks.engine import Engine
+        from goldilocks.engine.engine import Engine, end_ids
 
         rollout = config.actor_rollout_ref.rollout
         auto: Any = AutoModelForCausalLM
@@ -160,8 +160,7 @@ class Model:
         network = auto.from_pretrained(path, dtype=precision.to_dtype(rollout.dtype)).eval()
         if device == "cpu":
             torch.set_num_threads(threads_for(network, ranks=1))
-        named = getattr(network.generation_config, "eos_token_id", None)
-        ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
+        ends = end_ids(tokenizer, network.generation_config)
         known = getattr(network.config, "max_position_embeddings", None)
         length = config.data.max_prompt_length + config.data.max_response_length
         engine = Engine(

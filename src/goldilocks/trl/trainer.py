@@ -25,6 +25,7 @@ from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.engine.attention import check_length
 from goldilocks.engine.cpu import avoid_cudnn
+from goldilocks.engine.engine import is_truncated
 from goldilocks.engine.weights import check_adapters, is_adapted
 from goldilocks.errors import require
 from goldilocks.hashing import hashed
@@ -199,7 +200,7 @@ class CollectedTrainer(WholeCheckpoints):
         return Generated(
             output,
             [
-                Row(one, tuple(own), prompt, completion, truncated=len(ids) >= longest, tool_tokens=tools)
+                Row(one, tuple(own), prompt, completion, is_truncated(ids, longest, self._ends), tool_tokens=tools)
                 for one, own, prompt, completion, ids, tools in zip(
                     tensors, rewards, prompts, completions, scored.ids, by_tools, strict=True
                 )
@@ -384,10 +385,15 @@ class CollectedTrainer(WholeCheckpoints):
         accepted = "none with FSDP or DeepSpeed ZeRO-3, where no process has all the weights that an engine needs"
         require(whole, "engine_slots", slots, accepted)
         tokenizer, device = self.processing_class, self._device
-        eos = getattr(self, "eos_token_ids", [tokenizer.eos_token_id])  # TRL 1.0 knows the tokenizer's alone
-        made = EngineRollouts(self.args, slots=slots, eos_ids=eos, pad_id=tokenizer.pad_token_id, device=device)
+        made = EngineRollouts(self.args, slots=slots, eos_ids=self._ends, pad_id=tokenizer.pad_token_id, device=device)
         check_length(self.model.config, self.args.max_completion_length + 1, "max_completion_length + 1")
         return made
+
+    @property
+    def _ends(self) -> Sequence[int]:
+        """The ids that end a completion; TRL 1.0 knows the tokenizer's alone."""
+        ids: Sequence[int] = getattr(self, "eos_token_ids", [self._text_tokenizer.eos_token_id])
+        return ids
 
     @property
     def _sees_images(self) -> bool:

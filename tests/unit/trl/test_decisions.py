@@ -11,6 +11,7 @@ import pytest
 import trl_world as world
 from builders import plain_collector
 
+from goldilocks.tasks.tiny_model import build, character_tokenizer
 from goldilocks.trl.collection import Round
 
 
@@ -43,3 +44,29 @@ def test_what_a_round_generated_is_let_go_before_the_batch_is_trained(tmp_path: 
     gc.collect()
     assert rounds
     assert [one() for one in rounds] == [None] * len(rounds)
+
+
+def test_a_completion_is_truncated_unless_its_last_allowed_token_ends_it(tmp_path: Path) -> None:
+    model = build(character_tokenizer(), seed=0)
+    for parameter in model.parameters():
+        parameter.data.zero_()  # all tokens are equally likely
+    trainer = world.trainer(
+        tmp_path,
+        model=model,
+        sections={"filter_groups": {"enable": True}},
+        reward_funcs=world.every_third,
+        max_completion_length=1,
+        per_device_train_batch_size=64,
+    )
+    rows: list[Any] = []
+
+    def generated(*args: Any) -> Any:
+        made = trainer._generate_round(*args)
+        rows.extend(made.rows)
+        return made
+
+    trainer.model.train()
+    trainer.collection.collect(generated, trainer._log_probs, trainer._rewards())
+    ended = [int(row.tensors["completion_ids"][0]) == trainer.processing_class.eos_token_id for row in rows]
+    assert set(ended) == {True, False}
+    assert [row.truncated for row in rows] == [not one for one in ended]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
 import ray
@@ -22,7 +22,7 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.cpu import threads_for
-from goldilocks.engine.engine import Ask, Engine, Generation, SamplingParams
+from goldilocks.engine.engine import Ask, Engine, Generation, SamplingParams, end_ids
 from goldilocks.engine.loop import EngineLoop, Outcome
 from goldilocks.engine.verl_server import transfer
 from goldilocks.engine.verl_server.answers import Answers, Requests
@@ -54,7 +54,7 @@ class RolloutServer:
             policy,
             slots=self._config.max_num_seqs,
             max_length=self._max_length,
-            eos_ids=_eos_ids(model),
+            eos_ids=end_ids(model.tokenizer, model.generation_config),
             pad_id=model.tokenizer.pad_token_id or 0,  # any valid id: padding is never attended to
             device=self._device,
         )
@@ -258,13 +258,6 @@ def _model(config: RolloutConfig, model: HFModelConfig, device: torch.device) ->
         if config.load_format == "dummy":
             return auto.from_config(model.hf_config, **options)
         return auto.from_pretrained(model.local_path, config=model.hf_config, **options)
-
-
-def _eos_ids(model: HFModelConfig) -> set[int]:
-    """Return the ids that end an answer: those of the tokenizer and of the generation config."""
-    named = getattr(model.generation_config, "eos_token_id", None)
-    ids: Iterable[int | None] = named if isinstance(named, list) else [named]
-    return {token for token in [model.tokenizer.eos_token_id, *ids] if token is not None}
 
 
 def _seed(base: int, request_id: str) -> int:

@@ -314,9 +314,7 @@ Deliver = Callable[[list[Reply]], None]
 # -- the event it ends with --------------------------------------------------------------------------------------------
 
 
-def rollout_of(
-    session: Session, outputs: list[Any], global_steps: int, response_length: int, versions: Versions
-) -> Rollout:
+def rollout_of(session: Session, outputs: list[Any], global_steps: int, truncated: bool, versions: Versions) -> Rollout:
     """The event of a session whose rows are stored; each of ``outputs``, of verl's agent loop, is a row."""
     final, uid, index = outputs[-1], session.uid, session.index
     counts = [sum(one.response_mask) for one in outputs]
@@ -344,7 +342,7 @@ def rollout_of(
         reward=float(final.reward_score),
         tokens=max(session.tokens, sum(counts)),  # rows may lack tokens that were generated
         metrics={name: float(value) for name, value in info.items() if is_number(value)},
-        truncated=len(final.response_ids) >= response_length,
+        truncated=truncated,
         version=None if version is None else int(version),
         payload=[[row_key(uid, index, part), tag] for part, tag in enumerate(tags)],
         tool_tokens=sum(len(one.response_mask) for one in outputs) - sum(counts),

@@ -235,6 +235,7 @@ class Worker(Protocol):
     def report_stored(self, rollout: Rollout) -> None: ...
     def report_failed(self, session: Session, reason: str) -> None: ...
     async def report_error(self, session: Session, error: BaseException) -> None: ...
+    def is_truncated(self, response_ids: Sequence[int]) -> bool: ...
 
 
 class BatchedSingleTurn:
@@ -326,9 +327,14 @@ class BatchedSingleTurn:
         """Put the rows into the queue together, and report their rollouts."""
         if not outputs:
             return
-        limit = self._worker.rollout_config.response_length
         rollouts = [
-            rollout_of(session, [output], self._open[session]["global_steps"], limit, output.versions)
+            rollout_of(
+                session,
+                [output],
+                self._open[session]["global_steps"],
+                self._worker.is_truncated(output.response_ids),
+                output.versions,
+            )
             for session, output in outputs.items()
         ]
         keys, tags = zip(*(rollout.payload[0] for rollout in rollouts), strict=True)

@@ -13,7 +13,7 @@ import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 import hydra
@@ -24,6 +24,7 @@ from verl.utils.rollout_trace import rollout_trace_attr
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from goldilocks.drive.stopwatch import PREFIX, Stopwatch
+from goldilocks.engine.engine import end_ids, is_truncated
 from goldilocks.hashing import content_key
 from goldilocks.rewards import RewardFailed, spent
 from goldilocks.types import Event, Failure, Paused, Rollout
@@ -256,8 +257,16 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
             if outputs[-1].reward_score is None:
                 self.report_failed(session, "no_reward")
             else:
-                limit = self.rollout_config.response_length
-                self.report_stored(rollout_of(session, outputs, kwargs["global_steps"], limit, session.versions))
+                truncated = self.is_truncated(outputs[-1].response_ids)
+                self.report_stored(rollout_of(session, outputs, kwargs["global_steps"], truncated, session.versions))
+
+    def is_truncated(self, response_ids: Sequence[int]) -> bool:
+        """Whether a response ended at its limit and not by itself."""
+        return is_truncated(response_ids, self.rollout_config.response_length, self._ends)
+
+    @functools.cached_property
+    def _ends(self) -> frozenset[int]:
+        return end_ids(self.tokenizer, self.model_config.generation_config)
 
     @property
     def _session(self) -> Session:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,7 @@ from goldilocks.drive.driver import Driver
 from goldilocks.drive.filter_gate import FilterGate
 from goldilocks.drive.gate import Gate, Judgement, by_group
 from goldilocks.drive.rows import MemoryRows, Place
+from goldilocks.engine.engine import is_truncated
 from goldilocks.filtering import PPOFilterConfig, pad_batch
 from goldilocks.rewards import is_number
 from goldilocks.types import Event, Failure, Group, Request, Rollout
@@ -61,14 +62,16 @@ class GenerationBatches(Rounds):
         rows: ProtoRows,
         prompts: Callable[[Sequence[int]], DataProto],
         generation_batch: Callable[[DataProto], DataProto],
+        ends: Collection[int],
     ) -> None:
-        """``prompts`` are rows of the data set; ``generation_batch`` is verl's ``_get_gen_batch``."""
+        """``prompts`` are rows of the data; ``generation_batch`` is verl's ``_get_gen_batch``; ``ends`` end answers."""
         super().__init__(self._round)
         self._manager = manager
         self._collector = collector
         self._rows = rows
         self._prompts = prompts
         self._generation_batch = generation_batch
+        self._ends = ends
         self._meta: dict[str, Any] = {}
         self._calls: list[tuple[int, Timing]] = []
         self._reward_keys: dict[str, None] = {}
@@ -132,7 +135,8 @@ class GenerationBatches(Rounds):
             raise ValueError("verl returned rollouts without rewards, and groups are judged by their rewards")
         keys = output.meta_info.get("reward_extra_keys", [])
         self._reward_keys.update(dict.fromkeys(keys))
-        longest = output.batch["responses"].shape[1]
+        responses = output.batch["responses"]
+        longest = responses.shape[1]
         rewards = output.batch["rm_scores"].sum(-1).tolist()
         generated = output.batch["response_mask"].sum(-1).tolist()
         lengths = output.batch["attention_mask"][:, -longest:].sum(-1).tolist()
@@ -145,7 +149,7 @@ class GenerationBatches(Rounds):
                     "reward": rewards[place],
                     "tokens": tokens,
                     "metrics": metrics,
-                    "truncated": length >= longest,
+                    "truncated": is_truncated(responses[place, :length].tolist(), longest, self._ends),
                     "tool_tokens": length - tokens,  # that stand between them
                 },
             )

@@ -96,7 +96,8 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
         """Start verl's workers, and put the driver before their rollout manager."""
         super().init_workers()
         manager, collector = self.async_rollout_manager, self.collector
-        backend = GenerationBatches(manager, collector, self.rows, self._prompts, super()._get_gen_batch)
+        ends = [self.tokenizer.eos_token_id]
+        backend = GenerationBatches(manager, collector, self.rows, self._prompts, super()._get_gen_batch, ends)
         budget, epochs = self.settings.budget(), UpdatesPerEpoch(self.config.trainer, collector)
         self._drive(Driver(collector, backend, self.rows, self._gate(), budget=budget, epochs=epochs))
         self.async_rollout_manager = CollectingManager(manager, self.driver, backend, self.rows)

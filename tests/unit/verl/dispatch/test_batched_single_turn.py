@@ -16,6 +16,7 @@ from verl_world import ABORTED, LIMIT, Queue, Server, VllmServer, Worker, compar
 from goldilocks.drive.driver import ENDS_THE_RUN
 from goldilocks.engine.engine import Generation
 from goldilocks.rewards import RewardFailed, spent
+from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch.failures import published_error
 from goldilocks.verl.dispatch.single_turn import AGENT
@@ -67,6 +68,18 @@ def test_rows_and_events_are_those_of_verls_loop(servers: int, columns: bool, mo
     assert without_times(ours) == without_times(by_verl)
     assert ours.tags == by_verl.tags
     assert len(ours.rows) > 12
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_answer_is_truncated_unless_its_last_allowed_token_ends_it(
+    whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker_queue(monkeypatch)
+    end = character_tokenizer().eos_token_id
+    for tokens, truncated in (([5] * LIMIT, True), ([5] * (LIMIT - 1) + [end], False), ([5, 5], False)):
+        (rollout,) = run([prompt(1, n=1)], Server(lambda name, *_, now=tokens: written(name, now)), whole=whole)
+        assert isinstance(rollout, Rollout)
+        assert (rollout.tokens, rollout.truncated) == (len(tokens), truncated)
 
 
 def test_a_prompt_without_messages_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_each_row_knows_which_policy_wrote_each_of_its_tokens(rows: list[tuple[i
     wrote = sorted(data.draw(st.lists(st.integers(3, 5), min_size=total, max_size=total)))
     versions = [[version, wrote.count(version)] for version in sorted(set(wrote))]
     outputs = [output([1], tokens, said) for tokens, said in rows]
-    rollout = rollout_of(Session("g", 0), outputs, 6, 100, versions)
+    rollout = rollout_of(Session("g", 0), outputs, 6, False, versions)
     assert (rollout.tokens, rollout.tool_tokens) == (total, sum(said for _, said in rows))
     assert rollout.version == min(wrote)
     left = iter(wrote)
@@ -99,6 +99,6 @@ def test_each_row_knows_which_policy_wrote_each_of_its_tokens(rows: list[tuple[i
 
 def test_rows_with_other_tokens_than_were_answered_are_as_old_as_the_oldest() -> None:
     """An agent loop that writes a part of a conversation twice, or leaves one out."""
-    rollout = rollout_of(Session("g", 0), [output([1], 2), output([1], 4)], 6, 100, [[3, 2], [4, 3]])
+    rollout = rollout_of(Session("g", 0), [output([1], 2), output([1], 4)], 6, False, [[3, 2], [4, 3]])
     assert [(version_of(tag), VERSIONS in tag) for _, tag in rollout.payload] == [(3, False), (3, False)]
     assert isinstance(rollout, Rollout)

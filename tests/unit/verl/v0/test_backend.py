@@ -1,17 +1,21 @@
-"""The gates of verl's V0 trainer, over rows at hand."""
+"""The gates of verl's V0 trainer, over rows at hand; what a rollout says of the row that verl generated."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("verl")
 
+from verl import DataProto
+
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.types import Group, Prompt, Rollout
-from goldilocks.verl.v0.backend import BatchFilter, ProtoRows, Row
+from goldilocks.verl.v0.backend import BatchFilter, GenerationBatches, ProtoRows, Row
 
 MASK = torch.ones(4, dtype=torch.long)
 GATES = PPOFilterConfig(target_group_size=3, enable_two_gate_filter=True, gate_always=True)
@@ -33,3 +37,13 @@ def test_a_row_is_refused_by_its_own_log_probs_in_whatever_order_an_allocator_tr
             with_log_probs=lambda batch, reference: {"old_log_probs": torch.full((len(batch), 4), -1.0)},
         )
         assert gate.judge([replace(group, trained=trained)]).refused == {"g0": [0]}
+
+
+def test_a_response_is_truncated_unless_its_last_allowed_token_ends_it() -> None:
+    responses = torch.tensor([[5, 5, 5, 5], [5, 5, 5, 1], [5, 1, 0, 0]])
+    mask = (responses > 0).long()
+    tensors = {"responses": responses, "response_mask": mask, "attention_mask": mask, "rm_scores": mask.float()}
+    output = DataProto.from_dict(tensors, non_tensors={"acc": np.ones(3)}, meta_info={"reward_extra_keys": ["acc"]})
+    nothing: Any = None
+    found = GenerationBatches(nothing, nothing, nothing, nothing, nothing, ends=[1])._answers(output)
+    assert [(said["tokens"], said["truncated"]) for _, said in found] == [(4, True), (4, False), (2, False)]
