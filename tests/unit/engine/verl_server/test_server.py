@@ -291,9 +291,8 @@ def test_a_version_comes_with_the_last_of_its_weights(monkeypatch: pytest.Monkey
 
 def test_a_tiny_model_is_served_by_one_thread(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
     _server(model_path)
-    assert (torch.get_num_threads(), torch.backends.mkldnn.enabled) == (1, False)
+    assert torch.get_num_threads() == 1
 
 
 def test_weights_of_another_model_are_refused(server: Any) -> None:
