@@ -104,8 +104,11 @@ METRICS: dict[str, str] = {
     "selector/greso_skipped": "`greso`: prompts skipped since the run began",
     "belief/strata": "`goldilocks.prior=strata`: strata that prompts are divided into",
     "belief/worth": "rollouts of a prompt that the prior counts as: 1 (prompts of one stratum differ at will) to 64",
-    "belief/skill": "share of the mean's log-loss that beliefs save on prompts drawn uniformly; 0: no better",
-    "belief/scored": "groups of uniform draws that `belief/skill` is over, the last 512 or so for the most part",
+    "belief/drift": "what training a group adds to the log-odds of its strata, as believed",
+    "belief/wander": "variance, in squared log-odds, that training a group adds to its strata, as believed",
+    "belief/skill": "share of the log-loss of the mean pass rate that beliefs save on the last 512 groups or so",
+    "allocator/price": "`sequential`: what the run earns per token (`goldilocks.cost`): informative groups, or signal",
+    "allocator/given_up": "`sequential`: groups given up before they had n rollouts, since the run began",
     # The batch filter, over all calls of a step.
     "batch/total_samples_generated": "rows that came in",
     "batch/total_groups_generated": "groups that came in",

@@ -212,9 +212,6 @@ class _Watched(Backend):
     def room(self) -> int | None:
         return self.inner.room
 
-    def allocator(self, wanted: Allocator) -> Allocator:
-        return self.inner.allocator(wanted)
-
     def refilling(self) -> AbstractContextManager[None]:
         return self.inner.refilling()
 

@@ -18,6 +18,8 @@ W = TypeVar("W", bound="Word")
 
 POSITIVE_THRESHOLD = 0.5  # the least reward that is a pass, unless adaptive_rollout.positive_threshold sets another
 MIN_STD = 1e-6  # rewards closer than this do not differ: shaped rewards never give an exact zero
+OUTCOME = "acc"  # the metric by which a reward function says whether an answer is right
+REWARD = "reward"  # the name of the reward itself, among metrics
 
 
 class Word(str, Enum):
@@ -66,7 +68,7 @@ class OnExhausted(Word):
 
     ERROR = "error"  # raise ``Exhausted``
     SHRINK = "shrink"  # train on the groups there are
-    BACKFILL = "backfill"  # fill the batch up with dropped groups: its shape is kept, they have no gradient
+    BACKFILL = "backfill"  # fill the batch up with dropped groups: its shape is kept, they are not trained
 
 
 class OnFull(Word):
@@ -83,6 +85,13 @@ class StopRule(Word):
     POSITIVE = "positive"  # at least one success
     CONTRAST = "contrast"  # at least one success and one failure
     BALANCED = "balanced"  # ``balance`` successes and as many failures
+
+
+class Cost(Word):
+    """What is spent, and what worth is divided by."""
+
+    TOKENS = "tokens"
+    ROLLOUTS = "rollouts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,18 +197,23 @@ class Group:
     def tokens(self) -> int:
         return sum(rollout.tokens for rollout in self.rollouts)
 
-    def values(self, metric: str) -> list[float]:
-        """The metric of every rollout; ``reward`` is the reward itself, other names come from the reward function."""
-        if metric == "reward":
-            return self.rewards
+    def values(self, metric: str | None) -> list[float]:
+        """The metric of every rollout: ``outcome`` of each."""
         try:
-            return [rollout.metrics[metric] for rollout in self.rollouts]
+            return [outcome(rollout, metric) for rollout in self.rollouts]
         except KeyError:
-            known = ", ".join(sorted({"reward"}.union(*(rollout.metrics for rollout in self.rollouts))))
+            known = ", ".join(sorted({REWARD}.union(*(rollout.metrics for rollout in self.rollouts))))
             raise ValueError(
-                f"metric={metric!r} is not accepted: a metric that the reward function returned for every rollout of "
-                f"group {self.uid}, which has {known}"
+                f"algorithm.filter_groups.metric={metric!r} is not accepted: a metric that the reward function returns "
+                f"for every rollout of group {self.uid}, which has {known}"
             ) from None
+
+
+def outcome(rollout: Rollout, metric: str | None) -> float:
+    """A metric of a rollout. ``reward`` is the reward itself; None is ``acc`` where it is returned, else the reward."""
+    if metric is None:
+        return rollout.metrics.get(OUTCOME, rollout.reward)
+    return rollout.reward if metric == REWARD else rollout.metrics[metric]
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:

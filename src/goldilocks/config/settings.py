@@ -16,9 +16,9 @@ from typing import Any, TypeVar, get_origin, get_type_hints
 import numpy as np
 
 from goldilocks.core import Beliefs, Collector, Limits, Source, Surplus
-from goldilocks.core.allocators import Adaptive, Allocator, Fixed, build_allocator
+from goldilocks.core.allocators import Adaptive, Allocator, Fixed, Sequential, build_allocator
+from goldilocks.core.effects import Division
 from goldilocks.core.filters import Everything, Filter, Variance, build_filter
-from goldilocks.core.priors import PRIORS, Flat, Oracle, Prior, Strata
 from goldilocks.core.selectors import Selector, build_selector
 from goldilocks.core.strata import StrataSettings
 from goldilocks.dotted_keys import value_at
@@ -32,7 +32,7 @@ from goldilocks.filtering.config import (
 )
 from goldilocks.runs.costs import Budget
 from goldilocks.runs.history import metric_name
-from goldilocks.types import MIN_STD, POSITIVE_THRESHOLD, OnExhausted, OnFull, Word
+from goldilocks.types import MIN_STD, POSITIVE_THRESHOLD, REWARD, Cost, OnExhausted, OnFull, Word
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,9 @@ S = TypeVar("S")
 FINAL_METRIC = "seq_final_reward"  # after the KL penalty, which is known once log-probs are
 ON_STALE_WEIGHTS = ("warn", "error")
 REWARDS = "goldilocks.rewards"
-REWARD_METRICS = ("reward", "seq_reward", FINAL_METRIC)  # the summed token-level score
+UNNAMED = (None, REWARD)  # verl's own default is the reward: it cannot be told from a metric that nobody named
+REWARD_METRICS = ("seq_reward", FINAL_METRIC)  # the summed token-level score
+PRIORS = ("flat", "strata", "oracle")
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class FilterGroups:
     """``algorithm.filter_groups``: dynamic sampling."""
 
     enable: bool = False
-    metric: str | None = "reward"  # None, the default of some releases of verl: the reward
+    metric: str | None = REWARD  # as unnamed: acc where the reward function returns it, else the reward
     max_num_gen_batches: int = 0
     max_inflight_gen_batches: int = 1  # verl's key: here it is 1, and data.gen_batch_size bounds generation
     min_std: float | None = None  # None: MIN_STD; of the final reward, how much its penalties alone vary
@@ -130,9 +132,8 @@ class Policies:
     max_rollouts_per_step: int | None = None
     max_tokens_per_step: int | None = None
     max_retries: int = 2
-    forgetting: float = 0.9
+    cost: str = str(Cost.TOKENS)
     prior: str = "flat"
-    prior_kwargs: Mapping[str, Any] = field(default_factory=dict)
     strata: Mapping[str, Any] = field(default_factory=lambda: asdict(StrataSettings()))
     loss_agg: str | None = None
     validate_by: Sequence[str] = field(default_factory=list)
@@ -200,6 +201,7 @@ class Settings:
         parts: list[Callable[[], object]] = [self.limits, self.surplus, self.selector, self.allocator, self.filter]
         for part in (*parts, self.budget, self.strata, self.rewards):
             part()  # each checks its own keys
+        Cost.parse("goldilocks.cost", self.policies.cost)
         require_known("goldilocks.on_stale_weights", self.policies.on_stale_weights, ON_STALE_WEIGHTS)
         self._check_prior()
         self._check_ignored()
@@ -214,10 +216,6 @@ class Settings:
             told = len(columns) == 1 and columns[0] in policies.validate_by
             accepted = "with goldilocks.prior=oracle one column, which is in goldilocks.validate_by too"
             require(told, "goldilocks.strata.columns", columns, accepted)
-        known = ("forgetting",) if prior == "strata" else ()
-        self._require_parameters("prior", known, f"{', '.join(known) or 'none'} with goldilocks.prior={prior}")
-        for key, value in policies.prior_kwargs.items():
-            require_type(f"goldilocks.prior_kwargs.{key}", value, float)
 
     def _check_ignored(self) -> None:
         """Refuse parameters of a policy that is not in use."""
@@ -352,13 +350,35 @@ class Settings:
     def selector(self) -> Selector:
         return build_selector(self.policies.selector, self.policies.selector_kwargs)
 
-    def prior(self, source: Any) -> Prior:
+    @property
+    def outcome(self) -> str | None:
+        """The metric that groups are judged by and passes are counted in; None: ``acc`` where it is returned."""
+        if not self.filter_groups.enable:
+            return REWARD
+        if self.filter_groups.metric in UNNAMED:
+            return None
+        return REWARD if self.filter_groups.metric in REWARD_METRICS else self.filter_groups.metric
+
+    def beliefs(self, source: Any) -> Beliefs:
+        """Return beliefs about the prompts of a source; ``goldilocks.prior`` says where they begin."""
+        divisions: list[Division] = []
+        names: list[str] = []
         if self.policies.prior == "strata":
-            return Strata(self.strata().of(source), **self.policies.prior_kwargs)
-        if self.policies.prior == "oracle":
+            divisions = self.strata().of(source, _tell_strata)
+        elif self.policies.prior == "oracle":
             (column,) = self.strata().columns
-            return Oracle([metric_name(column, value) for value in source.column(column, "goldilocks.strata.columns")])
-        return Flat()
+            told = [metric_name(column, value) for value in source.column(column, "goldilocks.strata.columns")]
+            names = sorted(set(told))
+            strata = np.searchsorted(np.array(names), np.array(told))
+            divisions = [Division(strata, np.arange(1, len(names) + 1, dtype=np.uint64))]
+        return Beliefs(
+            source.keys(),
+            divisions=divisions,
+            metric=self.outcome,
+            positive_threshold=self.adaptive.positive_threshold,
+            cost=Cost.parse("goldilocks.cost", self.policies.cost),
+            names=names,
+        )
 
     def allocator(self) -> Allocator:
         """Return adaptive rollouts if enabled, else the allocator named, else ``rollout.n`` for every prompt."""
@@ -369,24 +389,46 @@ class Settings:
         if self.policies.allocator is None or self.policies.allocator == "fixed":
             oversampled = self.batch_filter_config.rollouts_to_generate if self.batch_filter_config else self.n
             return Fixed(self.policies.allocator_kwargs.get("n", oversampled))
-        return build_allocator(self.policies.allocator, self.policies.allocator_kwargs)
+        n = {"n": self.n} if self.policies.allocator == "sequential" else {}
+        return build_allocator(self.policies.allocator, {**n, **self.policies.allocator_kwargs})
 
     def filter(self) -> Filter:
         """Return the filter named, else the variance of a metric for dynamic sampling, else none."""
         groups = self.filter_groups
         if self.policies.filter is not None:
             name = self.policies.filter if isinstance(self.policies.filter, str) else list(self.policies.filter)
-            return build_filter(name, self.policies.filter_kwargs)
+            threshold = {"positive_threshold": self.adaptive.positive_threshold}
+            return build_filter(name, self.policies.filter_kwargs, threshold)
         if not groups.enable or self.judges_final_reward:
             return Everything()
-        metric = "reward" if groups.metric is None or groups.metric in REWARD_METRICS else groups.metric
-        return Variance(metric, MIN_STD if groups.min_std is None else groups.min_std, self.adaptive.positive_threshold)
+        least = MIN_STD if groups.min_std is None else groups.min_std
+        return Variance(self.outcome, least, self.adaptive.positive_threshold)
 
     def _gen_batch_size(self) -> int | None:
         """Return how many prompts are chosen at a time: more than a batch if prompts are oversampled."""
         if self.gen_batch_size or not self.batch_filter_config:
             return self.gen_batch_size
         return self.batch_filter_config.prompts_to_generate(self.train_batch_size)
+
+    def _without_effect(self) -> list[tuple[str, object, str]]:
+        """Return the keys that are set and not read, with their values and the settings that would read them."""
+        policies, columns = self.policies, list(self.strata().columns)
+        found: list[tuple[str, object, str]] = []
+        if columns and policies.prior == "flat":
+            found.append(("goldilocks.strata.columns", columns, "goldilocks.prior=strata"))
+        chooses = policies.selector not in ("uniform", "greso")
+        asks = self.adaptive.enable is False and policies.allocator in ("knapsack", "sequential")
+        own = policies.allocator is not None and ":" in policies.allocator
+        if policies.prior != "flat" and not (chooses or asks or own):
+            needed = "a selector or an allocator that reads beliefs: goldilocks.selector=frontier or thompson"
+            found.append(("goldilocks.prior", policies.prior, needed))
+        if not self.adaptive.enable:
+            usual = AdaptiveRollout(positive_threshold=self.adaptive.positive_threshold)
+            changed = {key: value for key, value in vars(self.adaptive).items() if value != vars(usual)[key]}
+            found += [
+                (f"adaptive_rollout.{key}", value, "adaptive_rollout.enable=True") for key, value in changed.items()
+            ]
+        return found
 
     def collector(
         self,
@@ -400,31 +442,31 @@ class Settings:
 
         ``components`` are the parts of the reward where a trainer has its own; else ``goldilocks.rewards.functions``.
         """
-        columns = list(self.strata().columns)
-        if columns and self.policies.prior == "flat":
-            key = "goldilocks.strata.columns"
-            logger.warning("%s=%r has no effect: it is read with goldilocks.prior=strata", key, columns)
-        beliefs = Beliefs(
-            source.keys(),
-            positive_threshold=self.adaptive.positive_threshold,
-            forgetting=self.policies.forgetting,
-            prior=self.prior(source),
-        )
+        for key, value, needed in self._without_effect():
+            logger.warning("%s=%r has no effect: it is read with %s", key, value, needed)
+        allocator, surplus = self.allocator(), self.surplus()
+        # Chunks that wait for one another leave slots idle at the end of a batch: groups of the next are begun in them.
+        grows = isinstance(allocator, Sequential) and surplus.max_carry_steps > 1
         return Collector(
             source,
             self.selector(),
-            self.allocator(),
+            allocator,
             self.filter(),
             target_groups=self.train_batch_size,
             gen_batch_size=self._gen_batch_size(),
             limits=self.limits(),
-            surplus=self.surplus(),
-            beliefs=beliefs,
+            surplus=surplus,
+            beliefs=self.beliefs(source),
+            ahead=self.train_batch_size // 2 if grows else 0,
             order=order,
             repeat=repeat,
             seed=self.seed,
             components=components or tuple(self.rewards().functions or ()),
         )
+
+
+def _tell_strata(done: int, size: int) -> None:
+    print(f"Goldilocks reads the texts of the prompts for their strata: {done:,} of {size:,}", flush=True)
 
 
 def reward_calls(config: Mapping[str, Any]) -> RewardCalls:

@@ -1,4 +1,8 @@
-"""Allocators: how many rollouts each prompt gets."""
+"""Allocators: how many rollouts each prompt gets.
+
+A group is asked for in chunks. A chunk is waited for whole, then the allocator is asked again. So neither the order of
+arrival nor the length of an answer decides anything, and everything that was generated for a group belongs to it.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,10 @@ import numpy as np
 from goldilocks.core.beliefs import Beliefs
 from goldilocks.core.policy import Policy, build
 from goldilocks.errors import require
-from goldilocks.types import Group, Rollout, StopRule, mean_and_std
+from goldilocks.types import Group, Rollout, StopRule, Word, mean_and_std
 
 KWARGS = "goldilocks.allocator_kwargs"
+ENOUGH = 4.0  # worth that a run has earned before it has a price
 
 
 class Allocator(Policy):
@@ -29,15 +34,36 @@ class Allocator(Policy):
 
     @abstractmethod
     def wanted(self, group: Group, beliefs: Beliefs) -> int:
-        """Return how many rollouts this group should have, given those it has.
+        """Return how many rollouts this group should have, given those it has; asked when none is on its way.
 
-        More than were asked for: the difference is requested. No more than have arrived: the group is complete, and
-        its rollouts in flight are cancelled.
+        More than it has: the difference is requested. No more: the group is complete.
         """
 
     def trained(self, group: Group, beliefs: Beliefs) -> Sequence[Rollout]:
         """Return the rollouts of a kept group to train on; its baseline comes from all of them."""
         return group.rollouts
+
+    def learn(self, group: Group, beliefs: Beliefs) -> None:
+        """Learn from a group that was judged."""
+
+    def size(self) -> tuple[int, int]:
+        """Return how many rollouts a group has at first, and how many it has once they differ."""
+        return 8, 8
+
+    def worth(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """Return the chance that a visit to each prompt is informative, per rollout; beliefs are Beta(a, b)."""
+        first, whole = self.size()
+        differ = chance_to_differ(a, b, first)
+        return np.asarray(differ / (first + differ * (whole - first)))
+
+
+def chance_to_differ(a: np.ndarray, b: np.ndarray, n: int) -> np.ndarray:
+    """Return the chance that n rollouts of each prompt are not all alike."""
+    right, wrong = np.ones_like(a), np.ones_like(b)
+    for j in range(n):
+        right = right * (a + j) / (a + b + j)
+        wrong = wrong * (b + j) / (a + b + j)
+    return np.asarray(1 - right - wrong)
 
 
 @dataclass
@@ -55,10 +81,13 @@ class Fixed(Allocator):
     def wanted(self, group: Group, beliefs: Beliefs) -> int:
         return self.n
 
+    def size(self) -> tuple[int, int]:
+        return self.n, self.n
+
 
 @dataclass
 class Pilot(Allocator):
-    """``n_pilot``, and ``n_commit`` more if the pilots' mean reward is inside (lo, hi), both ends excluded."""
+    """``n_pilot``, and ``n_commit`` more if the share of passes among the pilots is inside (lo, hi), ends excluded."""
 
     n_pilot: int = 4
     n_commit: int = 12
@@ -68,28 +97,27 @@ class Pilot(Allocator):
     def __post_init__(self) -> None:
         require(self.n_pilot >= 2, f"{KWARGS}.n_pilot", self.n_pilot, "2 or more rollouts")
         require(self.n_commit >= 1, f"{KWARGS}.n_commit", self.n_commit, "1 or more rollouts")
-        require(self.lo < self.hi, f"{KWARGS}.lo", self.lo, f"a mean reward below hi={self.hi}")
+        require(self.lo < self.hi, f"{KWARGS}.lo", self.lo, f"a share of passes below hi={self.hi}")
 
     def first(self, rows: np.ndarray, beliefs: Beliefs) -> Sequence[int]:
         return [self.n_pilot] * len(rows)
 
     def wanted(self, group: Group, beliefs: Beliefs) -> int:
-        if len(group) < self.n_pilot:
-            return self.n_pilot
-        mean, _ = mean_and_std(group.rewards[: self.n_pilot])
-        return self.n_pilot + self.n_commit if self.lo < mean < self.hi else self.n_pilot
+        pilots = group.rollouts[: self.n_pilot]
+        share = sum(map(beliefs.passed, pilots)) / len(pilots)
+        return self.n_pilot + self.n_commit if self.lo < share < self.hi else self.n_pilot
+
+    def size(self) -> tuple[int, int]:
+        return self.n_pilot, self.n_pilot + self.n_commit
 
 
 @dataclass
 class Adaptive(Allocator):
     """First ``max(min_rollouts, 2)``, then ``rollouts_per_batch`` at a time, until ``stop`` holds, at most ``max_n``.
 
-    A group stops at the first of its rollouts, in the order they were asked for, that satisfies ``stop``
-    (``goldilocks.types.StopRule``). An easy prompt costs two rollouts. Rollouts that arrived beyond that one are not
-    trained: if the first to *arrive* counted, short answers would be favoured.
-
-    Stopping at the first success biases the mean of the trained rollouts, so baselines are taken over every rollout
-    seen, also when ``max_train_n`` trains fewer.
+    ``stop`` (``goldilocks.types.StopRule``) is looked at after each chunk, and everything that was generated is
+    trained. An easy prompt costs two rollouts. Stopping at a success biases the mean of the trained rollouts, so
+    baselines are taken over every rollout seen, also when ``max_train_n`` trains fewer.
     """
 
     max_n: int = 128
@@ -118,27 +146,19 @@ class Adaptive(Allocator):
         return [self.opening] * len(rows)
 
     def wanted(self, group: Group, beliefs: Beliefs) -> int:
-        seen = len(group)
-        if seen < self.opening:
-            return self.opening
-        if self._satisfied(group, beliefs):
-            return seen
-        chunks = (seen - self.opening) // self.rollouts_per_batch + 1
-        return min(self.opening + chunks * self.rollouts_per_batch, self.max_n)
-
-    def _satisfied(self, group: Group, beliefs: Beliefs) -> bool:
-        positives = sum(beliefs.is_positive(rollout.reward) for rollout in group.rollouts)
+        seen, passes = len(group), sum(map(beliefs.passed, group.rollouts))
         if self.stop is StopRule.POSITIVE:
-            return positives >= 1
-        each = self.balance if self.stop is StopRule.BALANCED else 1
-        return min(positives, len(group) - positives) >= each
+            enough = passes >= 1
+        else:
+            enough = min(passes, seen - passes) >= (self.balance if self.stop is StopRule.BALANCED else 1)
+        return seen if enough else min(seen + self.rollouts_per_batch, self.max_n)
 
     def trained(self, group: Group, beliefs: Beliefs) -> Sequence[Rollout]:
         """Return all, or ``max_train_n`` with both signs in their natural ratio and at least one of each present."""
         if self.max_train_n is None or len(group) <= self.max_train_n:
             return group.rollouts
-        positives = [rollout for rollout in group.rollouts if beliefs.is_positive(rollout.reward)]
-        negatives = [rollout for rollout in group.rollouts if not beliefs.is_positive(rollout.reward)]
+        positives = [rollout for rollout in group.rollouts if beliefs.passed(rollout)]
+        negatives = [rollout for rollout in group.rollouts if not beliefs.passed(rollout)]
         share = round(self.max_train_n * len(positives) / len(group))
         lowest = max(min(1, len(positives)), self.max_train_n - len(negatives))
         highest = min(len(positives), self.max_train_n - min(1, len(negatives)))
@@ -146,10 +166,113 @@ class Adaptive(Allocator):
         chosen = {rollout.index for rollout in positives[:many] + negatives[: self.max_train_n - many]}
         return [rollout for rollout in group.rollouts if rollout.index in chosen]
 
+    def size(self) -> tuple[int, int]:
+        return self.opening, self.opening
+
+
+class Worth(Word):
+    """What a group is worth to ``Sequential``."""
+
+    INFORMATIVE = "informative"  # one, if its rewards differ; once they do it is filled up to n
+    SIGNAL = "signal"  # Σ(r − r̄)²; it goes on while another rollout adds enough, up to n
+
+
+@dataclass
+class Sequential(Allocator):
+    """Goes on with a group while its next rollouts are worth their price: what the run earns elsewhere for their cost.
+
+    A group is given up where its rollouts agree and, by the posterior of its prompt, those to come are not expected to
+    earn what they cost at the price. At most ``n`` rollouts; ``chunk`` at a time where the next could end the group,
+    and otherwise as many as it would get whatever they turn out to be. The price is what the run has lately earned per
+    token (``goldilocks.cost``): a policy that maximises worth per cost values time at the rate at which it earns.
+    """
+
+    n: int = 8
+    chunk: int = 2
+    worth_of: Worth = Worth.INFORMATIVE
+    memory: int = 256  # groups that the price is estimated from
+    _earned: float = field(default=0.0, init=False, repr=False)
+    _paid: float = field(default=0.0, init=False, repr=False)
+    _given_up: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.worth_of = Worth.parse(f"{KWARGS}.worth_of", self.worth_of)
+        require(self.n >= 2, f"{KWARGS}.n", self.n, "2 or more rollouts")
+        require(2 <= self.chunk <= self.n, f"{KWARGS}.chunk", self.chunk, f"between 2 and n={self.n}")
+        require(self.memory >= 1, f"{KWARGS}.memory", self.memory, "1 or more groups")
+
+    @property
+    def price(self) -> float:
+        """What the run earns for a unit of cost; 0, so that nothing is given up, until it has earned a little."""
+        return self._earned / self._paid if self._earned >= ENOUGH else 0.0
+
+    def first(self, rows: np.ndarray, beliefs: Beliefs) -> Sequence[int]:
+        if not self.price:
+            return [self.n] * len(rows)
+        a, b = beliefs.posterior(rows)
+        prices = self.price * beliefs.expected_cost(rows)
+        asked = [
+            min(self._next(right, wrong, 0, price), self._next(wrong, right, 0, price))
+            for right, wrong, price in zip(a.tolist(), b.tolist(), prices.tolist(), strict=True)
+        ]
+        return [max(n, self.chunk) for n in asked]
+
+    def wanted(self, group: Group, beliefs: Beliefs) -> int:
+        seen, passes = len(group), sum(map(beliefs.passed, group.rollouts))
+        a, b = beliefs.posterior_of(group.prompt.index)
+        shared = float(beliefs.expected_cost(np.array([group.prompt.index]))[0])
+        price = self.price * (2 * shared + beliefs.paid(group)) / (2 + seen)  # of a rollout of this prompt
+        if self.worth_of is Worth.SIGNAL:
+            a, b = a + passes, b + seen - passes
+            adds = a * b / ((a + b) * (a + b + 1))  # expected p(1 − p): what one rollout adds to the signal
+            return min(seen + self.chunk, self.n) if adds >= price else seen
+        if beliefs.differs(group):
+            return self.n
+        return self._next(*((a, b) if passes else (b, a)), seen, price)
+
+    def _next(self, same: float, other: float, seen: int, price: float) -> int:
+        """Return how many rollouts to have at the next decision that may give the group up; ``seen``: give it up now.
+
+        ``same`` and ``other`` are the Beta of the outcome that all rollouts so far have had, before they were seen.
+        ``values`` has the worth of going on where they still agree, from the last chunk back.
+        """
+        ends = [*range(seen, self.n, self.chunk), self.n]
+        values = [0.0]
+        for begin, end in zip(ends[-2::-1], ends[:0:-1], strict=True):
+            agree = 1.0
+            for j in range(begin, end):
+                agree *= (same + j) / (same + other + j)
+            differ = (1 - agree) * (1 - price * (self.n - end))  # then the group is filled up
+            values.append(differ + agree * max(values[-1], 0.0) - price * (end - begin))
+        values.reverse()  # by chunk, from the next one on
+        here = int(seen == 0)  # a group is always opened
+        return next((end for end, value in zip(ends[here:], values[here:], strict=False) if value <= 0), self.n)
+
+    def learn(self, group: Group, beliefs: Beliefs) -> None:
+        kept = 1 - 1 / self.memory
+        earned = float(beliefs.differs(group))
+        if self.worth_of is Worth.SIGNAL:
+            earned = len(group) * mean_and_std(group.values(beliefs.metric))[1] ** 2
+        self._earned = kept * self._earned + earned
+        self._paid = kept * self._paid + beliefs.paid(group)
+        self._given_up += len(group) < self.n and not earned
+
+    def size(self) -> tuple[int, int]:
+        return self.chunk, self.n
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"earned": self._earned, "paid": self._paid, "given_up": self._given_up}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._earned, self._paid, self._given_up = state["earned"], state["paid"], state["given_up"]
+
+    def metrics(self) -> dict[str, float]:
+        return {"allocator/price": self.price, "allocator/given_up": self._given_up}
+
 
 @dataclass
 class Knapsack(Allocator):
-    """On average ``mean_n`` rollouts a prompt, between ``min_n`` and ``max_n``, where they are worth most per token.
+    """On average ``mean_n`` rollouts a prompt, between ``min_n`` and ``max_n``, where they are worth most per cost.
 
     N rollouts of a prompt with pass rate p are worth (1 − pᴺ − (1−p)ᴺ) · p(1−p)²: the chance that they differ, times a
     weight that prefers hard prompts. That is concave in N, so taking the best next rollout, again and again, is
@@ -173,21 +296,22 @@ class Knapsack(Allocator):
         require(self.memory >= 0, f"{KWARGS}.memory", self.memory, "0 or more prompts")
 
     def first(self, rows: np.ndarray, beliefs: Beliefs) -> Sequence[int]:
-        batch = np.column_stack([beliefs.pass_rate(rows), beliefs.expected_tokens(rows)]).astype(np.float64)
+        batch = np.column_stack([beliefs.pass_rate(rows), beliefs.expected_cost(rows)])
         rivals = np.concatenate([batch, self._recent])
         self._recent = rivals[: self.memory]
-        return [int(n) for n in self._spend(rivals)[: len(rows)]]
-
-    def _spend(self, rivals: np.ndarray) -> np.ndarray:
-        p, tokens = rivals[:, :1], rivals[:, 1:]
+        p, cost = rivals[:, :1], rivals[:, 1:]
         have = np.arange(self.min_n, self.max_n)  # rollouts that a prompt has; ``value`` is that of one more
-        value = (p**have * (1 - p) + (1 - p) ** have * p) * p * (1 - p) ** 2 / tokens
+        value = (p**have * (1 - p) + (1 - p) ** have * p) * p * (1 - p) ** 2 / cost
         budget = (self.mean_n - self.min_n) * len(rivals)
-        best = np.argsort(-value, axis=None, kind="stable")[:budget]
-        return self.min_n + np.bincount(best // max(value.shape[1], 1), minlength=len(rivals))
+        best = np.argsort(-value.astype(np.float32), axis=None, kind="stable")[:budget]
+        extra = np.bincount(best // max(value.shape[1], 1), minlength=len(rivals))
+        return [self.min_n + int(n) for n in extra[: len(rows)]]
 
     def wanted(self, group: Group, beliefs: Beliefs) -> int:
         return group.planned
+
+    def size(self) -> tuple[int, int]:
+        return self.mean_n, self.mean_n
 
     def state_dict(self) -> dict[str, Any]:
         return {"recent": self._recent}
@@ -196,7 +320,13 @@ class Knapsack(Allocator):
         self._recent = np.asarray(state["recent"], dtype=np.float64).reshape(-1, 2)
 
 
-ALLOCATORS: dict[str, type[Allocator]] = {"fixed": Fixed, "adaptive": Adaptive, "pilot": Pilot, "knapsack": Knapsack}
+ALLOCATORS: dict[str, type[Allocator]] = {
+    "fixed": Fixed,
+    "adaptive": Adaptive,
+    "pilot": Pilot,
+    "knapsack": Knapsack,
+    "sequential": Sequential,
+}
 
 
 def build_allocator(name: str, params: Mapping[str, Any] | None = None) -> Allocator:

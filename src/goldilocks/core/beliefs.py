@@ -1,102 +1,80 @@
-"""Beliefs about each prompt: flat arrays with a row per prompt, 34 bytes per row.
+"""What is believed of each prompt: a Beta posterior over its pass rate, and how long its answers are.
 
-A belief is a Beta posterior: the rollouts of the prompt added to a prior (``goldilocks.core.priors``). Counts are saved
-under ``prompt.key``; ``prompt.index`` is the row in this run. Every visit discounts the earlier ones, since the policy
-has changed. The posterior does not depend on the rule by which a group stopped, so adaptive groups update it as well as
-fixed ones.
+A prompt's prior is where its strata are (``goldilocks.core.effects``): log-odds of passing, and a concentration that
+says how many rollouts that counts as for one prompt. Its own rollouts are added to the prior. The log of the length is
+believed the same way. Without strata the prior is Beta(1, 1), and one prompt says nothing of another.
+
+Everything is learnt from the likelihood of what was observed. The likelihood does not depend on why a prompt was chosen
+or why its group stopped, so every visit is fair to learn from: whoever chooses, and whatever rule ends a group.
+
+A prompt's own rollouts count less the further the level of its strata has moved since, and the more often the prompt
+was trained. Columns are flat arrays with a row for each prompt, 36 bytes; ``prompt.index`` is the row in this run.
+Counts are saved under ``prompt.key``.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from goldilocks.core.priors import Flat, Prior
+from goldilocks.core.effects import Division, Effects, Place
 from goldilocks.core.source import KeyedPositions
-from goldilocks.errors import require
-from goldilocks.types import POSITIVE_THRESHOLD, Group, Prompt
+from goldilocks.types import MIN_STD, POSITIVE_THRESHOLD, Cost, Group, Rollout, is_informative, mean_and_std, outcome
 
-FIELDS = ("positives", "negatives", "visits", "streak", "tokens", "last_step", "drawn_step")
-MEMORY = 512  # groups after which a score has mostly decayed
+FIELDS = ("positives", "negatives", "level", "moves", "visits", "recent", "streak", "tokens")
+CONCENTRATIONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # rollouts that a prompt's strata may count as for it
+FLAT = 2.0  # of Beta(1, 1)
+WANDERS = (0.0, 0.003, 0.01, 0.03, 0.1)  # variance, in squared log-odds, that a trained group may add to its strata
+MEMORY = 0.998  # of how well each wander forecast, per group
+RATES, LENGTHS = 0.6, 0.3  # variance between strata, before anything is known: of log-odds, of log-lengths
+LENGTH_WANDERS = 0.002
+LENGTH_NOISE = 0.25  # variance of the log of one answer's length within a prompt
+ALIKE = 0.5  # correlation of two rollouts that an unknown level may bring about, at most
+SCORED = 1 - 1 / 512  # memory of the score, per group
 EDGE = 0.01  # forecasts are scored as if in [EDGE, 1 − EDGE]
 
 
-@dataclass
-class BeliefScore:
-    """Compares beliefs with the mean over all prompts, by the log-loss of the last few hundred uniform draws.
-
-    Prompts that a selector chooses are biased towards a pass rate of 0.5, so only uniform draws are scored. Both
-    forecasts are made when the prompt is drawn. The sums decay; ``groups`` counts all groups.
-    """
-
-    belief_loss: float = 0.0
-    mean_loss: float = 0.0
-    rates: float = 0.0
-    weight: float = 0.0
-    groups: int = 0
-
-    def mean(self, believed: float) -> float:
-        """Return the mean pass rate: ``believed`` counts as ``MEMORY`` groups beside the uniform draws."""
-        return (self.rates + MEMORY * believed) / (self.weight + MEMORY)
-
-    @property
-    def skill(self) -> float:
-        """The share of the mean's loss that beliefs save; 0 or less if they are no better."""
-        return 1 - self.belief_loss / self.mean_loss if self.mean_loss else 0.0
-
-    def add(self, belief: float, mean: float, passes: int, trials: int) -> None:
-        """Score a group; ``belief`` and ``mean`` were the two forecasts of its pass rate."""
-        kept = 1 - 1 / MEMORY
-        self.belief_loss = kept * self.belief_loss + log_loss(belief, passes / trials)
-        self.mean_loss = kept * self.mean_loss + log_loss(mean, passes / trials)
-        self.rates, self.weight = kept * self.rates + passes / trials, kept * self.weight + 1
-        self.groups += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
-
-
-def log_loss(forecast: float, rate: float) -> float:
-    p = min(max(float(forecast), EDGE), 1 - EDGE)
-    return float(-rate * np.log(p) - (1 - rate) * np.log(1 - p))
-
-
 class Beliefs:
-    """Per prompt: a Beta posterior over its pass rate, visits, the streak of zero-variance visits, expected length."""
+    """``divisions`` are the strata; none: a flat prior. A pass is a ``metric`` of at least ``positive_threshold``."""
 
     def __init__(
         self,
         keys: np.ndarray,
         *,
+        divisions: Sequence[Division] = (),
+        metric: str | None = "reward",
         positive_threshold: float = POSITIVE_THRESHOLD,
-        forgetting: float = 0.9,
-        prior: Prior | None = None,
+        cost: Cost = Cost.TOKENS,
+        names: Sequence[str] = (),
     ) -> None:
-        accepted = "between 0 (only the last visit counts) and 1 (nothing is forgotten)"
-        require(0 <= forgetting <= 1, "goldilocks.forgetting", forgetting, accepted)
+        """``names``: the metric that tells the rate of each stratum of the first division, for studies (``tell``)."""
         size = len(keys)
         self.keys = np.asarray(keys, dtype=np.uint64)
+        self.metric = metric
         self.positive_threshold = positive_threshold
-        self.forgetting = forgetting
+        self.cost = cost
         self.positives = np.zeros(size, dtype=np.float32)
         self.negatives = np.zeros(size, dtype=np.float32)
+        self.level = np.zeros(size, dtype=np.float32)  # log-odds of its strata at the last visit
+        self.moves = np.zeros(size, dtype=np.float32)  # times it was trained since the last visit
         self.visits = np.zeros(size, dtype=np.uint32)
-        self.streak = np.zeros(size, dtype=np.uint16)
-        self.tokens = np.zeros(size, dtype=np.float32)
-        self.last_step = np.zeros(size, dtype=np.uint32)
-        self.drawn_step = np.zeros(size, dtype=np.uint32)  # of the last fair visit: first, or drawn uniformly
-        self.mean_tokens = 0.0
-        self.now = 0  # the last update that a group was recorded at
-        self.prior = prior or Flat()
-        self.score = BeliefScore()
-        self._news = True  # whether a group was recorded since the prior last caught up
-        self._probes: dict[int, tuple[float, float]] = {}  # by key: the forecasts of uniform draws
+        self.recent = np.zeros(size, dtype=np.float32)  # visits, half of them forgotten with each epoch
+        self.streak = np.zeros(size, dtype=np.uint16)  # of visits whose rewards did not differ
+        self.tokens = np.zeros(size, dtype=np.float32)  # mean length of an answer
+        self.rates = Effects(divisions, size, spread=RATES, wander=WANDERS[1])
+        self.lengths = Effects(divisions, size, spread=LENGTHS, wander=LENGTH_WANDERS)
+        self.concentration = FLAT
+        self._concentrations = np.zeros(len(CONCENTRATIONS))  # log-likelihood of each
+        self._wanders = np.zeros(len(WANDERS))  # the same, faded
+        self._size = 8.0  # mean rollouts of a group
+        self._log_tokens = 0.0  # mean log-length of the first answers: what effects of length are around
+        self._judged = 0  # groups, since ``recent`` was last faded
+        self._score = {"belief": 0.0, "mean": 0.0, "passes": 0.0, "groups": 0.0}
+        self._names = names
+        self._told = np.full(len(names), 0.5)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -105,93 +83,203 @@ class Beliefs:
     def nbytes(self) -> int:
         return int(self.keys.nbytes + sum(getattr(self, name).nbytes for name in FIELDS))
 
-    def is_positive(self, reward: float) -> bool:
-        return reward >= self.positive_threshold
+    def passed(self, rollout: Rollout) -> bool:
+        return outcome(rollout, self.metric) >= self.positive_threshold
 
-    def record(self, group: Group, *, informative: bool, step: int) -> None:
-        """Learn from one finished visit. ``informative``: its rewards differed."""
-        row, seen = group.prompt.index, len(group)
-        if self._is_fair(group.prompt):
-            self.drawn_step[row] = step
-        positives = self._score(group)
-        tokens = group.tokens / seen
-        self.positives[row] = self.forgetting * self.positives[row] + positives
-        self.negatives[row] = self.forgetting * self.negatives[row] + seen - positives
-        self.tokens[row] = tokens if not self.visits[row] else 0.5 * (self.tokens[row] + tokens)
-        self.streak[row] = 0 if informative else min(int(self.streak[row]) + 1, 65_535)
+    def differs(self, group: Group) -> bool:
+        """Return whether the metric of the group's rollouts differs."""
+        return len(group) > 1 and mean_and_std(group.values(self.metric))[1] > MIN_STD
+
+    def paid(self, group: Group) -> float:
+        """Return what a group has cost, in the unit of ``cost``."""
+        return float(group.tokens if self.cost is Cost.TOKENS else len(group))
+
+    # -- learning ------------------------------------------------------------------------------------------------------
+
+    def record(self, group: Group) -> None:
+        """Learn from a visit that was judged."""
+        row = group.prompt.index
+        self.learn(group)
         self.visits[row] += 1
-        self.last_step[row] = step
-        self.now = max(self.now, step)
-        self._news = True
-        self.mean_tokens += 0.01 * (tokens - self.mean_tokens) if self.mean_tokens else tokens
+        self.recent[row] += 1
+        self.streak[row] = 0 if self.differs(group) else min(int(self.streak[row]) + 1, 65_535)
+        self._judged += 1
+        if self._judged * 16 >= len(self):  # sixteen times an epoch, so that it costs nothing
+            self.recent *= 2 ** (-self._judged / len(self))
+            self._judged = 0
 
-    def record_unjudged(self, group: Group) -> None:
-        """Score the beliefs by a group that is given up before it is judged. It does not count as a visit."""
-        self._score(group)
+    def learn(self, group: Group) -> None:
+        """Learn the pass rate and the length from the rollouts of a group, also of one that is given up unjudged."""
+        row, trials = group.prompt.index, len(group)
+        passes = sum(map(self.passed, group.rollouts))
+        self.learn_rate(row, passes, trials)
+        self._learn_length(row, group.tokens / trials, trials)
 
-    def _score(self, group: Group) -> int:
-        """Score the beliefs if the prompt was drawn uniformly, and return how many rollouts passed."""
-        passes = sum(self.is_positive(rollout.reward) for rollout in group.rollouts)
-        expected = self._probes.pop(group.prompt.key, None)
-        if expected is not None:
-            self.score.add(*expected, passes, len(group))
-        return passes
+    def trained(self, groups: Iterable[Group]) -> None:
+        """Note an update: the groups that were trained have moved their prompts and strata."""
+        for group in filter(is_informative, groups):
+            row = group.prompt.index
+            self.moves[row] += 1
+            self.rates.move(row)
+            self.lengths.move(row)
+        self.rates.estimate_spreads()
+        self.lengths.estimate_spreads()
 
-    def _is_fair(self, prompt: Prompt) -> bool:
-        """Whether the prompt was chosen independently of its own rollouts: a first visit, or a uniform draw."""
-        return not self.visits[prompt.index] or prompt.key in self._probes
+    def tell(self, rates: Mapping[str, float]) -> None:
+        """Believe pass rates of strata that were measured outside the run: what better beliefs would gain."""
+        for stratum, name in enumerate(self._names):
+            self._told[stratum] = rates.get(name, self._told[stratum])
 
-    def probe(self, rows: np.ndarray) -> np.ndarray:
-        """Note that these prompts were drawn uniformly, so that beliefs are scored on them. Return them."""
-        keys, expected = self.keys[rows].tolist(), self.pass_rate(rows).tolist()
-        mean = self.score.mean(self.prior.overall())
-        self._probes.update((key, (one, mean)) for key, one in zip(keys, expected, strict=True))
-        return rows
+    def learn_rate(self, row: int, passes: int, trials: int) -> None:
+        """Learn from how many of a prompt's rollouts passed."""
+        place = self.rates.of(row)
+        own = float(self.positives[row]), float(self.negatives[row])
+        since, trained = float(self.level[row]), float(self.moves[row])
+        if trained or place.moves.any():
+            for j, wander in enumerate(WANDERS):
+                mean, variance = _sum(place, wander, self.rates.drift)
+                a, b = self._beta(mean, variance, own, since, wander * trained)
+                self._wanders[j] = MEMORY * self._wanders[j] + log_likelihood(a, b, passes, trials)
+            self.rates.wander = _expected(WANDERS, self._wanders)
+        mean, variance = _sum(place, self.rates.wander, self.rates.drift)
+        beside = mean, variance, own, since, self.rates.wander * trained
+        self._keep_score(self._beta(*beside), passes, trials)
+        if len(self.rates):
+            for j, concentration in enumerate(CONCENTRATIONS):
+                a, b = self._beta(*beside, concentration=concentration)
+                self._concentrations[j] += log_likelihood(a, b, passes, trials)
+            self.concentration = math.exp(_expected([math.log(one) for one in CONCENTRATIONS], self._concentrations))
+            # The level learns from how likely the passes are, given the level: a Beta-binomial around it.
+            a, b = self._beta(mean, 0.0, *beside[2:])
+            rate = 1 / (1 + math.exp(-mean))
+            slope = self.concentration * rate * (1 - rate)
+            ups, downs = (sum(1 / (one + j) for j in range(n)) for one, n in ((a, passes), (b, trials - passes)))
+            spread = slope**2 * (a + b + 1) / (a * b)
 
-    def _catch_up(self) -> None:
-        if self._news:
-            self.prior.catch_up(self)
-            self._news = False
+            def information(n: float) -> float:
+                return spread * n / (a + b + n)
 
-    def posterior(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the two parameters of each prompt's Beta posterior."""
-        self._catch_up()
-        return self._with_own(rows, *self.prior.mean(rows))
+            self._size += 0.02 * (trials - self._size)
+            mean += self.rates.learn(place, slope * (ups - downs), information(trials), information(self._size))
+        left = _left(own, mean - since, self.rates.wander * trained)
+        self.positives[row], self.negatives[row] = own[0] * left + passes, own[1] * left + trials - passes
+        self.level[row], self.moves[row] = mean, 0
 
-    def _with_own(self, rows: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return a + self.positives[rows], b + self.negatives[rows]
+    def _beta(
+        self,
+        mean: float,
+        variance: float,
+        own: tuple[float, float],
+        since: float,
+        moved: float,
+        concentration: float | None = None,
+    ) -> tuple[float, float]:
+        """Return the two parameters of one prompt's Beta; ``posterior`` does the same for many."""
+        rate = 1 / (1 + math.exp(-min(max(mean / math.sqrt(1 + math.pi / 8 * variance), -15.0), 15.0)))
+        alike = 1 / ((concentration or self.concentration) + 1)
+        doubt = variance * rate * (1 - rate)  # where the level is not known, the prior counts as fewer rollouts
+        worth = 1 / min(alike + doubt * (1 - alike), max(alike, ALIKE)) - 1
+        left = _left(own, mean - since, moved)
+        return worth * rate + own[0] * left, worth * (1 - rate) + own[1] * left
+
+    def _learn_length(self, row: int, tokens: float, trials: int) -> None:
+        self._log_tokens = self._log_tokens or math.log(max(tokens, 1.0))
+        if len(self.lengths):
+            place = self.lengths.of(row)
+            mean, _ = _sum(place, self.lengths.wander, self.lengths.drift)
+            seen = math.log(max(tokens, 1.0)) - self._log_tokens
+            information = 1 / (LENGTH_NOISE * (1 + 1 / trials))  # prompts of a stratum differ as their answers do
+            self.lengths.learn(place, (seen - mean) * information, information, information)
+        before = int(self.visits[row])
+        self.tokens[row] = 0.5 * (self.tokens[row] + tokens) if before else tokens
+
+    def _keep_score(self, beta: tuple[float, float], passes: int, trials: int) -> None:
+        """Score the belief beside the mean of all groups, by the log-loss of the last few hundred groups."""
+        score, rate = self._score, passes / trials
+        mean = (score["passes"] + 0.5) / (score["groups"] + 1)
+        lost = {
+            "belief": log_loss(beta[0] / sum(beta), rate),
+            "mean": log_loss(mean, rate),
+            "passes": rate,
+            "groups": 1,
+        }
+        self._score = {name: SCORED * value + lost[name] for name, value in score.items()}
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def posterior(self, rows: np.ndarray, rng: np.random.Generator | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the two parameters of each prompt's Beta; with ``rng``, given one draw of what strata share."""
+        mean, variance = self.rates.sums(rows)
+        if len(self._told):
+            told = self._told.clip(EDGE**2, 1 - EDGE**2)[self.rates.stratum(rows)]
+            mean, variance = np.log(told / (1 - told)), np.zeros(len(rows))
+        own = self.positives[rows].astype(np.float64), self.negatives[rows].astype(np.float64)
+        left = _left(own, mean - self.level[rows], self.rates.wander * self.moves[rows])
+        if rng is not None and not len(self._told):
+            mean, variance = self.rates.sums(rows, rng)
+        rate = 1 / (1 + np.exp(-np.clip(mean / np.sqrt(1 + np.pi / 8 * variance), -15, 15)))
+        alike, doubt = 1 / (self.concentration + 1), variance * rate * (1 - rate)
+        worth = 1 / np.minimum(alike + doubt * (1 - alike), max(alike, ALIKE)) - 1
+        return worth * rate + own[0] * left, worth * (1 - rate) + own[1] * left
+
+    def posterior_of(self, row: int) -> tuple[float, float]:
+        """Return the two parameters of one prompt's Beta."""
+        mean, variance = _sum(self.rates.of(row), self.rates.wander, self.rates.drift)
+        own, trained = (float(self.positives[row]), float(self.negatives[row])), float(self.moves[row])
+        return self._beta(mean, variance, own, float(self.level[row]), self.rates.wander * trained)
 
     def pass_rate(self, rows: np.ndarray) -> np.ndarray:
         a, b = self.posterior(rows)
         return np.asarray(a / (a + b))
 
     def draw(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return one draw from each posterior, given one draw of what prompts share.
+        """Return one draw from each posterior, given one draw of what strata share: a stratum is explored as a whole.
 
         A Beta draw is a ratio of two gamma draws, which are quick in single precision.
         """
-        self._catch_up()
-        a, b = self._with_own(rows, *self.prior.draw(rows, rng))
-        x = rng.standard_gamma(a, dtype=np.float32)
-        return np.asarray(x / (x + rng.standard_gamma(b, dtype=np.float32)))
+        a, b = self.posterior(rows, rng)
+        x = rng.standard_gamma(a.astype(np.float32), dtype=np.float32)
+        return np.asarray(x / (x + rng.standard_gamma(b.astype(np.float32), dtype=np.float32)))
 
-    def expected_tokens(self, rows: np.ndarray) -> np.ndarray:
-        """Return the expected tokens of a rollout; for a prompt never seen, the mean of all."""
-        return np.where(self.visits[rows] > 0, self.tokens[rows], max(self.mean_tokens, 1.0))
+    def expected_cost(self, rows: np.ndarray) -> np.ndarray:
+        """Return what a rollout of each prompt is expected to cost, in the unit of ``cost``."""
+        if self.cost is Cost.ROLLOUTS:
+            return np.ones(len(rows))
+        shared = np.exp(self._log_tokens + self.lengths.sums(rows)[0])
+        seen = np.minimum(self.visits[rows], 4)  # visits, which count as much as the strata do
+        return np.asarray((shared + seen * self.tokens[rows]) / (1 + seen))
+
+    def metrics(self) -> dict[str, float]:
+        """Return how well beliefs forecast, and how much strata say; empty for a flat prior."""
+        if not len(self.rates):
+            return {}
+        return {
+            "belief/strata": float(len(self.rates) - 1),
+            "belief/worth": self.concentration,
+            "belief/drift": self.rates.drift,
+            "belief/wander": self.rates.wander,
+            "belief/skill": 1 - self._score["belief"] / self._score["mean"] if self._score["mean"] else 0.0,
+        }
+
+    # -- state ---------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows of visited prompts only: the file grows with the run, not with the data set."""
-        rows = np.flatnonzero(self.visits)
-        state: dict[str, Any] = {name: getattr(self, name)[rows] for name in FIELDS}
+        """Return the prompts with rollouts only: the file grows with the run, not with the data set."""
+        rows = np.flatnonzero(self.positives + self.negatives)
+        posterior = np.stack(self.posterior(rows)) if len(rows) else np.zeros((2, 0))
         return {
-            **state,
+            **{name: getattr(self, name)[rows] for name in FIELDS},
             "keys": self.keys[rows],
             "rows": rows,
-            "mean_tokens": self.mean_tokens,
-            "priors": np.stack(self.prior.mean(rows)),  # for readers of the file
-            "prior": self.prior.state_dict(),
-            "score": self.score.state_dict(),
-            "probes": sorted((key, *expected) for key, expected in self._probes.items()),
+            "posterior": posterior,  # for readers of the file
+            "rates": self.rates.state_dict(),
+            "lengths": self.lengths.state_dict(),
+            "concentration": self.concentration,
+            "concentrations": self._concentrations,
+            "wanders": self._wanders,
+            **{name: getattr(self, f"_{name}") for name in ("size", "log_tokens", "judged")},
+            "score": dict(self._score),
+            "told": dict(zip(self._names, self._told.tolist(), strict=True)),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -201,15 +289,38 @@ class Beliefs:
             column = getattr(self, name)
             column[:] = 0
             column[rows[rows >= 0]] = np.asarray(state[name])[rows >= 0]
-        self.mean_tokens = float(state["mean_tokens"])
-        self.now = int(self.last_step.max(initial=0))
-        self.prior.load_state_dict(state["prior"])
-        self.score.load_state_dict(state["score"])
-        self._probes = {key: (belief, mean) for key, belief, mean in state["probes"]}
-        self._news = True
+        self.rates.load_state_dict(state["rates"])
+        self.lengths.load_state_dict(state["lengths"])
+        self._concentrations = np.array(state["concentrations"], dtype=np.float64)
+        self._wanders = np.array(state["wanders"], dtype=np.float64)
+        for name in ("size", "log_tokens", "judged"):
+            setattr(self, f"_{name}", state[name])
+        self._score = dict(state["score"])
+        self.tell(state["told"])
+        self.concentration = float(state["concentration"])
 
-    def metrics(self) -> dict[str, float]:
-        """Return the prior's metrics and the score of the beliefs; empty for a flat prior."""
-        if isinstance(self.prior, Flat):
-            return {}
-        return {**self.prior.metrics(), "belief/skill": self.score.skill, "belief/scored": float(self.score.groups)}
+
+def _sum(place: Place, wander: float, drift: float) -> tuple[float, float]:
+    means, variances, _ = place.after(wander, drift)
+    return float(means.sum()), float(variances.sum())
+
+
+def _left(own: tuple[Any, Any], moved: Any, trained: Any) -> Any:
+    """Return the share of a prompt's own rollouts that still counts."""
+    return 1 / (1 + (trained + moved**2) * (own[0] + own[1]) / 4)
+
+
+def _expected(values: Sequence[float], log_likelihoods: np.ndarray) -> float:
+    weights = np.exp(log_likelihoods - log_likelihoods.max())
+    return float(weights @ np.array(values) / weights.sum())
+
+
+def log_likelihood(a: float, b: float, passes: int, trials: int) -> float:
+    """Return the log-probability of these outcomes, in the order they came, under Beta(a, b)."""
+    both = math.lgamma(a + b) - math.lgamma(a + b + trials)
+    return both + math.lgamma(a + passes) - math.lgamma(a) + math.lgamma(b + trials - passes) - math.lgamma(b)
+
+
+def log_loss(forecast: float, rate: float) -> float:
+    p = min(max(float(forecast), EDGE), 1 - EDGE)
+    return -rate * math.log(p) - (1 - rate) * math.log(1 - p)

@@ -30,8 +30,10 @@ Decisions are made when a rollout arrives, never by scanning all prompts or all 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -63,7 +65,9 @@ from goldilocks.types import (
     is_informative,
 )
 
-STATE_LAYOUT = 3  # raised when ``state_dict`` changes its meaning
+logger = logging.getLogger(__name__)
+
+STATE_LAYOUT = 4  # raised when ``state_dict`` changes its meaning
 
 # The attributes that are saved, but for the statistics: each has ``state_dict`` and ``load_state_dict``.
 _PARTS = (
@@ -96,7 +100,8 @@ class Collector:
     ) -> None:
         """``gen_batch_size`` prompts are chosen at a time (default: ``target_groups``), and no more are open at once.
 
-        ``ahead``: prompts are issued until this many groups are kept beyond the batch, for an engine that never stops.
+        A group that an allocator may give up early counts by the rollouts that were asked for. ``ahead``: prompts are
+        issued until this many groups are kept beyond the batch, so that an engine is busy to the end of it.
         ``repeat=False``: no prompt is visited twice. ``order`` returns each epoch's pass, where the caller shuffles.
         ``components``: metrics that rewards are made of; a rollout may lack one. The mean of each is logged.
         """
@@ -107,7 +112,7 @@ class Collector:
         require(gen_batch_size is None or gen_batch_size >= 1, "gen_batch_size", gen_batch_size, "1 or more")
         self.source = source
         self.selector = selector
-        self.allocator = allocator
+        self.allocator = selector.allocator = allocator
         self.filter = filter
         self.target_groups = target_groups
         self.gen_batch_size = gen_batch_size or target_groups
@@ -117,7 +122,10 @@ class Collector:
         self.beliefs = beliefs or Beliefs(source.keys())
         self.accounts = Accounts()
         self.step = 0
-        self.prompts_issued = 0
+        self.prompts_issued = 0  # visits to prompts; one that is put back and visited again counts once
+        self.last_prompt = math.inf  # no more are issued: the epochs of a run
+        self.failures_in_a_row = 0
+        self.last_failure: Failure | None = None
 
         spare = target_groups if self.limits.on_exhausted is OnExhausted.BACKFILL else 0
         self._order = PromptOrder(size, seed=seed, repeat=repeat, order=order)
@@ -130,7 +138,10 @@ class Collector:
         self._statistics = StepStatistics.of(components)
         self._owed = target_groups  # groups this step has yet to hand out; 0 while its batch is being trained
         self._exhausted = False
-        self._open = OpenGroups()
+        self._opened = 0  # groups
+        self._flat_in_a_row = 0  # groups judged since one was kept
+        self._not_finite: set[str] = set()  # metrics that were dropped, each is said once
+        self._open = OpenGroups(whole=allocator.size()[1])
         self._issued = IssuedVisits(self.beliefs.keys)
         self._paused = PausedRollouts(self.accounts)
 
@@ -140,10 +151,11 @@ class Collector:
     def ready(self) -> bool:
         """Whether ``take`` has a batch to hand out."""
         cut_short = self._exhausted and self.limits.on_exhausted is not OnExhausted.ERROR
-        # Where rollouts pause, an open group that would be too old after the update is waited for: none is lost.
-        waits = self.surplus.pauses and self._open.oldest < self.surplus.oldest(self.step + 1)
-        full = len(self._judged) >= self._owed and not waits
-        return self._owed > 0 and (cut_short or full)
+        # Where rollouts pause, an open group that would be too old after the update is waited for. So is every group
+        # that is open when no prompt is left to issue: the batch may be the last.
+        too_old = self.surplus.pauses and self._open.oldest < self.surplus.oldest(self.step + 1)
+        waits = too_old or (len(self._open) > 0 and self.prompts_issued >= self.last_prompt)
+        return self._owed > 0 and (cut_short or (len(self._judged) >= self._owed and not waits))
 
     def requests(self, room: int | None = None) -> list[Request]:
         """Return what to generate now, at most ``room`` rollouts (None: no bound). After ``take``, begin the next step.
@@ -208,14 +220,36 @@ class Collector:
         if isinstance(event, Paused):
             self._paused.begin(event)
             return
-        if isinstance(event, Rollout) and not all(map(math.isfinite, (event.reward, *event.metrics.values()))):
-            event = Failure(event.uid, event.index, "non_finite_reward", event.tokens)
+        if isinstance(event, Rollout):
+            event = self._finite(event)
         if isinstance(event, Failure):
             self._statistics.fail(event.reason)
+            self.failures_in_a_row, self.last_failure = self.failures_in_a_row + 1, event
+        else:
+            self.failures_in_a_row = 0
         self.accounts.post(Account.FAILED if isinstance(event, Failure) else Account.OPEN, event.tokens)
         self._open.arrive(open_group, event)
-        while event.uid in self._open and open_group.advance():
+        while (failed := open_group.advance()) is not None:
+            if failed > self.limits.max_retries:
+                open_group.lost += 1
+            else:
+                self._open.want(open_group, 1, failed)
+        if not open_group.pending:
             self._decide(open_group)
+
+    def _finite(self, rollout: Rollout) -> Rollout | Failure:
+        """Return the rollout without metrics that are no number; a failure if it cannot be judged without them."""
+        bad = {name for name, value in rollout.metrics.items() if not math.isfinite(value)}
+        if not math.isfinite(rollout.reward) or bad & self.filter.reads():
+            return Failure(rollout.uid, rollout.index, "non_finite_reward", rollout.tokens)
+        if not bad:
+            return rollout
+        for name in sorted(bad - self._not_finite):
+            logger.warning(
+                "the reward function returned %s=%r: dropped, as nothing judges by it", name, rollout.metrics[name]
+            )
+        self._not_finite |= bad
+        return replace(rollout, metrics={name: value for name, value in rollout.metrics.items() if name not in bad})
 
     def reject(
         self, uids: Iterable[str] | Mapping[str, Collection[int]], reason: str, *, flat: bool = False
@@ -242,7 +276,8 @@ class Collector:
 
     def put_back(self) -> None:
         """Let the batch in hand wait again, because it was not trained."""
-        self._owed += self._judged.put_back()
+        self._judged.put_back()
+        self._owed = self.target_groups
 
     def reissue(self, known: Collection[tuple[str, int]] = ()) -> None:
         """Ask again for everything in flight, because the engine was restarted. No limit is charged again.
@@ -292,6 +327,21 @@ class Collector:
         return self._open.in_flight - self._open.lost
 
     @property
+    def open(self) -> int:
+        """How many groups are open."""
+        return len(self._open)
+
+    @property
+    def flat_in_a_row(self) -> int:
+        """How many groups were judged since one was kept."""
+        return self._flat_in_a_row
+
+    @property
+    def keep_rate(self) -> float:
+        """The share of groups that the filter is expected to keep."""
+        return self._keep_rate.value
+
+    @property
     def paused(self) -> dict[tuple[str, int], int]:
         """The rollouts that wait to go on, by group and index, with the tokens they have written."""
         return self._paused.tokens
@@ -304,7 +354,7 @@ class Collector:
             "train/groups_carried": len(self._judged),
             "train/groups_open": len(self._open),
             "train/rollouts_paused": len(self._paused),
-            **self._statistics.batch_metrics(self.in_hand, self.step),
+            **self._statistics.batch_metrics(self._trained(), self.step),
             "data/epoch": self.prompts_issued / len(self.source),
             "data/prompts_issued": self.prompts_issued,
             **self.accounts.metrics(),
@@ -332,12 +382,18 @@ class Collector:
     # -- a step --------------------------------------------------------------------------------------------------------
 
     def _begin_step(self) -> None:
+        self.beliefs.trained(self._trained())
+        self._paused.retain([name for name in self._paused.tokens if name[0] in self._open])
         self.step += 1
         self._owed = self.target_groups
         self._exhausted = False
         self._keep_rate.forget()
         self._statistics = StepStatistics.of(self._components)
         self._statistics.expired = self._judged.begin_step(self.surplus.oldest(self.step))
+
+    def _trained(self) -> list[Group]:
+        """The groups of the batch in hand that have a gradient."""
+        return [group for group in self._judged.in_hand if group.uid not in self._judged.backfilled]
 
     def _requeue_open(self) -> None:
         """Return prompts of open groups that may not finish, or would then be too old, to the queue's head."""
@@ -346,7 +402,7 @@ class Collector:
         for open_group in reversed(stopped):
             self._open.close(open_group)
             if open_group.rollouts:
-                self.beliefs.record_unjudged(open_group.close())
+                self.beliefs.learn(open_group.close())
             self.accounts.move(open_group.arrived, Account.OPEN, Account.CANCELLED)
             self._queue.put_back(open_group.prompt.index, open_group.planned)
 
@@ -357,9 +413,9 @@ class Collector:
         missing = self._owed + self.ahead - len(self._judged)
         if missing <= 0 or self._exhausted:
             return 0
-        needed = self.surplus.prompts_for(missing, self._keep_rate)
-        left = self.limits.prompts_left(self._statistics.prompts_issued, self.gen_batch_size)
-        return min(min(needed, self.gen_batch_size) - len(self._open), left)
+        needed = self.surplus.prompts_for(missing, self._keep_rate) - len(self._open)
+        room = math.ceil(self.gen_batch_size - self._open.size)
+        return min(needed, room, self.limits.prompts_left(self._statistics.prompts_issued, self.gen_batch_size))
 
     @property
     def _rollouts_left(self) -> float:
@@ -371,10 +427,13 @@ class Collector:
         head = self._queue.head()
         if head is None or head[1] > self._rollouts_left - self._open.unsent:
             return False
-        index, n = self._queue.pop()
-        uid, number = group_name(self.prompts_issued), self._issued.number(index)
+        if self.prompts_issued >= self.last_prompt and not head[2]:
+            return False
+        index, n, again = self._queue.pop()
+        uid, number = group_name(self._opened), self._issued.number(index)
         self._open.open(OpenGroup(uid, self.source[index], planned=n, version=self.step, number=number))
-        self.prompts_issued += 1
+        self._opened += 1
+        self.prompts_issued += not again
         self._statistics.prompts_issued += 1
         return True
 
@@ -386,27 +445,29 @@ class Collector:
     # -- judging -------------------------------------------------------------------------------------------------------
 
     def _decide(self, open_group: OpenGroup) -> None:
-        """Ask for more, wait, or judge. Called for every index in turn, with the group up to that index."""
-        wanted = self.allocator.wanted(open_group.view(), self.beliefs)
+        """Ask for more, or judge. Called when everything that was asked for has arrived or failed."""
         have = len(open_group.rollouts)
-        if wanted > have + open_group.pending and open_group.failures <= self.limits.max_retries:
-            self._open.want(open_group, wanted - have - open_group.pending)
-        elif have >= wanted or not open_group.pending:
+        wanted = self.allocator.wanted(open_group.view(), self.beliefs) - open_group.lost if have else 0
+        if wanted > have:
+            self._open.want(open_group, wanted - have)
+        else:
             self._close(open_group)
 
     def _close(self, open_group: OpenGroup) -> None:
         self._open.close(open_group)
         group = open_group.close()
-        beyond = open_group.arrived[len(group) :]  # rollouts after the index at which the group stopped
+        beyond = open_group.arrived[len(group) :]  # rollouts behind one that the limits did not leave room for
         self.accounts.move(beyond, Account.OPEN, Account.CANCELLED)
         verdict = self.filter.judge(group) if len(group) else Verdict(False, "failed")
         informative = is_informative(group)
-        passes = sum(self.beliefs.is_positive(rollout.reward) for rollout in group.rollouts)
+        passes = sum(map(self.beliefs.passed, group.rollouts))
         if len(group):
-            self.beliefs.record(group, informative=informative, step=self.step)
+            self.beliefs.record(group)
             self.selector.learn(group, informative=informative)
+            self.allocator.learn(group, self.beliefs)
         self._statistics.judge(group, verdict, informative=informative, passes=passes, iterations=open_group.asks)
         self._keep_rate.observe(verdict.keep)
+        self._flat_in_a_row = 0 if verdict.keep else self._flat_in_a_row + 1
         if verdict.keep:
             self._judged.keep(group)
         else:
@@ -414,7 +475,7 @@ class Collector:
 
     def _observe_unexpected(self, event: Event, open_group: OpenGroup | None) -> None:
         """Count a late or duplicate event; ignore a late pause."""
-        if not was_issued(event.uid, self.prompts_issued):
+        if not was_issued(event.uid, self._opened):
             raise ValueError(f"uid={event.uid!r} is not accepted: a group that was requested")
         if open_group is not None and not 0 <= event.index < open_group.asked:
             accepted = f"0 to {open_group.asked - 1}, which were requested of group {event.uid}"
@@ -433,6 +494,7 @@ class Collector:
             "layout": STATE_LAYOUT,
             "step": self.step,
             "prompts_issued": self.prompts_issued,
+            "opened": self._opened,
             "owed": self._owed,
             **{part.lstrip("_"): getattr(self, part).state_dict() for part in parts},
         }
@@ -448,7 +510,7 @@ class Collector:
             getattr(self, part).load_state_dict(state[part.lstrip("_")], find)
         self._statistics = StepStatistics.from_state_dict(state["statistics"])
         self.step, self.prompts_issued = state["step"], state["prompts_issued"]
-        self._owed = state["owed"]
+        self._opened, self._owed = state["opened"], state["owed"]
         self._exhausted = False  # decided again, under today's limits
         self._order.claim(self._queue.indices)
         self._order.claim(one.prompt.index for one in self._open)

@@ -10,7 +10,7 @@ from typing import Any
 
 from goldilocks.core.policy import Policy, build, resolve
 from goldilocks.errors import refuse_unknown, require
-from goldilocks.types import KEEP, MIN_STD, POSITIVE_THRESHOLD, Group, Verdict, mean_and_std
+from goldilocks.types import KEEP, MIN_STD, OUTCOME, POSITIVE_THRESHOLD, REWARD, Group, Verdict, mean_and_std
 
 KWARGS = "goldilocks.filter_kwargs"
 
@@ -21,6 +21,10 @@ class Filter(Policy):
     @abstractmethod
     def judge(self, group: Group) -> Verdict:
         """Keep or drop a group of at least one rollout; the reason for dropping becomes a metric."""
+
+    def reads(self) -> set[str]:
+        """Return the metrics, beside the reward, without which a rollout cannot be judged."""
+        return set()
 
 
 @dataclass
@@ -35,10 +39,12 @@ class Everything(Filter):
 class Variance(Filter):
     """The standard deviation of ``metric`` must be above ``min_std``: shaped rewards never give an exact zero.
 
-    A group of one is kept: it has no variance to judge. ``positive_threshold`` tells too easy from too hard.
+    ``metric`` None: ``acc`` where the reward function returns it, else the reward. A shaped reward differs among
+    answers that are all wrong, and a filter on it would train their length. A group of one has no contrast, and is
+    dropped. ``positive_threshold`` tells too easy from too hard.
     """
 
-    metric: str = "reward"
+    metric: str | None = None
     min_std: float = MIN_STD
     positive_threshold: float = POSITIVE_THRESHOLD
 
@@ -46,28 +52,38 @@ class Variance(Filter):
         require(self.min_std >= 0, f"{KWARGS}.min_std", self.min_std, "0 or more")
 
     def judge(self, group: Group) -> Verdict:
+        if len(group) == 1:
+            return Verdict(False, "single")
         mean, std = mean_and_std(group.values(self.metric))
-        if len(group) == 1 or std > self.min_std:
+        if std > self.min_std:
             return KEEP
         return Verdict(False, "too_easy" if mean >= self.positive_threshold else "too_hard")
+
+    def reads(self) -> set[str]:
+        return {self.metric or OUTCOME} - {REWARD}
 
 
 @dataclass
 class Band(Filter):
-    """The mean of ``metric`` must be inside (lo, hi), both ends excluded."""
+    """The share of passes, ``metric`` ≥ ``positive_threshold``, must be inside (lo, hi), both ends excluded."""
 
-    metric: str = "reward"
+    metric: str | None = None
     lo: float = 0.0
     hi: float = 1.0
+    positive_threshold: float = POSITIVE_THRESHOLD
 
     def __post_init__(self) -> None:
         require(self.lo < self.hi, f"{KWARGS}.lo", self.lo, f"below hi={self.hi}")
 
     def judge(self, group: Group) -> Verdict:
-        mean, _ = mean_and_std(group.values(self.metric))
-        if self.lo < mean < self.hi:
+        passes = [value >= self.positive_threshold for value in group.values(self.metric)]
+        share = sum(passes) / len(passes)
+        if self.lo < share < self.hi:
             return KEEP
-        return Verdict(False, "above_band" if mean >= self.hi else "below_band")
+        return Verdict(False, "above_band" if share >= self.hi else "below_band")
+
+    def reads(self) -> set[str]:
+        return {self.metric or OUTCOME} - {REWARD}
 
 
 @dataclass
@@ -100,6 +116,9 @@ class Chain(Filter):
         verdicts = (link.judge(group) for link in self.filters)
         return next((verdict for verdict in verdicts if not verdict.keep), KEEP)
 
+    def reads(self) -> set[str]:
+        return set().union(*(link.reads() for link in self.filters))
+
     def state_dict(self) -> dict[str, Any]:
         return {"filters": [link.state_dict() for link in self.filters]}
 
@@ -114,13 +133,20 @@ class Chain(Filter):
 FILTERS: dict[str, type[Filter]] = {"everything": Everything, "variance": Variance, "band": Band, "length": Length}
 
 
-def build_filter(name: str | Sequence[str], params: Mapping[str, Any] | None = None) -> Filter:
-    """Return the filter of this name; several names make a chain, in which each filter takes the parameters it has."""
-    given = params or {}
-    if isinstance(name, str):
-        return build("filter", name, given, FILTERS, Filter)  # type: ignore[type-abstract]
-    classes = [resolve("filter", one, FILTERS, Filter) for one in name]  # type: ignore[type-abstract]
+def build_filter(
+    name: str | Sequence[str], params: Mapping[str, Any] | None = None, shared: Mapping[str, Any] | None = None
+) -> Filter:
+    """Return the filter of this name; several names make a chain, in which each filter takes the parameters it has.
+
+    ``shared`` are values of the run for filters that have such a parameter and are not given another.
+    """
+    names = [name] if isinstance(name, str) else list(name)
+    classes = [resolve("filter", one, FILTERS, Filter) for one in names]  # type: ignore[type-abstract]
     known = [inspect.signature(cls).parameters for cls in classes]
+    given = dict(params or {})
     refuse_unknown("goldilocks.filter_kwargs", given, {key: None for keys in known for key in keys})
-    chosen = ({key: value for key, value in given.items() if key in keys} for keys in known)
-    return Chain([cls(**own) for cls, own in zip(classes, chosen, strict=True)])
+    links = []
+    for one, keys in zip(names, known, strict=True):
+        own = {key: value for key, value in {**(shared or {}), **given}.items() if key in keys}
+        links.append(build("filter", one, own, FILTERS, Filter))  # type: ignore[type-abstract]
+    return links[0] if isinstance(name, str) else Chain(links)

@@ -5,6 +5,7 @@ Every move of a group moves its tokens in the accounts, and releases its prompt 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
@@ -80,7 +81,7 @@ class JudgedGroups:
         return [self._hand_out(group, Account.CARRIED, Account.TRAINED) for group in groups]
 
     def backfill(self, count: int) -> list[Group]:
-        """Return at most ``count`` groups dropped in this step: the batch keeps its shape, they have no gradient."""
+        """Return at most ``count`` groups dropped in this step: the batch keeps its shape, they are not trained."""
         uids = sorted(self._dropped, key=issue_order)[:count]
         return [self._hand_out(*self._dropped.pop(uid), Account.BACKFILLED) for uid in uids]
 
@@ -169,11 +170,13 @@ class JudgedGroups:
         }
 
     def load_state_dict(self, state: dict[str, Any], find: FindPrompt) -> None:
-        def with_account(pairs: list[Any]) -> dict[str, tuple[Group, Origin]]:
-            return {packed["uid"]: (unpack_group(packed, find), AccountName(account)) for packed, account in pairs}
-
         self._kept = {packed["uid"]: unpack_group(packed, find) for packed in state["kept"]}
-        self._in_hand, self._dropped = with_account(state["in_hand"]), with_account(state["dropped"])
+        for name in ("in_hand", "dropped"):
+            groups: dict[str, tuple[Group, Origin]] = {}
+            for packed, account in state[name]:
+                with contextlib.suppress(ValueError):  # these are trained or dropped: their prompts may leave the data
+                    groups[packed["uid"]] = unpack_group(packed, find), AccountName(account)
+            setattr(self, f"_{name}", groups)
 
 
 def _beyond(group: Group) -> list[Rollout]:

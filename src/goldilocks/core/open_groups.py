@@ -5,7 +5,7 @@ of arrival: ``rollouts`` is the prefix of indices that have all arrived, and pol
 short answers, which arrive first, would decide when a group stops.
 
 An index is in exactly one of four places: settled (below ``settled``), ``ahead`` (arrived, with a gap before it),
-``in_flight`` (at the engine) or ``unsent``.
+``in_flight`` (at the engine) or ``unsent``. A rollout that failed is asked for again under a new index.
 
 Groups and rollouts are saved as JSON values; a payload must be one too. A saved group names its prompt by key and
 index. ``find_prompt`` finds the prompt in today's data, which may have another order.
@@ -45,7 +45,8 @@ class OpenGroup:
     in_flight: set[int] = field(default_factory=set)
     unsent: list[int] = field(default_factory=list)
     asks: int = 0
-    failures: int = 0
+    tries: dict[int, int] = field(default_factory=dict)  # of a rollout that is asked for again: how often it failed
+    lost: int = 0  # rollouts that failed too often to be asked for again
     _view: Group | None = field(default=None, repr=False)
 
     @property
@@ -62,9 +63,14 @@ class OpenGroup:
         """Every rollout that arrived, in the prefix or ahead of it."""
         return [*self.rollouts, *(rollout for rollout in self.ahead.values() if rollout is not None)]
 
-    def ask(self, n: int) -> None:
-        self.unsent += range(self.asked, self.asked + n)
-        self.asks += 1
+    def ask(self, n: int, failed: int = 0) -> None:
+        """Ask for more; ``failed``: how often the rollout that this is for has failed."""
+        first = self.asked
+        self.unsent += range(first, first + n)
+        if failed:
+            self.tries[first] = failed
+        else:
+            self.asks += 1
 
     def send(self, most: int) -> Request:
         """Return a request for the first unsent indices, which are in flight from here on."""
@@ -84,20 +90,22 @@ class OpenGroup:
         self.in_flight.remove(event.index)
         self.ahead[event.index] = event if isinstance(event, Rollout) else None
 
-    def advance(self) -> bool:
-        """Move the next index into the prefix, or count it as failed. Return False if it has not arrived."""
-        if self.settled not in self.ahead:
-            return False
-        rollout = self.ahead.pop(self.settled)
-        self.settled += 1
-        if rollout is None:
-            self.failures += 1
-            return True
-        self.rollouts.append(rollout)
-        if rollout.version is not None and rollout.version < self.version:
-            self.version = rollout.version
-            self._view = None
-        return True
+    def advance(self) -> int | None:
+        """Move the prefix on by every index that has arrived; return how often a rollout that failed has failed now.
+
+        Stops at a failed one, so that it can be asked for again; None: none failed.
+        """
+        while self.settled in self.ahead:
+            index, rollout = self.settled, self.ahead.pop(self.settled)
+            self.settled += 1
+            if rollout is None:
+                return self.tries.pop(index, 0) + 1
+            self.tries.pop(index, None)
+            self.rollouts.append(rollout)
+            if rollout.version is not None and rollout.version < self.version:
+                self.version = rollout.version
+                self._view = None
+        return None
 
     def view(self) -> Group:
         """Return the group as policies see it while it is open. Made once: its list of rollouts grows under it."""
@@ -110,7 +118,7 @@ class OpenGroup:
         return Group(self.uid, self.prompt, tuple(self.rollouts), self.planned, self.version)
 
     def pack(self) -> dict[str, Any]:
-        plain = ("uid", "planned", "version", "number", "settled", "asks", "failures")
+        plain = ("uid", "planned", "version", "number", "settled", "asks", "lost")
         return {
             **{name: getattr(self, name) for name in plain},
             "key": self.prompt.key,
@@ -119,6 +127,7 @@ class OpenGroup:
             "ahead": [[index, one and pack_rollout(one)] for index, one in self.ahead.items()],
             "in_flight": sorted(self.in_flight),
             "unsent": list(self.unsent),
+            "tries": list(self.tries.items()),
         }
 
     @classmethod
@@ -127,6 +136,7 @@ class OpenGroup:
         given["rollouts"] = [unpack_rollout(uid, one) for one in packed["rollouts"]]
         given["ahead"] = {index: one and unpack_rollout(uid, one) for index, one in packed["ahead"]}
         given["in_flight"], given["unsent"] = set(packed["in_flight"]), list(packed["unsent"])
+        given["tries"] = dict(packed["tries"])
         return cls(prompt=find(packed), **given)
 
 
@@ -147,11 +157,16 @@ def was_issued(uid: str, prompts_issued: int) -> bool:
 class OpenGroups:
     """Open groups by uid, in the order they were opened, with running counts: no request scans all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, whole: int) -> None:
+        """``whole``: how many rollouts a group has that is not given up early."""
         self.in_flight = 0
         self.unsent = 0
+        self._whole = whole
+        self._asked = 0  # rollouts, at most ``whole`` of each group
         self._groups: dict[str, OpenGroup] = {}
-        self._waiting: dict[str, None] = {}  # groups with unsent rollouts, in the order they wanted them
+        # Groups with unsent rollouts, in the order they wanted them. Those that grow are before those that are opened.
+        self._growing: dict[str, None] = {}
+        self._opening: dict[str, None] = {}
         self._again: dict[str, list[int]] = {}  # by group, the indices in flight that the engine has lost
         self._cancelled: list[str] = []
 
@@ -168,14 +183,19 @@ class OpenGroups:
         return self._groups.get(uid)
 
     @property
+    def size(self) -> float:
+        """How many whole groups they amount to, by the rollouts that were asked for."""
+        return self._asked / self._whole
+
+    @property
     def oldest(self) -> float:
         """The version of the group that was opened first; infinite if none is open."""
         return next((group.version for group in self), math.inf)
 
     @property
     def waiting(self) -> list[OpenGroup]:
-        """The groups with unsent rollouts, in the order they wanted them."""
-        return [self._groups[uid] for uid in self._waiting]
+        """The groups with unsent rollouts, in the order in which these are sent."""
+        return [self._groups[uid] for uid in (*self._growing, *self._opening)]
 
     @property
     def lost(self) -> int:
@@ -184,21 +204,29 @@ class OpenGroups:
 
     def open(self, group: OpenGroup) -> None:
         self._groups[group.uid] = group
-        self.want(group, group.planned)
+        self._opening[group.uid] = None
+        self._ask(group, group.planned)
 
-    def want(self, group: OpenGroup, n: int) -> None:
-        group.ask(n)
-        self._waiting[group.uid] = None
+    def want(self, group: OpenGroup, n: int, failed: int = 0) -> None:
+        """Ask for more rollouts of a group; ``failed``: how often the rollout that this is for has failed."""
+        if group.uid not in self._opening:
+            self._growing[group.uid] = None
+        self._ask(group, n, failed)
+
+    def _ask(self, group: OpenGroup, n: int, failed: int = 0) -> None:
+        before = min(group.asked, self._whole)
+        group.ask(n, failed)
+        self._asked += min(group.asked, self._whole) - before
         self.unsent += n
 
     def send(self, room: float) -> list[Request]:
-        """Return requests for unsent rollouts, at most ``room`` of them, first wanted first."""
+        """Return requests for unsent rollouts, at most ``room`` of them."""
         sent: list[Request] = []
-        while self._waiting and room > 0:
-            group = self._groups[next(iter(self._waiting))]
+        while (waiting := self._growing or self._opening) and room > 0:
+            group = self._groups[next(iter(waiting))]
             request = group.send(int(min(len(group.unsent), room)))
             if not group.unsent:
-                del self._waiting[group.uid]
+                del waiting[group.uid]
             room -= request.n
             self.unsent -= request.n
             self.in_flight += request.n
@@ -214,7 +242,9 @@ class OpenGroups:
     def close(self, group: OpenGroup) -> None:
         """Remove a group and cancel its rollouts in flight."""
         del self._groups[group.uid]
-        self._waiting.pop(group.uid, None)
+        self._growing.pop(group.uid, None)
+        self._opening.pop(group.uid, None)
+        self._asked -= min(group.asked, self._whole)
         self._again.pop(group.uid, None)
         self.unsent -= len(group.unsent)
         self.in_flight -= len(group.in_flight)
@@ -247,7 +277,8 @@ class OpenGroups:
     def state_dict(self) -> dict[str, Any]:
         return {
             "visits": [group.pack() for group in self],
-            "waiting": list(self._waiting),
+            "growing": list(self._growing),
+            "opening": list(self._opening),
             "again": [[uid, list(indices)] for uid, indices in self._again.items()],
             "cancelled": list(self._cancelled),
         }
@@ -255,7 +286,8 @@ class OpenGroups:
     def load_state_dict(self, state: dict[str, Any], find: FindPrompt) -> None:
         groups = [OpenGroup.unpack(packed, find) for packed in state["visits"]]
         self._groups = {group.uid: group for group in groups}
-        self._waiting = dict.fromkeys(state["waiting"])
+        self._growing, self._opening = dict.fromkeys(state["growing"]), dict.fromkeys(state["opening"])
+        self._asked = sum(min(group.asked, self._whole) for group in groups)
         self._again = {uid: list(indices) for uid, indices in state["again"]}
         self._cancelled = list(state["cancelled"])
         self.in_flight = sum(len(group.in_flight) for group in groups)
@@ -302,7 +334,7 @@ def unpack_rollout(uid: str, packed: list[Any]) -> Rollout:
 
 
 class PromptQueue:
-    """Hands out ``(index, n)``: a prompt that is not yet open, and how many rollouts to ask for at first.
+    """Hands out ``(index, n, again)``: a prompt that is not open, the rollouts to ask for, whether it was out before.
 
     The selector and the allocator are consulted once for each generation batch. A cancelled prompt returns to the head.
     """
@@ -316,9 +348,9 @@ class PromptQueue:
         self._beliefs = beliefs
         self._batch = batch
         self._rng = np.random.default_rng(seed)
-        self._waiting: deque[tuple[int, int]] = deque()
+        self._waiting: deque[tuple[int, int, bool]] = deque()
 
-    def head(self) -> tuple[int, int] | None:
+    def head(self) -> tuple[int, int, bool] | None:
         """Return the next prompt without removing it; None when there are no more."""
         if not self._waiting:
             self._choose()
@@ -326,14 +358,14 @@ class PromptQueue:
 
     @property
     def indices(self) -> list[int]:
-        return [index for index, _ in self._waiting]
+        return [index for index, _, _ in self._waiting]
 
-    def pop(self) -> tuple[int, int]:
+    def pop(self) -> tuple[int, int, bool]:
         return self._waiting.popleft()
 
     def put_back(self, index: int, n: int) -> None:
         """Visit a prompt next, because its visit was cancelled."""
-        self._waiting.appendleft((index, n))
+        self._waiting.appendleft((index, n, True))
 
     def _choose(self) -> None:
         rows = self._selector.choose(self._order, self._beliefs, self._batch, self._rng)
@@ -343,16 +375,16 @@ class PromptQueue:
             raise ValueError(f"{name}.first gave {list(sizes)} for {len(rows)} prompts; accepted: 1 or more for each")
         chosen = [int(row) for row in rows]
         self._order.claim(chosen)
-        self._waiting.extend(zip(chosen, sizes, strict=True))
+        self._waiting.extend((index, n, False) for index, n in zip(chosen, sizes, strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         keys = self._beliefs.keys
-        waiting = [(index, n, int(keys[index])) for index, n in self._waiting]
+        waiting = [(index, n, again, int(keys[index])) for index, n, again in self._waiting]
         return {"rng": self._rng.bit_generator.state, "waiting": waiting}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Prompts that are gone from the data are dropped."""
         self._rng.bit_generator.state = state["rng"]
         positions = KeyedPositions(self._beliefs.keys)
-        found = ((positions.find_one(key, index), n) for index, n, key in state["waiting"])
-        self._waiting = deque((index, n) for index, n in found if index >= 0)
+        found = ((positions.find_one(key, index), n, again) for index, n, again, key in state["waiting"])
+        self._waiting = deque(one for one in found if one[0] >= 0)

@@ -1,4 +1,4 @@
-"""The base of every policy (selectors, allocators, filters and priors), and how one is made by name.
+"""The base of every policy (selectors, allocators and filters), and how one is made by name.
 
 A policy of ours has a name, a user's own is ``package.module:Class``.
 """

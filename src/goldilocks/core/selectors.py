@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from goldilocks.core.allocators import Allocator, Fixed
 from goldilocks.core.beliefs import Beliefs
 from goldilocks.core.policy import Policy, build
 from goldilocks.core.source import PromptOrder
@@ -16,10 +17,13 @@ from goldilocks.errors import require
 from goldilocks.types import Group
 
 KWARGS = "goldilocks.selector_kwargs"
+HARD = 0.2  # the highest pass rate of a hard prompt
 
 
 class Selector(Policy):
     """Chooses prompts, a generation batch at a time."""
+
+    allocator: Allocator = Fixed()  # the collector sets its own: what a visit is worth depends on who ends it
 
     @abstractmethod
     def choose(self, pool: PromptOrder, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
@@ -37,45 +41,98 @@ class Uniform(Selector):
     """The order of a shuffling data loader."""
 
     def choose(self, pool: PromptOrder, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
-        return beliefs.probe(pool.next(k))
+        return pool.next(k)
 
 
 @dataclass
-class Thompson(Selector):
-    """Thompson sampling on the distance to a pass rate of ``target``.
+class Ranked(Selector):
+    """Takes the prompts that ``rank`` puts first. A share ``explore`` of every choice is the next of the shuffled pass.
 
-    Each prompt's pass rate is drawn from its posterior, and the prompts nearest the target are taken. Uncertain prompts
-    draw widely and are tried now and then; prompts known to be always right or always wrong are not. A share
-    ``explore`` of every choice is the next of the shuffled pass, so that every belief is tested; beliefs are scored on
-    these. No prompt is chosen while it is in hand: a batch needs at least as many prompts with signal as it has groups.
-    Of a very large data set only a fresh random ``window`` is drawn for.
+    So every belief is tested, and no prompt is left out for ever. No prompt is chosen while it is in hand. Of a very
+    large data set only a fresh random ``window`` is ranked.
     """
 
-    target: float = 0.5
     explore: float = 0.1
     window: int = 262_144
 
     def __post_init__(self) -> None:
-        require(0 < self.target < 1, f"{KWARGS}.target", self.target, "a pass rate in (0, 1)")
         require(0 <= self.explore <= 1, f"{KWARGS}.explore", self.explore, "a share of uniform draws in [0, 1]")
         require(self.window >= 1, f"{KWARGS}.window", self.window, "1 or more prompts")
 
-    def choose(self, pool: PromptOrder, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
-        rows = pool.free()
-        # Rounded up as often as the fraction says: a tenth of a choice of four is one prompt in two choices of five.
-        probes = np.intersect1d(pool.next(int(self.explore * k + rng.random())), rows)
-        window = max(self.window, k)
-        if len(rows) > window:
-            rows = rng.choice(rows, window, replace=False, shuffle=False)
-        rest = rows[~np.isin(rows, probes)]
-        return np.concatenate([beliefs.probe(probes), self._nearest(rest, beliefs, k - len(probes), rng)])
+    @abstractmethod
+    def rank(self, rows: np.ndarray, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
+        """Return a number for each prompt; the smallest are taken first."""
 
-    def _nearest(self, rows: np.ndarray, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
-        distance = np.abs(beliefs.draw(rows, rng) - np.float32(self.target))
-        if len(rows) > k:
-            nearest = np.argpartition(distance, k)[:k]
-            rows, distance = rows[nearest], distance[nearest]
-        return np.asarray(rows[np.argsort(distance, kind="stable")])
+    def choose(self, pool: PromptOrder, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
+        free = pool.is_free()
+        # Rounded up as often as the fraction says: a tenth of a choice of four is one prompt in two choices of five.
+        explored = pool.next(int(self.explore * k + rng.random()))
+        explored = np.sort(explored[free[explored]])
+        free[explored] = False
+        rows, window = np.flatnonzero(free), max(self.window, k)
+        if len(rows) > window:
+            rows = np.sort(rng.choice(rows, window, replace=False, shuffle=False))
+        return np.concatenate([explored, first_of(rows, self.rank(rows, beliefs, k, rng), k - len(explored))])
+
+
+def first_of(rows: np.ndarray, ranks: np.ndarray, k: int) -> np.ndarray:
+    """Return the ``k`` rows of the smallest ranks, the smallest first. Of equal ranks the smaller row comes first.
+
+    Ranks are compared in single precision: the last bits of a double depend on the machine, and decisions must not.
+    """
+    ranks = ranks.astype(np.float32)
+    if 0 < k < len(rows):
+        near = np.flatnonzero(ranks <= np.partition(ranks, k - 1)[k - 1])
+        rows, ranks = rows[near], ranks[near]
+    return np.asarray(rows[np.argsort(ranks, kind="stable")][: max(k, 0)])
+
+
+@dataclass
+class Thompson(Ranked):
+    """Thompson sampling on the distance to a pass rate of ``target``.
+
+    Each prompt's pass rate is drawn from its posterior, and the prompts nearest the target are taken. Uncertain prompts
+    draw widely and are tried now and then; prompts known to be always right or always wrong are not.
+    """
+
+    target: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.target < 1, f"{KWARGS}.target", self.target, "a pass rate in (0, 1)")
+
+    def rank(self, rows: np.ndarray, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
+        return np.abs(beliefs.draw(rows, rng) - np.float32(self.target))
+
+
+@dataclass
+class Frontier(Ranked):
+    """The prompts of the largest expected worth for what they cost: the chance to be informative, per token.
+
+    A prompt that was visited lately is worth less: two visits with nothing between them teach less than visits to two
+    prompts. ``rest`` says by how much, each visit of the last epoch or so counts; 0: not at all. A share ``hard`` of
+    every choice is kept for prompts believed to be passed at most one time in five, the likeliest to be informative
+    first, whatever they cost.
+    """
+
+    rest: float = 0.5
+    hard: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.rest >= 0, f"{KWARGS}.rest", self.rest, "0 or more")
+        require(0 <= self.hard <= 1, f"{KWARGS}.hard", self.hard, "a share of every choice in [0, 1]")
+
+    def rank(self, rows: np.ndarray, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
+        a, b = beliefs.posterior(rows)
+        worth = self.allocator.worth(a, b) / (1 + self.rest * beliefs.recent[rows])
+        ranks = -worth / beliefs.expected_cost(rows)
+        kept = min(int(self.hard * k + rng.random()), k) if self.hard else 0
+        if kept:
+            hard = np.flatnonzero(a <= HARD * (a + b))
+            first = first_of(hard, -worth[hard], kept)
+            ranks[first] = ranks.min(initial=0.0) * (2 + worth[first])  # before all others
+        return np.asarray(ranks)
 
 
 @dataclass
@@ -135,7 +192,12 @@ class Greso(Selector):
         return {"selector/greso_p": self.p, "selector/greso_skipped": self._skipped}
 
 
-SELECTORS: dict[str, type[Selector]] = {"uniform": Uniform, "greso": Greso, "thompson": Thompson}
+SELECTORS: dict[str, type[Selector]] = {
+    "uniform": Uniform,
+    "greso": Greso,
+    "thompson": Thompson,
+    "frontier": Frontier,
+}
 
 
 def build_selector(name: str, params: Mapping[str, Any] | None = None) -> Selector:

@@ -122,9 +122,13 @@ class PromptOrder:
                 self._order = self._order_of(self.epoch)
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
+    def is_free(self) -> np.ndarray:
+        """Return for each index whether it is not in hand; without repeats, whether it was never handed out."""
+        return np.asarray(self._held == 0)
+
     def free(self) -> np.ndarray:
-        """Return every index that is not in hand; without repeats, every index never handed out."""
-        return np.flatnonzero(self._held == 0)
+        """Return every index that ``is_free``."""
+        return np.flatnonzero(self.is_free())
 
     def claim(self, chosen: Iterable[int]) -> None:
         for index in chosen:

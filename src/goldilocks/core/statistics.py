@@ -155,8 +155,8 @@ class StepStatistics:
         }
 
     def num_gen_batches(self, gen_batch_size: int) -> int:
-        """Generation batches begun."""
-        return -(-self.prompts_issued // gen_batch_size)
+        """Generation batches begun; a step that trains carried groups alone counts as one."""
+        return max(-(-self.prompts_issued // gen_batch_size), 1)
 
     def metrics(self, gen_batch_size: int) -> dict[str, float]:
         """Return the metrics of the step; ratios over nothing are 0."""

@@ -1,24 +1,33 @@
 """Strata: which prompts resemble one another, by columns of the data or by the shape of their text.
 
-Strata are nested: each depth divides the strata of the depth above. A stratum of a few prompts says no more than the
-prompts themselves, so small ones are merged within the stratum above.
+A division puts each prompt into one stratum. Several divisions hold at once: by level, by subject, by both; by the
+first word, by how many numbers there are. What each says is estimated (``goldilocks.core.effects``). A stratum of a few
+prompts says no more than the prompts themselves, so the small ones of a division are one.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from goldilocks.core.effects import Division
+from goldilocks.hashing import content_key
+
 SMALLEST = 4  # prompts of a stratum
 DISTINCT = 32  # different numbers of a column that are strata each; more are divided by quantiles
-DIVISIONS = (8, 32)
+QUANTILES = (8, 32)
 COMMON = 0.02  # least share of the prompts that have a word of the frame
+SAMPLE = 20_000  # prompts, spread evenly, that say which words are common and which are rare
+CHUNK = 65_536  # prompts between two words of progress
 _TOKEN = re.compile(r"\d+|[^\W\d_]+|[^\w\s]|_")
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+Tell = Callable[[int, int], None]  # how many prompts of how many are done
 
 
 @dataclass(frozen=True)
@@ -27,78 +36,79 @@ class StrataSettings:
 
     columns: Sequence[str] = field(default_factory=list)
 
-    def of(self, source: Any) -> list[list[np.ndarray]]:
-        """Return trees of strata: for each depth, the coarsest first, the stratum of each prompt of a source."""
-        if not self.columns:
+    def of(self, source: Any, tell: Tell = lambda done, size: None) -> list[Division]:
+        """Return the divisions of a source's prompts."""
+        if self.columns:
+            named = [source.column(name, "goldilocks.strata.columns") for name in self.columns]
+            labels = [one for values in named for one in column_labels(values)]
+            if len(named) > 1:
+                crossed = labels[0]
+                for other in labels[1:]:
+                    crossed = crossed * _MIX + other
+                labels.append(crossed)
+        else:
             try:
-                above = [list(map(str, source.column("data_source", "")))]
+                labels = column_labels(source.column("data_source", ""))
             except ValueError:  # the data have no such column
-                above = []
-            return [nested([*above, *tree]) for tree in shapes(source.texts())]
-        columns = [column_depths(source.column(name, "goldilocks.strata.columns")) for name in self.columns]
-        turns = range(len(columns))  # each column divides first in one tree
-        return [nested([depth for column in columns[turn:] + columns[:turn] for depth in column]) for turn in turns]
+                labels = []
+            labels += text_labels(source.texts(), tell)
+        return [one for one in map(division, labels) if len(one.keys) > 1]
 
 
-def nested(labels: Sequence[Sequence[object]]) -> list[np.ndarray]:
-    """Return the strata by the labels of each depth, within those of the depth above; small ones are merged."""
-    depths: list[np.ndarray] = []
-    above = np.zeros(len(labels[0]), dtype=np.int64)
-    for column in labels:
-        pairs = list(zip(above.tolist(), column, strict=True))
-        many = Counter(pairs)
-        codes: dict[Any, int] = {}
-        merged = (pair if many[pair] >= SMALLEST else pair[0] for pair in pairs)
-        above = np.fromiter((codes.setdefault(one, len(codes)) for one in merged), dtype=np.int64, count=len(pairs))
-        depths.append(above)
-    return depths
+def division(labels: np.ndarray) -> Division:
+    """Return the strata of these labels, a 64-bit number for each prompt; the small ones are one."""
+    keys, strata, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    large = counts >= SMALLEST
+    places = np.where(large, np.cumsum(large) - (1 if large.all() else 0), 0)  # the small ones are stratum 0
+    kept = keys[large] if large.all() else np.concatenate([np.zeros(1, dtype=np.uint64), keys[large]])
+    return Division(places[strata].astype(np.int32), kept)
 
 
-def column_depths(values: Sequence[object]) -> list[list[object]]:
-    """Return the depths of a column: its values, or quantiles of many different numbers."""
-    numbers = _numbers(values)
-    if numbers is None:
-        return [[str(value) for value in values]]
-    if len(np.unique(numbers)) <= DISTINCT:
-        return [numbers.tolist()]
-    depths: list[list[object]] = []
-    for parts in DIVISIONS:
-        edges = np.unique(np.quantile(numbers, np.linspace(0, 1, parts + 1)[1:-1]))
-        depths.append(np.searchsorted(edges, numbers, side="right").tolist())
-    return depths
-
-
-def _numbers(values: Sequence[object]) -> np.ndarray | None:
-    """Return the values as numbers, also if they are written as text; None if one is no finite number."""
+def column_labels(values: Sequence[object]) -> list[np.ndarray]:
+    """Return the labels of a column: its values, or the quantiles of many different numbers."""
     try:
         numbers = np.array([float(value) for value in values])  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        return None
-    return numbers if np.isfinite(numbers).all() else None
+        numbers = np.full(len(values), np.nan)
+    if not np.isfinite(numbers).all():
+        known = {value: content_key(str(value)) for value in set(map(str, values))}
+        return [np.fromiter((known[str(value)] for value in values), dtype=np.uint64, count=len(values))]
+    if len(np.unique(numbers)) <= DISTINCT:
+        return [numbers.view(np.uint64)]
+    return [_quantiles(numbers, parts) for parts in QUANTILES]
 
 
-def shapes(texts: Sequence[str]) -> list[list[Sequence[object]]]:
-    """Return the labels of five trees, a label for each text at each depth.
+def _quantiles(numbers: np.ndarray, parts: int) -> np.ndarray:
+    edges = np.unique(np.quantile(numbers, np.linspace(0, 1, parts + 1)[1:-1]))
+    return np.searchsorted(edges, numbers, side="right").astype(np.uint64)
 
-    They divide by the first word, the frame of common words, how many numbers of how many digits there are, the length
-    in words, and the whole text without rare words.
+
+def text_labels(texts: Sequence[str], tell: Tell = lambda done, size: None) -> list[np.ndarray]:
+    """Return the labels of texts by their first word, their numbers, their length, their frame and their words.
+
+    The frame are the common words in the order they first stand there; the words are all but the rare ones.
     """
-    tokens = [words(text) for text in texts]
-    many = Counter(token for one in tokens for token in set(one))
-    common = {token for token, prompts in many.items() if prompts >= max(COMMON * len(texts), SMALLEST)}
-    rare = {token for token, prompts in many.items() if prompts < SMALLEST}
-    first = [one[0] if one else "" for one in tokens]
-    frame = [tuple(dict.fromkeys(t for t in one if t in common and len(t) > 1 and not digits_of(t))) for one in tokens]
-    numbers = [_numbers_of(one) for one in tokens]
-    length = [len(one) for one in tokens]
-    whole = [" ".join(token for token in one if token not in rare) for one in tokens]
-    return [[first, numbers, whole], [frame, numbers, whole], [numbers, frame], [first, length, whole], [length, frame]]
-
-
-def _numbers_of(tokens: Sequence[str]) -> tuple[int, int]:
-    """Return how many numbers there are, and how many digits together."""
-    digits = [digits for digits in map(digits_of, tokens) if digits]
-    return len(digits), sum(digits)
+    size = len(texts)
+    sample = [texts[row] for row in np.unique(np.linspace(0, size - 1, min(size, SAMPLE)).astype(np.int64))]
+    many = Counter(token for text in sample for token in set(words(text)))
+    least = max(COMMON * len(sample), SMALLEST)
+    common = {token for token, found in many.items() if found >= least and len(token) > 1 and not digits_of(token)}
+    frequent = {token for token, found in many.items() if found >= SMALLEST}
+    keys = {name: np.zeros(size, dtype=np.uint64) for name in ("first", "frame", "words")}
+    counts = {name: np.zeros(size, dtype=np.int64) for name in ("numbers", "digits", "length")}
+    for row, text in enumerate(texts):
+        tokens = words(text)
+        digits = [found for found in map(digits_of, tokens) if found]
+        keys["first"][row] = content_key(tokens[0]) if tokens else 0
+        keys["frame"][row] = content_key(" ".join(dict.fromkeys(token for token in tokens if token in common)))
+        keys["words"][row] = content_key(" ".join([token for token in tokens if token in frequent]))
+        counts["numbers"][row], counts["digits"][row], counts["length"][row] = len(digits), sum(digits), len(tokens)
+        if row % CHUNK == CHUNK - 1:
+            tell(row + 1, size)
+    numbers = counts["numbers"].astype(np.uint64)
+    both = numbers * _MIX + counts["digits"].astype(np.uint64)
+    lengths = [_quantiles(counts["length"].astype(np.float64), parts) for parts in QUANTILES]
+    return [keys["first"], numbers, both, *lengths, keys["frame"], keys["words"]]
 
 
 def words(text: str) -> list[str]:

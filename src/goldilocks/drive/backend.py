@@ -1,24 +1,17 @@
 """What generates: a backend is asked for rollouts and says what became of each.
 
-verl's V0 trainer and TRL generate in rounds: a list of requests in one call, whose rollouts come back together. An
-allocator that could stop a group in the middle of a round would discard rollouts that are already paid for, so it is
-asked only when all of the group's rollouts are in.
+verl's V0 trainer and TRL generate in rounds: a list of requests in one call, whose rollouts come back together.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
-
-from goldilocks.core.allocators import Allocator
-from goldilocks.core.beliefs import Beliefs
 from goldilocks.rewards import spent
-from goldilocks.types import Event, Failure, Group, Paused, Request, Rollout
+from goldilocks.types import Event, Failure, Paused, Request
 
 CANCELLED = "cancelled"  # the reason of a rollout that ended because it was cancelled
 Generate = Callable[[Sequence[Request]], Iterable[Event]]
@@ -64,10 +57,6 @@ class Backend(ABC):
         """How many more rollouts the backend takes now; None: any number."""
         return None
 
-    def allocator(self, wanted: Allocator) -> Allocator:
-        """Return the allocator as this backend can serve it."""
-        return wanted
-
     def refilling(self) -> AbstractContextManager[None]:
         """Return a context for generation after the trainer has begun with the batch, to wake what sleeps by then."""
         return nullcontext()
@@ -110,15 +99,10 @@ class Rounds(Unpaused):
         self._generate = generate
         self._room = room
         self._requests: list[Request] = []
-        self._groups: WholeGroups | None = None
 
     @property
     def room(self) -> int | None:
         return self._room
-
-    def allocator(self, wanted: Allocator) -> Allocator:
-        self._groups = WholeGroups(wanted)
-        return self._groups
 
     def submit(self, requests: Sequence[Request]) -> None:
         self._requests += requests
@@ -126,53 +110,11 @@ class Rounds(Unpaused):
     def events(self, within: float | None = None) -> Iterator[Event]:
         """Generate everything submitted."""
         requests, self._requests = self._requests, []
-        if not requests:
-            return
-        assert self._groups is not None, "a driver asks for the allocator first"
-        self._groups.begin(requests)
-        for event in self._generate(requests):
-            self._groups.next(event.uid)
-            yield event
+        if requests:
+            yield from self._generate(requests)
 
     def cancel(self, uids: Sequence[str]) -> None:
         """Do nothing: a round has ended when the collector judges it."""
-
-
-class WholeGroups(Allocator):
-    """Another allocator, asked once a round for each group."""
-
-    def __init__(self, inner: Allocator) -> None:
-        self.inner = inner
-        self._coming: Counter[str] = Counter()
-
-    def begin(self, requests: Iterable[Request]) -> None:
-        """Begin a round: these requests come back together."""
-        self._coming = Counter()
-        for request in requests:
-            self._coming[request.uid] += request.n
-
-    def next(self, uid: str) -> None:
-        """Note that the next rollout of the round is about to be observed."""
-        self._coming[uid] -= 1
-
-    def first(self, rows: np.ndarray, beliefs: Beliefs) -> Sequence[int]:
-        return self.inner.first(rows, beliefs)
-
-    def wanted(self, group: Group, beliefs: Beliefs) -> int:
-        coming = self._coming[group.uid]
-        return len(group) + coming if coming else self.inner.wanted(group, beliefs)
-
-    def trained(self, group: Group, beliefs: Beliefs) -> Sequence[Rollout]:
-        return self.inner.trained(group, beliefs)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state)
-
-    def metrics(self) -> dict[str, float]:
-        return self.inner.metrics()
 
 
 def places(requests: Sequence[Request]) -> Iterator[tuple[Request, int, int]]:

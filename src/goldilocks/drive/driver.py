@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from goldilocks.core import Collector, Exhausted
-from goldilocks.drive.backend import CANCELLED, Backend
+from goldilocks.drive.backend import Backend
 from goldilocks.drive.gate import Gate, Metrics
 from goldilocks.drive.rows import RowStore
 from goldilocks.drive.stopwatch import Stopwatch
@@ -32,12 +32,18 @@ from goldilocks.errors import require
 from goldilocks.rewards import RewardFailed
 from goldilocks.runs.checkpoints import FILE, load_state, save_state
 from goldilocks.runs.costs import Budget, Meter
-from goldilocks.types import Event, Failure, Group, Rollout
+from goldilocks.types import Event, Failure, Group
 
 logger = logging.getLogger(__name__)
 
 MAX_REFILLS = 32  # of one batch: a gate that rejects this often rejects everything
 MAX_FAILURES = 64  # in a row: it is not bad luck any more
+FLAT_BATCHES = 4  # generation batches without a group that is kept, after which it is said
+FLAT = (
+    "the last %d groups were all dropped, and the keep rate is %.4f: update %d may never come. Look at the reward "
+    "function, the data and filter/dropped/* of the last step; algorithm.filter_groups.max_num_gen_batches ends such "
+    "a run"
+)
 ENDS_THE_RUN = RewardFailed.__name__  # the reason of a failure after which a run must not go on
 ROWS = "goldilocks_rows"  # begins the name of the folder of rows in a checkpoint
 OWN = ("collector", "rows", "meter", "backend", "gate")  # the names in a checkpoint that the driver writes
@@ -75,11 +81,10 @@ class Driver:
         self.epochs = epochs or Epochs(collector)
         self.watch = Stopwatch()
         self._max_failures = max_failures
-        self._failures = 0  # in a row
+        self._flat_limit = FLAT_BATCHES * collector.gen_batch_size  # groups in a row without one kept: it is said
         self._threshold_fits: bool | None = None  # known after the first step with enough groups whose rewards differ
         self._refills = 0  # of this batch
         self._judgements: list[Metrics] = []  # of this batch
-        collector.allocator = backend.allocator(collector.allocator)
 
     # -- a batch -------------------------------------------------------------------------------------------------------
 
@@ -142,9 +147,19 @@ class Driver:
                 self.backend.submit(self.collector.requests(self.backend.room))
             if not self.collector.ready and not self._wait():
                 raise Stalled("the batch is not full, and nothing is being generated for it")
+            self._warn_of_flat_groups()
         groups = self.collector.take()
         self._stop()
         return groups
+
+    def _warn_of_flat_groups(self) -> None:
+        """Say that nothing is kept, and again each time that twice as much was generated in vain."""
+        flat = self.collector.flat_in_a_row
+        if flat >= self._flat_limit:
+            self._flat_limit = 2 * flat
+            logger.warning(FLAT, flat, self.collector.keep_rate, self.collector.step)
+        elif not flat:
+            self._flat_limit = FLAT_BATCHES * self.collector.gen_batch_size
 
     def _stop(self) -> None:
         """Wait until nothing is being generated, since the trainer is about to train; free rows that no batch needs."""
@@ -176,16 +191,13 @@ class Driver:
         """Tell the collector what has happened; return how many events there were."""
         seen = 0
         for event in events:
-            if isinstance(event, Rollout):
-                self._failures = 0
-            elif isinstance(event, Failure) and event.reason != CANCELLED:
-                self._failures += 1
-                if event.reason == ENDS_THE_RUN:
-                    raise RuntimeError(f"goldilocks.rewards.on_failure=error: {self.backend.explain(event)}")
-                if self._failures >= self._max_failures:
-                    raise RuntimeError(f"{self._failures} rollouts failed in a row; {self.backend.explain(event)}")
             self.collector.observe(event)
             seen += 1
+            if isinstance(event, Failure) and event.reason == ENDS_THE_RUN:
+                raise RuntimeError(f"goldilocks.rewards.on_failure=error: {self.backend.explain(event)}")
+            last, many = self.collector.last_failure, self.collector.failures_in_a_row
+            if last is not None and many >= self._max_failures:
+                raise RuntimeError(f"{many} rollouts failed in a row; {self.backend.explain(last)}")
         self._cancel()
         return seen
 
@@ -270,7 +282,7 @@ class Epochs:
         """``total``: the epochs that end the run; None: something else ends it."""
         self._collector = collector
         self.size = len(collector.source)
-        self.prompts = math.inf if total is None else total * self.size
+        collector.last_prompt = math.inf if total is None else total * self.size
 
     @property
     def current(self) -> int:
@@ -284,4 +296,4 @@ class Epochs:
         step = collector.step if collector.owed else collector.step + 1
         oldest = step - collector.surplus.max_carry_steps
         waiting = sum(group.version >= oldest for group in collector.kept)  # others expire before they are trained
-        return self.prompts - collector.prompts_issued < collector.target_groups - waiting
+        return collector.last_prompt - collector.prompts_issued < collector.target_groups - waiting

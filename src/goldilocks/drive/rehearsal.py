@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from goldilocks.core import Exhausted, Source
-from goldilocks.core.allocators import Allocator
 from goldilocks.drive.backend import Rounds, places
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rows import NoRows
@@ -38,16 +37,12 @@ class AnyMetric(dict[str, float]):
 
 
 class Coins(Rounds):
-    """Answers that are right as often as a coin says, for so many rounds. Allocators are asked at every answer."""
+    """Answers that are right as often as a coin says, for so many rounds."""
 
     def __init__(self) -> None:
         super().__init__(self._answers)
         self._random = random.Random(0)
         self._rounds = ROUNDS
-
-    def allocator(self, wanted: Allocator) -> Allocator:
-        super().allocator(wanted)
-        return wanted
 
     def _answers(self, requests: Sequence[Request]) -> Iterator[Rollout]:
         if not self._rounds:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 import zipfile
 from collections.abc import Callable, Mapping
@@ -28,7 +27,7 @@ from goldilocks.runs.files import replacing
 logger = logging.getLogger(__name__)
 
 FILE = "goldilocks.npz"
-COLUMNS = ("keys", "positives", "negatives", "visits", "streak", "tokens", "last_step")
+COLUMNS = ("keys", "visits", "streak", "tokens")
 _STATE = "state"
 _FOLDER = re.compile(r"(global_step_|checkpoint-)(?P<step>\d+)")  # verl's and TRL's
 ARRAY, PAIRS = "__array__", "__pairs__"
@@ -76,7 +75,6 @@ class SavedBelief:
     visits: int
     streak: int
     tokens: float
-    last_step: int
 
 
 @dataclass(frozen=True)
@@ -99,18 +97,16 @@ def read_beliefs(step: int, file: Path) -> SavedBeliefs:
     try:
         beliefs = load_state(file)["collector"]["beliefs"]
         columns = [beliefs[name].tolist() for name in COLUMNS]
-        columns += beliefs["priors"].tolist()
-    except (KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        right, wrong = beliefs["posterior"]
+    except (KeyError, TypeError, AttributeError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"{file} holds no beliefs: {error}") from error
-    rows = [_belief(*values) for values in zip(*columns, strict=True)]
+    both = right + wrong
+    means, spreads = right / both, np.sqrt(right * wrong / (both + 1)) / both
+    rows = [
+        SavedBelief(key, mean, spread, *counts)
+        for key, mean, spread, *counts in zip(columns[0], means.tolist(), spreads.tolist(), *columns[1:], strict=True)
+    ]
     return SavedBeliefs(step, tuple(sorted(rows, key=lambda row: (-row.visits, row.key))))
-
-
-def _belief(key: int, passes: float, failures: float, *rest: Any) -> SavedBelief:
-    """``rest`` ends with the passes and failures of the prior."""
-    *counts, prior_passes, prior_failures = rest
-    a, b = prior_passes + passes, prior_failures + failures
-    return SavedBelief(key, a / (a + b), math.sqrt(a * b / (a + b + 1)) / (a + b), *counts)
 
 
 def to_json(value: Any, leaf: Leaf, marks: Mapping[str, object]) -> Any:

@@ -267,7 +267,7 @@ class CollectedTrainer(WholeCheckpoints):
         for column, values in by_column(shown).items():
             check_values(column, len(values))
         if self.collection is not None and self.collection.driver is not None:
-            self.collection.driver.collector.beliefs.prior.tell(shown)  # so far; only an oracle listens
+            self.collection.driver.collector.beliefs.tell(shown)  # so far; only an oracle listens
 
     def _answers_asked_for(self, answers: int) -> int:
         """Return how many answers of a validation's batch the data ask for.

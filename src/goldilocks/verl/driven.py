@@ -182,7 +182,7 @@ class UpdatesPerEpoch(Epochs):
 
     def __rfloordiv__(self, updates: int) -> int:
         """verl asks for ``updates // updates_per_epoch`` and ends at ``total_epochs``; ``over`` decides the end."""
-        return int(min(self.current, self.prompts // self.size - 1))
+        return int(min(self.current, self._collector.last_prompt // self.size - 1))
 
 
 def schedule_note(config: Any, settings: Settings, updates: int) -> str | None:
@@ -230,7 +230,7 @@ class ValidatesByColumn:
             values = [value_of(rows[str(uid)], column) for uid in uids]
             metrics |= accuracy_by(column, values, [float(one or 0.0) for one in right])
         metrics |= failed_answers(kwargs.get("expected_acc_counts"), len(uids))
-        self.collector.beliefs.prior.tell(metrics)
+        self.collector.beliefs.tell(metrics)
         return metrics
 
 

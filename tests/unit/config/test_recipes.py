@@ -99,12 +99,12 @@ def test_a_file_builds_on_a_recipe_by_its_name_in_train_and_in_simulate(entry: s
 def test_a_file_builds_on_files_beside_it_which_come_before_recipes(own: Path) -> None:
     own.write_text("defaults: [base, greso, _self_]\ndata: {train_batch_size: 7}\n")
     own.with_name("base.yaml").write_text("defaults: [dapo, _self_]\nalgorithm: {filter_groups: {metric: score}}\n")
-    own.with_name("greso.yaml").write_text("goldilocks: {forgetting: 0.5}\n")
+    own.with_name("greso.yaml").write_text("goldilocks: {max_retries: 5}\n")
     config, read = compose_config(choose([str(own)], "cpu")), read_recipe(str(own))
     for key, value in (
         ("algorithm.filter_groups.enable", True),
         ("algorithm.filter_groups.metric", "score"),
-        ("goldilocks.forgetting", 0.5),
+        ("goldilocks.max_retries", 5),
         ("goldilocks.selector", "uniform"),
         ("data.train_batch_size", 7),
     ):

@@ -16,7 +16,6 @@ from goldilocks.config.settings import AdaptiveRollout, FilterGroups, Policies
 from goldilocks.core import ListSource
 from goldilocks.core.allocators import Adaptive, Fixed, Knapsack
 from goldilocks.core.filters import Everything, Variance
-from goldilocks.core.priors import Flat, Strata
 from goldilocks.core.selectors import Thompson
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.filtering.config import OF_LIBRARY_CALLS
@@ -50,7 +49,7 @@ def test_filter_groups_is_dynamic_sampling_on_the_metric() -> None:
     assert collector.limits.max_num_gen_batches == 10
 
 
-@pytest.mark.parametrize("metric", ["reward", "seq_reward", "seq_final_reward", "null"])
+@pytest.mark.parametrize("metric", ["seq_reward", "seq_final_reward"])
 def test_the_names_of_the_summed_score_mean_the_reward(metric: str) -> None:
     chosen = settings("algorithm.filter_groups.enable=true", f"algorithm.filter_groups.metric={metric}")
     assert chosen.filter() == Variance("reward")
@@ -106,7 +105,7 @@ def test_adaptive_rollouts_and_policies_by_name() -> None:
     chosen = settings(
         "goldilocks.selector=thompson", "goldilocks.selector_kwargs.target=0.3", "goldilocks.allocator=knapsack"
     )
-    assert chosen.selector() == Thompson(0.3)
+    assert chosen.selector() == Thompson(target=0.3)
     assert isinstance(chosen.allocator(), Knapsack)
 
 
@@ -201,10 +200,6 @@ def test_no_group_is_asked_for_more_rows_than_its_allocator_gives_it(
             ["goldilocks.filter=band", "algorithm.filter_groups.enable=true"],
             r"filter_groups.enable=True is not accepted: False with goldilocks.filter='band'",
         ),
-        (
-            ["goldilocks.prior_kwargs.worth=4"],
-            r"prior_kwargs=\{'worth': 4\} is not accepted: none with goldilocks.prior=flat",
-        ),
     ],
 )
 def test_a_mistake_names_the_key_and_what_would_be_accepted(overrides: list[str], message: str) -> None:
@@ -242,18 +237,18 @@ def test_sections_are_checked_before_anything_starts(override: str, message: str
 
 
 def test_a_section_that_is_left_empty_has_its_defaults() -> None:
-    sections = ("selector_kwargs", "allocator_kwargs", "filter_kwargs", "prior_kwargs", "strata", "budget")
+    sections = ("selector_kwargs", "allocator_kwargs", "filter_kwargs", "strata", "budget")
     assert settings(*(f"goldilocks.{name}=null" for name in sections)).policies == settings().policies
 
 
 def test_the_prior_is_named_and_strata_are_columns_or_the_shape_of_the_text() -> None:
     texts = [f"add {10**level}" for level in (1, 5) for _ in range(8)]
     source = ListSource(texts, columns={"level": [1, 5] * 8})
-    assert isinstance(settings().collector(source).beliefs.prior, Flat)
-    by_text = settings("goldilocks.prior=strata").collector(source).beliefs.prior
-    by_level = settings("goldilocks.prior=strata", "goldilocks.strata.columns=[level]").collector(source).beliefs.prior
-    assert isinstance(by_text, Strata)
-    assert len(by_level.trees[1]) == len(by_text.trees[1]) == 2, "behind the mean of all"
+    flat, text = settings().beliefs(source), settings("goldilocks.prior=strata").beliefs(source)
+    level = settings("goldilocks.prior=strata", "goldilocks.strata.columns=[level]").beliefs(source)
+    assert flat.rates.divisions == 0
+    assert text.rates.divisions > 1
+    assert (level.rates.divisions, len(level.rates)) == (1, 1 + 2)  # that of all prompts, and two levels
 
 
 @pytest.mark.parametrize(
@@ -268,19 +263,9 @@ def test_the_prior_is_named_and_strata_are_columns_or_the_shape_of_the_text() ->
             [*ORACLE, "goldilocks.study=false"],
             "goldilocks.prior='oracle' is not accepted: flat or strata; oracle is for the arms of goldilocks c",
         ),
-        (
-            ["goldilocks.prior=strata", "goldilocks.prior_kwargs.worth=4"],
-            r"goldilocks.prior_kwargs=\{'worth': 4\} is not accepted: forgetting with goldilocks.prior=strata",
-        ),
-        (
-            [*ORACLE, "goldilocks.prior_kwargs.forgetting=0.9"],
-            r"goldilocks.prior_kwargs=\{'forgetting': 0.9\} is not accepted: none with goldilocks.prior=oracle",
-        ),
-        (
-            ["goldilocks.prior=strata", "goldilocks.prior_kwargs.forgetting=much"],
-            "goldilocks.prior_kwargs.forgetting='much' is not accepted: a number",
-        ),
-        (["goldilocks.prior_kwargs=[worth]"], r"prior_kwargs=\['worth'\] is not accepted: keys with their values"),
+        (["goldilocks.prior_kwargs={forgetting: 0.9}"], "goldilocks.prior_kwargs is not a key"),
+        (["goldilocks.forgetting=0.9"], "goldilocks.forgetting is not a key"),
+        (["goldilocks.cost=seconds"], "goldilocks.cost='seconds' is not accepted: one of .*tokens"),
         (["goldilocks.strata.columns=level"], "goldilocks.strata.columns='level' is not accepted: a list"),
     ],
 )
@@ -290,27 +275,44 @@ def test_a_prior_that_is_not_known_is_refused(overrides: list[str], message: str
 
 
 def test_an_oracle_has_a_name_for_the_rate_of_each_level() -> None:
-    prior = settings(*ORACLE).collector(ListSource(["a", "b"], columns={"level": [1, 2]})).beliefs.prior
-    prior.tell({"val/level/2/acc": 0.25})
-    passes, failures = prior.mean(np.array([1]))
-    assert passes / (passes + failures) == pytest.approx(0.25)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["goldilocks.strata.columns=[level]"], ["goldilocks.strata.columns=['level'] has no effect"]),
-        (["goldilocks.prior=strata", "goldilocks.strata.columns=[level]"], []),
-    ],
-)
-def test_keys_that_the_chosen_prior_does_not_read_are_said(
-    caplog: pytest.LogCaptureFixture, overrides: list[str], said: list[str]
-) -> None:
-    settings(*overrides).collector(ListSource(["a", "b"], columns={"level": [1, 2]}))
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == said
+    beliefs = settings(*ORACLE).beliefs(ListSource(["a", "b"], columns={"level": [1, 2]}))
+    beliefs.tell({"val/level/2/acc": 0.25})
+    assert beliefs.pass_rate(np.array([1]))[0] == pytest.approx(0.25)
 
 
 def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
     chosen = settings("goldilocks.prior=strata", "goldilocks.strata.columns=[skill]")
     with pytest.raises(ValueError, match=r"goldilocks.strata.columns='skill' is not accepted: a column .*.*level"):
         chosen.collector(ListSource(["a", "b"], columns={"level": [1, 2]}))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["goldilocks.prior=strata"], "goldilocks.prior='strata' has no effect: it is read with a selector"),
+        (["goldilocks.strata.columns=[level]"], "goldilocks.strata.columns=['level'] has no effect"),
+        (["adaptive_rollout.max_n=64"], "adaptive_rollout.max_n=64 has no effect: it is read with adaptive_rollout.en"),
+    ],
+)
+def test_a_key_without_effect_is_said(overrides: list[str], key: str, caplog: Any) -> None:
+    source = ListSource(["a", "b"], columns={"level": [1, 2]})
+    settings(*overrides).collector(source)
+    assert next(record.message for record in caplog.records if "no effect" in record.message).startswith(key)
+    caplog.clear()
+    wanted = ["goldilocks.prior=strata", "goldilocks.strata.columns=[level]", "goldilocks.selector=frontier"]
+    settings(*wanted, "adaptive_rollout.enable=true", "adaptive_rollout.max_n=64").collector(source)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("overrides", "judged_by"),
+    [
+        (["algorithm.filter_groups.enable=true"], None),  # acc where it is returned
+        (["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=seq_reward"], "reward"),
+        (["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score"], "score"),
+        ([], "reward"),
+    ],
+)
+def test_groups_are_judged_by_acc_where_no_metric_is_named(overrides: list[str], judged_by: str | None) -> None:
+    assert settings(*overrides).outcome == judged_by
+    assert settings(*overrides).beliefs(ListSource(["a"])).metric == judged_by

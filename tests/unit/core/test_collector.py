@@ -109,29 +109,18 @@ def test_requeued_groups_are_cancelled_and_their_prompts_come_first_again() -> N
     assert subject.requests()[0].prompt == requests[0].prompt
 
 
-def test_a_satisfied_group_cancels_its_siblings() -> None:
-    subject = collector(allocator=Adaptive(max_n=8, rollouts_per_batch=6), filter=Everything(), target_groups=1)
+def test_a_chunk_is_waited_for_and_trained_whole() -> None:
+    subject = collector(allocator=Adaptive(max_n=20, rollouts_per_batch=6), filter=Everything(), target_groups=1)
     answer(subject, subject.requests(), rewards=(0.0,))
     assert [request.n for request in subject.requests()] == [6]
-    subject.observe(Rollout("g0", 2, 1.0, tokens=10))
-    assert subject.cancelled() == ["g0"]
+    for index in (4, 5, 3, 2, 7):  # 4 is right, and short answers come first
+        subject.observe(Rollout("g0", index, float(index == 4), tokens=10))
+        assert (subject.ready, subject.requests()) == (False, [])
+    subject.observe(Rollout("g0", 6, 0.0, tokens=90))
     (group,) = subject.take()
-    assert group.rewards == [0, 0, 1]
-
-
-def test_a_success_that_arrives_early_waits_for_those_asked_for_before_it() -> None:
-    subject = collector(allocator=Adaptive(max_n=8, rollouts_per_batch=6), filter=Everything(), target_groups=1)
-    answer(subject, subject.requests(), rewards=(0.0,))
-    subject.requests()
-    subject.observe(Rollout("g0", 4, 1.0, tokens=10))
-    subject.observe(Rollout("g0", 5, 1.0, tokens=30))
-    assert not subject.ready  # 2 and 3 may be successes too
-    subject.observe(Rollout("g0", 3, 0.0, tokens=90))
-    subject.observe(Rollout("g0", 2, 0.0, tokens=80))
-    (group,) = subject.take()
-    assert [rollout.index for rollout in group.rollouts] == [0, 1, 2, 3, 4]
-    assert subject.accounts.tokens["cancelled"] == 30  # 5 arrived beyond the rollout at which the group stopped
-    assert subject.cancelled() == ["g0"]  # 6 and 7
+    assert [rollout.index for rollout in group.trained] == [*range(8)]
+    assert subject.cancelled() == []
+    assert "cancelled" not in subject.accounts.tokens
 
 
 def test_a_failure_is_passed_over_and_asked_for_again_in_its_turn() -> None:
@@ -180,7 +169,7 @@ def test_a_batch_that_is_not_ready_is_not_taken() -> None:
 def test_a_saved_state_of_another_layout_is_refused() -> None:
     state = collector().state_dict()
     state["layout"] -= 1
-    with pytest.raises(ValueError, match="layout=2 is not accepted: a state saved in layout 3; start the run anew"):
+    with pytest.raises(ValueError, match="layout=3 is not accepted: a state saved in layout 4; start the run anew"):
         collector().load_state_dict(state)
 
 
@@ -300,7 +289,7 @@ def test_a_refill_has_two_standard_deviations_to_spare_where_surplus_is_carried(
 
 
 def test_a_failed_rollout_is_asked_for_again_up_to_the_limit() -> None:
-    subject = collector(target_groups=1, limits=Limits(max_retries=1))
+    subject = collector(target_groups=1, limits=Limits(max_retries=1), filter=Everything())
     subject.requests()
     subject.observe(Failure("g0", 0, "engine_died", tokens=3))
     (retry,) = subject.requests()

@@ -54,12 +54,10 @@ def test_fixed_wants_n_whatever_happened() -> None:
 @pytest.mark.parametrize(
     ("stop", "rewards", "wanted"),
     [
-        ("positive", [], 2),
-        ("positive", [1], 2),
         ("positive", [1, 1], 2),  # an easy prompt costs two
         ("positive", [0, 1], 2),
         ("positive", [0, 0], 10),  # two, then eight at a time
-        ("positive", [0, 0, 1], 3),  # satisfied: what is in flight is cancelled
+        ("positive", [0, 0, 1, 1], 4),  # satisfied
         ("positive", [0] * 10, 18),
         ("positive", [0] * 18, 20),  # never past max_n
         ("positive", [0] * 20, 20),
@@ -90,7 +88,7 @@ def test_max_train_n_keeps_both_signs_and_their_ratio() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rewards", "wanted"), [([], 4), ([1, 0], 4), ([1, 1, 1, 1], 4), ([0, 0, 0, 0], 4), ([1, 0, 1, 1], 16)]
+    ("rewards", "wanted"), [([1, 1, 1, 1], 4), ([0, 0, 0, 0], 4), ([1, 0, 1, 1], 16), ([1, -1, 1, 1], 16)]
 )
 def test_pilot_commits_only_where_the_pilots_differ(rewards: list[float], wanted: int) -> None:
     assert Pilot().wanted(group(rewards), untouched()) == wanted
@@ -185,7 +183,7 @@ def test_thompson_never_chooses_a_prompt_in_hand() -> None:
         ([1, 1, 1], False, "too_easy"),
         ([0, 0, 0], False, "too_hard"),
         ([0.5, 0.5 + 1e-9], False, "too_easy"),  # shaped rewards never give an exact zero
-        ([0.7], True, ""),  # nothing can be said of a group of one
+        ([0.7], False, "single"),  # a group of one has no contrast
     ],
 )
 def test_variance_keeps_groups_whose_rewards_differ(rewards: list[float], keep: bool, reason: str) -> None:

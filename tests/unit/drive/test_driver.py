@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import plain_collector
 
 from goldilocks.core import Collector, Exhausted, Limits, Surplus
-from goldilocks.core.filters import Everything
-from goldilocks.drive.backend import CANCELLED, Rounds, places
+from goldilocks.core.filters import Everything, Variance
+from goldilocks.drive.backend import Rounds, places
 from goldilocks.drive.driver import GRADED_GROUPS, MAX_FAILURES, MAX_REFILLS, Driver, Epochs, Stalled
 from goldilocks.drive.gate import Gate, Judgement
 from goldilocks.drive.rows import NoRows
@@ -101,7 +104,7 @@ def test_a_backend_is_woken_for_what_is_generated_after_the_trainer_has_begun_an
     assert woken == ["up", "down"]
 
 
-def test_so_many_failures_in_a_row_end_the_run_and_cancelled_ones_are_not_counted() -> None:
+def test_so_many_failures_in_a_row_end_the_run() -> None:
     class Fails(Rounds):
         reason = "no such model"
 
@@ -113,10 +116,26 @@ def test_so_many_failures_in_a_row_end_the_run_and_cancelled_ones_are_not_counte
 
     with pytest.raises(RuntimeError, match=rf"{MAX_FAILURES} rollouts failed in a row; the last one: no such model"):
         Driver(plain_collector(), Fails(), NoRows()).batch()
-    cancelled = Fails()
-    cancelled.reason = CANCELLED
+
+
+def test_rewards_that_are_no_numbers_are_failures_too_and_end_the_run() -> None:
+    def graded(requests: Sequence[Request]) -> Iterator[Event]:
+        return (Rollout(request.uid, index, math.nan, 5) for request, index, _ in places(requests))
+
+    with pytest.raises(RuntimeError, match=rf"{MAX_FAILURES} rollouts failed in a row; .* non_finite_reward"):
+        Driver(plain_collector(), Rounds(graded), NoRows()).batch()
+
+
+def test_a_run_that_keeps_nothing_says_so_and_says_it_again_after_twice_as_many(caplog: Any) -> None:
+    def flat(requests: Sequence[Request]) -> Iterator[Event]:
+        return (Rollout(request.uid, index, 1.0, 5) for request, index, _ in places(requests))
+
+    subject = plain_collector(filter=Variance(), limits=Limits(max_num_gen_batches=20))
     with pytest.raises(Exhausted):
-        Driver(plain_collector(limits=Limits(max_num_gen_batches=100)), cancelled, NoRows()).batch()
+        Driver(subject, Rounds(flat), NoRows()).batch()
+    said = [record.args[0] for record in caplog.records if "may never come" in record.message]
+    assert len(said) == 3
+    assert all(later >= 2 * earlier for earlier, later in itertools.pairwise(said))
 
 
 def test_a_reward_that_must_not_fail_ends_the_run_at_once() -> None:

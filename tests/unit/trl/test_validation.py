@@ -96,7 +96,7 @@ def test_an_oracle_is_told_what_the_validation_shows(tmp_path: Path) -> None:
     found = evaluated(trainer)
     assert trainer.collection is not None
     assert trainer.collection.driver is not None
-    told = trainer.collection.driver.collector.beliefs.prior.state_dict()["told"]
+    told = trainer.collection.driver.collector.beliefs.state_dict()["told"]
     shown = {name.removeprefix("eval_"): value for name, value in found.items() if "val/right" in name}
     assert told
     assert {name: shown[name] for name in told} == pytest.approx(told)

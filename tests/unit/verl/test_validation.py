@@ -14,7 +14,7 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from goldilocks.core import Beliefs
-from goldilocks.core.priors import Oracle
+from goldilocks.core.effects import Division
 from goldilocks.verl.driven import ValidatesByColumn
 from goldilocks.verl.update.async_trainer import GoldilocksAsyncTrainer
 from goldilocks.verl.update.trainer import GoldilocksTrainer
@@ -41,8 +41,8 @@ class Validation:
 
     def __init__(self, columns):
         self.settings = SimpleNamespace(policies=SimpleNamespace(validate_by=columns))
-        prior = Oracle(["val/level/1/acc", "val/level/2/acc"])
-        self.collector = SimpleNamespace(beliefs=Beliefs(np.arange(2, dtype=np.uint64), prior=prior))
+        keys, names = np.arange(2, dtype=np.uint64), ["val/level/1/acc", "val/level/2/acc"]
+        self.collector = SimpleNamespace(beliefs=Beliefs(keys, divisions=[Division(np.arange(2), keys)], names=names))
         self.val_dataloader = list(batches())
 
     def _validate(self):

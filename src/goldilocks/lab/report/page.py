@@ -112,7 +112,7 @@ def _prompts(runs: Sequence[Run]) -> tuple[list[list[Any]], str]:
             text = run.texts.get(one.key)
             shown = f"#{one.key:016x}" if text is None else _clip(text, LONGEST_PROMPT)
             rate, spread, tokens = round(one.pass_rate, 3), round(one.spread, 3), round(one.tokens)
-            rows.append([number, shown, rate, spread, one.visits, one.streak, tokens, one.last_step])
+            rows.append([number, shown, rate, spread, one.visits, one.streak, tokens])
     return rows, f"the {len(rows):,} most visited of {total:,} prompts" if len(rows) < total else ""
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from rich.console import Console
 
 from goldilocks.core.beliefs import Beliefs
-from goldilocks.core.priors import Strata
 from goldilocks.core.strata import StrataSettings
 from goldilocks.errors import require
 from goldilocks.lab.simulate.pass_rates import PassRates, read_pass_rates
@@ -24,6 +23,7 @@ from goldilocks.sheet import Sheet
 
 PARTS = 10
 ENOUGH = 100  # prompts: of fewer, strata that know a lot are not told from those that know nothing
+MOST = 4_096  # prompts, a sample of more
 LITTLE = 0.05  # share of the variance: strata that explain less would not help
 MORE = 1.1  # signal of what strata would choose, over that of all: with less they would not help
 WIDEST = 160  # columns, also on a narrower terminal
@@ -74,16 +74,19 @@ class Judged:
 def judge(prompts: PassRates, columns: Sequence[str]) -> Judged:
     """Return what strata by these columns know; without columns, what strata by the text know."""
     source = prompts.source()
-    trees = StrataSettings(columns).of(source)
+    divisions = StrataSettings(columns).of(source)
     rate, trials = prompts.pass_rate, np.broadcast_to(prompts.trials, len(prompts))
     rows = np.flatnonzero(trials > 1)  # a single answer does not show how much is chance
     require(len(rows) >= ENOUGH, "FILE", f"{len(rows)} prompts with several answers", f"{ENOUGH} or more")
+    if len(rows) > MOST:
+        rows = np.sort(np.random.default_rng(0).choice(rows, MOST, replace=False))
 
     def beliefs_from(tried: np.ndarray) -> Beliefs:
-        beliefs = Beliefs(source.keys(), prior=Strata(trees))
-        beliefs.visits[tried] = 1
-        beliefs.positives[tried] = (rate * trials)[tried]
-        beliefs.negatives[tried] = ((1 - rate) * trials)[tried]
+        beliefs = Beliefs(source.keys(), divisions=divisions)
+        for place, row in enumerate(np.random.default_rng(1).permutation(tried).tolist()):
+            beliefs.learn_rate(row, round(rate[row] * trials[row]), int(trials[row]))
+            if place % 32 == 31:
+                beliefs.trained([])
         return beliefs
 
     chance = rate * (1 - rate) / np.maximum(trials - 1, 1)  # variance of the mean of a prompt's answers
@@ -101,10 +104,8 @@ def judge(prompts: PassRates, columns: Sequence[str]) -> Judged:
     between = (squares - chance)[rows].mean()
     share = 1 / between if between > 0 else 0.0  # else prompts differ by chance alone
     of_all = signal[rows].mean()
-    everyone = beliefs_from(rows)
-    everyone.pass_rate(rows)  # fits the strata
     return Judged(
-        strata=int(everyone.metrics()["belief/strata"]),
+        strata=sum(len(one.keys) for one in divisions),
         explained=float(saved[rows].mean() * share),
         error=float(saved[rows].std() / np.sqrt(len(rows)) * share),
         signal=float(np.concatenate(best).mean() / of_all) if of_all else 1.0,

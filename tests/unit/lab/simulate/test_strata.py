@@ -35,10 +35,9 @@ def test_where_a_column_or_the_text_tells_the_difficulty_strata_explain_most_and
 
 
 @pytest.mark.parametrize("columns", [["name"], []], ids=["column", "text"])
-def test_where_nothing_tells_it_all_prompts_are_alike_and_strata_do_not_help(columns: list[str]) -> None:
+def test_where_nothing_tells_it_strata_explain_nothing_and_do_not_help(columns: list[str]) -> None:
     found = judge(sums(told=False), columns)
-    assert found.strata == 1
-    assert abs(found.explained) < 0.02
+    assert abs(found.explained) < 3 * found.error
     assert not found.helps
 
 
@@ -78,7 +77,7 @@ def test_the_command_judges_a_directory_of_dumps_by_columns_and_by_text(
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0][:2] == ["300", "prompts,"]
     assert (lines[3][:2], lines[3][-1]) == (["digits", "5"], "yes")
-    assert (lines[4][:2], lines[4][-1]) == (["text", "1"], "no")
+    assert (lines[4][0], lines[4][-1]) == ("text", "no")
     assert main(["strata", str(tmp_path), "--columns", "level"]) == 2
     assert "goldilocks.strata.columns='level' is not accepted: a column of the data:" in capsys.readouterr().err
 

@@ -4,7 +4,7 @@
   const A_PAGE = 25;          // rows of the table at first, and again with every "more"
   const ASK_EVERY = 2000;     // milliseconds, on a live page
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const columns = ["", "prompt", "pass rate", "", "visits", "streak", "tokens", "last step"];
+  const columns = ["", "prompt", "pass rate", "", "visits", "streak", "tokens"];
   const order = { column: 4, down: true };
   let data, views = [], turns = 0, shown = A_PAGE;
 

@@ -1,0 +1,178 @@
+"""What prompts of the same strata share: a sum of effects, one of all prompts and one of each stratum a prompt is in.
+
+Effects are independent Gaussians around 0. The spread of each division is estimated from its strata, so a division that
+says nothing fades by itself. What is observed of a prompt moves each of its effects by the effect's share of the
+uncertainty.
+
+Training moves effects too. A trained group counts as one move for the strata of its prompt, and as a tenth of one for
+all prompts. A move adds ``drift`` to an effect and ``wander`` to its variance: a stratum that rises is believed to go
+on rising, and what was seen of it fades. Nothing fades where nothing was trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from goldilocks.core.source import KeyedPositions
+
+ALL = 0.1  # of a move: what training in one stratum moves all prompts by
+TOP = 4.0  # variance of the effect of all prompts, before anything is known
+WIDEST, NARROWEST = 9.0, 2e-3  # variance of the effects of a division
+DOUBT = 2.0  # strata that the first guess of a division's spread counts as
+ROUNDS = 3  # of each estimate of the spreads
+DRIFT = 0.02**2  # variance of the drift, before anything is known
+GOLDEN = 0x9E3779B97F4A7C15  # its multiples spread over 64 bits: keys of two divisions do not meet
+DRIFT_CHANGES = 0.001**2  # what an observation adds to it: training may speed up and slow down
+
+
+@dataclass(frozen=True)
+class Division:
+    """The stratum of each prompt, from 0, and a key for each stratum that another run finds it by."""
+
+    strata: np.ndarray
+    keys: np.ndarray
+
+
+@dataclass(frozen=True)
+class Place:
+    """The effects of one prompt: which they are, what was observed of each, their spreads, and how far they moved."""
+
+    nodes: np.ndarray
+    precision: np.ndarray
+    weighted: np.ndarray  # precision times mean
+    spread: np.ndarray
+    moves: np.ndarray
+
+    def after(self, wander: Any, drift: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return means and variances after the moves, and how much of its moves' drift each has taken up.
+
+        What was observed fades as effects wander; what is not observed is around 0, as wide as the spread.
+        """
+        left = self.precision / (1 + self.precision * wander * self.moves)
+        variances = 1 / (1 / self.spread + left)
+        share = variances * left
+        seen = self.weighted / np.maximum(self.precision, 1e-12)
+        return share * (seen + drift * self.moves), variances, share * self.moves
+
+
+class Effects:
+    """``spread``: the variance of all divisions together, before anything is known. No division: every sum is 0."""
+
+    def __init__(self, divisions: Sequence[Division], size: int, *, spread: float, wander: float) -> None:
+        top = [Division(np.zeros(size, dtype=np.int32), np.zeros(1, dtype=np.uint64))] if divisions else []
+        parts = [*top, *divisions]
+        counts = [len(one.keys) for one in parts]
+        starts = np.cumsum([0, *counts[:-1]], dtype=np.int64) if parts else np.empty(0, dtype=np.int64)
+        self._nodes = [one.strata.astype(np.int32) + np.int32(start) for one, start in zip(parts, starts, strict=True)]
+        self._division = np.repeat(np.arange(len(parts)), counts)
+        # A stratum of each division has its own name, although keys of two divisions may be the same.
+        named = [one.keys ^ np.uint64(place * GOLDEN % 2**64) for place, one in enumerate(parts)]
+        self._keys = np.concatenate(named) if parts else np.empty(0, dtype=np.uint64)
+        self._guess = spread / max(len(divisions), 1)
+        self._spread = np.array([TOP, *[self._guess] * len(divisions)][: len(parts)])
+        self._scale = np.where(self._division == 0, ALL, 1.0)
+        # What was observed of each effect, without its prior: precision, and precision times mean.
+        self._precision = np.zeros(len(self._keys))
+        self._weighted = np.zeros(len(self._keys))
+        self._moves = np.zeros(len(self._keys))
+        self.wander = wander
+        self.drift = 0.0
+        self._drift_variance = DRIFT
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def divisions(self) -> int:
+        """How many divisions there are, that of all prompts not counted."""
+        return max(len(self._spread) - 1, 0)
+
+    def _place(self, nodes: Any) -> Place:
+        spread, moves = self._spread[self._division[nodes]], self._scale[nodes] * self._moves[nodes]
+        return Place(nodes, self._precision[nodes], self._weighted[nodes], spread, moves)
+
+    def of(self, row: int) -> Place:
+        """Return the effects of one prompt."""
+        return self._place(np.array([one[row] for one in self._nodes], dtype=np.int64))
+
+    def sums(self, rows: np.ndarray, rng: np.random.Generator | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean and the variance of each prompt's sum; with ``rng``, of one draw of all effects."""
+        means, variances, _ = self._place(slice(None)).after(self.wander, self.drift)
+        if rng is not None:
+            means = means + np.sqrt(variances) * rng.standard_normal(len(means))
+            variances = np.zeros_like(variances)
+        mean, variance = np.zeros(len(rows)), np.zeros(len(rows))
+        for nodes in self._nodes:
+            mine = nodes[rows]
+            mean += means[mine]
+            variance += variances[mine]
+        return mean, variance
+
+    def stratum(self, rows: np.ndarray) -> np.ndarray:
+        """Return the stratum of each prompt in the first division."""
+        return np.asarray(self._nodes[1][rows] - 1)  # the first node is that of all prompts
+
+    def learn(self, place: Place, gradient: float, information: float, expected: float) -> float:
+        """Move the effects by one observation of their sum; return by how much the sum moved.
+
+        ``gradient`` is that of the observation's log-likelihood at the sum after its moves, ``information`` how much it
+        says. ``expected`` is how much such an observation says on average: the step must not depend on how soon the
+        observation was stopped, or strata whose groups stop at a success would seem easier than they are.
+        """
+        means, variances, taken = place.after(self.wander, self.drift)
+        own, lever = float(variances.sum()), float(taken.sum())
+        total = own + self._drift_variance * lever**2
+        step = max(min(total * gradient / (1 + total * expected), 2.0), -2.0)
+        shrink = information / (1 + total * information)
+        self.drift += self._drift_variance * lever / total * step
+        self._drift_variance += DRIFT_CHANGES - (self._drift_variance * lever) ** 2 * shrink
+        means = means + variances / total * step
+        variances = variances - variances**2 * shrink
+        self._precision[place.nodes] = np.maximum(1 / variances - 1 / place.spread, 1e-9)
+        self._weighted[place.nodes] = means / variances
+        self._moves[place.nodes] = 0.0
+        return step * own / total
+
+    def move(self, row: int) -> None:
+        """Note that a group of this prompt was trained."""
+        for nodes in self._nodes:
+            self._moves[nodes[row]] += 1
+
+    def estimate_spreads(self) -> None:
+        """Set the spread of each division to what its strata show: the mean of their squared effects."""
+        seen = np.flatnonzero((self._precision > 0) & (self._division > 0))
+        division, count = self._division[seen], len(self._spread)
+        for _ in range(ROUNDS if len(seen) else 0):
+            variances = 1 / (1 / self._spread[division] + self._precision[seen])
+            squares = (variances * self._weighted[seen]) ** 2 + variances
+            found = np.bincount(division, squares, count) + DOUBT * self._guess
+            spread = found / (np.bincount(division, minlength=count) + DOUBT)
+            self._spread[1:] = np.clip(spread[1:], NARROWEST, WIDEST)
+
+    @property
+    def spreads(self) -> np.ndarray:
+        """The variance of the effects of each division."""
+        return self._spread[1:]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the strata that were observed or moved, by key."""
+        rows = np.flatnonzero((self._precision > 0) | (self._moves > 0))
+        columns = {"precision": self._precision[rows], "weighted": self._weighted[rows], "moves": self._moves[rows]}
+        scalars = {"wander": self.wander, "drift": self.drift, "drift_variance": self._drift_variance}
+        return {"keys": self._keys[rows], "rows": rows, "spread": self._spread, **columns, **scalars}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Find each stratum by key; drop those that the data no longer have."""
+        rows = KeyedPositions(self._keys).find(state["keys"], state["rows"])
+        for name in ("precision", "weighted", "moves"):
+            column = getattr(self, f"_{name}")
+            column[:] = 0
+            column[rows[rows >= 0]] = np.asarray(state[name])[rows >= 0]
+        if len(state["spread"]) == len(self._spread):  # else the run goes on with other divisions
+            self._spread = np.array(state["spread"], dtype=np.float64)
+        self.wander, self.drift = float(state["wander"]), float(state["drift"])
+        self._drift_variance = float(state["drift_variance"])
