@@ -65,7 +65,7 @@ API = {
         "See [the guide](../trl.md).",
         ["goldilocks.trl.algorithms.GoldilocksGRPOTrainer", "goldilocks.trl.algorithms.GoldilocksRLOOTrainer"],
     ),
-    "report": ("Reports", "See [the guide](../report.md).", ["goldilocks.lab.report.write"]),
+    "report": ("Reports", "See [the guide](../report.md).", ["goldilocks.lab.report.page"]),
     "testing": ("Contract checks", "For policies and parts of trainers of your own.", ["goldilocks.testing"]),
 }
 

@@ -20,8 +20,7 @@ from goldilocks.lab.compare.pictures import make_opening
 from goldilocks.lab.compare.study import Results
 from goldilocks.lab.compare.table import make_table
 from goldilocks.lab.report import write_report
-from goldilocks.lab.report.page import Opening
-from goldilocks.lab.report.write import LiveReport, LiveServer
+from goldilocks.lab.report.page import LiveReport, LiveServer, Opening
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason=WHY_NOT)
 

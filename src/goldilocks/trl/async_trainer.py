@@ -25,12 +25,17 @@ from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.errors import require
 from goldilocks.hashing import digest
-from goldilocks.trl.async_rollouts import AskedRollouts, CollectedQueue, MicroBatches, SampleRows, UntilExhausted
-from goldilocks.trl.async_worker import AskedWorker
-from goldilocks.trl.callbacks import BudgetCallback
+from goldilocks.trl.async_rollouts import (
+    AskedRollouts,
+    AskedWorker,
+    CollectedQueue,
+    MicroBatches,
+    SampleRows,
+    UntilExhausted,
+)
 from goldilocks.trl.collection import Processes
-from goldilocks.trl.inputs import DatasetPrompts, Section, Sections
-from goldilocks.trl.on_disk import RunRecord, WholeCheckpoints, add_logged
+from goldilocks.trl.on_disk import BudgetCallback, RunRecord, WholeCheckpoints, add_logged
+from goldilocks.trl.rows import DatasetPrompts, Section, Sections
 from goldilocks.trl.shortcuts import having
 from goldilocks.trl.supported import warn_of
 from goldilocks.types import OnFull

@@ -22,8 +22,7 @@ from goldilocks.drive.driver import Driver
 from goldilocks.drive.rows import Place
 from goldilocks.hashing import hashed
 from goldilocks.rewards import spent
-from goldilocks.trl.inputs import DatasetPrompts
-from goldilocks.trl.rows import LOG_PROBS, SAMPLED, CompletionRows, Row, join_rows
+from goldilocks.trl.rows import LOG_PROBS, SAMPLED, CompletionRows, DatasetPrompts, Row, join_rows
 from goldilocks.types import Event, Failure, Group, Request, Rollout
 
 T = TypeVar("T")

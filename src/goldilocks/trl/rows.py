@@ -1,7 +1,10 @@
-"""Rollouts as TRL returned them, one row each, without padding: kept until they are trained or let go.
+"""The rows of a trainer of TRL's: its sections and data as the core reads them, and its rollouts as TRL returned them.
 
-Every process holds the rows of all processes, so that each can cut its own part of any batch. ``batch_filter.*`` judges
-rows inside the refill loop.
+The sections have the keys and defaults of verl's config, from one definition. Batch sizes, the seed and the longest
+answer come from ``GRPOConfig``. The order of the prompts is that of TRL's own sampler.
+
+A rollout is one row, without padding, kept until it is trained or let go. Every process holds the rows of all
+processes, so that each can cut its own part of any batch. ``batch_filter.*`` judges rows inside the refill loop.
 
 TRL keeps the images of a batch in columns as long as all images, tiles or patches together, and counts how many of them
 each row has. A row keeps its own part, so that rows of several rounds, and of earlier steps, make a batch.
@@ -9,23 +12,28 @@ each row has. A row keeps its own part, so that rows of several rounds, and of e
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from trl.trainer.utils import split_pixel_values_by_grid
+from trl.trainer.utils import RepeatSampler, split_pixel_values_by_grid
 
+from goldilocks.config.settings import Settings, reward_calls
+from goldilocks.core.source import TablePrompts
 from goldilocks.drive.filter_gate import FilterGate
 from goldilocks.drive.gate import Judgement
 from goldilocks.drive.rows import MemoryRows, Place
+from goldilocks.errors import require
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.runs.checkpoints import load_state, save_state
-from goldilocks.types import Group, Rollout
+from goldilocks.types import Group, OnFull, Rollout
 
 PROMPT = ("prompt_ids", "prompt_mask")  # padded on the left; everything else on the right
 LOG_PROBS = "old_per_token_logps"
@@ -33,6 +41,14 @@ SAMPLED = "sampling_per_token_logps"  # of the engine that generated
 LOG_PROB = "old_logps"  # of a whole completion, where the loss has one ratio a completion
 OWN = ("advantages", "num_items_in_batch")  # computed for each batch
 FILE = "rows.npz"
+COUNTS = ("num_images", "num_tiles")  # lists with a number for each row
+BY_TOKEN = ("token_type_ids", "mm_token_type_ids")  # over prompt and completion
+FIELDS = (
+    "pixel_values", "image_grid_thw", "pixel_attention_mask", "spatial_shapes", "image_sizes", "image_position_ids",
+)  # fmt: skip
+IMAGES = frozenset({*COUNTS, *BY_TOKEN, *FIELDS})
+IMAGE_COLUMNS = ("images", "image")  # TRL reads the first of them that is there
+Section = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -214,13 +230,6 @@ class CompletionGate(FilterGate):
 
 # -- images ------------------------------------------------------------------------------------------------------------
 
-COUNTS = ("num_images", "num_tiles")  # lists with a number for each row
-BY_TOKEN = ("token_type_ids", "mm_token_type_ids")  # over prompt and completion
-FIELDS = (
-    "pixel_values", "image_grid_thw", "pixel_attention_mask", "spatial_shapes", "image_sizes", "image_position_ids",
-)  # fmt: skip
-IMAGES = frozenset({*COUNTS, *BY_TOKEN, *FIELDS})
-
 
 def splits_images() -> bool:
     """Return whether this TRL gives every row its own images; older ones do so for some models only."""
@@ -296,3 +305,119 @@ def texts_alone(messages: Any) -> Any:
 
 def _text(content: list[dict[str, Any]]) -> str:
     return "".join(part["text"] if part.get("type") == "text" else f"<{part.get('type')}>" for part in content)
+
+
+class DatasetPrompts(TablePrompts):
+    """The prompts of TRL's data set."""
+
+    def __init__(self, dataset: Any) -> None:
+        random_access = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        require(random_access, "train_dataset", type(dataset).__name__, "a data set with a length and random access")
+        columns = getattr(dataset, "column_names", None) or list(dataset[0])
+        require("prompt" in columns, "train_dataset", columns, "a data set with the column 'prompt'")
+        self.images = next((column for column in columns if column in IMAGE_COLUMNS), None)
+        known = self.images is None or splits_images()
+        require(known, "train_dataset", self.images, "no images, unless every section is left out, with this TRL")
+        self._dataset = self.table = dataset
+        super().__init__(len(dataset))
+
+    def media(self) -> Sequence[str]:
+        return () if self.images is None else (self.images,)
+
+    def messages(self) -> Iterable[Any]:
+        named = hasattr(self._dataset, "column_names")
+        return self._dataset["prompt"] if named else (row["prompt"] for row in self._dataset)
+
+    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return a row of the data set for each index; equal indices have rows of their own, since TRL writes there."""
+        distinct = list(dict.fromkeys(indices))  # reading a row is dear, copying it is not
+        together = getattr(self._dataset, "__getitems__", None)
+        fetched = together(distinct) if together else [self._dataset[index] for index in distinct]
+        row = dict(zip(distinct, fetched, strict=True))
+        return [_copied(row[index]) for index in indices]
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a row as data sets have them, for a tenth of what ``copy.deepcopy`` takes."""
+    if isinstance(value, dict):
+        return {name: _copied(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_copied(one) for one in value]
+    shared = isinstance(value, str | int | float | None) or hasattr(value, "tobytes")  # nobody writes into an image
+    return value if shared else copy.deepcopy(value)
+
+
+class SamplerOrder:
+    """The order in which TRL's sampler goes through the data, by epoch.
+
+    TRL drops what is left of an epoch when no whole batch can be made of it; so does this.
+    """
+
+    def __init__(self, dataset: Any, *, groups: int, shuffle: bool, seed: int) -> None:
+        self._make: Callable[[], Any] = lambda: RepeatSampler(
+            dataset, mini_repeat_count=1, batch_size=groups, repeat_count=1, shuffle=shuffle, seed=seed
+        )
+        self._sampler = self._make()
+        self._next_epoch = 0
+        size = len(dataset)
+        require(size >= groups, "train_dataset", f"{size} prompts", f"at least {groups}: one generation batch")
+
+    def __call__(self, epoch: int) -> np.ndarray:
+        """Return the indices of an epoch. One generator shuffles all epochs, so they are drawn in turn."""
+        if epoch < self._next_epoch:
+            self._sampler, self._next_epoch = self._make(), 0
+        for _ in range(epoch - self._next_epoch):
+            list(self._sampler)
+        self._next_epoch = epoch + 1
+        return np.array(list(self._sampler), dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Sections:
+    """What the trainer was given. Nothing at all leaves the trainer exactly TRL's."""
+
+    filter_groups: Section | None = None
+    adaptive_rollout: Section | None = None
+    goldilocks: Section | None = None
+    batch_filter: Section | None = None
+    gen_batch_size: int | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether the user asked for anything."""
+        return any(value is not None for value in asdict(self).values())
+
+    def config(self, args: Any) -> dict[str, Any]:
+        """Return the config that verl would have for this: what ``Settings`` reads, and what a report shows."""
+        return {
+            "data": {
+                "train_batch_size": args.generation_batch_size // args.num_generations,
+                "gen_batch_size": self.gen_batch_size,
+                "max_response_length": args.max_completion_length,
+                "seed": args.seed,
+            },
+            "actor_rollout_ref": {"rollout": {"n": args.num_generations}},
+            "algorithm": {"use_kl_in_reward": False, "filter_groups": dict(self.filter_groups or {})},
+            "adaptive_rollout": dict(self.adaptive_rollout or {}),
+            "goldilocks": dict(self.goldilocks or {}),
+            "batch_filter": None if self.batch_filter is None else dict(self.batch_filter),
+        }
+
+    def settings(self, args: Any) -> Settings:
+        """Read and check; every error names the key, the value and what is accepted."""
+        settings = Settings.from_config(self.config(args))
+        aggregation = settings.policies.loss_agg
+        on_full = settings.surplus().on_full
+        accepted = "finish or requeue on TRL; verl's V1 trainer has partial"
+        require(on_full is not OnFull.PARTIAL, "filter_groups.on_full", on_full, accepted)
+        require(aggregation is None, "goldilocks.loss_agg", aggregation, "none on TRL; GRPOConfig.loss_type decides it")
+        self.refuse_rewards()
+        return settings
+
+    def refuse_rewards(self) -> None:
+        """Refuse ``goldilocks.rewards``, which TRL's reward functions know nothing of."""
+        given = self.goldilocks or {}
+        used = reward_calls({"goldilocks": given}).in_use
+        accepted = "no key on TRL, which has reward_funcs and reward_weights; "
+        accepted += "goldilocks.rewards.judge makes a reward_func"
+        require(not used, "goldilocks.rewards", given.get("rewards"), accepted)

@@ -31,17 +31,28 @@ from goldilocks.errors import require
 from goldilocks.hashing import hashed
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
 from goldilocks.trl import shortcuts
-from goldilocks.trl.callbacks import BudgetCallback, WeightsGuardCallback, weights_guard
 from goldilocks.trl.collection import SCALE, Collection, Generated, Processes, Rewards, Seeds, Sizes
 from goldilocks.trl.engine_rollouts import EngineRollouts, Turns
-from goldilocks.trl.inputs import DatasetPrompts, SamplerOrder, Section, Sections
-from goldilocks.trl.on_disk import RunRecord, Saved, WholeCheckpoints, accuracy_name, add_logged
+from goldilocks.trl.on_disk import (
+    BudgetCallback,
+    RunRecord,
+    Saved,
+    WeightsGuardCallback,
+    WholeCheckpoints,
+    accuracy_name,
+    add_logged,
+    weights_guard,
+)
 from goldilocks.trl.rows import (
     IMAGES,
     LOG_PROBS,
     CompletionGate,
     CompletionRows,
+    DatasetPrompts,
     Row,
+    SamplerOrder,
+    Section,
+    Sections,
     join_rows,
     split_rows,
     texts_alone,

@@ -30,11 +30,21 @@ from goldilocks.runs.checkpoints import FILE
 from goldilocks.runs.progress import SECONDS
 from goldilocks.testing import check_backend, check_rows
 from goldilocks.trl import on_disk
-from goldilocks.trl.async_rollouts import AskedRollouts, CollectedQueue, MicroBatches, SampleRows, Samples
+from goldilocks.trl.async_rollouts import (
+    Answer,
+    Ask,
+    AskedLoop,
+    AskedRollouts,
+    AskedWorker,
+    Cancel,
+    CollectedQueue,
+    MicroBatches,
+    SampleRows,
+    Samples,
+)
 from goldilocks.trl.async_trainer import _asynchronous, _sizes, check
-from goldilocks.trl.async_worker import Answer, Ask, AskedLoop, AskedWorker, Cancel
-from goldilocks.trl.callbacks import BudgetCallback
-from goldilocks.trl.inputs import Sections
+from goldilocks.trl.on_disk import BudgetCallback
+from goldilocks.trl.rows import Sections
 from goldilocks.types import Failure
 
 

@@ -12,7 +12,7 @@ import trl_world as world
 from torch import nn
 from transformers import Qwen2Config, Qwen3MoeConfig, Qwen3VLMoeConfig
 
-from goldilocks.trl.callbacks import is_comparable, is_exact, trainers_log_probs
+from goldilocks.trl.on_disk import is_comparable, is_exact, trainers_log_probs
 from goldilocks.trl.rows import LOG_PROBS
 
 NAN = torch.nan

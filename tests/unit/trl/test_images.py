@@ -9,8 +9,7 @@ import torch
 from datasets import Dataset, Features, Image, Value
 from PIL import Image as Picture
 
-from goldilocks.trl.inputs import DatasetPrompts
-from goldilocks.trl.rows import Row, join_rows, split_rows, splits_images, texts_alone
+from goldilocks.trl.rows import DatasetPrompts, Row, join_rows, split_rows, splits_images, texts_alone
 
 PAD = 9
 

@@ -10,7 +10,7 @@ import pytest
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
-from goldilocks.trl.inputs import DatasetPrompts, SamplerOrder, Sections
+from goldilocks.trl.rows import DatasetPrompts, SamplerOrder, Sections
 from goldilocks.trl.supported import check_trl
 
 ARGS = SimpleNamespace(generation_batch_size=32, num_generations=8, max_completion_length=64, seed=5)

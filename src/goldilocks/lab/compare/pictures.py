@@ -16,8 +16,7 @@ from goldilocks.lab.compare.study import Results, Study, StudyFolder, at
 from goldilocks.lab.compare.table import Interval, RecipeRow, Table, Target
 from goldilocks.lab.report import draw
 from goldilocks.lab.report.draw import Plot, Point, Section
-from goldilocks.lab.report.page import Opening
-from goldilocks.lab.report.write import write_png, write_report
+from goldilocks.lab.report.page import Opening, write_png, write_report
 from goldilocks.runs.costs import COSTS
 
 PARTS = 20  # of the cost; the seeds are averaged at the end of each

@@ -4,6 +4,6 @@ A report shows what the run has. What is missing is named in one line each, on t
 incomplete or running run is not an error. Text of models and data sets is always escaped.
 """
 
-from goldilocks.lab.report.write import Written, write_report
+from goldilocks.lab.report.page import Written, write_report
 
 __all__ = ["Written", "write_report"]

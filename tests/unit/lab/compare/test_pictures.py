@@ -13,7 +13,7 @@ from unit.lab.compare.arms import result, study
 from goldilocks.lab.compare.pictures import costs, levels, make_opening, write_pictures
 from goldilocks.lab.compare.study import Results, StudyFolder
 from goldilocks.lab.compare.table import make_table
-from goldilocks.lab.report.write import write_png
+from goldilocks.lab.report.page import write_png
 
 LEVELS = ((1, 0.5, 0.9), (2, 0.1, 0.3))
 NOT_AT_ALL = ((0, 0.2), (1000, 0.2))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from goldilocks.lab.report.write import HOST, LiveReport, LiveServer
+from goldilocks.lab.report.page import HOST, LiveReport, LiveServer
 
 PATIENCE_S = 300  # for what is sure to happen: a busy machine is not a mistake
 

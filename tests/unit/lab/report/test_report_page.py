@@ -15,9 +15,8 @@ from unit.lab.report.run_directories import HOSTILE
 
 from goldilocks.cli import main
 from goldilocks.lab.report import write_report
-from goldilocks.lab.report.page import Page, make_page
+from goldilocks.lab.report.page import Page, make_page, write_png
 from goldilocks.lab.report.run import read_runs
-from goldilocks.lab.report.write import write_png
 
 
 class Elements(HTMLParser):

@@ -12,12 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goldilocks.lab.report.draw import Plot, smoothed, thinned
-from goldilocks.lab.report.learning import by_column, learning
+from goldilocks.lab.report.learning import by_column, learning, quantiles, ratios
 from goldilocks.lab.report.page import SECTIONS, figures
-from goldilocks.lab.report.prompts import BINS, bin_of, pass_rates, rollouts
-from goldilocks.lab.report.ratios import quantiles, ratios
+from goldilocks.lab.report.rollouts import BINS, accounts, bin_of, pass_rates, rollouts, tokens
 from goldilocks.lab.report.run import Run, read_run, read_runs
-from goldilocks.lab.report.tokens import accounts, tokens
 from goldilocks.runs.costs import spending
 from goldilocks.runs.history import History, increments
 
