@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("trl")
 
-OLDEST = "1.0.0"
+OLDEST = "1.14.0"
 TESTS = Path(__file__).parents[1]
 IN_PROCESS = ("test_trl.py", "test_trl_engine.py")
 SAME = [TESTS / "unit" / "trl", *(TESTS / "integration" / name for name in IN_PROCESS)]

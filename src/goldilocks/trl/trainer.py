@@ -58,7 +58,7 @@ from goldilocks.trl.rows import (
     texts_alone,
 )
 from goldilocks.trl.shortcuts import HOST, OnHost, Unread, Unsent, having, moved
-from goldilocks.trl.supported import RETURNED, check_engine, check_trl
+from goldilocks.trl.supported import check_trl
 
 logger = logging.getLogger(__name__)
 
@@ -367,7 +367,7 @@ class CollectedTrainer(WholeCheckpoints):
     def _no_log_probs(input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *_: Any, **__: Any) -> Any:
         """Return zeros for an evaluation that computes no loss."""
         zeros = torch.zeros(len(input_ids), logits_to_keep)
-        return (zeros, *[None] * (RETURNED - 1))
+        return zeros, None, None
 
     def _use_log_probs(self, inputs: dict[str, Any], log_probs: Tensor) -> None:
         """Rows that this very policy wrote get their old log-probs."""
@@ -387,7 +387,6 @@ class CollectedTrainer(WholeCheckpoints):
     # -- the engine ----------------------------------------------------------------------------------------------------
 
     def _rollouts(self, slots: int) -> EngineRollouts:
-        check_engine(self.trl)
         if is_adapted(self.model):
             check_adapters(self.model, "engine_slots", slots)
         require(not self._sees_images, "engine_slots", slots, "none with a model that sees images")
@@ -402,7 +401,7 @@ class CollectedTrainer(WholeCheckpoints):
 
     @property
     def _ends(self) -> Sequence[int]:
-        """The ids that end a completion; TRL 1.0 knows the tokenizer's alone."""
+        """The ids that end a completion; TRL 1.14 knows the tokenizer's alone."""
         ids: Sequence[int] = getattr(self, "eos_token_ids", [self._text_tokenizer.eos_token_id])
         return ids
 
