@@ -37,3 +37,9 @@ def dotted_keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         yield f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from dotted_keys(value, f"{prefix}{key}.")
+
+
+def values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of every dotted key that is no section."""
+    found = {key: value_at(config, key) for key in dotted_keys(config)}
+    return {key: value for key, value in found.items() if not isinstance(value, Mapping)}

@@ -6,17 +6,16 @@ On verl's V1 trainer it is ``trainer.v1.trainer_mode=goldilocks``, on V0 (``trai
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from goldilocks.config.recipes import SECTIONS
 from goldilocks.engine.cpu import PATCHES_VARIABLE, patches_env, platform_env
 from goldilocks.launch.machine import find_device
-
-# Sections that verl does not have: `+` where a recipe has set them already would be an error.
-OURS = ("adaptive_rollout", "batch_filter", "goldilocks")
 
 MODE = "trainer.v1.trainer_mode"
 
@@ -63,24 +62,24 @@ def train(config: Any) -> None:
     from verl.utils.device import auto_set_device
 
     from goldilocks.config.settings import Settings
-    from goldilocks.launch.preflight import check_settings
-    from goldilocks.verl.checks import check_run
+    from goldilocks.verl.checks import check_entry, check_run, check_v0, in_one_line
 
     auto_set_device(config)
     # The processes of a Ray that others started do not inherit this environment.
     handed_on = f"ray_kwargs.ray_init.runtime_env.env_vars.{PATCHES_VARIABLE}"
     OmegaConf.update(config, handed_on, patches_env()[PATCHES_VARIABLE], force_add=True)
-    check_run(config)
-    validate_config(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    if config.trainer.use_v1:
-        check_settings(config)
-        run_ppo(config, task_runner_class=TaskRunnerV1)
-        return
-    from goldilocks.verl.checks import check_v0
-    from goldilocks.verl.v0.task_runner import SamplingTaskRunnerActor
-
-    check_v0(config, Settings.from_config(config))
-    run_ppo(config, task_runner_class=SamplingTaskRunnerActor)
+    with in_one_line():
+        check_entry(config, ours=not config.trainer.use_v1)
+        check_run(config)
+        if not config.trainer.use_v1:
+            check_v0(config, Settings.from_config(config))
+    # Without the look at our keys that the plug-in adds: it knows no trainer of ours on V0.
+    validate = inspect.unwrap(validate_config)
+    validate(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    runner: Any = TaskRunnerV1
+    if not config.trainer.use_v1:
+        from goldilocks.verl.v0.task_runner import SamplingTaskRunnerActor as runner
+    run_ppo(config, task_runner_class=runner)
 
 
 def _key(word: str) -> str:
@@ -88,8 +87,8 @@ def _key(word: str) -> str:
 
 
 def _added_or_changed(word: str) -> str:
-    """Return ``++section.key=…`` for ``+section.key=…`` of ours: the key may be there already."""
-    return re.sub(rf"^\+(?=({'|'.join(OURS)})\b)", "++", word)
+    """Return ``++section.key=…`` for ``+section.key=…`` of ours: a recipe may have set the key already."""
+    return re.sub(rf"^\+(?=({'|'.join(SECTIONS)})\b)", "++", word)
 
 
 if __name__ == "__main__":

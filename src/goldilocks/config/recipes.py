@@ -18,12 +18,17 @@ from goldilocks.dotted_keys import merged
 from goldilocks.errors import nearest, require, require_type
 
 DEFAULT = "grpo"
-OURS = ("adaptive_rollout", "batch_filter", "goldilocks", "calculator", "reasoning_gym", "task_columns")
+SECTIONS = ("adaptive_rollout", "batch_filter", "goldilocks")  # what a trainer of ours reads beyond verl's own
+OURS = (*SECTIONS, "calculator", "reasoning_gym", "task_columns")
 VERLS = (
     "actor_rollout_ref", "algorithm", "critic", "custom_reward_function", "data", "distillation", "global_profiler",
     "model_engine", "ray_kwargs", "reward", "reward_model", "sandbox_fusion", "skip", "trainer", "transfer_queue",
 )  # fmt: skip
 PLAIN = ("model_engine", "task_columns")  # a word and a list, where the other sections have keys
+ELSEWHERE = {  # names that guides have for keys of verl's
+    "n_resp_per_prompt": "actor_rollout_ref.rollout.n, the rollouts of every prompt",
+    "rollout_mode": "actor_rollout_ref.rollout.mode, for which verl has async alone; nothing needs to be set",
+}
 FILE = ".yaml"  # a recipe with this ending is a file
 _OF_A_TASK = re.compile(r"\$\{oc\.select:task_\w+,(?P<default>.*)\}")
 CONFIG = Path(__file__).parent
@@ -59,6 +64,11 @@ def find(recipe: str) -> Path:
     return CONFIG / "recipe" / f"{recipe}{FILE}"
 
 
+def our_defaults() -> dict[str, Any]:
+    """Return every key that Goldilocks adds to verl's config, with its default as it is written."""
+    return _read(CONFIG / "goldilocks" / f"defaults{FILE}", [])
+
+
 def about(recipe: str) -> str:
     """Return the first comment of a recipe's file: one sentence on what the recipe does."""
     lines = find(recipe).read_text(encoding="utf-8").splitlines()
@@ -85,6 +95,7 @@ def refuse_sections(given: Mapping[str, Any], where: str = "") -> None:
     """Raise ``ValueError`` for a section without keys, or that neither verl nor Goldilocks has, with the nearest."""
     known = sorted(OURS + VERLS)
     for section in given:
+        require(section not in ELSEWHERE, f"{where}{section}", given[section], ELSEWHERE.get(section, ""))
         if section not in known:
             there = f"not a section{nearest(section, known)}; there are: {', '.join(known)}"
             raise ValueError(f"{where}{section!r} is {there}")

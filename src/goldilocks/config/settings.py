@@ -320,6 +320,22 @@ class Settings:
         """Whether groups are judged on a reward that is known only after log-probs are computed."""
         return self.filter_groups.enable and self.filter_groups.metric == FINAL_METRIC and self.use_kl_in_reward
 
+    def summary(self) -> str:
+        """Return in one line what decides in a run; every trainer prints it at its start."""
+        policies, allocator, groups = self.policies, self.allocator(), self.filter_groups
+        columns = ", ".join(self.strata().columns) or "data_source and text"
+        prior = policies.prior if policies.prior == "flat" else f"{policies.prior} by {columns}"
+        named = "adaptive" if self.adaptive.enable else policies.allocator or "fixed"
+        most = allocator.max_n if isinstance(allocator, Adaptive) else getattr(allocator, "n", None)
+        asked = named if most is None else f"{named} ({most} rollouts{' at most' if named != 'fixed' else ''})"
+        filters = [policies.filter if isinstance(policies.filter, str) else "+".join(policies.filter or [])]
+        metric = "acc, else reward" if groups.metric in UNNAMED else groups.metric
+        filters += [f"variance of {metric}"] if groups.enable else []
+        filters += ["batch_filter"] if self.batch_filter_config is not None else []
+        kept = " and ".join(filter(None, filters)) or "none"
+        decided = f"selector {policies.selector}, prior {prior}, allocator {asked}, filter {kept}"
+        return f"Goldilocks: {decided}, cost in {policies.cost}"
+
     def limits(self) -> Limits:
         tokens = self.policies.max_tokens_per_step
         return Limits(

@@ -16,8 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.launch import on_trl
 from goldilocks.launch.machine import NodeLost, naming_lost_nodes
-from goldilocks.launch.preflight import check_prompts, check_settings
+from goldilocks.launch.preflight import check_prompts
 from goldilocks.runs.files import RunDir
+from goldilocks.verl.checks import check_settings
 
 
 def main(folder: str) -> int:

@@ -14,9 +14,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from goldilocks.config.recipes import SECTIONS
 from goldilocks.config.settings import REWARD_METRICS, reward_calls
+from goldilocks.dotted_keys import values
 from goldilocks.errors import require
-from goldilocks.launch.preflight import values
 from goldilocks.launch.recipe import TRAINER, verl_defaults
 from goldilocks.launch.trl_data import SCORE, Grader, dataset, seed_of
 from goldilocks.runs.checkpoints import last_whole
@@ -30,7 +31,6 @@ NOISE = "actor_rollout_ref.rollout.seed"  # TRL has one seed, data.seed; this on
 VALIDATED_AT_ONCE = 64  # prompts in the slots of our engine, or in TRL's own generation
 VALIDATED_IN_A_PASS = 1024  # prompts, with our engine: no loss is computed, so a row is small
 ENGINE = "transformers"  # rollout.name; any other name leaves generation to TRL
-SECTIONS = ("adaptive_rollout", "goldilocks", "batch_filter")
 
 
 def _keys(text: str) -> frozenset[str]:
@@ -110,7 +110,8 @@ def check_read(config: DictConfig, defaults: Mapping[str, Any]) -> None:
 
 def leaves(config: DictConfig) -> dict[str, Any]:
     """Return every key that holds a value, and the value as it is written."""
-    return values(OmegaConf.to_container(config, resolve=False))
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    return values(plain)
 
 
 def chosen(config: DictConfig) -> bool:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from goldilocks.config.recipes import CONFIG
 from goldilocks.config.settings import reward_calls
-from goldilocks.dotted_keys import dotted_keys, value_at
+from goldilocks.dotted_keys import values
 from goldilocks.errors import require
 from goldilocks.launch.recipe import TRAINER, Choice
 from goldilocks.runs.costs import Budget
@@ -30,9 +30,9 @@ from goldilocks.tasks.arithmetic import check_tool
 from goldilocks.tasks.download import MODELS, download
 from goldilocks.tasks.registry import create, write_split
 from goldilocks.tasks.tiny_model import copy_tiny_model
+from goldilocks.verl.checks import OUR_MODES
 
 FILES = ("train_files", "val_files")
-OURS = ("goldilocks", "goldilocks_async")  # trainer.v1.trainer_mode
 CHANGES, LONGEST = 6, 40  # keys that are shown, and characters of a value
 _HUB_NAME = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
 
@@ -64,7 +64,7 @@ def check_budget(config: DictConfig) -> None:
     """Check the budget, and that the chosen trainer supports one."""
     budget = budget_of(config)
     mode = config.trainer.v1.trainer_mode if config.trainer.use_v1 else "V0"
-    if budget.costs and mode not in OURS:
+    if budget.costs and mode not in OUR_MODES:
         costs = ", ".join(f"goldilocks.budget.{cost}={amount}" for cost, amount in budget.costs.items())
         raise ValueError(f"{costs} needs trainer.use_v1=True and trainer.v1.trainer_mode=goldilocks, not {mode}")
 
@@ -73,16 +73,11 @@ def changes(run: RunDir, config: DictConfig) -> str:
     """Return the keys whose values are not those of the run's last start, with both; empty at its first."""
     if not run.config.exists():
         return ""
-    before, now = (values(OmegaConf.to_container(one, resolve=True)) for one in (OmegaConf.load(run.config), config))
+    plain: list[Any] = [OmegaConf.to_container(one, resolve=True) for one in (OmegaConf.load(run.config), config)]
+    before, now = map(values, plain)
     keys = [key for key in {**before, **now} if not key.startswith("ray_kwargs.") and before.get(key) != now.get(key)]
     shown = [f"{key} {_short(before.get(key))} → {_short(now.get(key))}" for key in keys[:CHANGES]]
     return ", ".join(shown) + (f" and {len(keys) - CHANGES} more" if len(keys) > CHANGES else "")
-
-
-def values(config: Any) -> dict[str, Any]:
-    """Return the value of every dotted key that is no section."""
-    found = {key: value_at(config, key) for key in dotted_keys(config)}
-    return {key: value for key, value in found.items() if not isinstance(value, Mapping)}
 
 
 def _short(value: object) -> str:
@@ -98,22 +93,6 @@ def refuse_other_recipe(run: RunDir, choice: Choice, changed: str) -> None:
     accepted = f"another name: {run.path} is a run of {before}, and this is {now} ({changed})"
     require(now == before, "--name", run.path.name, accepted)
     run.started_as.write_text(now)
-
-
-def uses_collector(config: DictConfig) -> bool:
-    """Return whether a trainer of ours runs on verl's V1."""
-    return bool(config.trainer.use_v1 and config.trainer.v1.trainer_mode in OURS)
-
-
-def check_settings(config: DictConfig) -> None:
-    """Check the settings as the trainer would."""
-    from goldilocks.config.settings import Settings
-    from goldilocks.verl.checks import check_v1
-    from goldilocks.verl.estimators import estimator_for  # imports torch
-
-    if uses_collector(config):
-        estimator_for(Settings.from_config(config))
-        check_v1(config)
 
 
 def check_prompts(config: DictConfig) -> None:

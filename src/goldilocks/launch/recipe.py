@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from goldilocks.config.recipes import DEFAULT, FILE, find, name_of, names, read_keys
+from goldilocks.config.recipes import DEFAULT, ELSEWHERE, FILE, find, name_of, names, read_keys
 from goldilocks.dotted_keys import dotted_keys
 from goldilocks.errors import closest, require, require_known
 from goldilocks.filtering.config import (
@@ -111,6 +111,7 @@ def _explain(error: Exception, base: DictConfig, overrides: Sequence[str]) -> st
         if not override.startswith("+") and OmegaConf.select(base, key, default=_MISSING) is _MISSING:
             if (last := key.rpartition(".")[2]) in ANSWERS:
                 return f"{override} is not accepted: {ANSWERS[last]}"
+            require(key not in ELSEWHERE, key, override.partition("=")[2], ELSEWHERE.get(key, ""))
             near = _nearest_keys(key, keys)
             hint = f"; nearest: {', '.join(near)}" if near else "; no key is like it"
             return f"unknown key {key!r} in {override!r}{hint}. To add a key that verl does not have, write +{override}"

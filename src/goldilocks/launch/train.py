@@ -22,6 +22,7 @@ from rich.console import Console
 
 from goldilocks.config.recipes import DEFAULT as DEFAULT_RECIPE
 from goldilocks.config.recipes import names, refuse_sections
+from goldilocks.config.settings import Settings
 from goldilocks.engine.cpu import platform_env
 from goldilocks.launch import on_trl
 from goldilocks.launch.machine import PRIVATE, find_device, is_private, join, rollout_engine
@@ -34,7 +35,6 @@ from goldilocks.launch.preflight import (
     locate,
     provide,
     refuse_other_recipe,
-    uses_collector,
 )
 from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, compose_config, quoted
 from goldilocks.launch.supervisor import Board, LiveLine, SignOfLife, Supervisor
@@ -43,6 +43,7 @@ from goldilocks.rewards.calls import guard
 from goldilocks.runs.costs import hint
 from goldilocks.runs.files import RunDir, Tail
 from goldilocks.runs.progress import Progress
+from goldilocks.verl.checks import check_names, unread, uses_collector
 from goldilocks.verl.tested import untested
 
 POLL_S = 0.25
@@ -88,8 +89,10 @@ def run(args: argparse.Namespace) -> int:
         console.print(f"{choice.name} on {choice.device}, rollouts by {trainer or engine}, {path}")
         if launch.changed:
             console.print(f"changed since its last start: {launch.changed}", soft_wrap=True, markup=False)
-        if not trainer and (note := untested("verl")):
-            console.print(note, soft_wrap=True)
+        settings = Settings.from_config(launch.config) if trainer or uses_collector(launch.config) else None
+        notes = [settings.summary() if settings else unread(launch.config), "" if trainer else untested("verl")]
+        for note in filter(None, notes):
+            console.print(note, soft_wrap=True, markup=False, highlight=False)
         with interruptible(), Board(console) as board:
             draw = partial(board.draw, name)
             line = LiveLine(console, draw, notice=lambda seen: _few_updates(launch.config, seen))
@@ -148,9 +151,8 @@ def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIME
 
 def check_keys(config: DictConfig) -> None:
     """Check the keys of a composed config, before anything is made or fetched and without importing verl."""
-    from goldilocks.config.settings import Settings
-
     refuse_sections(config)
+    check_names(config)
     locate(config)
     check_budget(config)
     by_trl = on_trl.chosen(config)
@@ -205,8 +207,6 @@ def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S, stop: th
 
 def _few_updates(config: DictConfig, progress: Progress) -> str | None:
     """Say when a recipe that drops groups makes far fewer updates of its rollouts than GRPO would."""
-    from goldilocks.config.settings import Settings
-
     said = hint(config, progress.generated)
     return said if said and Settings.from_config(config).drops_groups else None
 

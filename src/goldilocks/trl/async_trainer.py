@@ -120,6 +120,7 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
         self.add_callback(self._budget)
 
     def _queue(self, settings: Settings, prompts: DatasetPrompts) -> CollectedQueue:
+        print(settings.summary(), flush=True)
         rehearse(settings, prompts)
         rows, micro_batches, args = SampleRows(), MicroBatches(), self.args
         theirs: AsyncRolloutWorker = self.rollout_worker

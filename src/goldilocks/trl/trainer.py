@@ -165,6 +165,7 @@ class CollectedTrainer(WholeCheckpoints):
     def _driver(
         self, settings: Settings, prompts: DatasetPrompts, rows: CompletionRows, collection: Collection
     ) -> Driver:
+        print(settings.summary(), flush=True)
         rehearse(settings, prompts)
         groups, seed = settings.train_batch_size, self.args.seed
         order = SamplerOrder(prompts, groups=groups, shuffle=self.shuffle_dataset, seed=seed)

@@ -5,17 +5,24 @@ Importing this module imports nothing of verl.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
+import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from goldilocks.config.settings import Settings
-from goldilocks.dotted_keys import value_at
-from goldilocks.errors import require
+from goldilocks.config.recipes import ELSEWHERE, OURS, SECTIONS, VERLS, our_defaults
+from goldilocks.config.settings import REWARDS, Settings
+from goldilocks.dotted_keys import value_at, values
+from goldilocks.engine.cpu import PATCHES_VARIABLE
+from goldilocks.errors import closest, require
 from goldilocks.hashing import MEDIA
+from goldilocks.rewards.calls import PATH
 from goldilocks.types import OnFull
 
 if TYPE_CHECKING:
@@ -23,11 +30,100 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+OUR_MODES = ("goldilocks", "goldilocks_async")  # trainer.v1.trainer_mode
 CAN_PAUSE = ("transformers", "vllm")
 SAMPLER = "trainer.v1.sampler"
 VERLS_BOUNDS = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"}  # verl's defaults
 SPLITS = ("train", "val")
 MANAGER = "goldilocks.verl.dispatch.worker.StreamingManager"
+
+
+def uses_collector(config: DictConfig) -> bool:
+    """Return whether a trainer of ours runs on verl's V1."""
+    return bool(config.trainer.use_v1 and config.trainer.v1.trainer_mode in OUR_MODES)
+
+
+def check_settings(config: DictConfig) -> None:
+    """Check the settings as the trainer would."""
+    from goldilocks.verl.estimators import estimator_for  # imports torch
+
+    if uses_collector(config):
+        estimator_for(Settings.from_config(config))
+        check_v1(config)
+
+
+def check_names(config: DictConfig) -> None:
+    """Refuse what guides to older releases of verl name, with what it is now."""
+    for name, accepted in ELSEWHERE.items():
+        require(name not in config, name, config.get(name), accepted)
+    key = "actor_rollout_ref.rollout.mode"
+    mode = value_at(config, key)
+    require(mode in (None, "async"), key, mode, "async, which is verl's only mode and its default")
+
+
+def check_entry(config: DictConfig, *, ours: bool = False) -> None:
+    """Look at the config of a run on verl before Ray is started; ``ours`` where its trainer is ours on V0.
+
+    What a trainer of ours cannot do is refused; keys that verl's own trainer does not read are named in the log.
+    """
+    ours = ours or uses_collector(config)
+    check_names(config)
+    for section in set(config) - {*VERLS, *OURS}:
+        if close := closest(str(section), SECTIONS, most=1):
+            said = f"{section!r} is a section that nobody reads (did you mean {close[0]!r}?)"
+            if ours:
+                raise ValueError(said)
+            logger.warning(said)
+    check_settings(config)
+    if not ours and (said := unread(config)):
+        logger.warning(said)
+
+
+def unread(config: DictConfig) -> str:
+    """Return a sentence on the keys of ours that a trainer of verl's own leaves unread; empty if none is set."""
+    from omegaconf import OmegaConf
+
+    there = [name for name in ("algorithm", *SECTIONS) if config.get(name)]
+    given = values({name: OmegaConf.to_container(config[name], resolve=True) for name in there})
+    usual = {**values(our_defaults()), "goldilocks.validate_by": list(config.get("task_columns") or [])}
+    set_by_user = {key for key in given if key in usual or not key.startswith("algorithm.")}
+    if config.reward.custom_reward_function.path == PATH:  # calls are guarded on every trainer
+        set_by_user = {key for key in set_by_user if not key.startswith(REWARDS)}
+    found = [f"{key}={given[key]}" for key in sorted(set_by_user) if given[key] != usual.get(key)]
+    if not found:
+        return ""
+    mode = f"v1.trainer_mode={config.trainer.v1.trainer_mode}" if config.trainer.use_v1 else "use_v1=False"
+    reader = "trainer.use_v1=True trainer.v1.trainer_mode=goldilocks reads them, or python -m goldilocks.main_ppo"
+    return f"{', '.join(found)}: no effect with trainer.{mode}, a trainer of verl's own; {reader}"
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Have a ``ValueError`` end a program of Hydra's with its message alone."""
+    from hydra.core.hydra_config import HydraConfig
+
+    try:
+        yield
+    except ValueError as error:
+        if HydraConfig.initialized():
+            sys.exit(f"goldilocks: {error}")
+        raise
+
+
+def check_with_verl() -> None:
+    """Have verl's ``validate_config``, which its command calls before it starts Ray, look at our keys too."""
+    from verl.utils import config as module
+
+    original = module.validate_config
+
+    @functools.wraps(original)
+    def validate_config(config: DictConfig, *args: Any, **kwargs: Any) -> None:
+        with in_one_line():
+            check_entry(config)
+        original(config, *args, **kwargs)
+
+    if os.environ.get(PATCHES_VARIABLE) != "none":
+        module.validate_config = validate_config
 
 
 def check_run(config: DictConfig) -> None:

@@ -102,6 +102,7 @@ class Driven:
 
     def _collect(self) -> None:
         """Rehearse the config, and make the collector of the trainer's data in the order of its loader."""
+        print(self.settings.summary(), flush=True)
         source = DatasetSource(self.train_dataset)
         rehearse(self.settings, source)
         self.collector = self.settings.collector(source, loader_order(self.train_dataloader.sampler))

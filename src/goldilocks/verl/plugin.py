@@ -85,6 +85,7 @@ ADDITIONS: tuple[Addition, ...] = (
     Addition(
         "one warning a model type", "verl.utils.tokenizer.continuous_token_wiring", "goldilocks.verl.plugin:warn_once"
     ),
+    Addition("a look at our keys before Ray starts", "verl.utils.config", "goldilocks.verl.checks:check_with_verl"),
     Addition("names of the guides", "verl.trainer", "goldilocks.verl.v0.names"),
 )
 

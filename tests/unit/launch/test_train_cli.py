@@ -17,6 +17,7 @@ from goldilocks.launch.train import prepared
 from goldilocks.runs.files import RunDir, Tail
 from goldilocks.runs.history import validation_accuracy
 from goldilocks.runs.progress import Progress, clock
+from goldilocks.verl.checks import unread
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +65,10 @@ def test_every_task_composes_on_a_gpu(task):
         (["device=tpu"], "device='tpu' is not accepted: one of cpu, cuda"),
         (["trainer.total_training_step=3"], "nearest: trainer.total_training_steps"),
         (["+goldilocs.selector=thompson"], "'goldilocs' is not a section (did you mean 'goldilocks'?)"),
+        (["n_resp_per_prompt=16"], "n_resp_per_prompt='16' is not accepted: actor_rollout_ref.rollout.n, the rollouts"),
+        (["+n_resp_per_prompt=16"], "n_resp_per_prompt=16 is not accepted: actor_rollout_ref.rollout.n, the rollouts"),
+        (["rollout_mode=sync"], "rollout_mode='sync' is not accepted: actor_rollout_ref.rollout.mode, for which verl"),
+        (["actor_rollout_ref.rollout.mode=sync"], "actor_rollout_ref.rollout.mode='sync' is not accepted: async"),
         (["rollout.n=3"], "nearest: actor_rollout_ref.rollout.n"),
         (["trainer.rejection_sample=true"], "not accepted: no such switch; batch_filter.max_response_length=N rejects"),
         (["batch_filter.rejection_sample=true"], "not accepted: no such switch; batch_filter.max_response_length=N"),
@@ -83,6 +88,34 @@ def test_bad_words_are_one_line_and_status_2(words, message, tmp_path, capsys):
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["dapo_strata", "goldilocks.strata.columns=[level,type]"],
+            "selector thompson, prior strata by level, type, allocator fixed (8 rollouts), filter variance of acc",
+        ),
+        (["adaptive", "trainer=trl"], "prior flat, allocator adaptive (32 rollouts at most), filter none"),
+        (
+            ["trainer.v1.trainer_mode=sync", "goldilocks.selector=thompson"],
+            "goldilocks.selector=thompson: no effect with trainer.v1.trainer_mode=sync, a trainer of verl's own",
+        ),
+        (["trainer.use_v1=false", "+batch_filter.gate_always=True"], "no effect with trainer.use_v1=False"),
+    ],
+)
+def test_a_run_says_at_its_start_what_decides_or_what_has_no_effect(words, said, tmp_path, monkeypatch, capsys):
+    """In the place of Python stands a program that ends at once."""
+    pretend_that_model_and_data_are_there(tmp_path)
+    monkeypatch.setattr("sys.executable", "/bin/true")
+    assert main(["train", *words, "trainer.total_training_steps=2", "--runs", str(tmp_path), "--name", "run"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if said in line]
+    assert len(lines) == 1
+
+
+def test_a_run_of_verls_own_trainer_with_our_defaults_says_nothing(tmp_path):
+    assert unread(compose("trainer.v1.trainer_mode=sync", "task=ladder_tiny")) == ""
 
 
 def test_where_the_user_hides_the_gpus_ray_still_counts_a_device_for_each_rank(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from goldilocks import TrainerConfig
 from goldilocks.config.settings import Settings
-from goldilocks.verl.checks import check_v0, check_v1
+from goldilocks.verl.checks import check_entry, check_v0, check_v1
 from goldilocks.verl.update.async_trainer import prepare
 
 
@@ -81,3 +81,60 @@ def test_partial_rollouts_are_refused_where_an_engine_cannot_stop_a_request(monk
         check_v1(config(**partial, **{"actor_rollout_ref.rollout.name": "sglang"}))
     ours = {"actor_rollout_ref.rollout.name": "transformers", "actor_rollout_ref.rollout.tensor_model_parallel_size": 1}
     check_v1(config(**partial, **ours))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"goldilocks.selecter": "thompson"}, r"goldilocks\.selecter is not a key \(did you mean 'selector'\?\)"),
+        ({"goldiloks.selector": "thompson"}, r"'goldiloks' is a section that nobody reads \(did you mean 'goldilocks'"),
+        ({"n_resp_per_prompt": 16}, r"n_resp_per_prompt=16 is not accepted: actor_rollout_ref\.rollout\.n"),
+        ({"actor_rollout_ref.rollout.mode": "sync"}, r"rollout\.mode='sync' is not accepted: async"),
+    ],
+)
+def test_verls_own_command_refuses_what_our_trainer_would_before_ray_starts(
+    keys: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    with pytest.raises(ValueError, match=message):
+        validate(config(**keys, **{"trainer.use_v1": True, "trainer.v1.trainer_mode": "goldilocks"}))
+
+
+def validate(given: Any) -> None:
+    """As verl's command does before it starts Ray."""
+    from verl.utils.config import validate_config
+
+    validate_config(given, use_reference_policy=False, use_critic=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (
+            "goldilocks.selector",
+            "thompson",
+            "goldilocks.selector=thompson: no effect with trainer.v1.trainer_mode=sync",
+        ),
+        ("algorithm.filter_groups.on_full", "requeue", "algorithm.filter_groups.on_full=requeue: no effect with"),
+        ("goldiloks.selector", "thompson", "'goldiloks' is a section that nobody reads (did you mean 'goldilocks'?)"),
+        ("algorithm.filter_groups.enable", True, None),  # verl's own trainer has it
+        ("goldilocks.selector", "uniform", None),
+        ("my_section.key", 1, None),
+    ],
+)
+def test_keys_that_verls_own_trainer_does_not_read_are_named_in_the_log(
+    key: str, value: Any, said: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = {"trainer.use_v1": True, "trainer.v1.trainer_mode": "sync", "actor_rollout_ref.actor.use_dynamic_bsz": True}
+    check_entry(config(**keys, **{key: value}))
+    ours = [record.getMessage() for record in caplog.records if record.name == "goldilocks.verl.checks"]
+    assert len(ours) == (said is not None)
+    assert all(one.startswith(str(said)) for one in ours)
+
+
+def test_our_trainer_on_v0_reads_the_keys(caplog: pytest.LogCaptureFixture) -> None:
+    given = config(**{"trainer.use_v1": False, "goldilocks.selector": "thompson"})
+    check_entry(given, ours=True)
+    assert not caplog.records
+    check_entry(given)
+    assert "no effect with trainer.use_v1=False" in caplog.text
