@@ -49,6 +49,19 @@ def test_what_is_read_is_what_was_sent(rows: list[torch.Tensor], request: ZMQReq
         assert torch.equal(row, sent)
 
 
+@pytest.mark.parametrize("request_type", REQUESTS)
+@given(sizes=st.lists(st.integers(0, 40), min_size=FEWEST, max_size=3 * FEWEST), dtype=st.sampled_from(DTYPES))
+def test_rows_that_were_packed_into_one_part_are_read_as_they_were(
+    request_type: ZMQRequestType, sizes: list[int], dtype: torch.dtype
+) -> None:
+    rows = [torch.arange(place, place + size).remainder(5).to(dtype) for place, size in enumerate(sizes)]
+    parts = message(rows, request_type).serialize()
+    assert len(parts) == 1
+    for row, sent in zip(read(parts), rows, strict=True):
+        assert row.dtype == sent.dtype
+        assert torch.equal(row, sent)
+
+
 def test_short_rows_are_one_part_and_long_or_few_ones_have_their_own() -> None:
     short, long = [torch.arange(9)] * FEWEST, [torch.zeros(LONGEST, dtype=torch.int64)] * FEWEST
     assert len(message(short).serialize()) == 1
