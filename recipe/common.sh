@@ -9,7 +9,7 @@
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
 goldilocks="$(PATH="$PATH:$root/.venv/bin" command -v goldilocks)" || {
-    echo "goldilocks is not installed: make venv in $root, or pip install 'goldilocks-rl[verl]'" >&2
+    echo "goldilocks is not installed: make venv, or pip install '.[verl,tasks]', in $root" >&2
     exit 127
 }
 

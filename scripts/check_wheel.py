@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Installs the wheel of ``dist/`` in a fresh virtual environment for each extra, and runs one command that needs it.
 
-    python3 scripts/check_wheel.py [bare|filter|report|trl|verl …]       without a name: all of them
+    python3 scripts/check_wheel.py [bare|filter|report|tasks|trl|verl|all …]       without a name: all of them
 
 ``make dist`` builds the wheel first. The versions are those of requirements.lock. Needs the standard library alone.
 """
@@ -58,7 +58,11 @@ CHECKS = {
     ),
     "report": Check(("goldilocks", "report", "run"), "report.html", write_run),
     "trl": Check(("python", "-c", "from goldilocks.trl import GoldilocksGRPOTrainer as T; print(T)"), "GRPOTrainer"),
+    "tasks": Check(
+        ("goldilocks", "data", "make", "reasoning_gym", "--generator", "leg_counting", "--out", "legs"), "train.parquet"
+    ),
     "verl": Check(("goldilocks", "doctor"), "plug-in"),
+    "all": Check(("goldilocks", "train", "task=gsm8k", "--cfg", "job"), "goldilocks:"),
 }
 
 

@@ -31,15 +31,15 @@ def notes(changelog: str) -> dict[str, str]:
     return {version: text.strip() for version, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def main(tag: str) -> int:
+def main(tag: str, root: Path = ROOT) -> int:
     """Print the notes of the tag's version; return 1 if a file names another, or the changelog has none."""
     version = tag.removeprefix("v")
-    wrong = [f"{file} says {found}" for file, found in versions().items() if found != version]
-    text = notes((ROOT / "CHANGELOG.md").read_text()).get(version)
+    wrong = [f"{file} says {found}" for file, found in versions(root).items() if found != version]
+    text = notes((root / "CHANGELOG.md").read_text()).get(version)
     wrong += [] if text else ["CHANGELOG.md says nothing of it"]
     print(text if not wrong else f"{tag}: {'; '.join(wrong)}", file=sys.stderr if wrong else sys.stdout)
     return int(bool(wrong))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1]))

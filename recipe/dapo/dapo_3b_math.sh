@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# Needs pip install '.[verl,tasks]' in a clone: math-verify grades the answers.
 # DAPO: Qwen2.5-3B-Instruct on GSM8K, 500 updates on eight GPUs.
 #
 #   bash dapo_3b_math.sh [key=value …]

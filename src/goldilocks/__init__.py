@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # imported on first use: many processes of a run need none of
     from goldilocks.core import Accounts, Beliefs, Collector, Exhausted, Limits, ListSource, Source, Surplus
     from goldilocks.types import Failure, Group, Prompt, Request, Rollout, Verdict
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _CONFIG = "goldilocks.verl.v0.python_config"
 # Names whose modules need torch or verl: imported on first use, so that the core stays light.

@@ -7,6 +7,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 
+TASKS, NEEDED_BY_TASKS = "tasks", ("reasoning_gym", "math_verify", "gguf")
 PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", type(None): "none"}
 
 
@@ -48,7 +49,12 @@ def require_type(key: str, value: object, hint: object) -> None:
 
 def missing_extra(error: ModuleNotFoundError, extra: str) -> str:
     """Return the message for a missing module of one of our extras."""
-    return f"{error}; install it with: pip install 'goldilocks-rl[{extra}]'"
+    return f"{error}; install it with: {install_command(TASKS if error.name in NEEDED_BY_TASKS else extra)}"
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra: from a clone, for no version is on a package index yet."""
+    return f"pip install '.[{extra}]' in a clone of goldilocks"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

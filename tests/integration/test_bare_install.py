@@ -1,4 +1,4 @@
-"""The wheel installed without extras: the core, the simulator and the collector work, and nothing brings in torch."""
+"""The wheel, bare and with each extra: what an extra brings is enough for its command, and bare has no torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import sys
 import venv
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+import check_wheel
 import pytest
 from packaging.requirements import Requirement
 
@@ -19,16 +21,19 @@ from .conftest import PATIENCE_S
 ROOT = Path(__file__).parents[2]
 
 
-def closure(requirements: list[str]) -> dict[str, metadata.Distribution]:
-    """The distributions that these requirements bring, and those bring, by name; extras are not asked for."""
-    found: dict[str, metadata.Distribution] = {}
-    waiting = [Requirement(text) for text in requirements]
+def closure(own: metadata.Distribution, extra: str) -> list[metadata.Distribution]:
+    """The distributions that the package brings with this extra, and whatever those bring; not the package itself."""
+    found: dict[tuple[str, str], metadata.Distribution] = {}
+    waiting = [(own, extra), (own, "")]
     while waiting:
-        one = waiting.pop()
-        if one.name not in found and (one.marker is None or one.marker.evaluate({"extra": ""})):
-            found[one.name] = metadata.distribution(one.name)
-            waiting += [Requirement(text) for text in found[one.name].requires or []]
-    return found
+        distribution, part = waiting.pop()
+        if (key := (distribution.name, part)) not in found:
+            found[key] = distribution
+            for one in map(Requirement, distribution.requires or []):
+                if one.marker is None or one.marker.evaluate({"extra": part}):
+                    brought = own if one.name == own.name else metadata.distribution(one.name)
+                    waiting += [(brought, asked) for asked in ("", *one.extras)]
+    return list({one.name: one for one in found.values() if one is not own}.values())
 
 
 def link(distribution: metadata.Distribution, site: Path) -> None:
@@ -39,34 +44,57 @@ def link(distribution: metadata.Distribution, site: Path) -> None:
             target.symlink_to(Path(str(distribution.locate_file(name))))
 
 
-def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(word) for word in words], capture_output=True, text=True, check=False, timeout=PATIENCE_S
-    )
+def run(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [str(word) for word in words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S, **options)
+
+
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The python of a fresh environment with the wheel and its requirements."""
-    folder = tmp_path_factory.mktemp("bare")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / name)
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    built = run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder / "dist", folder)
+    built = run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder / "dist", folder)
     assert built.returncode == 0, built.stderr
+    return next((folder / "dist").glob("*.whl"))
+
+
+def environment(wheel: Path, extra: str, folder: Path) -> Path:
+    """Make an environment with the wheel and what an extra brings, and nothing else; return its python."""
     venv.create(folder / "venv", symlinks=True)
     python = folder / "venv" / "bin" / "python"
-    wheel = next((folder / "dist").glob("*.whl"))
-    installed = run(*pip, "--python", python, "install", "--no-deps", "--no-index", wheel)
+    installed = run(*PIP, "--python", python, "install", "--no-deps", "--no-index", wheel)
     assert installed.returncode == 0, installed.stderr
     site = next((folder / "venv" / "lib").glob("python*/site-packages"))
     own = metadata.Distribution.at(next(site.glob("goldilocks_rl-*.dist-info")))
-    for distribution in closure(own.requires or []).values():
+    for distribution in closure(own, extra):
         link(distribution, site)
-    checked = run(*pip, "--python", python, "check")
+    checked = run(*PIP, "--python", python, "check")
     assert checked.returncode == 0, checked.stdout
     return python
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The python of a fresh environment with the wheel and its requirements."""
+    return environment(wheel, "", tmp_path_factory.mktemp("bare"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", check_wheel.CHECKS)
+def test_what_an_extra_brings_is_enough_for_its_command(wheel: Path, extra: str, tmp_path: Path) -> None:
+    python = environment(wheel, "" if extra == check_wheel.BARE else extra, tmp_path)
+    check = check_wheel.CHECKS[extra]
+    check.prepare(tmp_path)
+    words = [python.with_name(check.words[0]), *check.words[1:]]
+    done = run(*words, cwd=tmp_path, env=check_wheel.CLEAN)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert check.prints in done.stdout
 
 
 def test_the_simulator_runs(bare: Path) -> None:
@@ -103,14 +131,14 @@ print(len(collector.take()), importlib.util.find_spec("torch"), "torch" in sys.m
         (["report", "runs/none"], "report"),
         (["filter", "rollouts.jsonl"], "filter"),
         (["model", "get", "smollm2", "--out", "model"], "verl"),
-        (["data", "make", "reasoning_gym", "--out", "data", "--generator", "leg_counting"], "verl"),
+        (["data", "make", "reasoning_gym", "--out", "data", "--generator", "leg_counting"], "tasks"),
     ],
 )
 def test_a_command_that_lacks_an_extra_says_which(bare: Path, tmp_path: Path, words: list[str], extra: str) -> None:
     done = run(bare, "-I", "-m", "goldilocks.cli", *words)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert f"pip install 'goldilocks-rl[{extra}]'" in done.stderr
+    assert f"pip install '.[{extra}]'" in done.stderr
 
 
 def test_the_tiny_models_are_in_the_wheel(bare: Path, tmp_path: Path) -> None:
@@ -127,9 +155,9 @@ def test_the_doctor_names_what_is_missing(bare: Path) -> None:
     assert done.stderr == ""
     assert "FAILS torch" in done.stdout
     assert "models and data" in done.stdout
-    assert "pip install 'goldilocks-rl[verl]'" in done.stdout
+    assert "pip install '.[verl]'" in done.stdout
 
 
 def test_a_name_that_needs_an_extra_says_which(bare: Path) -> None:
     done = run(bare, "-I", "-c", "from goldilocks import PPOBatchFilter")
-    assert "pip install 'goldilocks-rl[filter]'" in done.stderr
+    assert "pip install '.[filter]'" in done.stderr

@@ -16,6 +16,7 @@ import yaml
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 try:
     import tomllib
@@ -78,18 +79,39 @@ def test_the_wheel_is_checked_with_every_extra() -> None:
     assert set(check_wheel.CHECKS) == {check_wheel.BARE, *extras}
 
 
-def test_one_version_is_written_everywhere_and_the_changelog_has_it() -> None:
-    (version,) = set(release_notes.versions().values())
-    notes = release_notes.notes((ROOT / "CHANGELOG.md").read_text())
-    assert list(notes)[:2] == ["Unreleased", version]
+def test_the_citation_names_the_newest_release_and_the_package_that_or_a_dev_version_after_it() -> None:
+    written = release_notes.versions()
+    unreleased, released, *_ = release_notes.notes((ROOT / "CHANGELOG.md").read_text())
+    assert (unreleased, written.pop("CITATION.cff")) == ("Unreleased", released)
+    (package,) = map(Version, set(written.values()))
+    assert package == Version(released) or (package.is_devrelease and package > Version(released))
+    assert f"## [{released}] - {citation()['date-released']}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_notes_of_a_release_are_its_part_of_the_changelog(capsys: pytest.CaptureFixture[str]) -> None:
-    version = PROJECT["project"]["version"]
-    assert release_notes.main(f"v{version}") == 0
-    assert capsys.readouterr().out.strip() == release_notes.notes((ROOT / "CHANGELOG.md").read_text())[version]
+def citation() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "CITATION.cff").read_text())
+
+
+def test_the_notes_of_a_release_are_its_part_of_the_changelog(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version, released = PROJECT["project"]["version"], citation()["version"]
+    for file in ("CHANGELOG.md", *release_notes.VERSIONS):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text((ROOT / file).read_text().replace(f'"{version}"', f'"{released}"'))
+    assert release_notes.main(f"v{released}", tmp_path) == 0
+    assert capsys.readouterr().out.strip() == release_notes.notes((ROOT / "CHANGELOG.md").read_text())[released]
     assert release_notes.main("v99.0.0") == 1
     assert f"pyproject.toml says {version}" in capsys.readouterr().err
+
+
+def test_make_train_installs_what_training_needs_and_make_test_the_rest() -> None:
+    assert re.search(r"^train: \$\(TRAINS\)", MAKEFILE, re.MULTILINE)
+    assert re.search(r"^test: \$\(READY\)", MAKEFILE, re.MULTILINE)
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert re.findall(r"--editable '\.\[(\w+)\]'", MAKEFILE) == ["verl", "dev", "dev"]
+    names = {Requirement(line).name for line in extras["verl"]}
+    assert not names & {Requirement(line).name for extra in ("tasks", "docs") for line in extras[extra]}
 
 
 def locked() -> list[Requirement]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from goldilocks.engine.cpu import PATCHES_VARIABLE, platform_env
+from goldilocks.errors import install_command
 from goldilocks.launch.machine import PRIVATE, Finding, compare_nodes, find_device, rollout_engines
 from goldilocks.runs.files import cache_folder, write_secret
 from goldilocks.verl.patch import Kind
@@ -72,7 +73,7 @@ def device() -> Iterator[Finding]:
 def engines() -> Iterator[Finding]:
     """Report the installed rollout engines."""
     found = rollout_engines()
-    yield Finding("rollouts by", "transformers" in found, ", ".join(found), "pip install 'goldilocks-rl[verl]'")
+    yield Finding("rollouts by", "transformers" in found, ", ".join(found), install_command("verl"))
     if find_device() == "cuda" and "vllm" not in found:
         yield Finding("vllm", False, "not installed", "for large models on a GPU: pip install vllm", essential=False)
 
@@ -178,7 +179,7 @@ def _ask_nodes(
         return Finding("Ray", False, silence, "look in /tmp/ray and at ulimit -n")
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        remedy = "pip install 'goldilocks-rl[verl]'" if ray_init["address"] == PRIVATE else "ray start; ray status"
+        remedy = install_command("verl") if ray_init["address"] == PRIVATE else "ray start; ray status"
         return Finding("Ray", False, last[0], remedy)
     reports: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return reports
@@ -187,7 +188,7 @@ def _ask_nodes(
 def _version(name: str) -> Finding:
     version = installed(name)
     if version is None:
-        return Finding(name, False, "not installed", "pip install 'goldilocks-rl[verl]'")
+        return Finding(name, False, "not installed", install_command("verl"))
     if name in NEEDED and not is_within(version, NEEDED[name]):
         return Finding(name, False, version, f"pip install '{name}{NEEDED[name]}'")
     if name in TESTED and not is_tested(name, version):

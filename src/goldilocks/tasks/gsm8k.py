@@ -31,6 +31,8 @@ class Gsm8k:
 
     def problems(self, split: Split, size: int, seed: int) -> list[Problem]:
         """Return the first ``size`` problems; nothing is drawn, so the seed has no effect."""
+        import math_verify  # noqa: F401  # what grades the answers is missed here, before a run
+
         problems = []
         for row in self._rows(split)[:size]:
             question, solution = row["question"], row["answer"]

@@ -1,6 +1,6 @@
 """The collector's decisions in TRL: dynamic sampling, adaptive rollouts and selectors for its trainers.
 
-Needs ``pip install 'goldilocks-rl[trl]'``, and neither verl nor Ray.
+Needs the extra ``trl``, and neither verl nor Ray.
 """
 
 from typing import Any

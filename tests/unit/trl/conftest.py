@@ -1,4 +1,4 @@
-"""These tests need TRL: ``pip install 'goldilocks-rl[trl]'``."""
+"""These tests need TRL: the extra ``trl``."""
 
 from __future__ import annotations
 

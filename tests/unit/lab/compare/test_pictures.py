@@ -101,7 +101,7 @@ def test_without_the_packages_for_pictures_the_table_is_written_and_the_extra_is
     )
     assert done.returncode == 0, done.stderr
     assert "no picture and no report: No module named 'altair'" in done.stderr
-    assert "goldilocks-rl[report]" in done.stderr
+    assert "pip install '.[report]'" in done.stderr
     assert (tmp_path / "table.md").exists()
     assert "table.json" in done.stdout
     assert "curves.png" not in done.stdout
