@@ -25,20 +25,22 @@ class Sheet:
     def on_terminal(self, gap: int = 2) -> Table:
         """Return a table for rich to print, with this many spaces between its columns."""
         from rich.table import Table
+        from rich.text import Text  # which is printed as it is, while rich reads [a] in a plain string as markup
 
         table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
         two_lines = any("\n" in heading for heading in self.headings)
         for place, heading in enumerate(self.headings):
             lines = f"\n{heading}" if two_lines and "\n" not in heading else heading
-            table.add_column(lines, justify="right" if place else "left", no_wrap=True)
+            table.add_column(Text(lines), justify="right" if place else "left", no_wrap=True)
         for cells in self.rows:
-            table.add_row(*cells)
+            table.add_row(*map(Text, cells))
         return table
 
     def in_markdown(self) -> str:
         headings = [heading.replace("\n", " ") for heading in self.headings]
         rule = ["---", *["--:"] * (len(headings) - 1)]
-        return "\n".join([self.title, "", *(f"| {' | '.join(row)} |" for row in (headings, rule, *self.rows)), ""])
+        rows = ([cell.replace("|", "\\|") for cell in row] for row in (headings, rule, *self.rows))
+        return "\n".join([self.title, "", *(f"| {' | '.join(row)} |" for row in rows), ""])
 
     def in_html(self) -> str:
         """Return a table for ``_repr_html_``. Every text is escaped: a name may come from a user's file."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from html.parser import HTMLParser
+from io import StringIO
 
 import pytest
 from builders import answer, plain_collector
+from rich.console import Console
 
 from goldilocks.lab.simulate import Comparison, Outcome, PassRates, Setup, mixture, recipe_settings, simulate
 from goldilocks.sheet import Sheet
@@ -41,6 +43,18 @@ def test_every_text_is_escaped() -> None:
     assert found.rows == [[BAD, "twolines"], [BAD, "1"]]
     assert "script" not in found.tags
     assert "br" in found.tags
+
+
+def test_on_a_terminal_and_in_markdown_every_text_stands_as_it_is() -> None:
+    console = Console(file=StringIO(), width=80, force_terminal=True, color_system=None)
+    sheet = Sheet(["recipe", "[b]"], [["a[a]", "[/INST]"], ["x|y", "1"]])
+    console.print(sheet.on_terminal())
+    assert [line.split() for line in console.file.getvalue().splitlines()] == [
+        ["recipe", "[b]"],
+        ["a[a]", "[/INST]"],
+        ["x|y", "1"],
+    ]
+    assert sheet.in_markdown().splitlines()[-1] == r"| x\|y | 1 |"
 
 
 def test_a_collector_shows_where_it_is_and_its_accounts_show_every_rollout() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from goldilocks.launch import reaper
 from goldilocks.runs.files import RunDir
@@ -117,7 +118,7 @@ class Board:
             if text is not None:
                 self._lines[name] = text
             shown = "\n".join(self._lines[name] for name in sorted(self._lines))
-            self._status.update(shown or " ")  # rich takes an empty text for none, and keeps the last one
+            self._status.update(Text(shown or " "))  # rich takes an empty text for none, and keeps the last one
 
 
 class LiveLine:

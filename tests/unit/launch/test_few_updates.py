@@ -63,7 +63,10 @@ def test_it_is_said_once(terminal: bool, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_line_that_is_removed_is_not_shown_any_more() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=40)
     board = Board(console)
-    board.draw("run", "step 3")
+    board.draw("run", "arm a[a] step 3")
+    console.print(board._status.renderable)
+    assert "arm a[a] step 3" in console.file.getvalue(), "brackets are no markup"
+    console.file.truncate(0)
     board.draw("run", None)
     console.print(board._status.renderable)
     assert "step 3" not in console.file.getvalue()

@@ -176,7 +176,7 @@ def _show(table: Table, folder: StudyFolder) -> None:
     for sheet in tables(table):
         console.print(f"\n{sheet.title}\n", highlight=False, markup=False)
         console.print(sheet.on_terminal())
-    console.print(f"\n{LEGEND}\n", highlight=False)
+    console.print(f"\n{LEGEND}\n", highlight=False, markup=False)
     for note in notes(table):
         console.print(note, highlight=False, markup=False)
     for file in filter(Path.exists, (folder.path / name for name in FILES)):
@@ -312,10 +312,10 @@ class Launcher:
             outcome = supervise(launch, line, self.stall_s, self.stop)
         if outcome.failure is not None:
             failed = f"arm {arm.name} failed: {outcome.failure}; everything it printed: {launch.run_dir.log}"
-            self.console.print(failed, highlight=False, soft_wrap=True)
+            self.console.print(failed, highlight=False, markup=False, soft_wrap=True)
             raise ArmFailed(failed)
         result = read_result(arm, launch.run_dir.path, outcome.seconds)
-        self.console.print(_summary(title, arm, result), highlight=False, soft_wrap=True)
+        self.console.print(_summary(title, arm, result), highlight=False, markup=False, soft_wrap=True)
         return result
 
     def _choice(self, arm: Arm, turn: Turn) -> Choice:

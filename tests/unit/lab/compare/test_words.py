@@ -131,3 +131,23 @@ def test_an_arm_that_is_silent_for_longer_than_the_option_says_is_ended(capsys, 
     out = tmp_path / "out"
     assert main(["compare", "grpo", *ENOUGH, "--stall-timeout", "0.001", "--out", str(out)]) == 1
     assert "arm grpo-seed1 failed: no sign of life for 0.001 s" in capsys.readouterr().err
+
+
+def test_brackets_in_a_failure_are_no_markup_and_the_other_arms_still_run(capsys, tmp_path, monkeypatch):
+    """In the place of Python stands a program that fails, and says so as the driver of a run does."""
+    fails = tmp_path / "python"
+    fails.write_text(
+        """#!/bin/sh
+[ "$VERL_FILE_LOGGER_PATH" ] || exit 0
+echo "the template has no '[/INST]' token" > "${VERL_FILE_LOGGER_PATH%/*}/reason"
+exit 1
+"""
+    )
+    fails.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(fails))
+    monkeypatch.setattr("goldilocks.launch.train.POLL_S", 0.002)
+    assert main(["compare", "grpo", "dapo", *ENOUGH, "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr()
+    for recipe in ("grpo", "dapo"):
+        assert f"arm {recipe}-seed1 failed: the template has no '[/INST]' token" in said.out
+    assert "0 of 2 arms are done" in said.err
