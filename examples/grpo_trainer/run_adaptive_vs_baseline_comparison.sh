@@ -7,7 +7,7 @@
 #   adaptive   run_adaptive_rollout_experiment.sh alone
 #   baseline   run_baseline_fixed_n5.sh alone
 #
-# MODEL as there. BUDGET=rollouts=N, tokens=N or minutes=N is what each run of `both` may spend; --seeds K and --out DIR
+# MODEL as there. BUDGET=rollouts=N, tokens=N or seconds=N is what each run of `both` may spend; --seeds K and --out DIR
 # change what is set below. The same command again goes on where it was interrupted.
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"

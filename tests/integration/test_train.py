@@ -96,9 +96,9 @@ def test_a_run_ends_at_its_budget_with_a_summary_and_goes_on_when_it_is_given_mo
     assert (done.run / "config.yaml").exists()
     assert (done.run / "checkpoints/global_step_2").is_dir()
 
-    resumed = train("goldilocks.budget.rollouts=80", "trainer.total_training_steps=1000")
+    resumed = train("goldilocks.budget.seconds=0.001", "trainer.total_training_steps=1000")
     assert resumed.status == 0, resumed.err + resumed.log
-    assert trained() == [(3, 96)]
+    assert trained() == [(3, 96)], "what was spent before is not given back"
     assert (done.run / "metrics.1.jsonl").exists()
 
 

@@ -190,6 +190,15 @@ def test_a_budget_ends_training(tmp_path: Path) -> None:
     assert [line["budget/spent"] for line in lines if "budget/spent" in line] == [0.4, 0.8, 1.2]
 
 
+def test_a_budget_of_seconds_ends_training_by_the_clock_that_is_logged(tmp_path: Path) -> None:
+    trainer = world.trainer(tmp_path, sections={"goldilocks": {"budget": {"seconds": 1e-3}}}, max_steps=20)
+    trainer.train()
+    assert trainer.state.global_step == 1
+    (line,) = (line for line in logged(tmp_path) if "budget/spent" in line)
+    assert line["budget/spent"] == pytest.approx(line["timing_s/step"] / 1e-3)
+    assert line["budget/spent"] >= 1
+
+
 def test_a_run_becomes_a_report(tmp_path: Path) -> None:
     from goldilocks.cli import main
 

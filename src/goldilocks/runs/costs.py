@@ -7,7 +7,7 @@ its tokens from the mean length of the trained answers.
 A recipe that drops groups fills a batch from several batches of rollouts. With sizes chosen for GRPO it then makes a
 fraction of GRPO's updates, and at one learning rate accuracy follows the updates.
 
-verl ends a run after a number of updates. A budget ends it at the first update that has reached a cost. Minutes are
+verl ends a run after a number of updates. A budget ends it at the first update that has reached a cost. Seconds are
 those of the updates (``timing_s/step``), without the start and without validation.
 """
 
@@ -47,7 +47,7 @@ class Cost:
 COSTS = (
     Cost("rollouts", "rollouts generated"),
     Cost("tokens", "tokens generated"),
-    Cost("minutes", "wall-clock, minutes", form="~r"),
+    Cost("seconds", "seconds of training"),
 )
 COST_NAMES = tuple(cost.name for cost in COSTS)
 
@@ -72,8 +72,7 @@ def spending(history: History, config: Mapping[str, Any]) -> Spending:
     seconds = running_total(history.series("timing_s/step"))
     rollouts = history.series(ROLLOUTS) or _planned_rollouts(history, config)
     tokens = history.series(TOKENS) or _trained_tokens(history, rollouts)
-    minutes = {step: total / 60 for step, total in seconds.items()}
-    return Spending({"rollouts": rollouts, "tokens": tokens, "minutes": minutes})
+    return Spending({"rollouts": rollouts, "tokens": tokens, "seconds": seconds})
 
 
 def _planned_rollouts(history: History, config: Mapping[str, Any]) -> Series:
@@ -149,7 +148,7 @@ class Budget:
 
     rollouts: int | None = None
     tokens: int | None = None
-    minutes: float | None = None
+    seconds: float | None = None
     validations: int | None = None  # spread evenly over the cost, in the place of trainer.test_freq
 
     def __post_init__(self) -> None:
@@ -185,8 +184,10 @@ class Meter:
     def begin_update(self) -> None:
         self._began = time.monotonic()
 
-    def end_update(self) -> None:
-        self._seconds, self._began = self.seconds, None
+    def end_update(self) -> float:
+        """Return the seconds of the update."""
+        before, self._seconds, self._began = self._seconds, self.seconds, None
+        return self._seconds - before
 
     @property
     def seconds(self) -> float:
@@ -199,7 +200,7 @@ class Meter:
         spent = {
             "rollouts": self._accounts.generated_rollouts,
             "tokens": self._accounts.generated_tokens,
-            "minutes": self.seconds / 60,
+            "seconds": self.seconds,
         }
         return self.budget.share(spent)
 

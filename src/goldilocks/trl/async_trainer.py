@@ -113,11 +113,12 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
             require(prompts.images is None, "train_dataset", prompts.images, f"no images {HERE}")
             self.collected = self._queue(settings, prompts)
             self.collected.on_batch = self._keep_metrics
-            self._record = RunRecord(run_dir, sections.config(sizes), lambda: self._budget.metrics())
-            self.add_callback(self._record)
         meter = None if self.collected is None else self.collected.driver.meter
         self._budget = BudgetCallback(settings.budget(), meter, processes)
         self.add_callback(self._budget)
+        if processes.first:
+            self._record = RunRecord(run_dir, sections.config(sizes), self._budget.metrics)
+            self.add_callback(self._record)
 
     def _queue(self, settings: Settings, prompts: DatasetPrompts) -> CollectedQueue:
         print(settings.summary(), flush=True)
@@ -152,8 +153,6 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
         if not self._collects:
             return super().get_batch_samples(epoch_iterator, num_batches, *args)
         self._budget.begin()
-        if self.collected is not None:
-            self._record.begin()
         try:
             found = super().get_batch_samples(epoch_iterator, num_batches, *args)
         except Exception:

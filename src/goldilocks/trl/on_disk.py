@@ -26,7 +26,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -253,7 +252,7 @@ def accuracy_name(value: str, samples: int) -> str:
 class RunRecord(TrainerCallback):
     """Writes on the first process only.
 
-    ``spent`` is what is known after an update alone.
+    ``spent`` is what is known after an update alone, its seconds among it.
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any], spent: Callable[[], Mapping[str, float]]) -> None:
@@ -262,7 +261,6 @@ class RunRecord(TrainerCallback):
         self._spent = spent
         self._batch: dict[str, float] = {}
         self._taken: dict[int, dict[str, float]] = {}  # by step, of batches that are not being trained yet
-        self._began: float | None = None
 
     def batch(self, step: int, collection: Taken) -> None:
         """Write the rollouts of a batch that is trained at once, and keep its metrics for the step's line."""
@@ -287,28 +285,17 @@ class RunRecord(TrainerCallback):
         for taken in [one for one in self._taken if one <= step]:
             self._batch = self._taken.pop(taken)
 
-    def begin(self) -> None:
-        """Start the clock of an update, unless it runs."""
-        self._began = time.monotonic() if self._began is None else self._began
-
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Keep what an earlier start of the run wrote, and write the configuration unless it is there."""
-        self._began = None
         self._run.path.mkdir(parents=True, exist_ok=True)
         set_aside(self._run.metrics)
         if not self._run.config.exists():
             config = {**self._config, "trl": json.loads(args.to_json_string())}
             self._run.config.write_text(yaml.safe_dump(config, sort_keys=False))
 
-    def on_step_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.begin()
-
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Write the update's line. Several updates on one batch share its score; only the first counts its groups."""
-        now = time.monotonic()
-        seconds = now - (now if self._began is None else self._began)
-        self._write(state.global_step, {**self._batch, **self._spent(), SECONDS: seconds})
-        self._began = None
+        self._write(state.global_step, {**self._batch, **self._spent()})
         kept = ("critic/", *TOTALS)
         self._batch = {name: value for name, value in self._batch.items() if name.startswith(kept)}
 
@@ -355,6 +342,7 @@ class BudgetCallback(TrainerCallback):
         self._meter = meter
         self._processes = processes
         self._running = False  # the clock
+        self._seconds = 0.0  # of the last update
 
     def begin(self) -> None:
         """Start the clock of an update, unless it runs."""
@@ -376,7 +364,9 @@ class BudgetCallback(TrainerCallback):
         """End training at the end of the budget; evaluate where another part of it is spent, if that is asked for."""
         self._running = False
         if self._meter is not None:
-            self._meter.end_update()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()  # or what the GPU has yet to do would count as validation
+            self._seconds = self._meter.end_update()
         if self._budget.costs:
             spent, due = self._processes.decided(self._spent)
             control.should_training_stop = control.should_training_stop or spent
@@ -389,7 +379,10 @@ class BudgetCallback(TrainerCallback):
         return self._meter.share >= 1, self._meter.validation_due()
 
     def metrics(self) -> dict[str, float]:
-        return {"budget/spent": self._meter.share} if self._meter is not None and self._budget.costs else {}
+        """Return the seconds of the last update and, with a budget, the share of it that is spent."""
+        assert self._meter is not None
+        spent = {"budget/spent": self._meter.share} if self._budget.costs else {}
+        return {SECONDS: self._seconds, **spent}
 
 
 class WeightsGuardCallback(TrainerCallback):

@@ -100,10 +100,10 @@ def spent(rollouts: int = 0, tokens: int = 0) -> Accounts:
     [
         ({"rollouts": 0}, "goldilocks.budget.rollouts=0 is not accepted: a number above 0"),
         ({"tokens": -1}, "goldilocks.budget.tokens=-1"),
-        ({"minutes": float("inf")}, "goldilocks.budget.minutes=inf"),
+        ({"seconds": float("inf")}, "goldilocks.budget.seconds=inf"),
         ({"rollouts": "many"}, "goldilocks.budget.rollouts='many'"),
         ({"rollouts": 8, "validations": 0}, "goldilocks.budget.validations=0 is not accepted: 1 or more"),
-        ({"validations": 3}, "null without a budget of rollouts, tokens, minutes"),
+        ({"validations": 3}, "null without a budget of rollouts, tokens, seconds"),
     ],
 )
 def test_a_budget_that_cannot_be_kept_is_refused(given, message):
@@ -125,17 +125,16 @@ def test_without_a_budget_nothing_is_ever_spent():
     assert (meter.share, meter.validation_due(), meter.budget.costs) == (0.0, False, {})
 
 
-def test_minutes_are_those_of_the_updates_and_go_on_over_a_restart():
-    meter = Meter(Budget(minutes=1), spent())
+def test_seconds_are_those_of_the_updates_and_go_on_over_a_restart():
+    meter = Meter(Budget(seconds=1), spent())
     meter.begin_update()
     time.sleep(0.02)
-    meter.end_update()
-    measured = meter.seconds
+    measured = meter.end_update()
     time.sleep(0.02)
     assert meter.seconds == measured >= 0.02
-    restarted = Meter(Budget(minutes=1), spent())
+    restarted = Meter(Budget(seconds=1), spent())
     restarted.load_state_dict(meter.state_dict())
-    assert restarted.share == meter.share == measured / 60
+    assert restarted.share == meter.share == measured
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 12))

@@ -184,13 +184,12 @@ def test_samples_come_back_from_disk_as_they_were() -> None:
 
 def test_the_wait_for_an_updates_samples_is_part_of_its_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = SimpleNamespace(now=0.0)
-    for module in (costs, on_disk):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(costs, "time", SimpleNamespace(monotonic=lambda: clock.now))
     meter = costs.Meter(costs.Budget(), Accounts())
-    written, state = on_disk.RunRecord(tmp_path, {}, dict), SimpleNamespace(global_step=1)
-    callbacks: list[Any] = [BudgetCallback(costs.Budget(), meter, None), written]  # type: ignore[arg-type]
-    for callback in callbacks:
-        callback.begin()
+    budget = BudgetCallback(costs.Budget(), meter, None)  # type: ignore[arg-type]
+    state = SimpleNamespace(global_step=1)
+    callbacks: list[Any] = [budget, on_disk.RunRecord(tmp_path, {}, budget.metrics)]
+    budget.begin()
     for clock.now, event in ((30.0, "on_step_begin"), (60.0, "on_step_end")):
         for callback in callbacks:
             getattr(callback, event)(None, state, SimpleNamespace())

@@ -48,7 +48,7 @@ recipes: {", ".join(names("recipe"))}, or a YAML file
 
 examples:
   goldilocks compare grpo dapo contrast --budget rollouts=20000 --seeds 3
-  goldilocks compare grpo dapo greso --budget minutes=30 --seeds 5 --against grpo,dapo --tune-seeds 2 \\
+  goldilocks compare grpo dapo greso --budget seconds=1800 --seeds 5 --against grpo,dapo --tune-seeds 2 \\
       --tune groups_per_update=2,4,8,16 actor_rollout_ref.actor.optim.lr=5e-5,1e-4,2e-4,4e-4
   goldilocks compare grpo strata --budget rollouts=50000 --seeds 5 --parallel 5
   goldilocks compare grpo dapo --budget tokens=1000000 --seeds 3 task=gsm8k actor_rollout_ref.rollout.n=16
@@ -58,7 +58,7 @@ the same command goes on where it was interrupted: an arm that has ended is not 
     add = parser.add_argument
     add("words", nargs="*", metavar="RECIPE | key=value", help="recipes to compare, and settings for all of them")
     add("--budget", metavar="COST=N", action="append", required=True, help="what each arm may spend: rollouts=N, "
-        "tokens=N or minutes=N; every rollout is charged")  # fmt: skip
+        "tokens=N or seconds=N; every rollout is charged")  # fmt: skip
     add("--seeds", metavar="K", type=int, required=True, help="runs of each recipe, with seeds 1 to K")
     add("--against", metavar="RECIPE,RECIPE", default="", help="the baselines (default: the first recipe)")
     add("--parallel", metavar="K", type=int, default=1, help="arms that run at the same time, each with a Ray of its "
@@ -196,7 +196,7 @@ class Turn:
     cost: float
     cost_before: float
     cost_after: float
-    minutes_before: float
+    seconds_before: float
     at_once: int = 1
 
     def seconds_left(self, elapsed: float, eta: float) -> float:
@@ -205,7 +205,7 @@ class Turn:
         Estimated by cost, since tuning arms may have less to spend than the others.
         """
         known = self.cost_before > 0
-        seconds, cost = (60 * self.minutes_before, self.cost_before) if known else (elapsed + eta, self.cost)
+        seconds, cost = (self.seconds_before, self.cost_before) if known else (elapsed + eta, self.cost)
         return eta + seconds / cost * self.cost_after / self.at_once
 
 
@@ -234,8 +234,8 @@ class _Crew:
     parallel: int
     stop: threading.Event
     begun: int = 0
-    cost_before: float = 0.0  # of the arms that have ended, as their minutes
-    minutes_before: float = 0.0
+    cost_before: float = 0.0  # of the arms that have ended, as their seconds
+    seconds_before: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, arms: Sequence[Arm]) -> tuple[Result, ...]:
@@ -268,14 +268,14 @@ class _Crew:
             raise
         with self.lock:
             self.cost_before += turn.cost
-            self.minutes_before += result.wall_minutes
+            self.seconds_before += result.wall_seconds
         return result
 
     def _begin(self) -> Turn:
         with self.lock:
             number, self.begun = self.begun, self.begun + 1
         cost, after = self.costs[number], sum(self.costs[number + 1 :])
-        return Turn(number + 1, len(self.costs), cost, self.cost_before, after, self.minutes_before, self.parallel)
+        return Turn(number + 1, len(self.costs), cost, self.cost_before, after, self.seconds_before, self.parallel)
 
     def _try(self, arm: Arm, turn: Turn) -> Result:
         for left in reversed(range(TRIES)):
@@ -334,5 +334,5 @@ def _summary(title: str, arm: Arm, result: Result) -> str:
     tried = f" ({settings(arm.settings)})" if arm.settings else ""
     return (
         f"{title}{tried}: {first:.1%} → {last:.1%}, {result.rollouts:,.0f} rollouts, {result.updates} updates, "
-        f"{clock(60 * result.wall_minutes)}"
+        f"{clock(result.wall_seconds)}"
     )

@@ -45,7 +45,7 @@ def _main(table: Table) -> Sheet:
         "signal per\n1M tokens": lambda row: _spread(row.signal_per_1m_tokens),
         "rollouts": lambda row: _mean(row.rollouts, 0),
         "tokens": lambda row: _mean(row.tokens, 0),
-        "time": lambda row: clock(60 * row.wall_minutes.mean),
+        "time": lambda row: clock(row.wall_seconds.mean),
     }
     return _sheet(caption(table), cells, table)
 
@@ -178,7 +178,7 @@ def _paid(target: Target, kind: str) -> str:
     """``4,096 0.50× (0.41–0.66)``: the cost, its ratio to the baseline's, and the ratio's interval."""
     if target.cost.value is None:
         return NOT_REACHED + _between(target.ratio)
-    cost = f"{target.cost.value:,.{1 if kind == 'minutes' else 0}f}"
+    cost = f"{target.cost.value:,.{1 if kind == 'seconds' else 0}f}"
     return f"{cost} {target.ratio.value:.2f}×" + _between(target.ratio)
 
 
@@ -191,5 +191,5 @@ def _between(estimate: Estimate) -> str:
 
 
 def _cost(what: str, spent: Spent) -> str:
-    time = clock(60 * spent.wall_minutes)
+    time = clock(spent.wall_seconds)
     return f"{what}: {spent.arms} arms, {spent.rollouts:,.0f} rollouts, {spent.tokens:,.0f} tokens, {time}"

@@ -232,14 +232,14 @@ class Validation:
 
     rollouts: float
     tokens: float
-    minutes: float
+    seconds: float
     accuracy: float
     levels: Levels = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished arm. ``minutes`` are those of its updates, ``wall_minutes`` those from its start to its end.
+    """A finished arm. ``seconds`` are those of its updates, ``wall_seconds`` those from its start to its end.
 
     ``epochs`` is how often each group is trained, of which ``informative_groups`` and ``signal`` count one.
     """
@@ -251,8 +251,8 @@ class Result:
     updates: int
     rollouts: float
     tokens: float
-    minutes: float
-    wall_minutes: float
+    seconds: float
+    wall_seconds: float
     informative_groups: float
     signal: float
     epochs: int = 1
@@ -314,7 +314,7 @@ def read_result(arm: Arm, path: Path, wall_seconds: float) -> Result:
         validations=tuple(_validations(history, spent)),
         updates=len(history.series(SCORE)) * updates_per_line(config),
         **{kind: spent.total(kind) or 0.0 for kind in COST_NAMES},
-        wall_minutes=wall_seconds / 60,
+        wall_seconds=wall_seconds,
         informative_groups=sum(history.series(INFORMATIVE).values()),
         signal=sum(history.series(SIGNAL).values()),
         epochs=value_at(config, EPOCHS) or 1,

@@ -28,7 +28,7 @@ from goldilocks.lab.compare.arm import Edge, EqualCost, Values, edges
 from goldilocks.lab.compare.study import Curve, Levels, Result, Results, Study
 
 TWO_THIRDS = 2 / 3
-TOTALS = ("updates", "rollouts", "tokens", "minutes", "wall_minutes")  # of an arm
+TOTALS = ("updates", "rollouts", "tokens", "seconds", "wall_seconds")  # of an arm
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 CONFIDENCE = 0.95
 SHARES_OF_GAIN = (0.5, 0.75, 0.9, 1.0)
@@ -67,8 +67,8 @@ class RecipeRow:
     signal_per_1m_tokens: Interval
     rollouts: Interval
     tokens: Interval
-    minutes: Interval
-    wall_minutes: Interval
+    seconds: Interval
+    wall_seconds: Interval
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class Spent:
     arms: int
     rollouts: float
     tokens: float
-    wall_minutes: float
+    wall_seconds: float
 
     @classmethod
     def of(cls, results: Sequence[Result]) -> Spent:
-        totals = (sum(getattr(one, name) for one in results) for name in ("rollouts", "tokens", "wall_minutes"))
+        totals = (sum(getattr(one, name) for one in results) for name in ("rollouts", "tokens", "wall_seconds"))
         return cls(len(results), *totals)
 
 

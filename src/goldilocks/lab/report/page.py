@@ -207,7 +207,7 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
         _figure("updates", "of the policy", runs, lambda run: len(reward(run.history)) or None, _count, ranked=False),
         _figure("rollouts", "all generated", runs, lambda run: run.spending.total("rollouts"), _count, ranked=False),
         _figure("tokens", "all generated", runs, lambda run: run.spending.total("tokens"), _large, ranked=False),
-        _figure("wall-clock", "all steps", runs, lambda run: run.spending.total("minutes"), _duration, ranked=False),
+        _figure("wall-clock", "all steps", runs, lambda run: run.spending.total("seconds"), _duration, ranked=False),
         _figure("tokens trained", "of all tokens", runs, _trained_share, _percent),
         _figure("informative groups", "per 1,000 rollouts", runs, _informative, _tenths),
     ]
@@ -277,9 +277,10 @@ def _large(value: float) -> str:
     return f"{value:.0f}"
 
 
-def _duration(minutes: float) -> str:
+def _duration(seconds: float) -> str:
+    minutes = seconds / 60
     if minutes < 1:
-        return f"{60 * minutes:.0f} s"
+        return f"{seconds:.0f} s"
     if minutes < 120:
         return f"{minutes:.0f} min"
     return f"{int(minutes // 60)} h {int(minutes % 60):02d} min"

@@ -230,7 +230,7 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
             return update(rows)
 
     def _validate(self, *args: Any, **kwargs: Any) -> Any:
-        self.driver.meter.end_update()  # a budget of minutes is without validation
+        self.driver.meter.end_update()  # a budget of seconds is without validation
         return super()._validate(*args, **kwargs)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------

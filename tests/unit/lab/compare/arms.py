@@ -32,7 +32,7 @@ def result(
         for x, accuracy in accuracies
     )
     return Result(
-        recipe, seed, settings or {}, validations, updates, spent, 10 * spent, spent / 1e4, 2.0, informative, signal
+        recipe, seed, settings or {}, validations, updates, spent, 10 * spent, spent / 1e4, 120.0, informative, signal
     )
 
 

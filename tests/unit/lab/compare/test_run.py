@@ -238,9 +238,9 @@ def test_another_study_in_the_same_folder_is_an_error(tmp_path, other):
 
 
 def test_what_is_left_is_judged_by_the_arms_before():
-    tuned_on_less = Turn(number=2, of=5, cost=100, cost_before=100, cost_after=3000, minutes_before=2)
+    tuned_on_less = Turn(number=2, of=5, cost=100, cost_before=100, cost_after=3000, seconds_before=120)
     assert tuned_on_less.seconds_left(elapsed=30, eta=60) == 60 + 30 * 120
-    first = Turn(number=1, of=3, cost=100, cost_before=0, cost_after=200, minutes_before=0)
+    first = Turn(number=1, of=3, cost=100, cost_before=0, cost_after=200, seconds_before=0)
     assert first.seconds_left(elapsed=30, eta=60) == 60 + 2 * 90
 
 
@@ -249,15 +249,15 @@ def test_the_place_of_an_arm_knows_what_is_still_to_come(tmp_path):
     run(tmp_path, study(seeds=1, **TUNED), runner)
     assert [turn.cost for turn in runner.turns] == [300, 300, 300, 300, 1000, 1000]
     assert [turn.cost_after for turn in runner.turns] == [2900, 2600, 2300, 2000, 1000, 0]
-    assert [turn.minutes_before for turn in runner.turns] == [0, 2, 4, 6, 8, 10]
+    assert [turn.seconds_before for turn in runner.turns] == [0, 120, 240, 360, 480, 600]
 
 
 def test_an_arm_is_a_command_of_goldilocks_train():
-    arm = Arm("dapo-seed2", "dapo", 2, {"a.lr": "3"}, EqualCost("minutes", 2.5))
+    arm = Arm("dapo-seed2", "dapo", 2, {"a.lr": "3"}, EqualCost("seconds", 2.5))
     words = arm.command(["task=gsm8k"])
     assert words[0] == "dapo"
     assert words[-2:] == ["task=gsm8k", "a.lr=3"]
-    assert "goldilocks.budget.minutes=2.5" in words
+    assert "goldilocks.budget.seconds=2.5" in words
     assert {f"{key}=2" for key in SEEDS} <= set(words)
 
 
@@ -267,7 +267,7 @@ def test_a_result_is_read_from_the_run_directory_with_everything_charged(tmp_pat
     generated = records[-1].get("accounts/generated_rollouts") or records[-2]["accounts/generated_rollouts"]
     arm = Arm("run", "dapo", 1, {}, EqualCost("rollouts", 100))
     read = read_result(arm, path, wall_seconds=90)
-    assert (read.updates, read.rollouts, read.wall_minutes) == (12, generated, 1.5)
+    assert (read.updates, read.rollouts, read.wall_seconds) == (12, generated, 90)
     assert [one.rollouts for one in read.validations] == sorted(one.rollouts for one in read.validations)
     assert len(read.validations) == 4
     assert read.validations[0].rollouts == 0

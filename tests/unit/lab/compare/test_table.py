@@ -189,7 +189,7 @@ def test_yields_are_of_what_was_trained_over_all_that_was_generated():
     assert row.signal_per_1m_tokens.mean == 4000
 
 
-@pytest.mark.parametrize(("kind", "amount"), [("tokens", 5000), ("minutes", 0.05), ("rollouts", 500)])
+@pytest.mark.parametrize(("kind", "amount"), [("tokens", 5000), ("seconds", 0.05), ("rollouts", 500)])
 def test_the_cost_may_be_any_of_the_three(kind, amount):
     made = table(result("grpo"), cost=EqualCost(kind, amount))
     assert made.rows[0].accuracy.mean == pytest.approx(0.4)

@@ -31,7 +31,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("rollouts=20000", EqualCost("rollouts", 20000)),
         ("tokens=1_000_000", EqualCost("tokens", 1_000_000)),
-        ("minutes=2.5", EqualCost("minutes", 2.5)),
+        ("seconds=2.5", EqualCost("seconds", 2.5)),
     ],
 )
 def test_a_budget_is_a_cost_and_an_amount(word, cost):
@@ -39,13 +39,13 @@ def test_a_budget_is_a_cost_and_an_amount(word, cost):
 
 
 @pytest.mark.parametrize(
-    "word", ["rollouts=abc", "foo=3", "rollouts", "rollouts=0", "tokens=-5", "minutes=inf", "minutes=nan", "=3", ""]
+    "word", ["rollouts=abc", "foo=3", "rollouts", "rollouts=0", "tokens=-5", "seconds=inf", "seconds=nan", "=3", ""]
 )
 def test_other_budgets_are_refused_in_one_line(word, capsys, tmp_path):
     assert main(["compare", "grpo", "--budget", word, "--seeds", "1", "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert (
-        error == f"goldilocks: --budget={word!r} is not accepted: rollouts=N, tokens=N or minutes=N, with N above 0\n"
+        error == f"goldilocks: --budget={word!r} is not accepted: rollouts=N, tokens=N or seconds=N, with N above 0\n"
     )
     assert not (tmp_path / "out").exists()
 

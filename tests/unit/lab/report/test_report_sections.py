@@ -63,7 +63,7 @@ def test_a_run_s_shares_fill_the_bar(run: Run) -> None:
 
 def test_learning_is_drawn_against_every_cost(run: Run) -> None:
     names = [one.name for one in learning([run]).plots]
-    costs = ("rollouts", "tokens", "minutes")
+    costs = ("rollouts", "tokens", "seconds")
     assert names == [f"{what}-by-{cost}" for what in ("accuracy-arithmetic", "reward") for cost in costs]
     rows = plot(learning([run]), "accuracy-arithmetic-by-rollouts").values
     assert rows[0]["rollouts"] == 0

@@ -259,8 +259,8 @@ def test_validations_are_spread_over_the_budget(tmp_path, monkeypatch):
     assert [step["step"] for step in world.steps if "val" in step] == [3, 6]
 
 
-def test_a_budget_of_minutes_is_of_the_updates_and_goes_on_after_a_restart(tmp_path, monkeypatch):
-    keys = {"trainer": {"save_freq": 1}, "more": {"goldilocks.budget.minutes": 1e6}}
+def test_a_budget_of_seconds_is_of_the_updates_and_goes_on_after_a_restart(tmp_path, monkeypatch):
+    keys = {"trainer": {"save_freq": 1}, "more": {"goldilocks.budget.seconds": 1e8}}
     first, second = World(monkeypatch), World(monkeypatch)
     trainer = first.trainer(config(tmp_path, steps=1, **keys), [50] * 40)
     trainer.fit()
@@ -271,13 +271,13 @@ def test_a_budget_of_minutes_is_of_the_updates_and_goes_on_after_a_restart(tmp_p
     assert again.driver.meter.seconds > spent * 0.5  # what the checkpoint had is most of it
 
 
-def test_a_budget_of_minutes_that_runs_out_after_an_update_ends_the_run_with_one_that_is_saved(tmp_path, monkeypatch):
+def test_a_budget_of_seconds_that_runs_out_after_an_update_ends_the_run_with_one_that_is_saved(tmp_path, monkeypatch):
     """A checkpoint and the log take time too, when it is too late to ask verl for the last checkpoint."""
     clock = [0.0]
     monkeypatch.setattr("goldilocks.runs.costs.time", SimpleNamespace(monotonic=lambda: clock[0]))
     world = World(monkeypatch)
     monkeypatch.setattr(world, "_log", lambda data, step: (world.steps.append(data), clock.append(clock.pop() + 60)))
-    keys = {"steps": 10, "trainer": {"save_freq": 100}, "more": {"goldilocks.budget.minutes": 2}}
+    keys = {"steps": 10, "trainer": {"save_freq": 100}, "more": {"goldilocks.budget.seconds": 120}}
     world.trainer(config(tmp_path, **keys), [50] * 40).fit()
     assert len(world.steps) == 3
     assert (tmp_path / "checkpoints" / "global_step_3" / "actor").is_dir()
