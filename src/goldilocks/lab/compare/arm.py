@@ -72,7 +72,7 @@ class EqualCost:
         return cls(kind, amount)
 
     def __str__(self) -> str:
-        return f"{self.amount:{',' if self.kind in WHOLE else ',g'}} {self.kind}"
+        return f"{self.amount:{',.0f' if self.kind in WHOLE or self.amount >= 100 else ',.3g'}} {self.kind}"
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class Arm:
             f"{STEPS}={ENDLESS}",
             f"{EPOCHS}={ENDLESS}",
             "trainer.val_before_train=True",
+            "trainer.save_freq=-1",  # an unfinished arm starts anew, and a checkpoint takes seconds of an update
             f"goldilocks.budget.{self.cost.kind}={self.cost.amount}",
             f"goldilocks.budget.validations={VALIDATIONS}",
             "goldilocks.study=True",

@@ -22,19 +22,30 @@ from rich.console import Console
 
 from goldilocks.config.recipes import names
 from goldilocks.errors import missing_extra, require
+from goldilocks.hashing import content_key
 from goldilocks.lab.compare.arm import GROUPS, MINI_BATCH, SEEDS, STEPS, Arm, EqualCost, combinations, parse_grid
 from goldilocks.lab.compare.show import LEGEND, in_markdown, notes, settings, tables
-from goldilocks.lab.compare.study import GRID, ORDERS, Result, Results, Study, StudyFolder, read_result, write_json
+from goldilocks.lab.compare.study import (
+    GRID,
+    ORDERS,
+    TUNING_SEED,
+    Result,
+    Results,
+    Study,
+    StudyFolder,
+    origin_here,
+    read_result,
+    write_json,
+)
 from goldilocks.lab.compare.table import Table, make_table
 from goldilocks.launch.machine import find_device, share_of_cores
-from goldilocks.launch.preflight import check_paths, provide
-from goldilocks.launch.recipe import Choice, choose
+from goldilocks.launch.preflight import check_paths, files_of, provide
+from goldilocks.launch.recipe import Choice, choose, quoted
 from goldilocks.launch.supervisor import Board, LiveLine
 from goldilocks.launch.train import STALL_S, check_keys, composed, interruptible, prepared, supervise
 from goldilocks.runs.progress import Progress, clock
 
 OUT = Path("runs/compare")
-FILES = ("table.md", "table.json", "curves.png", "report.html")
 WIDEST = 180  # columns, also on a narrower terminal: a wrapped row is readable, a truncated one is not
 # Keys that are the same for every arm.
 OWN = ("goldilocks.budget", "goldilocks.study", "trainer.val_before_train", "trainer.test_freq", "trainer.resume_mode")
@@ -79,13 +90,18 @@ def run(args: argparse.Namespace) -> int:
     """Run the study, or continue it; return 0 once the table is written."""
     study = _study(args)
     require(args.parallel >= 1, "--parallel", args.parallel, "1 or more arms at a time")
+    alone = args.parallel == 1 or study.cost.kind != "seconds"
+    require(
+        alone, "--parallel", args.parallel, "1 with a budget of seconds: arms at the same time slow each other down"
+    )
     require(args.stall_timeout > 0, "--stall-timeout", args.stall_timeout, "seconds above 0")
     device, console = find_device(), Console(soft_wrap=True)
-    check_study(study, device)
-    with StudyFolder.open(args.out, study) as folder:
+    configs = check_study(study, device)
+    with StudyFolder.open(args.out, study, origin_here(device)) as folder:
+        split = split_for_tuning(configs, args.out / "tuning") if study.number_of_tries else []
         try:
             with interruptible(), Board(console) as board:
-                launcher = Launcher(study, folder, device, console, board, args.stall_timeout)
+                launcher = Launcher(study, folder, device, console, board, args.stall_timeout, tuning=split)
                 results = run_study(study, folder, launcher, args.parallel, launcher.stop)
         except (ArmFailed, KeyboardInterrupt) as stop:
             reason, status = ("interrupted", 130) if isinstance(stop, KeyboardInterrupt) else (str(stop), 1)
@@ -120,12 +136,13 @@ def _study(args: argparse.Namespace) -> Study:
     )
 
 
-def check_study(study: Study, device: str) -> None:
-    """Check that every recipe composes, and the first one with every value of the grid."""
+def check_study(study: Study, device: str) -> list[DictConfig]:
+    """Check that every recipe composes, and the first one with every value of the grid. Return their configs."""
     _check_keys(study)
     arms = study.reported_arms(study.choose([]))[: len(study.recipes)]
     first = combinations(study.grid)[0]
     others = [{**first, key: value} for key, values in study.grid.items() for value in values[1:]]
+    configs = []
     for arm in [*arms, *(replace(arms[0], settings=values) for values in others)]:
         config = composed(choose(arm.command(study.overrides), device), Path(arm.name))
         check_keys(config)
@@ -133,6 +150,35 @@ def check_study(study: Study, device: str) -> None:
             _check_schedule(config)
         provide(config)
         check_paths(config)
+        configs.append(config)
+    return configs
+
+
+def split_for_tuning(configs: Sequence[DictConfig], folder: Path) -> list[str]:
+    """Hold a part of the training problems back; return the overrides by which tuning trains and validates on them.
+
+    The reported validation problems have no say in what is tuned. As many are held back as those are, at most a tenth
+    of the training problems, by a hash of the prompt: one that is there twice is on one side.
+    """
+    import pyarrow
+    import pyarrow.parquet as pq
+
+    data = configs[0].data
+    for config in configs:
+        files = [*files_of(config.data.train_files), *files_of(config.data.val_files)]
+        alike = all(config.data[key] == data[key] for key in ("train_files", "val_files"))
+        parquet = all(file.endswith(".parquet") and "://" not in file for file in files)
+        require(alike and parquet, "--tune", ", ".join(files), "the same data for every recipe, in .parquet files here")
+    tables = [pq.read_table(Path(file).expanduser()) for file in files_of(data.train_files)]
+    train = pyarrow.concat_tables(tables, promote_options="default")
+    reported = sum(pq.read_metadata(Path(file).expanduser()).num_rows for file in files_of(data.val_files))
+    keys = [content_key(prompt) for prompt in train[data.get("prompt_key", "prompt")].to_pylist()]
+    back = set(sorted(set(keys))[: max(1, min(reported, len(train) // 10))])
+    parts = {"train_files": [key not in back for key in keys], "val_files": [key in back for key in keys]}
+    folder.mkdir(exist_ok=True)
+    for name, chosen in parts.items():
+        pq.write_table(train.filter(pyarrow.array(chosen)), folder / f"{name}.parquet")
+    return [f"data.{name}={quoted((folder / f'{name}.parquet').resolve())}" for name in parts]
 
 
 def _check_keys(study: Study) -> None:
@@ -179,8 +225,9 @@ def _show(table: Table, folder: StudyFolder) -> None:
     console.print(f"\n{LEGEND}\n", highlight=False, markup=False)
     for note in notes(table):
         console.print(note, highlight=False, markup=False)
-    for file in filter(Path.exists, (folder.path / name for name in FILES)):
-        console.print(str(file), highlight=False, markup=False)
+    for pattern in ("table.*", "curves*.png", "report.html"):
+        for file in sorted(folder.path.glob(pattern)):
+            console.print(str(file), highlight=False, markup=False)
 
 
 class ArmFailed(Exception):
@@ -260,7 +307,7 @@ class _Crew:
             turn = self._begin()
             if result is None:
                 result = self._try(arm, turn)
-                self.folder.finish(arm, result)
+                result = self.folder.finish(arm, result)
         except ArmFailed:
             raise
         except BaseException:  # a user error would hit the next arm too
@@ -279,7 +326,7 @@ class _Crew:
 
     def _try(self, arm: Arm, turn: Turn) -> Result:
         for left in reversed(range(TRIES)):
-            self.folder.clear(arm)
+            self.folder.begin(arm)
             try:
                 return self.run_arm(arm, turn)
             except ArmFailed:
@@ -298,6 +345,7 @@ class Launcher:
     console: Console
     board: Board
     stall_s: float = STALL_S
+    tuning: Sequence[str] = ()  # overrides of the arms that tune
     stop: threading.Event = field(default_factory=threading.Event)
     composing: threading.Lock = field(default_factory=threading.Lock)  # Hydra composes one config at a time
 
@@ -314,13 +362,14 @@ class Launcher:
             failed = f"arm {arm.name} failed: {outcome.failure}; everything it printed: {launch.run_dir.log}"
             self.console.print(failed, highlight=False, markup=False, soft_wrap=True)
             raise ArmFailed(failed)
-        result = read_result(arm, launch.run_dir.path, outcome.seconds)
+        result = read_result(arm, launch.run_dir.path, outcome.seconds, alone=turn.at_once == 1)
         self.console.print(_summary(title, arm, result), highlight=False, markup=False, soft_wrap=True)
         return result
 
     def _choice(self, arm: Arm, turn: Turn) -> Choice:
         shared = [f"++ray_kwargs.ray_init.object_store_memory={OBJECT_STORE}"] if turn.at_once > 1 else []
-        return choose(arm.command([*shared, *self.study.overrides]), self.device)
+        tuning = self.tuning if arm.seed >= TUNING_SEED else ()
+        return choose(arm.command([*shared, *self.study.overrides, *tuning]), self.device)
 
 
 def _line(title: str, turn: Turn, line: str, progress: Progress, elapsed: float) -> str:

@@ -1,4 +1,5 @@
-"""The pictures and the report of a study: learning curves, costs to a baseline's gain, and accuracy by level.
+"""The pictures and the report of a study: learning curves and costs to a baseline's accuracy on
+each clock, and accuracy by level.
 
 They need the extra ``report``; the table is written without them. A recipe has one colour everywhere.
 """
@@ -9,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import altair as alt
+import numpy as np
 
 from goldilocks.config.recipes import name_of
-from goldilocks.lab.compare.show import BEFORE, by_seed, caption, spent, tables, warnings
-from goldilocks.lab.compare.study import Results, Study, StudyFolder, at
-from goldilocks.lab.compare.table import Interval, RecipeRow, Table, Target
+from goldilocks.lab.compare.show import BEFORE, NOT_REACHED, by_seed, caption, spent, tables, warnings
+from goldilocks.lab.compare.study import Results, Study, StudyFolder
+from goldilocks.lab.compare.table import Clock, Interval, Price, RecipeRow, Table
 from goldilocks.lab.report import draw
 from goldilocks.lab.report.draw import Plot, Point, Section
 from goldilocks.lab.report.page import Opening, write_png, write_report
@@ -32,28 +34,32 @@ def _by_recipe(colour: dict[str, str]) -> alt.Color:
     return alt.Color("recipe:N", scale=alt.Scale(domain=list(colour), range=list(colour.values())))
 
 
-def curves(study: Study, results: Results) -> Plot:
-    """Plot accuracy against the cost that is equal for all arms: the mean over the seeds with a confidence band."""
-    kind = next(cost for cost in COSTS if cost.name == study.cost.kind)
-    base = alt.Chart(draw.data()).encode(
-        x=alt.X("cost:Q", axis=draw.number_axis(kind.title, kind.form), scale=alt.Scale(nice=False)),
-        color=_by_recipe(colours(study.recipes)),
-    )
-    y = alt.Y("accuracy:Q", axis=draw.number_axis("accuracy", "~%"), scale=alt.Scale(zero=False))
-    band = base.mark_area(opacity=0.12).encode(y=alt.Y("low:Q", scale=alt.Scale(zero=False)), y2=alt.Y2("high:Q"))
-    chart = draw.layered(band, base.mark_line().encode(y=y))
-    seeds = "one seed" if study.seeds == 1 else f"mean and 95% band over {study.seeds} seeds"
-    return Plot("curves", f"Accuracy by {kind.name}", chart, _rows(study, results), hint=seeds, height=360, wide=True)
+def curves(table: Table, results: Results) -> list[Plot]:
+    """Plot accuracy against each clock, the study's own first: means over the seeds with confidence bands."""
+    plots = []
+    for number, clock in enumerate(table.clocks):
+        kind = next(cost for cost in COSTS if cost.name == clock.cost.kind)
+        base = alt.Chart(draw.data()).encode(
+            x=alt.X("cost:Q", axis=draw.number_axis(kind.title, kind.form), scale=alt.Scale(nice=False)),
+            color=_by_recipe(colours([row.recipe for row in table.rows])),
+        )
+        y = alt.Y("accuracy:Q", axis=draw.number_axis("accuracy", "~%"), scale=alt.Scale(zero=False))
+        band = base.mark_area(opacity=0.12).encode(y=alt.Y("low:Q", scale=alt.Scale(zero=False)), y2=alt.Y2("high:Q"))
+        chart = draw.layered(band, base.mark_line().encode(y=y))
+        seeds = "one seed" if len(clock.seeds) == 1 else f"mean and 95% band over {len(clock.seeds)} seeds"
+        name, title = f"curves-{kind.name}" if number else "curves", f"Accuracy by {kind.name}"
+        plots.append(Plot(name, title, chart, _curve(table, results, clock), hint=seeds, height=360, wide=True))
+    return plots
 
 
-def _rows(study: Study, results: Results) -> list[Point]:
+def _curve(table: Table, results: Results, clock: Clock) -> list[Point]:
+    costs = np.linspace(0, clock.cost.amount, PARTS + 1)
     rows: list[Point] = []
-    for recipe in study.recipes:
-        lines = [one.curve(study.cost.kind) for one in results.reported if one.recipe == recipe]
-        for part in range(PARTS + 1):
-            cost = study.cost.amount * part / PARTS
-            known = [value for value in (at(line, cost) for line in lines) if value is not None]
-            rows.append({"recipe": name_of(recipe), "cost": cost, **_accuracy(Interval.of(known))})
+    for row in table.rows:
+        arms = [one for one in results.reported if one.recipe == row.recipe and one.seed in clock.seeds]
+        seeds = np.array([one.accuracies(clock.cost.kind, costs) for one in arms])
+        for cost, known in zip(costs.tolist(), seeds.T.tolist(), strict=True):
+            rows.append({"recipe": name_of(row.recipe), "cost": cost, **_accuracy(Interval.of(known))})
     return rows
 
 
@@ -62,49 +68,50 @@ def _accuracy(value: Interval) -> Point:
     return {"accuracy": value.mean, "low": max(value.mean - half, 0.0), "high": min(value.mean + half, 1.0)}
 
 
-def costs(table: Table, place: int) -> list[Plot]:
-    """Plot what each recipe pays for shares of a baseline's gain, as ratios to what the baseline pays."""
-    baseline = next(row for row in table.rows if row.recipe == table.baselines[place])
-    others = [row for row in table.rows if row is not baseline]
-    rows = [point for row in others for point in _ratios(row, baseline, place, table.cost.amount)]
-    if not rows:
-        return []
-    base = alt.Chart(draw.data()).encode(
-        x=alt.X("share:O", axis=alt.Axis(title=None, labelAngle=0), sort=None),
-        xOffset=alt.XOffset("recipe:N", sort=[name_of(row.recipe) for row in others]),
-        color=_by_recipe(colours([row.recipe for row in table.rows])),
-        tooltip=draw.tips("recipe:N", "share:O", "ratio:Q", "interval:N"),
-    )
-    y = alt.Y("ratio:Q", axis=draw.number_axis(f"{table.cost.kind}, as a multiple", "~r"), scale=alt.Scale(zero=True))
-    intervals = base.mark_rule(strokeWidth=2, opacity=0.5).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
-    triangles = base.mark_point(shape="triangle-up", filled=True, size=70, opacity=0.7, yOffset=-9).encode(y="open:Q")
-    open_ends = [triangles] if any(row["open"] is not None for row in rows) else []
-    chart = draw.layered(draw.reference(1.0), intervals, *open_ends, base.mark_circle(size=90, opacity=1).encode(y=y))
-    name = name_of(baseline.recipe)
-    hint = "below the dashed line: cheaper than the baseline; a triangle: some draws of the seeds do not reach it"
-    return [Plot(f"costs-{name}", f"Cost to reach shares of {name}'s gain", chart, rows, hint=hint, wide=True)]
+def costs(table: Table, baseline: str) -> list[Plot]:
+    """Plot what each recipe pays on each clock for a baseline's accuracies, as ratios to what the baseline pays."""
+    name = name_of(baseline)
+    plots = []
+    for clock in table.clocks:
+        kind = clock.cost.kind
+        pairs = [
+            (row, one) for row in table.rows for one in row.against if (one.baseline, one.clock) == (baseline, kind)
+        ]
+        prices = [(row, price) for row, one in pairs for price in one.prices]
+        rows = [_ratio(row, price) for row, price in prices if (price.interval or (price.ratio,))[0] is not None]
+        if not rows:
+            continue
+        base = alt.Chart(draw.data()).encode(
+            x=alt.X("share:O", axis=alt.Axis(title=None, labelAngle=0), sort=None),
+            xOffset=alt.XOffset("recipe:N", sort=[name_of(row.recipe) for row, _ in pairs]),
+            color=_by_recipe(colours([row.recipe for row in table.rows])),
+            tooltip=draw.tips("recipe:N", "share:O", "ratio:Q", "interval:N"),
+        )
+        y = alt.Y("ratio:Q", axis=draw.number_axis(f"{kind}, as a multiple", "~r"), scale=alt.Scale(zero=True))
+        intervals = base.mark_rule(strokeWidth=2, opacity=0.5).encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
+        triangle = base.mark_point(shape="triangle-up", filled=True, size=70, opacity=0.7, yOffset=-9).encode(
+            y="open:Q"
+        )
+        ends = [triangle] if any(row["open"] is not None for row in rows) else []
+        chart = draw.layered(draw.reference(1.0), intervals, *ends, base.mark_circle(size=90, opacity=1).encode(y=y))
+        title = f"{kind.capitalize()} to {name}'s accuracy"
+        hint = "below the dashed line: cheaper than the baseline; a triangle: it may not be reached"
+        plots.append(Plot(f"costs-{name}-{kind}", title, chart, rows, hint=hint, wide=True))
+    return plots
 
 
-def _ratios(row: RecipeRow, baseline: RecipeRow, place: int, until: float) -> list[Point]:
-    """Return a point for each target that is reached, or may be; an open interval ends at the equal cost."""
-    pairs = zip(row.against[place].targets, baseline.against[place].targets, strict=True)
-    return [_ratio(row, mine, until / its.cost.value) for mine, its in pairs if its.cost.value and _known(mine)]
-
-
-def _known(target: Target) -> bool:
-    return target.ratio.value is not None or (target.ratio.interval or (None, None))[0] is not None
-
-
-def _ratio(row: RecipeRow, target: Target, most: float) -> Point:
-    low, high = target.ratio.interval or (target.ratio.value, target.ratio.value)
+def _ratio(row: RecipeRow, price: Price) -> Point:
+    """Return the point of a price that is paid, or may be; an open interval ends at the end of the clock."""
+    low, high = price.interval or (price.ratio, price.ratio)
+    most = 1 / price.share
     return {
         "recipe": name_of(row.recipe),
-        "share": f"{target.share:.0%} of the gain",
-        "ratio": target.ratio.value,
+        "share": f"at {price.share:.0%}",
+        "ratio": price.ratio,
         "low": low,
         "high": most if high is None else high,
         "open": most if high is None else None,
-        "interval": f"{low:.2f} – {'not reached' if high is None else f'{high:.2f}'}",
+        "interval": f"{low:.2f} – {NOT_REACHED if high is None else f'{high:.2f}'}",
     }
 
 
@@ -138,51 +145,35 @@ def _file_name(columns: list[str], column: str) -> str:
 
 
 def write_pictures(study: Study, results: Results, table: Table, folder: StudyFolder) -> None:
-    """Write ``curves.png``, and ``report.html`` with the study and as many whole seeds as there are colours."""
-    write_png(curves(study, results), folder.path)
+    """Write the curves, and ``report.html`` with the study and as many whole seeds as there are colours."""
+    for plot in curves(table, results):
+        write_png(plot, folder.path)
     seeds = max(1, min(study.seeds, len(draw.RUN_COLOURS) // len(study.recipes)))
     arms = study.reported_arms(study.choose(results.tuned))[: seeds * len(study.recipes)]
     shown = "The arms of seed 1" if seeds == 1 else f"The arms of seeds 1 to {seeds}"
-    opening = make_opening(study, results, table, shown)
+    opening = make_opening(results, table, shown)
     write_report([folder.run(arm) for arm in arms], folder.path / "report.html", opening=opening)
 
 
-def make_opening(study: Study, results: Results, table: Table, arms: str) -> Opening:
+def make_opening(results: Results, table: Table, arms: str) -> Opening:
     """Return the study as a page opens with it."""
-    names = [name_of(recipe) for recipe in study.recipes]
-    colour = colours(study.recipes)
-    sections = [_results(study, results, table, colour), *_against(table, colour), *_levels(table, colour)]
+    colour = colours([row.recipe for row in table.rows])
+    main, *others = [replace(sheet, colours=colour) for sheet in tables(table)]
+    lead = "Every arm spent the same. Accuracy is the mean over the seeds with its 95% interval."
+    sections = [Section("study", "Result", lead, curves(table, results), warnings(table), sheets=[main])]
+    lead = (
+        "Differences seed by seed, in points. What the baseline's accuracy after a share of each clock costs, the "
+        "ratio to what the baseline paid, and the ratio's 95% interval over the seeds."
+    )
+    for place, (baseline, sheet) in enumerate(zip(table.baselines, others, strict=False), start=1):
+        plots, said = costs(table, baseline), by_seed(table, baseline)
+        title = f"Against {name_of(baseline)}"
+        sections.append(Section(f"against-{place}", title, lead, plots, said, sheets=[sheet]))
+    lead = f"At {table.cost}, and before training."
+    for place, (column, sheet) in enumerate(zip(table.columns, others[len(table.baselines) :], strict=True), start=1):
+        title = f"Accuracy by {column}"
+        sections.append(Section(f"by-{place}", title, lead, [levels(table, column)], sheets=[sheet]))
     arms_in_all = table.reported.arms + table.tuning.arms
     lead = f"{arms_in_all} arms and {table.reported.rollouts + table.tuning.rollouts:,.0f} rollouts in all."
     sections.append(Section("spent", "Cost and tuning", lead, notes=spent(table)))
-    return Opening(" · ".join(names), caption(table), list(colour.items()), sections, arms)
-
-
-def _results(study: Study, results: Results, table: Table, colour: dict[str, str]) -> Section:
-    lead = "Every arm spent the same. Accuracy is the mean over the seeds with its 95% interval."
-    sheets = [replace(tables(table)[0], colours=colour)]
-    return Section("study", "Result", lead, [curves(study, results)], warnings(table), sheets=sheets)
-
-
-def _against(table: Table, colour: dict[str, str]) -> list[Section]:
-    lead = (
-        "Differences seed by seed, in points. What it costs to have a share of the baseline's gain, its ratio to what "
-        "the baseline itself needs, and the ratio's 95% interval by bootstrap over the seeds."
-    )
-    shown = tables(table)[1 : 1 + len(table.baselines)]
-    titles = [one.title[0].upper() + one.title[1:] for one in shown]
-    sheets = [[replace(one, colours=colour)] for one in shown]
-    return [
-        Section(f"against-{place + 1}", title, lead, costs(table, place), by_seed(table, place), sheets=sheets[place])
-        for place, title in enumerate(titles)
-    ]
-
-
-def _levels(table: Table, colour: dict[str, str]) -> list[Section]:
-    shown = tables(table)[1 + len(table.baselines) :]
-    lead = f"At {table.cost}, and before training."
-    sheets = [[replace(one, colours=colour)] for one in shown]
-    return [
-        Section(f"by-{place + 1}", f"Accuracy by {column}", lead, [levels(table, column)], sheets=sheets[place])
-        for place, column in enumerate(table.columns)
-    ]
+    return Opening(" · ".join(colour), caption(table), list(colour.items()), sections, arms)

@@ -2,71 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 
 from goldilocks.config.recipes import name_of
 from goldilocks.lab.compare.arm import Values
-from goldilocks.lab.compare.table import SHARES, Against, Estimate, Interval, RecipeRow, Spent, Table, Target
+from goldilocks.lab.compare.study import SHARES
+from goldilocks.lab.compare.table import CONFIDENCE, POWER, Against, Interval, Price, RecipeRow, Spent, Table
 from goldilocks.runs.progress import clock
 from goldilocks.sheet import Sheet
 
-Cell = Callable[[RecipeRow], str]
-
 NOT_REACHED, BEFORE = "not reached", "before training"
-LEGEND = """\
-accuracy: at the equal cost, mean ± 95% t-interval over the seeds; groups: trained groups whose rewards differ; signal:
-Σ(r − r̄)² over the trained rollouts; both per rollout or token generated. time: wall-clock of an arm, with its start
-and its validations. difference: seed by seed, in points; at ⅔: accuracy at two thirds of the cost minus the baseline's
-at the full cost, seed by seed; to N%: the cost at which the mean curve first has N% of the baseline's gain, its ratio
-to what the baseline itself needs for that, and the ratio's 95% interval by bootstrap over the seeds."""
+SAMPLES = "actor_rollout_ref.rollout.val_kwargs.n"
+LEAST_GAIN, MOST_ERROR = 0.03, 0.01  # below, above: what is said of accuracies is doubtful
+LEGEND = f"""\
+accuracy: mean of the last {len(SHARES)} validations, ± 95% t-interval over the seeds; groups: trained groups whose
+rewards differ; signal: Σ(r − r̄)² over the trained rollouts; both per rollout or token generated. seconds: of updates;
+time: wall-clock of an arm, with its start and its validations. difference: seed by seed, in points; could see: the
+smallest difference that {POWER:.0%} of studies with such seeds would show; to its accuracy at N%: what a recipe pays
+for the accuracy that the baseline has after N% of that clock, and the ratio of both costs with its 95% t-interval."""
 
 
 def tables(table: Table) -> list[Sheet]:
     """Return the study's table, one for each baseline, and the accuracies by column if there are any."""
-    against = [_baseline(table, place) for place in range(len(table.baselines))]
+    against = [_baseline(table, baseline) for baseline in table.baselines]
     return [_main(table), *against, *(_by_column(table, *column) for column in table.columns.items())]
 
 
-def _sheet(title: str, cells: Mapping[str, Cell], table: Table) -> Sheet:
-    rows = tuple(tuple(cell(row) for cell in cells.values()) for row in table.rows)
-    return Sheet(tuple(cells), rows, title)
-
-
 def _main(table: Table) -> Sheet:
-    cells: dict[str, Cell] = {
-        "recipe": lambda row: name_of(row.recipe),
-        "accuracy": lambda row: _percent(row.accuracy),
+    cells: dict[str, Callable[[RecipeRow], str]] = {"recipe": lambda row: name_of(row.recipe)}
+    for one in table.clocks:
+        cells[f"accuracy at\n{one.cost}"] = lambda row, kind=one.cost.kind: _percent(row.accuracy[kind])  # type: ignore[misc]
+    cells |= {
         "updates": lambda row: _mean(row.updates, 0),
         "rollouts\nper update": lambda row: _mean(row.rollouts_per_update, 0),
         "groups per\nupdate": lambda row: _mean(row.informative_groups_per_update, 1),
         "groups per\n1k rollouts": lambda row: _spread(row.informative_groups_per_1k_rollouts),
         "signal per\n1k rollouts": lambda row: _spread(row.signal_per_1k_rollouts),
         "groups per\n1M tokens": lambda row: _spread(row.informative_groups_per_1m_tokens),
-        "signal per\n1M tokens": lambda row: _spread(row.signal_per_1m_tokens),
         "rollouts": lambda row: _mean(row.rollouts, 0),
         "tokens": lambda row: _mean(row.tokens, 0),
+        "seconds": lambda row: _mean(row.seconds, 0),
         "time": lambda row: clock(row.wall_seconds.mean),
     }
-    return _sheet(caption(table), cells, table)
+    rows = tuple(tuple(cell(row) for cell in cells.values()) for row in table.rows)
+    return Sheet(tuple(cells), rows, caption(table))
 
 
-def _baseline(table: Table, place: int) -> Sheet:
-
-    def against(row: RecipeRow) -> Against:
-        return row.against[place]
-
-    kind, baseline = table.cost.kind, name_of(table.baselines[place])
-    goals = table.rows[0].against[place].targets
-    cells: dict[str, Cell] = {
-        "recipe": lambda row: name_of(row.recipe),
-        "difference": lambda row: _points(against(row).difference),
-        f"at ⅔ of the\n{kind}": lambda row: _points(against(row).at_two_thirds),
-    }
-    for number, goal in enumerate(goals):
-        heading = f"{kind} to {goal.share:.0%}\n({100 * goal.accuracy:.1f}%)"
-        cells[heading] = lambda row, number=number: _paid(against(row).targets[number], kind)  # type: ignore[misc]
-    title = f"against {baseline}" + ("" if goals else ", which has not gained: there is no cost to reach its gain")
-    return _sheet(title, cells, table)
+def _baseline(table: Table, baseline: str) -> Sheet:
+    """Return a line for every other recipe and clock."""
+    pairs = [(row, one) for row in table.rows for one in row.against if one.baseline == baseline]
+    prices = [f"to its accuracy\nat {price.share:.0%}" for _, one in pairs[:1] for price in one.prices]
+    rows = [
+        (
+            name_of(row.recipe),
+            one.clock,
+            _points(one.difference),
+            "" if one.seen is None else f"{100 * one.seen:.1f}",
+            *(_paid(price) for price in one.prices),
+        )
+        for row, one in pairs
+    ]
+    return Sheet(("recipe", "clock", "difference", "could see", *prices), rows, f"against {name_of(baseline)}")
 
 
 def _by_column(table: Table, column: str, values: Sequence[str]) -> Sheet:
@@ -84,8 +81,22 @@ def caption(table: Table) -> str:
 
 def notes(table: Table) -> list[str]:
     """Return everything that is said beside the tables."""
-    baselines = range(len(table.baselines))
-    return [*(line for place in baselines for line in by_seed(table, place)), *spent(table), *warnings(table)]
+    seeds = [line for baseline in table.baselines for line in by_seed(table, baseline)]
+    return [*seeds, *spent(table), *warnings(table)]
+
+
+def by_seed(table: Table, baseline: str) -> list[str]:
+    """Return the differences to a baseline seed by seed at the equal cost, and whether it has gained itself."""
+    lines = []
+    for row in table.rows:
+        for one in row.against:
+            if one.baseline == baseline and one.clock == table.cost.kind and len(one.differences) > 1:
+                by_seed = ", ".join(map(_signed, one.differences))
+                lines.append(f"{name_of(row.recipe)} against {name_of(baseline)}, seed by seed: {by_seed} points")
+    gain = next(row.gain for row in table.rows if row.recipe == baseline)
+    if gain.mean < max(LEAST_GAIN, gain.half or 0.0):
+        lines.append(f"{name_of(baseline)} gained {_points(gain)} points: costs to its accuracy say little")
+    return lines
 
 
 def spent(table: Table) -> list[str]:
@@ -94,42 +105,57 @@ def spent(table: Table) -> list[str]:
     if table.trials:
         seeds = table.tuning.arms // len(table.trials)
         lines.append(_cost(f"tuning before it, {'one seed' if seeds == 1 else f'{seeds} seeds'}", table.tuning))
-        lines += [_tuned(row, table) for row in table.rows]
+    for row in table.rows if table.trials else ():
+        own = [trial for trial in table.trials if trial.recipe == row.recipe]
+        tried = ", ".join(f"{'/'.join(trial.settings.values())} {100 * trial.accuracy:.1f}%" for trial in own)
+        lines.append(f"{name_of(row.recipe)}: {settings(row.settings)} (tried: {tried})")
     return lines
 
 
 def warnings(table: Table) -> list[str]:
-    """Return a line for every recipe whose best value is the lowest or the highest one tried."""
-    return [
+    """Return what makes the table say less: many comparisons, arms that differ, few answers, edges of the grid."""
+    lines = [*_many(table)]
+    for key, values in table.mixed.items():
+        arms = "; ".join(f"{value} ({', '.join(names)})" for value, names in values.items())
+        lines.append(f"arms differ in {key}, which may be what sets them apart: {arms}")
+    timed = next((one.seeds for one in table.clocks if one.cost.kind == "seconds"), ())
+    if len(timed) < table.rows[0].seeds:
+        which = f"of seeds {', '.join(map(str, timed))} alone" if timed else "not compared"
+        lines.append(f"seconds are {which}: other arms ran at the same time as others (--parallel 1)")
+    error = 0.5 / math.sqrt(len(SHARES) * table.answers) if table.answers else 0.0
+    if error > MOST_ERROR:
+        times = math.ceil((error / MOST_ERROR) ** 2)
+        said = f"a validation has {table.answers:,} answers: an arm's own error is up to {100 * error:.1f} points"
+        lines.append(f"{said}; {times} times the samples ({SAMPLES}) bring it under one")
+    lines += [
         f"{name_of(edge.recipe)}: its best {settings({edge.key: edge.value})} is the {edge.side} value tried; "
         f"a {'lower' if edge.side == 'lowest' else 'higher'} one may be better"
         for edge in table.edges
     ]
-
-
-def _tuned(row: RecipeRow, table: Table) -> str:
-    own = [trial for trial in table.trials if trial.recipe == row.recipe]
-    tried = ", ".join(f"{'/'.join(trial.settings.values())} {100 * trial.accuracy:.1f}%" for trial in own)
-    return f"{name_of(row.recipe)}: {settings(row.settings)} (tried: {tried})"
-
-
-def by_seed(table: Table, place: int) -> list[str]:
-    """Return the differences to a baseline seed by seed and along the way, and which targets some draws miss."""
-    baseline = name_of(table.baselines[place])
-    rows = [(f"{name_of(row.recipe)} against {baseline}", row.against[place]) for row in table.rows]
-    others = [(pair, against) for pair, against in rows if len(against.differences) > 1]
-    at = f"at {', '.join(f'{share:.0%}' for share in SHARES)} of the {table.cost.kind}"
-    lines = [f"{pair}, seed by seed: {', '.join(map(_signed, own.differences))} points" for pair, own in others]
-    lines += [f"{pair} {at}: {', '.join(map(_points, own.along))}" for pair, own in others]
-    for pair, own in others:
-        unsure = [f"{goal.share:.0%} in {goal.reached:.0%}" for goal in own.targets if 0 < goal.reached < 1]
-        said = f"{pair}, shares of the gain by how many draws of the seeds reach them: {', '.join(unsure)}"
-        lines += [said] if unsure else []
-    targets = table.rows[0].against[place].targets
-    if targets and targets[0].gained < 1:
-        none = f"{baseline} gains nothing in {1 - targets[0].gained:.0%} of the draws of the seeds"
-        lines.append(f"{none}, which are left out")
     return lines
+
+
+def _many(table: Table) -> list[str]:
+    """Return what several differences at the equal cost mean together, by Bonferroni's bound; nothing for one."""
+    pairs = [(row, one) for row in table.rows for one in row.against if one.clock == table.cost.kind]
+    if len(pairs) < 2 or len(pairs[0][1].differences) < 2:
+        return []
+    each = 1 - (1 - CONFIDENCE) / len(pairs)
+
+    def wider(one: Against) -> Interval:
+        return Interval.of(one.differences, each)
+
+    clear = [
+        f"{name_of(row.recipe)} against {name_of(one.baseline)} ({_points(wider(one))})"
+        for row, one in pairs
+        if abs(one.difference.mean) > (wider(one).half or 0.0)
+    ]
+    chance = min(1.0, len(pairs) * (1 - CONFIDENCE))
+    return [
+        f"{len(pairs)} differences at {table.cost}: were there none, some interval would leave out 0 in up to "
+        f"{chance:.0%} of such studies; with intervals of {each:.1%}, all of which hold in 95%, these do: "
+        f"{', '.join(clear) or 'none'}"
+    ]
 
 
 def settings(values: Values) -> str:
@@ -152,8 +178,8 @@ def _percent(value: Interval) -> str:
     return f"{100 * value.mean:.1f}%" + _half(value, scale=100)
 
 
-def _points(value: Interval | None) -> str:
-    return "" if value is None else _signed(value.mean) + _half(value, scale=100)
+def _points(value: Interval) -> str:
+    return _signed(value.mean) + _half(value, scale=100)
 
 
 def _signed(difference: float) -> str:
@@ -174,20 +200,11 @@ def _mean(value: Interval, digits: int) -> str:
     return f"{value.mean:,.{digits}f}"
 
 
-def _paid(target: Target, kind: str) -> str:
+def _paid(price: Price) -> str:
     """``4,096 0.50× (0.41–0.66)``: the cost, its ratio to the baseline's, and the ratio's interval."""
-    if target.cost.value is None:
-        return NOT_REACHED + _between(target.ratio)
-    cost = f"{target.cost.value:,.{1 if kind == 'seconds' else 0}f}"
-    return f"{cost} {target.ratio.value:.2f}×" + _between(target.ratio)
-
-
-def _between(estimate: Estimate) -> str:
-    """Return the ends of an interval; nothing if there is none, or if no draw reaches the target."""
-    low, high = estimate.interval or (None, None)
-    if low is None or low == high == 1:
-        return ""
-    return f" ({low:.2f}–{NOT_REACHED if high is None else f'{high:.2f}'})"
+    said = NOT_REACHED if price.cost is None else f"{price.cost:,.{0 if price.cost >= 100 else 1}f} {price.ratio:.2f}×"
+    low, high = price.interval or (None, None)
+    return said if low is None else f"{said} ({low:.2f}–{NOT_REACHED if high is None else f'{high:.2f}'})"
 
 
 def _cost(what: str, spent: Spent) -> str:

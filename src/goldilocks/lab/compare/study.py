@@ -2,23 +2,28 @@
 
 Every recipe is tuned over the same grid, with seeds that are not reported; its best values are run over the other
 seeds. ``one-at-a-time`` tries the values of the first key, the others at the middle of their lists; then those of the
-second key with the best of the first, and so on. The folder has ``study.json``, a run directory for each arm, and in it
-``result.json`` once the arm has ended: what it spent and trained, and its accuracy at each validation. Invariants: a
-result is whole or not there; what is in the folder belongs to one study; one process works in it.
+second key with the best of the first, and so on. The folder has ``study.json``, a run directory for each arm, in it
+``arm.json`` from the arm's beginning and ``result.json`` from its end: what it spent and trained, its accuracy at each
+validation, and its origin. Invariants: a result is whole or not there; what is in the folder belongs to one study, of
+recipes that have not changed since; one process works in it; a folder that no arm was begun in is left alone.
 
-A curve maps cost to accuracy, sorted by cost. Two validations can have the same cost, since an update may train what an
-earlier one generated.
+Accuracy at a cost is the mean over the last few validations, since one of them is as much luck as the differences that
+are looked for. Two validations can have the same cost, since an update may train what an earlier one generated.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import math
+import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,18 +31,20 @@ from typing import Any
 import numpy as np
 import yaml
 
-from goldilocks.config.recipes import name_of
+from goldilocks.config.recipes import name_of, read_recipe
 from goldilocks.dotted_keys import value_at
 from goldilocks.errors import require
-from goldilocks.lab.compare.arm import Arm, EqualCost, Grid, Values, combinations
-from goldilocks.runs.costs import COST_NAMES, EPOCHS, Spending, spending, updates_per_line
+from goldilocks.lab.compare.arm import VALIDATIONS, Arm, EqualCost, Grid, Values, combinations
+from goldilocks.launch.preflight import files_of
+from goldilocks.runs.costs import COST_NAMES, EPOCHS, spending, updates_per_line
 from goldilocks.runs.files import Lines, write_text
 from goldilocks.runs.history import History, by_column, validation_accuracy
 from goldilocks.runs.progress import SCORE
 
 TUNING_SEED = 1_000
+PACKAGES = ("goldilocks-rl", "verl", "trl", "vllm", "torch", "transformers")  # whose versions an arm keeps
 GRID, ONE_AT_A_TIME = ORDERS = ("grid", "one-at-a-time")  # how tuning goes through the grid
-Curve = Mapping[float, float]
+SHARES = tuple(1 - number / VALIDATIONS for number in range(3))  # of a cost: accuracy there is the mean at these
 Levels = Mapping[str, Mapping[str, float]]  # accuracies by column and value
 INFORMATIVE, SIGNAL = "train/informative_groups", "train/signal"
 
@@ -156,19 +163,47 @@ class Study:
     def as_dict(self) -> dict[str, Any]:
         """Return what decides the arms, as JSON values. The baselines decide only how they are shown."""
         grid = {key: list(values) for key, values in self.grid.items()}
-        values = {**asdict(self), "recipes": list(self.recipes), "overrides": list(self.overrides), "grid": grid}
+        recipes = {recipe: recipe_digest(recipe) for recipe in self.recipes}
+        values = {**asdict(self), "recipes": recipes, "overrides": list(self.overrides), "grid": grid}
         return {key: value for key, value in values.items() if key != "against"}
 
 
-class StudyFolder:
-    """``with StudyFolder.open(path, study) as folder: …``"""
+def recipe_digest(recipe: str) -> str:
+    """Return a digest of every key that the recipe sets, by itself or through its ``defaults:``."""
+    return hashlib.sha256(json.dumps(read_recipe(recipe), sort_keys=True, default=str).encode()).hexdigest()[:12]
 
-    def __init__(self, path: Path) -> None:
+
+def origin_here(device: str) -> dict[str, str]:
+    """Return what arms that run here have in common: commit, versions of the packages, and the device's name."""
+    found = {"device": f"{os.cpu_count()} cores"}
+    if device == "cuda":
+        import torch
+
+        found["device"] = torch.cuda.get_device_name()
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+
+    def git(*words: str) -> str:
+        here = ["git", "-C", str(Path(__file__).parents[2]), *words, "--", "."]
+        return subprocess.run(here, capture_output=True, text=True, check=False).stdout
+
+    if shutil.which("git") and (commit := git("log", "-1", "--format=%h").strip()):
+        changes = git("diff", "HEAD")
+        found["commit"] = commit + (f"+{hashlib.sha256(changes.encode()).hexdigest()[:8]}" if changes else "")
+    return found
+
+
+class StudyFolder:
+    """``with StudyFolder.open(path, study, origin) as folder: …``"""
+
+    def __init__(self, path: Path, origin: Mapping[str, str]) -> None:
         self.path = path
+        self._origin = origin
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, path: Path, study: Study) -> Iterator[StudyFolder]:
+    def open(cls, path: Path, study: Study, origin: Mapping[str, str] | None = None) -> Iterator[StudyFolder]:
         """Begin or continue the study here. A folder of another study, or one in use, is an error."""
         path.mkdir(parents=True, exist_ok=True)
         with (path / ".lock").open("w") as lock:
@@ -176,7 +211,7 @@ class StudyFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ValueError(f"--out={str(path)!r}: another goldilocks compare is running there") from None
-            folder = cls(path)
+            folder = cls(path, origin or {})
             folder._claim(study)
             yield folder
 
@@ -184,12 +219,13 @@ class StudyFolder:
         file, settings = self.path / "study.json", study.as_dict()
         if not file.exists():
             write_json(file, settings)
-        known = {"tune_order": GRID, **json.loads(file.read_text())}  # which older studies do not name
+        known = json.loads(file.read_text())
         differing = [key for key in settings if known.get(key) != settings[key]]
         if differing:
-            pairs = [(key, json.dumps(known.get(key)), json.dumps(settings[key])) for key in differing]
-            said = "; ".join(f"{key} is {old}, not {new}" for key, old, new in pairs)
-            raise ValueError(f"--out={str(self.path)!r} has another study: {said}. Choose another --out")
+            said = [f"{key} is {json.dumps(known.get(key))}, not {json.dumps(settings[key])}" for key in differing]
+            if "recipes" in differing and list(known.get("recipes", ())) == list(settings["recipes"]):
+                said.append("a recipe was edited since the study began, and its arms would be of two recipes")
+            raise ValueError(f"--out={str(self.path)!r} has another study: {'; '.join(said)}. Choose another --out")
 
     def run(self, arm: Arm) -> Path:
         return self.path / arm.name
@@ -199,31 +235,30 @@ class StudyFolder:
         file = self.run(arm) / "result.json"
         return Result.from_dict(json.loads(file.read_text())) if file.exists() else None
 
-    def clear(self, arm: Arm) -> None:
-        """Delete an unfinished arm: it starts again from its beginning."""
-        if self.run(arm).exists():
-            shutil.rmtree(self.run(arm))
+    def begin(self, arm: Arm) -> None:
+        """Make the arm's folder; an unfinished arm is deleted, and anything else that is there is an error."""
+        path, gone = self.run(arm), self.path / f".{arm.name}.gone"
+        if path.exists():
+            if any(path.iterdir()) and not (path / "arm.json").exists():
+                raise ValueError(f"{str(path)!r} is no arm of this study: move it away, or choose another --out")
+            shutil.rmtree(gone, ignore_errors=True)  # of a deletion that was interrupted
+            path.rename(gone)
+            shutil.rmtree(gone)
+        path.mkdir(parents=True)
+        recipe = {f"recipe {name_of(arm.recipe)}": recipe_digest(arm.recipe)}
+        write_json(path / "arm.json", {**asdict(arm), "origin": {**self._origin, **recipe}})
 
-    def finish(self, arm: Arm, result: Result) -> None:
-        """Write the result of an arm that has ended."""
-        self.run(arm).mkdir(parents=True, exist_ok=True)
+    def finish(self, arm: Arm, result: Result) -> Result:
+        """Write the result of an arm that has ended, and return it with the arm's origin."""
+        origin = json.loads((self.run(arm) / "arm.json").read_text())["origin"]
+        result = replace(result, origin=origin)
         write_json(self.run(arm) / "result.json", asdict(result))
+        return result
 
 
 def write_json(file: Path, value: Any) -> None:
     """Write a value as JSON, whole or not at all."""
     write_text(file, json.dumps(value, indent=2) + "\n")
-
-
-def curve(points: Iterable[tuple[float, float]]) -> Curve:
-    """Make a curve from pairs of cost and accuracy in the order of time; of two at the same cost the later counts."""
-    return dict(sorted(dict(points).items()))
-
-
-def at(line: Curve, cost: float) -> float | None:
-    """Return the accuracy at a cost, on straight lines between validations, or None outside the curve."""
-    inside = min(line, default=math.inf) <= cost <= max(line, default=-math.inf)
-    return float(np.interp(cost, list(line), list(line.values()))) if inside else None
 
 
 @dataclass(frozen=True)
@@ -241,7 +276,9 @@ class Validation:
 class Result:
     """A finished arm. ``seconds`` are those of its updates, ``wall_seconds`` those from its start to its end.
 
-    ``epochs`` is how often each group is trained, of which ``informative_groups`` and ``signal`` count one.
+    ``epochs`` is how often each group is trained, of which ``informative_groups`` and ``signal`` count one. ``origin``
+    is what made it beside the study's settings: commit, versions, device, and the digest of its recipe. ``alone``: no
+    other arm ran at the same time, so its seconds are its own.
     """
 
     recipe: str
@@ -256,32 +293,43 @@ class Result:
     informative_groups: float
     signal: float
     epochs: int = 1
+    answers: int = 0  # of a validation; 0 if that is not known
+    alone: bool = True
+    origin: Mapping[str, str] = field(default_factory=dict)
 
-    def curve(self, kind: str) -> Curve:
-        """Return accuracy against a cost."""
-        return curve((getattr(one, kind), one.accuracy) for one in self.validations)
+    def accuracies(self, kind: str, costs: np.ndarray, found: Sequence[float] = ()) -> np.ndarray:
+        """Return the accuracy at each cost: a mean over the last validations up to it, on straight lines between them.
+
+        ``found`` are others than the accuracies of the validations, such as those of a level.
+
+        Averaged over the same ``SHARES`` of every cost, a recipe that learns twice as fast has each accuracy at half
+        the cost, as it has without the averaging. Of two validations at the same cost the later counts.
+        """
+        values = found or [one.accuracy for one in self.validations]
+        spent = [getattr(one, kind) for one in self.validations]
+        line = dict(sorted(dict(zip(spent, values, strict=True)).items()))
+        reached = max(line)
+        assert max(costs) <= reached, f"{self.recipe}, seed {self.seed}, ended after {reached:,g} {kind}"
+        return np.mean([np.interp(share * costs, list(line), list(line.values())) for share in SHARES], axis=0)
 
     def accuracy_at(self, cost: EqualCost) -> float:
-        """Return the accuracy at a cost that the arm has reached, interpolated between validations."""
-        return self._at(cost, [one.accuracy for one in self.validations])
+        """Return the accuracy at a cost that the arm has reached."""
+        return float(self.accuracies(cost.kind, np.array([cost.amount]))[0])
 
     def levels_at(self, cost: EqualCost) -> Levels:
         """Return the accuracies by column at a cost that the arm has reached; empty where they were not logged."""
         first, *later = [one.levels for one in self.validations]
+        costs = np.array([cost.amount])
         return {
             column: {
-                value: self._at(cost, [one.levels[column][value] for one in self.validations])
+                value: float(
+                    self.accuracies(cost.kind, costs, [one.levels[column][value] for one in self.validations])[0]
+                )
                 for value in own
                 if all(value in one.get(column, {}) for one in later)
             }
             for column, own in first.items()
         }
-
-    def _at(self, cost: EqualCost, accuracies: Iterable[float]) -> float:
-        costs = (getattr(one, cost.kind) for one in self.validations)
-        value = at(curve(zip(costs, accuracies, strict=True)), cost.amount)
-        assert value is not None, f"{self.recipe}, seed {self.seed}, has no validation at or beyond {cost}"
-        return value
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Result:
@@ -296,7 +344,7 @@ class Results:
     reported: tuple[Result, ...]
 
 
-def read_result(arm: Arm, path: Path, wall_seconds: float) -> Result:
+def read_result(arm: Arm, path: Path, wall_seconds: float, *, alone: bool = True) -> Result:
     """Return the result of the arm in this run directory. An arm that ended before its budget is an error."""
     history = History.of(Lines(path / "metrics.jsonl"))
     spent = spending(history, {})
@@ -306,28 +354,35 @@ def read_result(arm: Arm, path: Path, wall_seconds: float) -> Result:
             f"arm {arm.name} ended after {reached:,g} of {arm.cost}: "
             "trainer.total_training_steps or trainer.total_epochs ended it before its budget did"
         )
-    config = _config(path / "config.yaml")
+    validations = []
+    for step, data in history.steps.items():
+        accuracy = validation_accuracy(data)
+        if accuracy is not None:
+            costs = {kind: spent.until(kind, step) or 0.0 for kind in COST_NAMES}
+            validations.append(Validation(**costs, accuracy=accuracy, levels=by_column(data)))
+    file = path / "config.yaml"
+    config = yaml.safe_load(file.read_text(encoding="utf-8")) or {} if file.is_file() else {}
     return Result(
         recipe=arm.recipe,
         seed=arm.seed,
         settings=dict(arm.settings),
-        validations=tuple(_validations(history, spent)),
+        validations=tuple(validations),
         updates=len(history.series(SCORE)) * updates_per_line(config),
         **{kind: spent.total(kind) or 0.0 for kind in COST_NAMES},
         wall_seconds=wall_seconds,
         informative_groups=sum(history.series(INFORMATIVE).values()),
         signal=sum(history.series(SIGNAL).values()),
         epochs=value_at(config, EPOCHS) or 1,
+        answers=_answers(config),
+        alone=alone,
     )
 
 
-def _config(file: Path) -> dict[str, Any]:
-    return yaml.safe_load(file.read_text(encoding="utf-8")) or {} if file.is_file() else {}
+def _answers(config: Mapping[str, Any]) -> int:
+    """Return the answers of a validation: its problems, where they are in parquet files here, times its samples."""
+    import pyarrow.parquet as pq
 
-
-def _validations(history: History, spent: Spending) -> Iterator[Validation]:
-    for step, data in history.steps.items():
-        accuracy = validation_accuracy(data)
-        if accuracy is not None:
-            costs = {kind: spent.until(kind, step) or 0.0 for kind in COST_NAMES}
-            yield Validation(**costs, accuracy=accuracy, levels=by_column(data))
+    paths = [Path(file).expanduser() for file in files_of(value_at(config, "data.val_files") or [])]
+    here = all(path.suffix == ".parquet" and path.is_file() for path in paths)
+    problems = sum(pq.read_metadata(path).num_rows for path in paths) if here else 0
+    return problems * (value_at(config, "actor_rollout_ref.rollout.val_kwargs.n") or 1)

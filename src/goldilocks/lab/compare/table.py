@@ -1,61 +1,86 @@
 """The figures of a study: a pure function of the results of its arms.
 
-Accuracy is read off each arm's validation curve at the equal cost. ``Against`` holds a recipe against a baseline.
-``difference`` is seed by seed: arms of one seed have the same data in the same order, so their chance errors cancel in
-part. ``at_two_thirds`` is the accuracy at two thirds of the cost less the baseline's at the whole cost, seed by seed:
-above zero beyond its interval, the recipe saves a third of the cost. ``along`` is the difference at each of ``SHARES``
-of the cost: a recipe may learn sooner and end level. Yields are of what was trained over all that was generated. Means
-have their t-interval.
+A study has three clocks: rollouts, generated tokens, and seconds of training. One is the study's own, and ends its
+arms; on the others arms are compared at the most that all of them have spent. Seconds are of seeds whose arms ran
+alone. On each clock a recipe has its accuracy and, against each baseline, ``Against``: the difference seed by seed
+(arms of one seed have the same data in the same order, so their chance errors cancel in part), and what it pays for the
+baseline's accuracy at ``SHARES_OF_COST`` of the clock. Means have their t-interval.
 
-The cost to learn as much as a baseline has four targets, 50, 75, 90 and 100 % of the baseline's gain: its accuracy at
-the equal cost less that before training, both as means over the seeds. A cost is read off the mean curve, where it
-first reaches the target. The ratio is to the baseline's own cost to reach the same target. Intervals are by bootstrap:
-seeds are drawn with replacement, the same for both recipes, and everything is computed anew for each draw, the target
-too. A draw that does not reach its target has an infinite cost.
+A cost to an accuracy is read off the gap, the recipe's accuracy at each cost less the baseline's at the share, seed by
+seed. The cost is where the gap's mean over the seeds first reaches 0, and the ends of its interval are where the upper
+and the lower end of the mean's t-interval do: costs in between are those at which the seeds do not tell the two apart.
+The baseline's own cost is the share of the clock, so that the ratio has the same interval. A test has its coverage.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from statistics import fmean, stdev
 
 import numpy as np
 
+from goldilocks.config.recipes import name_of
 from goldilocks.lab.compare.arm import Edge, EqualCost, Values, edges
-from goldilocks.lab.compare.study import Curve, Levels, Result, Results, Study
+from goldilocks.lab.compare.study import Levels, Result, Results, Study
+from goldilocks.runs.costs import COST_NAMES
 
-TWO_THIRDS = 2 / 3
 TOTALS = ("updates", "rollouts", "tokens", "seconds", "wall_seconds")  # of an arm
-SHARES = (0.1, 0.2, 0.3, 0.4, 0.6, 0.8)
 CONFIDENCE = 0.95
-SHARES_OF_GAIN = (0.5, 0.75, 0.9, 1.0)
-DRAWS, SEED = 10_000, 1
-ROUNDING = 1e-9  # means of the same accuracies in another order differ by this at most; a gain is a share of answers
+POWER = 0.8  # the share of studies that would see the smallest difference of which that is said
+SHARES_OF_COST = (0.5, 0.75, 1.0)
+PARTS = 1_000  # of a clock; the costs at which the gap to a baseline is looked at
+ROUNDING = 1e-9  # of accuracies that are the same
+
+
+@dataclass(frozen=True)
+class Clock:
+    """What arms are compared at, and the seeds whose arms count."""
+
+    cost: EqualCost
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a recipe pays for the accuracy that a baseline has at a share of the clock; None is "not reached".
+
+    ``ratio`` is to what the baseline pays, ``interval`` that of the ratio; with one seed there is none.
+    """
+
+    share: float
+    accuracy: float
+    cost: float | None
+    ratio: float | None
+    interval: tuple[float | None, float | None] | None
 
 
 @dataclass(frozen=True)
 class Against:
-    """A recipe held against a baseline; against itself there are no differences."""
+    """A recipe held against a baseline on one clock. ``seen`` is the smallest difference the seeds could have shown."""
 
     baseline: str
-    difference: Interval | None
+    clock: str
+    difference: Interval
     differences: tuple[float, ...]  # by seed
-    along: tuple[Interval, ...]  # the same at each of SHARES of the cost
-    at_two_thirds: Interval
-    targets: tuple[Target, ...]
+    seen: float | None
+    prices: tuple[Price, ...]
 
 
 @dataclass(frozen=True)
 class RecipeRow:
-    """One recipe over its seeds. ``levels`` are accuracies by column and value, where the arms have them."""
+    """One recipe over its seeds. ``levels`` are accuracies by column and value, where the arms have them.
+
+    ``accuracy`` is by clock. ``gain`` is over the accuracy before training, at the equal cost.
+    """
 
     recipe: str
     settings: Values
     seeds: int
-    accuracy: Interval
+    accuracy: Mapping[str, Interval]
+    gain: Interval
     levels: Mapping[str, Mapping[str, Interval]]
     against: tuple[Against, ...]
     updates: Interval
@@ -98,9 +123,14 @@ class Spent:
 
 @dataclass(frozen=True)
 class Table:
-    """The whole table. ``start`` is the mean accuracy before training, ``start_levels`` by column and value."""
+    """The whole table. ``start`` is the mean accuracy before training, ``start_levels`` by column and value.
+
+    ``clocks`` begin with the study's own. ``answers`` are those of a validation, 0 if that is not known. ``mixed`` is
+    what arms differ in beside the study's settings: by commit, package or device, the arms of each value.
+    """
 
     cost: EqualCost
+    clocks: tuple[Clock, ...]
     start: float
     start_levels: Mapping[str, Mapping[str, Interval]]
     baselines: tuple[str, ...]
@@ -109,6 +139,8 @@ class Table:
     edges: tuple[Edge, ...]
     tuning: Spent
     reported: Spent
+    answers: int
+    mixed: Mapping[str, Mapping[str, Sequence[str]]]
 
     @property
     def columns(self) -> dict[str, list[str]]:
@@ -130,14 +162,16 @@ def make_table(study: Study, results: Results) -> Table:
     by_seed = sorted(results.reported, key=attrgetter("seed"))
     arms = {recipe: [one for one in by_seed if one.recipe == recipe] for recipe in study.recipes}
     baselines = [arms[recipe] for recipe in study.baselines]
+    clocks = tuple(_clocks(study.cost, by_seed))
     starts = [one.validations[0] for one in results.reported]
     chosen = study.choose(results.tuned)
     return Table(
         cost=study.cost,
+        clocks=clocks,
         start=fmean(one.accuracy for one in starts),
         start_levels=_over_arms([one.levels for one in starts]),
         baselines=study.baselines,
-        rows=tuple(_row(own, baselines, study.cost) for own in arms.values()),
+        rows=tuple(_row(own, baselines, clocks) for own in arms.values()),
         trials=tuple(
             Trial(recipe, settings, accuracy, settings == chosen[recipe])
             for recipe in study.recipes
@@ -146,7 +180,29 @@ def make_table(study: Study, results: Results) -> Table:
         edges=tuple(edge for recipe in study.recipes for edge in edges(study.grid, recipe, chosen[recipe])),
         tuning=Spent.of(results.tuned),
         reported=Spent.of(results.reported),
+        answers=min(one.answers for one in by_seed),
+        mixed=_mixed([*results.tuned, *by_seed]),
     )
+
+
+def _clocks(cost: EqualCost, arms: Sequence[Result]) -> Iterator[Clock]:
+    """Yield the study's clock, then the others with the most that all arms have spent there."""
+    crowded = {one.seed for one in arms if not one.alone}
+    for kind in sorted(COST_NAMES, key=lambda name: name != cost.kind):
+        seeds = {one.seed for one in arms} - (crowded if kind == "seconds" else set())
+        ends = [getattr(one.validations[-1], kind) for one in arms if one.seed in seeds]
+        if ends and min(ends) > 0:
+            yield Clock(cost if kind == cost.kind else EqualCost(kind, min(ends)), tuple(sorted(seeds)))
+
+
+def _mixed(arms: Sequence[Result]) -> dict[str, dict[str, list[str]]]:
+    """Return what the arms' origins differ in. Each recipe has a digest of its own, which other recipes lack."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for one in arms:
+        every = dict.fromkeys((key for arm in arms for key in arm.origin if not key.startswith("recipe ")), "none")
+        for key, value in {**every, **one.origin}.items():
+            found.setdefault(key, {}).setdefault(value, []).append(f"{name_of(one.recipe)}-seed{one.seed}")
+    return {key: values for key, values in found.items() if len(values) > 1}
 
 
 def _over_arms(levels: Sequence[Levels]) -> dict[str, dict[str, Interval]]:
@@ -161,17 +217,23 @@ def _over_arms(levels: Sequence[Levels]) -> dict[str, dict[str, Interval]]:
     }
 
 
-def _row(own: Sequence[Result], baselines: Sequence[Sequence[Result]], cost: EqualCost) -> RecipeRow:
-    def over_seeds(value: Callable[[Result], float]) -> Interval:
-        return Interval.of([value(one) for one in own])
+def _row(own: Sequence[Result], baselines: Sequence[Sequence[Result]], clocks: Sequence[Clock]) -> RecipeRow:
+    def over_seeds(value: Callable[[Result], float], seeds: Sequence[int] = clocks[0].seeds) -> Interval:
+        return Interval.of([value(one) for one in own if one.seed in seeds])
 
+    def accuracy_on(clock: Clock) -> Interval:
+        return over_seeds(lambda one: one.accuracy_at(clock.cost), clock.seeds)
+
+    cost = clocks[0].cost
+    others = [baseline for baseline in baselines if baseline[0].recipe != own[0].recipe]
     return RecipeRow(
         recipe=own[0].recipe,
         settings=own[0].settings,
         seeds=len(own),
-        accuracy=over_seeds(lambda one: one.accuracy_at(cost)),
+        accuracy={clock.cost.kind: accuracy_on(clock) for clock in clocks},
+        gain=over_seeds(lambda one: one.accuracy_at(cost) - one.validations[0].accuracy),
         levels=_over_arms([one.levels_at(cost) for one in own]),
-        against=tuple(_against(own, baseline, cost) for baseline in baselines),
+        against=tuple(_against(own, baseline, clock) for baseline in others for clock in clocks),
         rollouts_per_update=over_seeds(lambda one: one.rollouts / max(one.updates, 1)),
         informative_groups_per_update=over_seeds(lambda one: one.informative_groups * one.epochs / max(one.updates, 1)),
         informative_groups_per_1k_rollouts=over_seeds(lambda one: 1e3 * one.informative_groups / one.rollouts),
@@ -182,26 +244,45 @@ def _row(own: Sequence[Result], baselines: Sequence[Sequence[Result]], cost: Equ
     )
 
 
-def _against(own: Sequence[Result], baseline: Sequence[Result], cost: EqualCost) -> Against:
-    differences = () if own[0].recipe == baseline[0].recipe else _differences(own, baseline, cost)
-    shares = SHARES if differences else ()
-    curves, its = ([one.curve(cost.kind) for one in results] for results in (own, baseline))
+def _against(own: Sequence[Result], baseline: Sequence[Result], clock: Clock) -> Against:
+    """Return what the gap between the arms of each seed says, at the end of the clock and along it."""
+    kind, amount = clock.cost.kind, clock.cost.amount
+    costs = np.linspace(0, amount, PARTS + 1)
+    mine, its = (
+        np.array([one.accuracies(kind, costs) for one in arms if one.seed in clock.seeds]) for arms in (own, baseline)
+    )
+    differences = tuple((mine[:, -1] - its[:, -1]).tolist())
+    difference = Interval.of(differences)
+    freedom = len(differences) - 1
+    ratio = 1 + t_quantile(2 * POWER - 1, freedom) / t_quantile(CONFIDENCE, freedom) if freedom else 0.0
     return Against(
         baseline=baseline[0].recipe,
-        difference=Interval.of(differences) if differences else None,
+        clock=kind,
+        difference=difference,
         differences=differences,
-        along=tuple(Interval.of(_differences(own, baseline, cost, share, share)) for share in shares),
-        at_two_thirds=Interval.of(_differences(own, baseline, cost, TWO_THIRDS)),
-        targets=targets(curves, its, cost.amount),
+        seen=None if difference.half is None else ratio * difference.half,
+        prices=tuple(price(costs, mine, its, share) for share in SHARES_OF_COST),
     )
 
 
-def _differences(
-    own: Sequence[Result], baseline: Sequence[Result], cost: EqualCost, share: float = 1.0, of_baseline: float = 1.0
-) -> tuple[float, ...]:
-    """Return accuracies at a share of the cost less the baseline's at a share of it, in the order of the seeds."""
-    part, its = (EqualCost(cost.kind, part * cost.amount) for part in (share, of_baseline))
-    return tuple(one.accuracy_at(part) - other.accuracy_at(its) for one, other in zip(own, baseline, strict=True))
+def price(costs: np.ndarray, mine: np.ndarray, its: np.ndarray, share: float) -> Price:
+    """Return what is paid for the baseline's accuracy at a share of the last cost; both have a row for each seed."""
+    target = its[:, [round(share * (len(costs) - 1))]]
+    gap = mine - target
+    seeds, mean = len(gap), gap.mean(axis=0)
+
+    def first(line: np.ndarray) -> float | None:
+        there = line >= -ROUNDING
+        return float(costs[there.argmax()]) if there.any() else None
+
+    def of_baseline(cost: float | None) -> float | None:
+        return None if cost is None else cost / (share * float(costs[-1]))
+
+    cost, interval = first(mean), None
+    if seeds > 1:
+        half = t_quantile(CONFIDENCE, seeds - 1) * gap.std(axis=0, ddof=1) / math.sqrt(seeds)
+        interval = (of_baseline(first(mean + half)), of_baseline(first(mean - half)))
+    return Price(share, float(target.mean()), cost, of_baseline(cost), interval)
 
 
 @dataclass(frozen=True)
@@ -240,99 +321,3 @@ def t_mass(t: float, freedom: int) -> float:
         total += term
         term *= (k + 1) / (k + 2) * cosine**2
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A value and the ends of its interval; None is "not reached". With one seed there is no interval."""
-
-    value: float | None
-    interval: tuple[float | None, float | None] | None
-
-
-@dataclass(frozen=True)
-class Target:
-    """A share of the baseline's gain.
-
-    ``gained`` is the share of the draws in which the baseline gains anything. The others have no target and are left
-    out. ``reached`` is the share of the rest that reaches the target.
-    """
-
-    share: float
-    accuracy: float
-    cost: Estimate
-    ratio: Estimate
-    reached: float
-    gained: float
-
-
-def targets(own: Sequence[Curve], baseline: Sequence[Curve], until: float) -> tuple[Target, ...]:
-    """Return the targets of a baseline and what a recipe pays for them; none if the baseline has not gained.
-
-    Both have a curve for each seed, in the same order.
-    """
-    knots = _knots([*own, *baseline], until)
-    draws = _draws(len(own))
-    mine, its = (
-        draws @ np.array([np.interp(knots, list(line), list(line.values())) for line in lines])
-        for lines in (own, baseline)
-    )
-    gained = its[:, -1] - its[:, 0] > ROUNDING
-    if not gained[0]:
-        return ()
-    often = _share(gained)
-    return tuple(_target(share, knots, mine[gained], its[gained], often) for share in SHARES_OF_GAIN)
-
-
-def _target(share: float, knots: np.ndarray, mine: np.ndarray, its: np.ndarray, gained: float) -> Target:
-    """Return one target; the first row is the seeds as they are, the others are draws of them."""
-    accuracy = (1 - share) * its[:, 0] + share * its[:, -1]
-    cost = _first_reached(knots, mine, accuracy)
-    ratio = cost / _first_reached(knots, its, accuracy)
-    return Target(share, float(accuracy[0]), _estimate(cost), _estimate(ratio), _share(np.isfinite(cost)), gained)
-
-
-def _share(which: np.ndarray) -> float:
-    """Return the share of the draws, which come after the first row; of one seed there are none, and it counts."""
-    return float(which[1:].mean() if len(which) > 1 else which[0])
-
-
-def _knots(lines: Sequence[Curve], until: float) -> np.ndarray:
-    """Return every cost at which a curve has a point, from where all curves have begun."""
-    begin = max(min(line) for line in lines)
-    return np.array(sorted({cost for line in lines for cost in line if begin <= cost <= until} | {begin, until}))
-
-
-def _draws(seeds: int) -> np.ndarray:
-    """Return weights of the seeds that sum to 1 in each row: first all alike, then as often as each was drawn."""
-    alike = np.full((1, seeds), 1 / seeds)
-    if seeds == 1:
-        return alike
-    drawn = np.random.default_rng(SEED).multinomial(seeds, alike[0], size=DRAWS) / seeds
-    return np.concatenate([alike, drawn])
-
-
-def _first_reached(knots: np.ndarray, curves: np.ndarray, accuracy: np.ndarray) -> np.ndarray:
-    """Return for each curve the cost at which it first reaches its accuracy, or infinity."""
-    there = curves >= accuracy[:, None]
-    after = there.argmax(axis=1)
-    before = np.maximum(after - 1, 0)
-    rows = np.arange(len(curves))
-    low, high = curves[rows, before], curves[rows, after]
-    share = np.divide(accuracy - low, high - low, out=np.zeros_like(low), where=after > 0)
-    cost = knots[before] + share * (knots[after] - knots[before])
-    return np.where(there.any(axis=1), cost, math.inf)
-
-
-def _estimate(values: np.ndarray) -> Estimate:
-    value, drawn = _finite(values[0]), values[1:]
-    if not len(drawn):
-        return Estimate(value, None)
-    tail = (1 - CONFIDENCE) / 2
-    low = np.quantile(drawn, tail, method="lower")
-    high = np.quantile(drawn, 1 - tail, method="higher")
-    return Estimate(value, (_finite(low), _finite(high)))
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None

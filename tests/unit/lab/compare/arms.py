@@ -1,4 +1,4 @@
-"""Results made by hand: an arm whose accuracy follows a line from its start to its end."""
+"""Results made by hand: an arm whose accuracy follows a line between given points."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ def study(*recipes: str, seeds: int = 1, cost: EqualCost = BUDGET, **more: objec
     return Study(recipes or ("grpo", "dapo"), cost, seeds, **more)  # type: ignore[arg-type]
 
 
+def ending(end: float, start: float = 0.2) -> list[tuple[float, float]]:
+    """An arm that has learnt all it learns after a tenth of the budget, and ends with this accuracy."""
+    return [(0, start), (100, end), (1000, end)]
+
+
 def result(
     recipe: str,
-    accuracies: Sequence[tuple[float, float]] = ((0, 0.2), (1000, 0.6)),
+    accuracies: Sequence[tuple[float, float]] = ((0, 0.2), (100, 0.6), (1000, 0.6)),
     *,
     seed: int = 1,
     settings: Mapping[str, str] | None = None,
@@ -25,7 +30,10 @@ def result(
     signal: float = 80.0,
     levels: Sequence[tuple[int, float, float]] = (),
 ) -> Result:
-    """``accuracies`` are (rollouts, accuracy), ``levels`` (level, first, last); a rollout has ten tokens."""
+    """``accuracies`` are (rollouts, accuracy), ``levels`` (level, first, last).
+
+    A rollout has ten tokens and takes a tenth of a millisecond.
+    """
     spent = max(rollouts for rollouts, _ in accuracies)
     validations = tuple(
         Validation(x, 10 * x, x / 1e4, accuracy, {"level": own} if (own := _levels(levels, begun=x > 0)) else {})
@@ -42,5 +50,5 @@ def _levels(levels: Sequence[tuple[int, float, float]], *, begun: bool) -> dict[
 
 def of_arm(arm: Arm, final: float) -> Result:
     """What an arm with this accuracy at its end leaves."""
-    accuracies = ((0.0, 0.2), (arm.cost.amount + 8, final))
+    accuracies = ((0.0, 0.2), (1.0, final), (arm.cost.amount + 8, final))
     return result(arm.recipe, accuracies, seed=arm.seed, settings=dict(arm.settings))

@@ -17,14 +17,15 @@ from goldilocks.lab.report.page import write_png
 
 LEVELS = ((1, 0.5, 0.9), (2, 0.1, 0.3))
 NOT_AT_ALL = ((0, 0.2), (1000, 0.2))
+SLOW = ((0, 0.2), (1000, 0.6))
 QUICK = ((0, 0.2), (500, 0.7), (1000, 0.7))
 
 
 @pytest.fixture
 def made():
-    """Four seeds, of which ``dapo`` learns nothing in the last: some draws of the seeds miss half of GRPO's gain."""
+    """Four seeds, of which ``dapo`` learns nothing in the last: it may not reach what GRPO has at the end."""
     chosen = study(seeds=4, against=("grpo", "dapo"))
-    reported = [result("grpo", seed=seed, levels=LEVELS) for seed in (1, 2, 3, 4)]
+    reported = [result("grpo", SLOW, seed=seed, levels=LEVELS) for seed in (1, 2, 3, 4)]
     reported += [result("dapo", QUICK if seed < 4 else NOT_AT_ALL, seed=seed, levels=LEVELS) for seed in (1, 2, 3, 4)]
     results = Results((), tuple(reported))
     return chosen, results, make_table(chosen, results)
@@ -41,29 +42,39 @@ def test_the_page_opens_with_the_study_and_its_arms_are_folded(made, tmp_path):
     study_part, folded = html.split('<details class="fold" id="arms">')
     headings = re.findall(r"<h2>(.*?)</h2>", study_part)
     assert headings == ["Result", "Against grpo", "Against dapo", "Accuracy by level", "Cost and tuning"]
-    assert re.findall(r'data-plot="(.*?)"', study_part) == ["curves", "costs-grpo", "costs-dapo", "by-level"]
+    clocks = ("rollouts", "tokens", "seconds")
+    costs = [f"costs-{recipe}-{clock}" for recipe in ("grpo", "dapo") for clock in clocks]
+    shown = re.findall(r'data-plot="(.*?)"', study_part)
+    assert shown == ["curves", "curves-tokens", "curves-seconds", *costs, "by-level"]
     assert "<h2>The arms of seeds 1 to 4</h2>" in folded
     assert re.findall(r'data-plot="(.*?)"', folded) == ["lengths"]
     assert folded.count("config.yaml is not there") == 1, "what all arms lack is said once"
     assert "config.yaml is not there" not in study_part
     pngs = {file.name for file in (tmp_path / "report").iterdir()}
-    assert {"curves.png", "costs-grpo.png", "by-level.png"} <= pngs
+    assert {"curves.png", "curves-seconds.png", "costs-grpo-tokens.png", "by-level.png"} <= pngs
+    assert (tmp_path / "curves-tokens.png").exists()
 
 
-def test_an_interval_without_an_upper_end_runs_to_the_equal_cost(made, tmp_path):
+def test_an_interval_without_an_upper_end_runs_to_the_end_of_the_clock(made, tmp_path):
     _, _, table = made
-    half = costs(table, 0)[0].values[0]
-    assert (half["recipe"], half["share"], half["interval"]) == ("dapo", "50% of the gain", "0.40 – not reached")
-    assert half["high"] == half["open"] == pytest.approx(2), "grpo itself pays half of the cost"
-    assert write_png(costs(table, 0)[0], tmp_path).read_bytes().startswith(b"\x89PNG")
+    plot = costs(table, "grpo")[0]
+    half = plot.values[0]
+    assert (half["recipe"], half["share"]) == ("dapo", "at 50%")
+    assert half["interval"].endswith("– not reached")
+    assert half["high"] == half["open"] == 2, "grpo itself pays half of the clock"
+    assert write_png(plot, tmp_path).read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_levels_and_without_gain_there_is_less_to_show():
+def test_without_levels_and_where_nothing_is_reached_there_is_less_to_show():
     chosen = study()
-    results = Results((), (result("grpo", NOT_AT_ALL), result("dapo", NOT_AT_ALL)))
-    opening = make_opening(chosen, results, make_table(chosen, results), "The arms")
+    results = Results((), (result("grpo"), result("dapo", NOT_AT_ALL)))
+    opening = make_opening(results, make_table(chosen, results), "The arms")
     assert [section.name for section in opening.sections] == ["study", "against-1", "spent"]
-    assert [plot.name for section in opening.sections for plot in section.plots] == ["curves"]
+    assert [plot.name for section in opening.sections for plot in section.plots] == [
+        "curves",
+        "curves-tokens",
+        "curves-seconds",
+    ]
 
 
 CODE = """

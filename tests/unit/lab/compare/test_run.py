@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,16 @@ from unit.lab.report.run_directories import write_run
 from goldilocks.lab.compare.arm import SEEDS, Arm, EqualCost
 from goldilocks.lab.compare.command import ArmFailed, Turn, run_study
 from goldilocks.lab.compare.show import notes
-from goldilocks.lab.compare.study import TUNING_SEED, Result, Results, Study, StudyFolder, read_result
+from goldilocks.lab.compare.study import (
+    TUNING_SEED,
+    Result,
+    Results,
+    Study,
+    StudyFolder,
+    origin_here,
+    read_result,
+    recipe_digest,
+)
 from goldilocks.lab.compare.table import make_table
 
 GRID = {"lr": ("1", "2")}
@@ -119,10 +129,52 @@ def test_interrupted_anywhere_and_gone_on_with_the_table_is_the_same(tmp_path_fa
 
 
 def test_half_an_arm_is_started_anew(tmp_path):
-    half = tmp_path / "grpo-seed1" / "checkpoints"
-    half.mkdir(parents=True)
+    def is_cut(arm: Arm, turn: Turn) -> Result:
+        (tmp_path / arm.name / "checkpoints").mkdir()
+        raise KeyboardInterrupt
+
+    with StudyFolder.open(tmp_path, study("grpo")) as folder, pytest.raises(KeyboardInterrupt):
+        run_study(study("grpo"), folder, is_cut)
+    assert (tmp_path / "grpo-seed1" / "checkpoints").exists()
     run(tmp_path, study("grpo"), Runner())
-    assert not half.exists()
+    assert {file.name for file in (tmp_path / "grpo-seed1").iterdir()} == {"arm.json", "result.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "study.json", "grpo-seed1"}
+
+
+def test_a_folder_of_the_users_that_is_named_like_an_arm_is_left_alone(tmp_path):
+    own = tmp_path / "grpo-seed1" / "thesis.tex"
+    own.parent.mkdir()
+    own.write_text("years of work")
+    with pytest.raises(ValueError, match=r"grpo-seed1' is no arm of this study: move it away, or choose another --out"):
+        run(tmp_path, study("grpo"), Runner())
+    assert own.read_text() == "years of work"
+
+
+def test_a_recipe_that_was_edited_is_another_study(tmp_path):
+    mine, base = tmp_path / "mine.yaml", tmp_path / "base.yaml"
+    mine.write_text("defaults: [base, _self_]\ndata: {train_batch_size: 8}\n")
+    base.write_text("algorithm: {norm_adv_by_std_in_grpo: false}\n")
+    with StudyFolder.open(tmp_path / "out", study(str(mine))):
+        pass
+    with StudyFolder.open(tmp_path / "out", study(str(mine))):
+        pass  # the same recipe goes on
+    base.write_text("algorithm: {norm_adv_by_std_in_grpo: true}\n")
+    edited = pytest.raises(ValueError, match="a recipe was edited since the study began")
+    with edited, StudyFolder.open(tmp_path / "out", study(str(mine))):
+        pass
+
+
+def test_an_arm_keeps_where_it_comes_from(tmp_path):
+    here = {"commit": "a1", "torch": "2"}
+    with StudyFolder.open(tmp_path, study("grpo"), here) as folder:
+        (reported,) = run_study(study("grpo"), folder, Runner()).reported
+    assert reported.origin == {**here, "recipe grpo": recipe_digest("grpo")}
+    assert json.loads((tmp_path / "grpo-seed1" / "arm.json").read_text())["origin"] == reported.origin
+    with StudyFolder.open(tmp_path, study("grpo"), {"commit": "b2"}) as folder:
+        assert run_study(study("grpo"), folder, Runner()).reported == (reported,)
+    found = origin_here("cpu")
+    assert found["goldilocks-rl"] == version("goldilocks-rl")
+    assert found["device"].endswith(" cores")
 
 
 def test_an_arm_that_fails_is_tried_again_and_the_others_run_all_the_same(tmp_path):
@@ -201,12 +253,9 @@ def test_an_interrupt_stops_the_arms_at_work(tmp_path):
     assert list(tmp_path.glob("*/result.json")) == []
 
 
-def test_other_baselines_are_no_other_study_and_one_without_the_newer_keys_goes_on(tmp_path):
+def test_other_baselines_are_no_other_study(tmp_path):
     with StudyFolder.open(tmp_path, study()):
         pass
-    file = tmp_path / "study.json"
-    older = {key: value for key, value in json.loads(file.read_text()).items() if key != "tune_order"}
-    file.write_text(json.dumps(older))
     with StudyFolder.open(tmp_path, study(against=("dapo",))) as folder:
         assert len(run_study(study(against=("dapo",)), folder, Runner()).reported) == 2
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from goldilocks.cli import main
 from goldilocks.lab.compare.arm import EqualCost, combinations, parse_grid
+from goldilocks.lab.compare.study import recipe_digest
 from goldilocks.launch import preflight
 
 ENOUGH = ["--budget", "rollouts=64", "--seeds", "1"]
@@ -68,6 +73,10 @@ def test_other_budgets_are_refused_in_one_line(word, capsys, tmp_path):
         (["grpo", *ENOUGH, "--tune", "groups_per_update=2", MINI], "nothing beside --tune groups_per_update"),
         (["grpo", *ENOUGH, "--against", "dapo"], "--against='dapo' is not accepted: recipes of the study: grpo"),
         (["grpo", *ENOUGH, "--tune", "a=[1,2"], "--tune='a=[1,2' is not accepted"),
+        (
+            ["grpo", "--budget", "seconds=9", "--seeds", "1", "--parallel", "2"],
+            "--parallel=2 is not accepted: 1 with a",
+        ),
         (["grpo", *ENOUGH, "data.seed=3"], "goldilocks compare sets data.seed itself"),
         (["grpo", *ENOUGH, "goldilocks.budget.tokens=3"], "sets goldilocks.budget.tokens itself"),
         (["grpo", *ENOUGH, "goldilocks.study=False"], "sets goldilocks.study itself"),
@@ -97,7 +106,7 @@ def test_bad_words_are_one_line_and_nothing_is_made(words, message, capsys, tmp_
 
 
 def test_a_folder_with_another_study_is_refused_and_the_difference_named(capsys, tmp_path: Path):
-    (tmp_path / "study.json").write_text('{"recipes": ["grpo"], "seeds": 3}')
+    (tmp_path / "study.json").write_text(json.dumps({"recipes": {"grpo": recipe_digest("grpo")}, "seeds": 3}))
     assert main(["compare", "grpo", *ENOUGH, "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert "has another study: cost is null, not" in error
@@ -134,6 +143,35 @@ def test_an_arm_that_is_silent_for_longer_than_the_option_says_is_ended(capsys, 
 
 
 def test_brackets_in_a_failure_are_no_markup_and_the_other_arms_still_run(capsys, tmp_path, monkeypatch):
+    run_a_program_that_fails(tmp_path, monkeypatch)
+    assert main(["compare", "grpo", "dapo", *ENOUGH, "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr()
+    for recipe in ("grpo", "dapo"):
+        assert f"arm {recipe}-seed1 failed: the template has no '[/INST]' token" in said.out
+    assert "0 of 2 arms are done" in said.err
+
+
+def test_tuning_trains_and_validates_on_training_problems_and_never_on_those_that_are_reported(tmp_path, monkeypatch):
+    problems = [*range(200), *range(50)]  # some of them twice
+    for split, numbers in (("train", problems), ("val", range(1000, 1030))):
+        prompts = [[{"role": "user", "content": f"{number} + 1"}] for number in numbers]
+        pq.write_table(pyarrow.table({"prompt": prompts}), tmp_path / f"arithmetic/data/{split}.parquet")
+    run_a_program_that_fails(tmp_path, monkeypatch)
+    out = tmp_path / "out"
+    words = ["--tune", "actor_rollout_ref.actor.optim.lr=1e-4,1e-3", "--out", str(out)]
+    assert main(["compare", "grpo", *ENOUGH, *words]) == 1
+
+    def read(key: str) -> set[str]:
+        file = yaml.safe_load((out / "tune-grpo-1-seed1000/config.yaml").read_text())["data"][key]
+        return {prompt[0]["content"] for prompt in pq.read_table(file)["prompt"].to_pylist()}
+
+    trained, validated = read("train_files"), read("val_files")
+    assert trained | validated == {f"{number} + 1" for number in problems}
+    assert not trained & validated
+    assert len(validated) == 25, "a tenth of the training problems, since there are more to report"
+
+
+def run_a_program_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the place of Python stands a program that fails, and says so as the driver of a run does."""
     fails = tmp_path / "python"
     fails.write_text(
@@ -146,8 +184,3 @@ exit 1
     fails.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(fails))
     monkeypatch.setattr("goldilocks.launch.train.POLL_S", 0.002)
-    assert main(["compare", "grpo", "dapo", *ENOUGH, "--out", str(tmp_path / "out")]) == 1
-    said = capsys.readouterr()
-    for recipe in ("grpo", "dapo"):
-        assert f"arm {recipe}-seed1 failed: the template has no '[/INST]' token" in said.out
-    assert "0 of 2 arms are done" in said.err
