@@ -59,7 +59,7 @@ def opening() -> Opening:
     levels = ((1, 0.5, 0.9), (2, 0.1, 0.3))
     arms = [result(recipe, seed=seed, levels=levels) for seed in (1, 2) for recipe in whole.recipes]
     results = Results((), tuple(arms))
-    return make_opening(whole, results, make_table(whole, results), "The arms")
+    return make_opening(results, make_table(whole, results), "The arms")
 
 
 @pytest.fixture(scope="module")
