@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
     require(args.stall_timeout > 0, "--stall-timeout", args.stall_timeout, "seconds above 0")
     device, console = find_device(), Console(soft_wrap=True)
     configs = check_study(study, device)
-    with StudyFolder.open(args.out, study, origin_here(device)) as folder:
+    with StudyFolder.open(args.out, study, partial(origin_here, device)) as folder:
         split = split_for_tuning(configs, args.out / "tuning") if study.number_of_tries else []
         try:
             with interruptible(), Board(console) as board:

@@ -21,7 +21,7 @@ import math
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -45,6 +45,7 @@ TUNING_SEED = 1_000
 PACKAGES = ("goldilocks-rl", "verl", "trl", "vllm", "torch", "transformers")  # whose versions an arm keeps
 GRID, ONE_AT_A_TIME = ORDERS = ("grid", "one-at-a-time")  # how tuning goes through the grid
 SHARES = tuple(1 - number / VALIDATIONS for number in range(3))  # of a cost: accuracy there is the mean at these
+Origin = Callable[[], Mapping[str, str]]
 Levels = Mapping[str, Mapping[str, float]]  # accuracies by column and value
 INFORMATIVE, SIGNAL = "train/informative_groups", "train/signal"
 
@@ -195,15 +196,15 @@ def origin_here(device: str) -> dict[str, str]:
 
 
 class StudyFolder:
-    """``with StudyFolder.open(path, study, origin) as folder: …``"""
+    """``with StudyFolder.open(path, study, origin) as folder: …``; each arm's origin is asked for when it begins."""
 
-    def __init__(self, path: Path, origin: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, origin: Origin) -> None:
         self.path = path
         self._origin = origin
 
     @classmethod
     @contextlib.contextmanager
-    def open(cls, path: Path, study: Study, origin: Mapping[str, str] | None = None) -> Iterator[StudyFolder]:
+    def open(cls, path: Path, study: Study, origin: Origin = dict) -> Iterator[StudyFolder]:
         """Begin or continue the study here. A folder of another study, or one in use, is an error."""
         path.mkdir(parents=True, exist_ok=True)
         with (path / ".lock").open("w") as lock:
@@ -211,7 +212,7 @@ class StudyFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ValueError(f"--out={str(path)!r}: another goldilocks compare is running there") from None
-            folder = cls(path, origin or {})
+            folder = cls(path, origin)
             folder._claim(study)
             yield folder
 
@@ -246,7 +247,7 @@ class StudyFolder:
             shutil.rmtree(gone)
         path.mkdir(parents=True)
         recipe = {f"recipe {name_of(arm.recipe)}": recipe_digest(arm.recipe)}
-        write_json(path / "arm.json", {**asdict(arm), "origin": {**self._origin, **recipe}})
+        write_json(path / "arm.json", {**asdict(arm), "origin": {**self._origin(), **recipe}})
 
     def finish(self, arm: Arm, result: Result) -> Result:
         """Write the result of an arm that has ended, and return it with the arm's origin."""

@@ -166,11 +166,11 @@ def test_a_recipe_that_was_edited_is_another_study(tmp_path):
 
 def test_an_arm_keeps_where_it_comes_from(tmp_path):
     here = {"commit": "a1", "torch": "2"}
-    with StudyFolder.open(tmp_path, study("grpo"), here) as folder:
+    with StudyFolder.open(tmp_path, study("grpo"), lambda: here) as folder:
         (reported,) = run_study(study("grpo"), folder, Runner()).reported
     assert reported.origin == {**here, "recipe grpo": recipe_digest("grpo")}
     assert json.loads((tmp_path / "grpo-seed1" / "arm.json").read_text())["origin"] == reported.origin
-    with StudyFolder.open(tmp_path, study("grpo"), {"commit": "b2"}) as folder:
+    with StudyFolder.open(tmp_path, study("grpo"), lambda: {"commit": "b2"}) as folder:
         assert run_study(study("grpo"), folder, Runner()).reported == (reported,)
     found = origin_here("cpu")
     assert found["goldilocks-rl"] == version("goldilocks-rl")
