@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import validate_implementation
 from omegaconf import DictConfig
 
 from goldilocks.config.settings import Settings
@@ -14,7 +15,8 @@ from goldilocks.core import Collector, Exhausted, ListSource
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.types import Rollout
 
-CONFIG = str(Path(__file__).parent / "config" / "gspo_dynamic_sampling.yaml")
+HERE = Path(__file__).parent
+CONFIG = str(HERE / "config" / "gspo_dynamic_sampling.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +73,14 @@ def test_the_tiny_form_has_the_same_algorithm(published: DictConfig, monkeypatch
     for key in ("policy_loss", "clip_ratio_low", "clip_ratio_high", "loss_agg_mode", "use_kl_loss", "entropy_coeff"):
         assert tiny.actor_rollout_ref.actor[key] == published.actor_rollout_ref.actor[key]
     assert tiny.actor_rollout_ref.rollout.n == published.actor_rollout_ref.rollout.n == 16
+
+
+@pytest.mark.parametrize("page", ["README_dynamic_sampling.md", "README_dynamic_sampling.zh.md"])
+def test_the_pages_show_what_the_validation_prints(page: str) -> None:
+    """All but its last line, for which it trains."""
+    shown = (HERE / page).read_text(encoding="utf-8").splitlines()
+    for check in (validate_implementation.files, validate_implementation.config, validate_implementation.collector):
+        assert f"ok      {check.__name__}: {check()}" in shown
 
 
 def test_the_loss_clips_whole_sequences_at_the_published_range(published: DictConfig) -> None:

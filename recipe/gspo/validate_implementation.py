@@ -1,12 +1,13 @@
 """``python validate_implementation.py``: is this recipe what it says, on this machine?
 
-It composes the published config, drives the collector that config describes, trains two real steps of a tiny model, and
-looks at what was trained. A line for each; the exit status is 0 when all hold.
+It looks at its own files, composes the published config, drives the collector that config describes, trains two real
+steps of a tiny model, and looks at what was trained. A line for each; the exit status is 0 when all hold.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from goldilocks.config.settings import Settings
 from goldilocks.core import Collector, ListSource
@@ -23,6 +26,16 @@ from goldilocks.types import Account, Group, Rollout, mean_and_std
 
 HERE = Path(__file__).resolve().parent
 CONFIG = str(HERE / "config" / "gspo_dynamic_sampling.yaml")
+FILES = (
+    "README_dynamic_sampling.md",
+    "README_dynamic_sampling.zh.md",
+    "config/gspo_dynamic_sampling.yaml",
+    "gspo_dynamic_sampling_3b_math.sh",
+    "main_gspo_dynamic.py",
+    "test_gspo_3b_math.sh",
+    "test_gspo_dynamic_sampling.py",
+    "validate_implementation.py",
+)
 PROMPTS, ROLLOUTS, STEPS = 8, 8, 2
 SMALL = [
     "task=arithmetic",
@@ -39,13 +52,30 @@ SMALL = [
 def main() -> int:
     """Every check in turn; those behind one that failed are still made."""
     failed = 0
-    for check in (config, collector, training):
+    for check in (files, config, collector, training):
         try:
             print(f"ok      {check.__name__}: {check()}", flush=True)
-        except ValueError as error:
+        except (ValueError, SyntaxError, yaml.YAMLError) as error:
             failed += 1
             print(f"FAILED  {check.__name__}: {error}", flush=True)
     return int(failed > 0)
+
+
+def files() -> str:
+    """Every file of the recipe is there and can be read by what runs it."""
+    missing = [name for name in FILES if not (HERE / name).is_file()]
+    holds("files that are missing", missing, [])
+    for name in FILES:
+        text = (HERE / name).read_text(encoding="utf-8")
+        if name.endswith(".py"):
+            compile(text, name, "exec")
+        elif name.endswith(".yaml"):
+            holds(f"{name} has keys", isinstance(yaml.safe_load(text), dict), True)
+        elif name.endswith(".sh"):
+            done = subprocess.run(["bash", "-n", str(HERE / name)], capture_output=True, text=True, check=False)
+            holds(f"what bash says of {name}", done.stderr.strip(), "")
+            holds(f"{name} is executable", os.access(HERE / name, os.X_OK), True)
+    return f"{len(FILES)} are there; YAML, shell and Python can be read"
 
 
 def config() -> str:

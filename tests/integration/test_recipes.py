@@ -82,6 +82,7 @@ def test_gspo_validates_itself(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split(":")[0].split() for line in done.stdout.splitlines()] == [
+        ["ok", "files"],
         ["ok", "config"],
         ["ok", "collector"],
         ["ok", "training"],
