@@ -15,7 +15,7 @@ from typing import Any
 
 from goldilocks.config.recipes import SECTIONS
 from goldilocks.engine.cpu import PATCHES_VARIABLE, patches_env, platform_env
-from goldilocks.launch.machine import find_device
+from goldilocks.launch.machine import ADDRESS, find_device
 
 MODE = "trainer.v1.trainer_mode"
 
@@ -35,7 +35,8 @@ def on_cpu(words: Sequence[str]) -> bool:
         return chosen == "cpu"
     if "VERL_PLATFORM" in os.environ:
         return os.environ["VERL_PLATFORM"] == "cpu"
-    return find_device() == "cpu"
+    joined = [f"{ADDRESS}={os.environ['RAY_ADDRESS']}"] if os.environ.get("RAY_ADDRESS") else []
+    return find_device([*joined, *words]) == "cpu"
 
 
 def main(*defaults: str, module: str = "goldilocks.main_ppo") -> None:

@@ -13,7 +13,10 @@ when the run began count: a Ray that has been up for long has lost others before
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 DEVICE_FILES = Path("/dev")
+ADDRESS = "ray_kwargs.ray_init.address"
+ASK_S = 120.0
 PRIVATE = "local"  # the address of a Ray that is one run's alone
 THREADS = "OMP_NUM_THREADS"
 SIZES = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
@@ -44,7 +49,31 @@ def share_of_cores(runs: int) -> dict[str, str]:
     return {} if chosen else {THREADS: str(threads_per_rank(runs))}
 
 
-def find_device() -> str:
+def find_device(words: Sequence[str] = ()) -> str:
+    """Return ``cuda`` if torch can use an NVIDIA GPU here, or if the Ray that the words join has one, else ``cpu``."""
+    given = dict(word.lstrip("+").partition("=")[::2] for word in words)
+    address = given.get(ADDRESS, PRIVATE).strip("'\"")
+    found = _device_here()
+    asked = found == "cpu" and address != PRIVATE and not {"device", "trainer.device"} & set(given)
+    return _device_of(address) if asked else found
+
+
+def _device_of(address: str) -> str:
+    """Ask a running Ray for its GPUs. Ranks on the CPU are GPUs to it, but have no type."""
+    command = [sys.executable, "-m", "goldilocks.launch.ray_probe", "--resources", address]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"{ADDRESS}={address!r} is not accepted: a Ray that answers within {ASK_S:g} s") from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise ValueError(f"{ADDRESS}={address!r} is not accepted: the address of a Ray that is running: {last}")
+    resources = json.loads(done.stdout.splitlines()[-1])
+    typed = any(name.startswith("accelerator_type:") for name in resources)
+    return "cuda" if resources.get("GPU", 0) > 0 and typed else "cpu"
+
+
+def _device_here() -> str:
     """Return ``cuda`` if torch can use an NVIDIA GPU, else ``cpu``; torch is imported where there may be one."""
     files = (file for name in ("nvidia[0-9]*", "dxg") for file in DEVICE_FILES.glob(name))  # dxg: any GPU under WSL2
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not any(files):

@@ -1,5 +1,7 @@
 """``python -m goldilocks.launch.ray_probe WISH``: prints, as JSON, what a Ray worker finds on each node of a Ray.
 
+``--resources ADDRESS`` prints what all nodes have together.
+
 It is a process of its own, since verl reads its environment when it is imported and a Ray that cannot start may hang.
 And as the main module its functions travel by value: a node without this package still says what it lacks.
 """
@@ -89,6 +91,20 @@ def _answer(reference: Any) -> dict[str, Any]:
     return found
 
 
+def resources(address: str) -> dict[str, float]:
+    """Return what all nodes of a running Ray have together."""
+    import logging
+
+    import ray
+
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        found: dict[str, float] = ray.cluster_resources()
+    finally:
+        ray.shutdown()
+    return found
+
+
 def main(wish: str) -> int:
     """Join or start the Ray that the wish names (JSON: ``ray_init``, ``files``) and ask every node of it."""
     import logging
@@ -105,4 +121,7 @@ def main(wish: str) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "--resources":
+        print(json.dumps(resources(sys.argv[2])))
+        sys.exit(0)
     sys.exit(main(sys.argv[1]))

@@ -76,7 +76,7 @@ every key is verl's own: python -m verl.trainer.main_ppo --cfg job lists them
 def run(args: argparse.Namespace) -> int:
     """Train; return 0 if the run reached its end."""
     console = Console(markup=False)
-    choice = choose(args.words, find_device())
+    choice = choose(args.words, find_device(args.words))
     name = args.name or f"{choice.name}-{datetime.now():%Y%m%d-%H%M%S}"
     if args.cfg:
         config = compose_config(choice, [_engine(choice)])

@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
+from goldilocks.cli import main
 from goldilocks.launch import machine, preflight
 from goldilocks.launch.machine import SIZES, THREADS, find_device, is_private, share_of_cores
 from goldilocks.launch.recipe import choose
@@ -75,3 +77,36 @@ def test_runs_at_the_same_time_share_the_cores_unless_the_user_has_said_so(monke
     assert share_of_cores(40) == {THREADS: "1"}
     monkeypatch.setenv(THREADS, "7")
     assert share_of_cores(5) == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "device"),
+    [
+        ('echo \'{"GPU": 8.0, "CPU": 64.0, "accelerator_type:H200": 1.0}\'', "cuda"),
+        ('echo \'{"GPU": 2.0, "CPU": 4.0}\'', "cpu"),  # ranks on the CPU, which Ray counts as GPUs
+    ],
+)
+def test_without_a_gpu_here_the_cluster_that_is_joined_is_asked(
+    answer: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the place of Python stands a program that answers as a Ray would."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    probe = tmp_path / "python"
+    probe.write_text(f"#!/bin/sh\n{answer}\n")
+    probe.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(probe))
+    for words, found in ((["++ray_kwargs.ray_init.address=10.0.0.1:6379"], device), ([], "cpu")):
+        assert main(["train", *words, "--cfg", "job"]) == 0
+        assert yaml.safe_load(capsys.readouterr().out)["trainer"]["device"] == found
+
+
+def test_a_cluster_that_does_not_answer_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    assert main(["train", "++ray_kwargs.ray_init.address=10.0.0.1:6379", "--runs", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "ray_kwargs.ray_init.address='10.0.0.1:6379' is not accepted: the address of a Ray that is running" in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         alone, "--parallel", args.parallel, "1 with a budget of seconds: arms at the same time slow each other down"
     )
     require(args.stall_timeout > 0, "--stall-timeout", args.stall_timeout, "seconds above 0")
-    device, console = find_device(), Console(soft_wrap=True)
+    device, console = find_device(args.words), Console(soft_wrap=True)
     configs = check_study(study, device)
     with StudyFolder.open(args.out, study, partial(origin_here, device)) as folder:
         split = split_for_tuning(configs, args.out / "tuning") if study.number_of_tries else []
