@@ -177,7 +177,7 @@ class StepStatistics:
             "difficulty/kept_mean_reward": kept.mean_reward,
             "difficulty/pass_rate": _ratio(self.passes, judged.rollouts),
             "difficulty/reward_std": _ratio(self.spread, judged.groups),
-            **{f"reward/{name}": _ratio(*mean) for name, mean in self.components.items()},
+            **{f"reward/{name}": total / count for name, (total, count) in self.components.items() if count},
             **{f"filter/dropped/{reason}": count for reason, count in self.dropped.items()},
             **{f"train/rollout_failures/{reason}": count for reason, count in self.failures.items()},
             **self._adaptive(),
