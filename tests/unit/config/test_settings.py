@@ -20,6 +20,7 @@ from goldilocks.core.selectors import Thompson
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.filtering.config import OF_LIBRARY_CALLS
 from goldilocks.verl.estimators import estimator_for
+from goldilocks.verl.v0.python_config import FilterGroupsConfig
 
 DEFAULTS = Path(goldilocks.config.__file__).parent / "goldilocks" / "defaults.yaml"
 ORACLE = (
@@ -212,6 +213,7 @@ def test_the_config_group_has_every_key_with_its_default() -> None:
     for section, cls in (("adaptive_rollout", AdaptiveRollout), ("goldilocks", Policies)):
         assert given[section] == {one.name: getattr(cls(), one.name) for one in fields(cls)}
     known = FilterGroups()
+    assert given["algorithm"]["filter_groups"].pop("_target_") == f"{FilterGroupsConfig.__module__}.FilterGroupsConfig"
     assert all(value == getattr(known, name) for name, value in given["algorithm"]["filter_groups"].items())
     filtering = PPOFilterConfig()
     listed = {name: value for name, value in given["batch_filter"].items() if name != "enable"}

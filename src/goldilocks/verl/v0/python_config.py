@@ -18,6 +18,7 @@ from goldilocks.config.settings import FilterGroups
 from goldilocks.core.filters import Variance
 from goldilocks.core.limits import Limits, Surplus
 from goldilocks.errors import nearest, require
+from goldilocks.filtering.config import PPOFilterConfig
 from goldilocks.types import MIN_STD, OnExhausted, OnFull
 
 if TYPE_CHECKING:
@@ -168,6 +169,7 @@ class TrainerConfig(ConfigSection):
     critic: Mapping[str, Any] = field(default_factory=dict)
     reward: Mapping[str, Any] = field(default_factory=dict)
     adaptive_rollout: Mapping[str, Any] = field(default_factory=dict)
+    batch_filter: PPOFilterConfig | Mapping[str, Any] = field(default_factory=dict)
     goldilocks: Mapping[str, Any] = field(default_factory=dict)
 
     def to_verl(self) -> DictConfig:
@@ -218,12 +220,35 @@ def _items(value: Any) -> Iterator[tuple[str, Any]] | None:
         plain = [(one.name, getattr(value, one.name)) for one in fields(value) if one.name != "more"]
         return iter([*plain, *value.more.items()])
     if isinstance(value, FilterGroups):
-        return iter(dataclasses.asdict(value).items())
+        return iter({"_target_": _path(FilterGroupsConfig), **dataclasses.asdict(value)}.items())
+    if isinstance(value, PPOFilterConfig):
+        return iter([("enable", True), *_changed(value)])
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        default = type(value)()
-        names = [one.name for one in fields(value) if getattr(value, one.name) != getattr(default, one.name)]
-        return iter([(name, getattr(value, name)) for name in names])
+        return iter(_changed(value))
     return iter(value.items()) if isinstance(value, Mapping) else None
+
+
+def _changed(value: Any) -> list[tuple[str, Any]]:
+    """Return the fields that differ from the default of their class."""
+    default = type(value)()
+    names = [one.name for one in fields(value) if getattr(value, one.name) != getattr(default, one.name)]
+    return [(name, getattr(value, name)) for name in names]
+
+
+def name_targets(config: DictConfig) -> None:
+    """Name the classes of verl's sections that were assigned as objects, by which verl makes objects of them again."""
+    from omegaconf import DictConfig, OmegaConf
+
+    for key in config:
+        node = config._get_node(key)
+        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing():
+            if node.get("_target_") == "":
+                node._target_ = _path(OmegaConf.get_type(node))  # type: ignore[arg-type]
+            name_targets(node)
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _check_key(key: str, stock: DictConfig) -> None:

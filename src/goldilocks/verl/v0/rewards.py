@@ -6,15 +6,19 @@ arguments, pickled by value if it cannot be imported there, so that closures and
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from omegaconf import DictConfig, open_dict
 from ray import cloudpickle
+
+from goldilocks.config.settings import REWARDS, reward_calls
+from goldilocks.errors import require
 
 if TYPE_CHECKING:  # a process that only calls a function does without verl
     from verl import DataProto
@@ -22,6 +26,10 @@ if TYPE_CHECKING:  # a process that only calls a function does without verl
 RewardFunction = Callable[..., Any]
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+FORMS = (
+    f"a function of {', '.join(ARGUMENTS)} that returns a number, or a dict with score and other metrics; or one of "
+    "data, return_dict that returns a tensor, or a dict with reward_tensor and reward_extra_info"
+)
 VALIDATION = "__validation__"  # in the extra_info of a validation prompt, until the function is called
 
 
@@ -41,12 +49,48 @@ def route(config: DictConfig, reward_fn: RewardFunction | None, val_reward_fn: R
     asynchronous = {inspect.iscoroutinefunction(function) for function in (training, validation)}
     if len(asynchronous) > 1:
         raise ValueError("reward_fn and val_reward_fn are not both plain functions: both, or both coroutine functions")
+    of_rows = {takes_rows(function) for function in (training, validation)}
+    if len(of_rows) > 1:
+        raise ValueError(f"reward_fn and val_reward_fn have different arguments: both {FORMS}")
     packed = base64.b64encode(cloudpickle.dumps((training, validation))).decode()
     with open_dict(config):
         config.reward.custom_reward_function.path = f"pkg://{__name__}"
         config.reward.custom_reward_function.name = "call_async" if True in asynchronous else "call"
         config.reward.custom_reward_function.reward_kwargs = {"packed": packed}
+        if True in of_rows:
+            accepted = f"none with reward_fn={_name(training)}: these keys are for functions of {', '.join(ARGUMENTS)}"
+            require(not reward_calls(config).in_use, REWARDS, "set", accepted)
+            config.reward.reward_manager.source = "importlib"
+            config.reward.reward_manager.name = RowManager.__name__
+            config.reward.reward_manager.module = {"path": f"pkg://{__name__}", "name": RowManager.__name__}
     return True
+
+
+class RowManager:
+    """A reward manager of verl's workers around one that is called with rows: it is given one row at a time."""
+
+    def __init__(self, config: DictConfig, *_: Any, **__: Any) -> None:
+        self._packed = config.reward.custom_reward_function.reward_kwargs.packed
+
+    async def run_single(self, data: DataProto) -> dict[str, Any]:
+        """Return the score of the last row, which is the rollout's, and what else was returned of it."""
+        row = data[-1:]
+        arguments = {"extra_info": row.non_tensor_batch.get("extra_info", [None])[0]}
+        manager = _choose(self._packed, arguments)
+        row.non_tensor_batch["extra_info"] = np.array([arguments["extra_info"]], dtype=object)
+        result = await asyncio.get_running_loop().run_in_executor(None, lambda: manager(row, return_dict=True))
+        if not isinstance(result, Mapping):
+            result = {"reward_tensor": result}
+        score = float(result["reward_tensor"].sum())
+        extra = {name: values[0] for name, values in (result.get("reward_extra_info") or {}).items()}
+        return {"reward_score": score, "reward_extra_info": extra or {"acc": score}}  # as verl's of a plain number
+
+    @classmethod
+    def assemble_rm_scores(cls, data: DataProto, scores: list[float]) -> Any:
+        """Return verl's tensor of scores, which has each at the last token of its response."""
+        from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+
+        return RewardManagerBase.assemble_rm_scores(data, scores)
 
 
 def mark_validation(batch: DataProto) -> None:
@@ -98,12 +142,23 @@ def _function(config: DictConfig, given: Any) -> RewardFunction | None:
             return None
     if function is None:
         return None
+    known = _binds(function, **dict.fromkeys(ARGUMENTS)) or takes_rows(function)
+    require(known, "reward_fn", _name(function), FORMS)
+    return cast("RewardFunction", function)
+
+
+def takes_rows(function: Any) -> bool:
+    """Whether a function is called with rows, as ``(data, return_dict)``, and not with one answer's arguments."""
+    return not _binds(function, **dict.fromkeys(ARGUMENTS)) and _binds(function, None, return_dict=True)
+
+
+def _binds(function: Any, *args: Any, **arguments: Any) -> bool:
     try:
-        inspect.signature(function).bind(**dict.fromkeys(ARGUMENTS))
-    except (TypeError, ValueError) as error:
-        name = getattr(function, "__name__", type(function).__name__)
-        raise ValueError(
-            f"reward_fn={name} is not accepted ({error}): a function of {', '.join(ARGUMENTS)} "
-            "that returns a number, or a dict with score and other metrics"
-        ) from None
-    return function
+        inspect.signature(function).bind(*args, **arguments)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -45,7 +45,7 @@ from goldilocks.verl.v0.backend import (
     pad_to,
     placeholder,
 )
-from goldilocks.verl.v0.python_config import TrainerConfig
+from goldilocks.verl.v0.python_config import TrainerConfig, name_targets
 from goldilocks.verl.v0.rewards import RewardFunction, mark_validation, route
 
 
@@ -72,6 +72,7 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
         documented = isinstance(config, TrainerConfig)
         config = config.to_verl() if isinstance(config, TrainerConfig) else copy.deepcopy(config)
         OmegaConf.resolve(config)
+        name_targets(config)
         if documented and kwargs.get("val_dataset") is None and not config.data.val_files:
             kwargs["val_dataset"] = _no_validation(config, kwargs.get("train_dataset"))
         self.settings = Settings.from_config(config)

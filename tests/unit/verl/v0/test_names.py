@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 import goldilocks
+from goldilocks import filtering
 from goldilocks.core import allocators
 from goldilocks.main_ppo import on_cpu, overrides
 from goldilocks.verl.v0 import names
@@ -50,6 +51,13 @@ def test_what_verl_has_stays_verls() -> None:
 def test_modules_of_the_guides_are_ours_under_another_name(module: str, name: str, ours: ModuleType) -> None:
     importlib.import_module("verl.trainer")
     assert getattr(importlib.import_module(module), name) is getattr(ours, name)
+
+
+def test_the_batch_filter_is_found_where_its_guide_imports_it_from() -> None:
+    from verl_patch.trainer.code.filters import PPOBatchFilter, PPOFilterConfig
+
+    assert PPOBatchFilter is filtering.PPOBatchFilter
+    assert PPOFilterConfig is filtering.PPOFilterConfig
 
 
 def test_the_adaptive_entry_point_is_a_module_of_verls() -> None:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from omegaconf import OmegaConf
 from verl.trainer.config import AlgoConfig as VerlAlgoConfig
 from verl.trainer.config import FilterGroupsConfig as VerlFilterGroupsConfig
+from verl.utils.config import omega_conf_to_dataclass
 
 from goldilocks import (
     ActorConfig,
@@ -16,6 +19,8 @@ from goldilocks import (
     TrainerConfig,
 )
 from goldilocks.config.settings import Settings
+from goldilocks.filtering import PPOFilterConfig
+from goldilocks.verl.v0.python_config import name_targets
 
 
 def example() -> TrainerConfig:
@@ -79,6 +84,37 @@ def test_filter_groups_can_be_set_on_verls_config() -> None:
     OmegaConf.set_struct(config, True)
     config.algorithm.filter_groups = FilterGroupsConfig(enable=True, metric="acc", max_num_gen_batches=10, min_std=0.1)
     assert Settings.from_config(config).filter_groups.min_std == 0.1
+
+
+@pytest.mark.parametrize("groups", [VerlFilterGroupsConfig, FilterGroupsConfig])
+def test_filter_groups_in_a_config_become_an_object_again(groups: type) -> None:
+    given = groups(enable=True, metric="acc", max_num_gen_batches=-1)
+    assigned = example().to_verl()
+    assigned.algorithm.filter_groups = given
+    name_targets(assigned)
+    for config in (TrainerConfig(algorithm=AlgoConfig(filter_groups=given)).to_verl(), assigned):
+        found = omega_conf_to_dataclass(config.algorithm).filter_groups
+        assert (found.enable, found.metric, found.max_num_gen_batches) == (True, "acc", -1)
+
+
+def test_no_positive_number_of_generation_batches_is_no_limit() -> None:
+    for batches in (0, -1):
+        groups = FilterGroupsConfig(enable=True, metric="acc", max_num_gen_batches=batches)
+        config = TrainerConfig(
+            algorithm=AlgoConfig(filter_groups=groups), actor_rollout_ref=ActorRolloutRefConfig(rollout={"n": 4})
+        ).to_verl()
+        limits = Settings.from_config(config).limits()
+        assert limits.prompts_left(10**9, 512) == math.inf
+
+
+def test_the_batch_filter_is_a_field() -> None:
+    rollout = ActorRolloutRefConfig(rollout=RolloutConfig(n=8))
+    for given in (PPOFilterConfig(enable_two_gate_filter=True), {"enable_two_gate_filter": True}):
+        chosen = Settings.from_config(TrainerConfig(batch_filter=given, actor_rollout_ref=rollout).to_verl())
+        assert chosen.batch_filter_config == PPOFilterConfig(target_group_size=8, enable_two_gate_filter=True)
+    every_default = TrainerConfig(batch_filter=PPOFilterConfig(), actor_rollout_ref=rollout)
+    assert Settings.from_config(every_default.to_verl()).batch_filter_config == PPOFilterConfig(target_group_size=8)
+    assert Settings.from_config(TrainerConfig().to_verl()).batch_filter_config is None
 
 
 def test_any_other_key_of_verl_goes_by_its_dotted_name() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from torchdata.stateful_dataloader.sampler import RandomSampler
 from unit.verl.v0.v0_world import PROMPT, RESPONSE, Prompts, World
 from verl import DataProto
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
-from verl.trainer.ppo.reward import get_custom_reward_fn
+from verl.trainer.ppo.reward import get_custom_reward_fn, load_reward_manager
 
 from goldilocks import (
     ActorConfig,
@@ -544,6 +545,46 @@ def test_validation_prompts_are_graded_by_their_own_function():
 def test_a_reward_function_of_other_arguments_is_refused():
     with pytest.raises(ValueError, match="a function of data_source, solution_str, ground_truth, extra_info"):
         route(TrainerConfig().to_verl(), lambda data: 0.0, None)
+
+
+class WithReturnDict:
+    """A reward manager as guides have it: called with rows, and whether to return more than a tensor."""
+
+    def __init__(self, right: float, extra: bool = True) -> None:
+        self.right, self.extra = right, extra
+
+    def __call__(self, data: DataProto, return_dict: bool = False) -> Any:
+        rewards = torch.zeros(len(data), data.batch["responses"].shape[1])
+        rewards[:, -1] = torch.tensor([float(len(row.non_tensor_batch["extra_info"])) + self.right for row in data])
+        extra = {"acc": [1.0] * len(data), "who": ["me"] * len(data)}
+        return {"reward_tensor": rewards, "reward_extra_info": extra} if return_dict and self.extra else rewards
+
+
+def one_row() -> DataProto:
+    return DataProto.from_dict(
+        tensors={name: torch.ones(1, n).long() for name, n in (("prompts", 2), ("responses", 3), ("attention_mask", 5))},
+        non_tensors={"extra_info": np.array([{"index": 3}], dtype=object)},
+    )
+
+
+def test_a_reward_manager_that_is_called_with_rows_scores_them_one_by_one():
+    verl_config = TrainerConfig().to_verl()
+    assert route(verl_config, WithReturnDict(1.0), WithReturnDict(7.0, extra=False))
+    called = load_reward_manager(verl_config, tokenizer=None)
+    rows = one_row()
+    found = asyncio.run(called.run_single(rows))
+    assert found == {"reward_score": 2.0, "reward_extra_info": {"acc": 1.0, "who": "me"}}
+    mark_validation(rows)
+    assert asyncio.run(called.run_single(rows)) == {"reward_score": 8.0, "reward_extra_info": {"acc": 8.0}}
+    assert type(called).assemble_rm_scores(one_row(), [2.0]).tolist() == [[0.0, 0.0, 2.0]]
+
+
+def test_reward_managers_that_are_called_with_rows_are_not_mixed_with_functions_or_our_keys():
+    with pytest.raises(ValueError, match="reward_fn and val_reward_fn have different arguments"):
+        route(TrainerConfig().to_verl(), WithReturnDict(1.0), by_length)
+    limited = TrainerConfig(goldilocks={"rewards": {"retries": 2}}).to_verl()
+    with pytest.raises(ValueError, match=r"goldilocks.rewards='set' is not accepted: none with reward_fn=WithReturn"):
+        route(limited, WithReturnDict(1.0), None)
 
 
 def by_length(data_source, solution_str, ground_truth, extra_info):
