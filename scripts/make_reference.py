@@ -243,6 +243,8 @@ def config_keys() -> Iterator[tuple[str, str, str]]:
     """Every key that is added to verl's, with its default and its comment."""
     fields = filter_comments()
     for key, value, comment in yaml_lines(KEYS.read_text().splitlines()):
+        if key.endswith("._target_"):  # verl's own, and nobody's to set
+            continue
         yield row(key, value, comment or fields.get(key.removeprefix("batch_filter."), ""))
         if key == "batch_filter.enable":
             yield row("batch_filter.target_group_size", "rollout.n", fields["target_group_size"])

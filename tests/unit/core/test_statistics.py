@@ -6,6 +6,7 @@ import random
 import statistics
 
 import pytest
+from builders import fill, plain_collector
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,3 +61,13 @@ def test_rollouts_that_pause_and_go_on_leave_the_mean_where_it_is() -> None:
         for before, tokens in zip([0, *cuts], [*cuts, length], strict=True):
             subject.add(tokens, finished=tokens == length, before=before)
     assert subject.mean == pytest.approx(statistics.fmean(true), rel=0.01)
+
+
+def test_a_step_that_carried_groups_fill_counts_one_generation_batch() -> None:
+    collector = plain_collector(target_groups=2, gen_batch_size=4)
+    for issued in (4, 0):
+        fill(collector)
+        collector.take()
+        assert collector.metrics()["train/prompts_issued"] == issued
+        assert collector.metrics()["train/num_gen_batches"] == 1
+        collector.requests(0)  # the next step

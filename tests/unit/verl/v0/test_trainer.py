@@ -560,9 +560,14 @@ class WithReturnDict:
         return {"reward_tensor": rewards, "reward_extra_info": extra} if return_dict and self.extra else rewards
 
 
+SIZES = {"prompts": 2, "responses": 3, "attention_mask": 5}
+
+
 def one_row() -> DataProto:
     return DataProto.from_dict(
-        tensors={name: torch.ones(1, n).long() for name, n in (("prompts", 2), ("responses", 3), ("attention_mask", 5))},
+        tensors={
+            name: torch.ones(1, n).long() for name, n in (("prompts", 2), ("responses", 3), ("attention_mask", 5))
+        },
         non_tensors={"extra_info": np.array([{"index": 3}], dtype=object)},
     )
 
