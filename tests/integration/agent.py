@@ -9,15 +9,14 @@ import pytest
 
 from .conftest import Run
 
-SIBLINGS = 7  # of the third rollout, which are cancelled when it is right
+OPENED, EACH = 16, 3  # groups that are opened at first, rollouts of each
 
-# Every rollout calls the tool once. The third waits in its call until its siblings are in theirs, which never end.
+# Every rollout calls the tool once. Of the groups that are opened at first every other one waits in its calls for ever,
+# and the others wait until all of those wait.
 AGENT = f'''
 import asyncio
 import os
 import pathlib
-from collections import Counter
-
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
@@ -38,22 +37,18 @@ class Once(ToolParser):
 
 
 class Waits(BaseTool):
-    waiting = Counter()
-
     async def create(self, instance_id=None, **kwargs):
         session = current_session.get()
         return f"{{session.uid}} {{session.index}}", ToolResponse()
 
     async def execute(self, instance_id, parameters, **kwargs):
-        uid, index = instance_id.split()
-        if not self.config["waits"]:
-            index = 0
-        if int(index) > 2:
-            self.waiting[uid] += 1
-            self.note("waits", instance_id)
-            await asyncio.Event().wait()
-        while int(index) == 2 and self.waiting[uid] < {SIBLINGS}:
-            await asyncio.sleep(0.01)
+        number = int(instance_id.split()[0][1:])
+        if self.config["waits"] and number < {OPENED}:
+            if number % 2:
+                self.note("waits", instance_id)
+                await asyncio.Event().wait()
+            while not JOURNAL.exists() or JOURNAL.read_text().count("waits") < {OPENED // 2 * EACH}:
+                await asyncio.sleep(0.01)
         self.note("answers", instance_id)
         return ToolResponse(text="1"), 0.0, {{}}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from run_files import json_lines
 
-from .agent import SIBLINGS, answered, journal_of, with_agent
+from .agent import EACH, OPENED, answered, journal_of, with_agent
 from .conftest import Launch, Task
 from .killed import assert_none_twice, killed, trained_groups
 from .test_partial import of_all_lengths
@@ -25,9 +25,9 @@ def test_rollouts_of_several_rows_count_once_and_tools_of_cancelled_ones_are_tol
         "algorithm.adv_estimator=rloo",
         "algorithm.filter_groups.enable=True",
         "algorithm.filter_groups.metric=score",
-        "+adaptive_rollout.enable=True",
-        "+adaptive_rollout.stop=contrast",
-        "+adaptive_rollout.max_n=10",
+        "algorithm.filter_groups.on_full=requeue",
+        f"data.gen_batch_size={OPENED}",
+        f"actor_rollout_ref.rollout.n={EACH}",
         *with_agent(tmp_path, monkeypatch, cut=True),
         *rewards(tmp_path, "right_from_the_third_on"),
     )
@@ -48,10 +48,12 @@ def test_rollouts_of_several_rows_count_once_and_tools_of_cancelled_ones_are_tol
     assert first["accounts/trained_rollouts"] == len(parts) == 24
     assert first["accounts/tool_tokens"] > 0
     journal = Counter((what, uid) for what, uid, _ in journal_of(run))
-    for uid in groups:  # of the first step: its cancelled calls were told of before the second step began
-        assert journal["waits", uid] == SIBLINGS
-        assert journal["answers", uid] == 3
-        assert journal["released", uid] == SIBLINGS + 3
+    for uid in groups:
+        assert (journal["waits", uid], journal["answers", uid], journal["released", uid]) == (0, EACH, EACH)
+    for number in range(1, OPENED, 2):  # cancelled: their calls were told of before the second step began
+        uid = f"g{number}"
+        assert (journal["waits", uid], journal["answers", uid], journal["released", uid]) == (EACH, 0, EACH)
+    assert first["accounts/cancelled_rollouts"] == OPENED // 2 * EACH
 
 
 @pytest.mark.runs(2)
