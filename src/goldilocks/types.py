@@ -68,7 +68,7 @@ class OnExhausted(Word):
 
     ERROR = "error"  # raise ``Exhausted``
     SHRINK = "shrink"  # train on the groups there are
-    BACKFILL = "backfill"  # fill the batch up with dropped groups: its shape is kept, they are not trained
+    BACKFILL = "backfill"  # fill the batch up with dropped groups whose rewards are equal: they have no gradient
 
 
 class OnFull(Word):

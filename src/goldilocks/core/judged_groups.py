@@ -14,7 +14,7 @@ from goldilocks.core.accounts import Accounts
 from goldilocks.core.open_groups import FindPrompt, issue_order, pack_group, unpack_group
 from goldilocks.core.source import PromptOrder
 from goldilocks.errors import require
-from goldilocks.types import Account, AccountName, Group, Rollout, Verdict
+from goldilocks.types import Account, AccountName, Group, Rollout, Verdict, is_informative
 
 Origin = Account | AccountName
 TrainedOf = Callable[[Group], Collection[Rollout]]
@@ -63,10 +63,14 @@ class JudgedGroups:
         self._accounts.move(group.rollouts, Account.OPEN, Account.CARRIED)
 
     def drop(self, group: Group, account: Origin) -> None:
-        """Let go of a group that its filter dropped; some are held to fill a batch up."""
+        """Let go of a group that its filter dropped. Some are held to fill a batch up, if they have no gradient.
+
+        A filter on another metric than the reward, or on a band, also drops groups whose rewards differ.
+        """
         self._release(group.prompt.index)
         self._accounts.move(group.rollouts, Account.OPEN, account)
-        self._hold(group, account)
+        if not is_informative(group):
+            self._hold(group, account)
 
     def _hold(self, group: Group, account: Origin) -> None:
         if len(group) and len(self._dropped) < self._spare:

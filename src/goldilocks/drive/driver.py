@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from goldilocks.core import Collector, Exhausted
+from goldilocks.core.filters import Variance
 from goldilocks.drive.backend import Backend
 from goldilocks.drive.gate import Gate, Metrics
 from goldilocks.drive.rows import RowStore
@@ -43,6 +44,11 @@ FLAT = (
     "the last %d groups were all dropped, and the keep rate is %.4f: update %d may never come. Look at the reward "
     "function, the data and filter/dropped/* of the last step; algorithm.filter_groups.max_num_gen_batches ends such "
     "a run"
+)
+ALIKE = (
+    "%d of the %d groups of this batch have only failures, or only passes (a reward of %g or more), and passed the "
+    "filter: their rewards differ by something else, such as the length, and that is trained. Return acc, 0 or 1, from "
+    "the reward function, and leave algorithm.filter_groups.metric out or name acc"
 )
 ENDS_THE_RUN = RewardFailed.__name__  # the reason of a failure after which a run must not go on
 ROWS = "goldilocks_rows"  # begins the name of the folder of rows in a checkpoint
@@ -83,6 +89,7 @@ class Driver:
         self._max_failures = max_failures
         self._flat_limit = FLAT_BATCHES * collector.gen_batch_size  # groups in a row without one kept: it is said
         self._threshold_fits: bool | None = None  # known after the first step with enough groups whose rewards differ
+        self._sides_said = False
         self._refills = 0  # of this batch
         self._judgements: list[Metrics] = []  # of this batch
 
@@ -223,6 +230,7 @@ class Driver:
         plain = {name: float(value) for name, value in judged.items()}  # a mean knows its count, and loggers refuse it
         own = self.collector.metrics()
         self._check_threshold(own)
+        self._check_sides(trained)
         spent = {"budget/spent": self.meter.share} if self.meter.budget.costs else {}
         return {**own, **plain, **spent}
 
@@ -234,6 +242,15 @@ class Driver:
             self._threshold_fits = 0 < passed < 1
             if not self._threshold_fits:
                 logger.warning(ONE_SIDED, "no" if passed == 0 else "every", self.collector.beliefs.positive_threshold)
+
+    def _check_sides(self, trained: Sequence[Group]) -> None:
+        """Warn once where groups of failures alone, or of passes alone, pass the filter: it judges something else."""
+        passed = self.collector.beliefs.passed
+        alike = sum(len({passed(rollout) for rollout in group.rollouts}) == 1 for group in trained)
+        judges = isinstance(self.collector.filter, Variance)
+        if judges and not self._sides_said and alike * 10 > len(trained):
+            self._sides_said = True
+            logger.warning(ALIKE, alike, len(trained), self.collector.beliefs.positive_threshold)
 
     # -- a checkpoint --------------------------------------------------------------------------------------------------
 

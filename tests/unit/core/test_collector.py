@@ -6,12 +6,13 @@ import math
 from typing import Any
 
 import pytest
-from builders import answer, plain_collector
+from builders import answer, observe, plain_collector
 
 from goldilocks import Collector, Exhausted, Failure, Limits, ListSource, Rollout, Surplus
 from goldilocks.core.allocators import Adaptive, Fixed
-from goldilocks.core.filters import Everything, Variance
+from goldilocks.core.filters import Band, Everything, Length, Variance
 from goldilocks.core.selectors import Uniform
+from goldilocks.types import OnExhausted
 
 
 def collector(prompts: int = 100, **options: Any) -> Collector:
@@ -619,3 +620,22 @@ def test_a_batch_that_was_not_trained_waits_again() -> None:
     subject.put_back()
     subject.accounts.check()
     assert [group.uid for group in subject.take()] == ["g1", "g2"]
+
+
+@pytest.mark.parametrize(
+    ("filter", "outcome"),
+    [
+        (Variance("acc"), lambda uid, index: Rollout(uid, index, -0.1 * index, 5, metrics={"acc": 0.0})),
+        (Band(lo=0.2, hi=0.8), lambda uid, index: Rollout(uid, index, float(index == 0), 5)),
+        (Length(), lambda uid, index: Rollout(uid, index, float(index < 4), 5, truncated=True)),
+    ],
+    ids=["shaped reward", "band", "length"],
+)
+def test_no_dropped_group_whose_rewards_differ_fills_a_batch_up(filter: Any, outcome: Any) -> None:
+    bounds = Limits(max_num_gen_batches=1, on_exhausted=OnExhausted.BACKFILL)
+    subject = collector(allocator=Fixed(8), filter=filter, limits=bounds)
+    observe(subject, subject.requests(), lambda request, index: outcome(request.uid, index))
+    assert subject.requests() == []
+    with pytest.raises(Exhausted):
+        subject.take()
+    assert subject.backfilled == set()

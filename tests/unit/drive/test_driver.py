@@ -73,15 +73,18 @@ def test_a_gate_that_refuses_everything_ends_each_batch_after_so_many_refills() 
     assert subject.metrics()["accounts/rejected_rollouts"] == 2 * 3 * 2 * (1 + MAX_REFILLS)
 
 
+def flat(requests: Sequence[Request]) -> Iterator[Event]:
+    return (Rollout(request.uid, index, 1.0, 5) for request, index, _ in places(requests))
+
+
 def test_dropped_groups_that_fill_a_batch_up_are_not_judged() -> None:
     class Nothing(Everything):
         def judge(self, group: Group) -> Verdict:
             return Verdict(False, "dull")
 
     limits = Limits(max_num_gen_batches=1, on_exhausted=OnExhausted.BACKFILL)
-    of, gate = plain_collector(limits=limits), Refuses(everything=True)
-    of.filter = Nothing()
-    assert len(driver(of, gate).batch()) == 2
+    of, gate = plain_collector(filter=Nothing(), limits=limits), Refuses(everything=True)
+    assert len(Driver(of, Rounds(flat), NoRows(), gate).batch()) == 2
     assert gate.calls == []
 
 
@@ -127,9 +130,6 @@ def test_rewards_that_are_no_numbers_are_failures_too_and_end_the_run() -> None:
 
 
 def test_a_run_that_keeps_nothing_says_so_and_says_it_again_after_twice_as_many(caplog: Any) -> None:
-    def flat(requests: Sequence[Request]) -> Iterator[Event]:
-        return (Rollout(request.uid, index, 1.0, 5) for request, index, _ in places(requests))
-
     subject = plain_collector(filter=Variance(), limits=Limits(max_num_gen_batches=20))
     with pytest.raises(Exhausted):
         Driver(subject, Rounds(flat), NoRows()).batch()
@@ -251,3 +251,15 @@ def test_a_run_is_over_when_its_budget_is_spent_or_its_epochs_are() -> None:
     subject = Driver(of, Rounds(answers), NoRows(), epochs=Epochs(of, 1))
     assert "budget/spent" not in subject.metrics()
     assert [bool(subject.batch()) and subject.over for _ in range(3)] == [False, False, True]
+
+
+def test_groups_of_failures_alone_that_pass_the_filter_are_said_once(caplog: Any) -> None:
+    def by_length(requests: Sequence[Request]) -> Iterator[Event]:
+        return (Rollout(request.uid, index, 0.01 * index, 5) for request, index, _ in places(requests))
+
+    driver = Driver(plain_collector(filter=Variance("reward")), Rounds(by_length), NoRows())
+    for _ in range(3):
+        driver.batch()
+        driver.metrics()
+    (said,) = [record.message for record in caplog.records if "only failures" in record.message]
+    assert said.startswith("2 of the 2 groups of this batch")
