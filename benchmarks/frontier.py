@@ -1,6 +1,6 @@
-"""What strata are worth: ``dapo``'s informative groups per 1,000 rollouts, and ``dapo_strata``'s as multiples of them.
+"""What strata are worth: ``dapo``'s informative groups per 1,000 rollouts, and ``frontier``'s as multiples of them.
 
-    python benchmarks/priors.py [--worlds 8] [--seed 0]
+    python benchmarks/frontier.py [--worlds 8] [--seed 0]
 
 Each world is a file for ``goldilocks simulate --pass-rates``: skills of several levels, most of them out of reach.
 How many there are, how steeply levels get harder, how much prompts of one level differ, and how prompts are worded is
@@ -111,9 +111,9 @@ def row(world: World, seeds: range) -> list[float]:
     figures: list[float] = []
     for rollouts in BUDGETS:
         dapo = yields("dapo", {}, told, rollouts, seeds)
-        figures += [dapo, *(yields("dapo_strata", keys, told, rollouts, seeds) / dapo for keys in (by_level, {}))]
+        figures += [dapo, *(yields("frontier", keys, told, rollouts, seeds) / dapo for keys in (by_level, {}))]
         none = yields("dapo", {}, untold, rollouts, seeds)
-        figures += [yields("dapo_strata", keys, untold, rollouts, seeds) / none for keys in (by_level, {})]
+        figures += [yields("frontier", keys, untold, rollouts, seeds) / none for keys in (by_level, {})]
     return figures
 
 
