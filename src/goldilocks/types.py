@@ -204,8 +204,8 @@ class Group:
         except KeyError:
             known = ", ".join(sorted({REWARD}.union(*(rollout.metrics for rollout in self.rollouts))))
             raise ValueError(
-                f"algorithm.filter_groups.metric={metric!r} is not accepted: a metric that the reward function returns "
-                f"for every rollout of group {self.uid}, which has {known}"
+                f"algorithm.filter_groups.metric={metric!r} is not accepted: a metric that the reward function "
+                f"returned for every rollout of group {self.uid}, which has {known}"
             ) from None
 
 
