@@ -36,6 +36,7 @@ NEEDED = {"transformers": "<5.11", "verl": ">=0.9.1"}  # what verl needs, and wh
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--runs", metavar="DIR", type=Path, default=Path("runs"), help="where runs will go (default runs/)")
+    add("--quick", action="store_true", help="start no Ray: neither it nor the plug-in in its workers is looked at")
     add("--address", help="of a running Ray (auto: the one of this machine): look at every node of it")
 
 
@@ -43,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
     """Print every finding as it comes; return 1 if an essential one fails."""
     failed = False
     ray = plugin if args.address is None else lambda: cluster(args.address, args.runs)
-    for check in (versions, device, engines, shared_memory, lambda: places(args.runs), ray):
+    checks = [versions, device, engines, shared_memory, lambda: places(args.runs)]
+    for check in checks if args.quick else [*checks, ray]:
         for finding in check():
             print(finding, flush=True)
             failed |= finding.essential and not finding.ok

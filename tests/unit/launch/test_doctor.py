@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from goldilocks.cli import main
 from goldilocks.engine.cpu import PATCHES_VARIABLE
 from goldilocks.launch import doctor
 from goldilocks.verl.patch import Kind
@@ -40,3 +43,13 @@ def test_it_says_which_ones_the_user_left_out(monkeypatch: pytest.MonkeyPatch) -
     findings = list(doctor.patches(live))[1:]
     assert {finding.detail for finding in findings} == {"not live: left out by GOLDILOCKS_PATCHES=cpu,speed"}
     assert "failures-told" in {finding.what for finding in findings}
+
+
+def test_quick_starts_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / "no such program"))
+    assert main(["doctor", "--quick", "--runs", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("ok    python")
+    assert "plug-in" not in said
