@@ -23,9 +23,9 @@ from goldilocks.engine.cpu import threads_for
 from goldilocks.errors import require
 from goldilocks.hashing import content_key, hashed
 from goldilocks.launch.machine import find_device
+from goldilocks.launch.on_trl import PROMPT, SCORE, Grader, dataset
 from goldilocks.launch.preflight import check_paths, provide
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.launch.trl_data import PROMPT, SCORE, Grader, dataset
 from goldilocks.rewards.calls import guard
 from goldilocks.runs.files import Lines
 from goldilocks.runs.history import place_of, value_of

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.text import Text
 
 from goldilocks.launch import reaper
+from goldilocks.runs.costs import Progress, clock
 from goldilocks.runs.files import RunDir
-from goldilocks.runs.progress import Progress, clock
 
 GRACE_S = 10.0  # for the driver to stop Ray by itself
 

@@ -40,9 +40,8 @@ from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, comp
 from goldilocks.launch.supervisor import Board, LiveLine, SignOfLife, Supervisor
 from goldilocks.rewards import TIMEOUT_S
 from goldilocks.rewards.calls import guard
-from goldilocks.runs.costs import hint
+from goldilocks.runs.costs import Progress, hint
 from goldilocks.runs.files import RunDir, Tail
-from goldilocks.runs.progress import Progress
 from goldilocks.verl.checks import check_names, unread, uses_collector
 from goldilocks.verl.tested import untested
 

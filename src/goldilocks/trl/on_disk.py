@@ -43,9 +43,9 @@ from goldilocks.drive.rows import MemoryRows, Place
 from goldilocks.errors import require
 from goldilocks.runs import checkpoints
 from goldilocks.runs.checkpoints import FILE
+from goldilocks.runs.costs import SCORE, SECONDS
 from goldilocks.runs.files import RunDir, set_aside
 from goldilocks.runs.history import column_and_value, validated_source
-from goldilocks.runs.progress import SCORE, SECONDS
 from goldilocks.trl.collection import Batch, Collection, Processes
 from goldilocks.trl.rows import COUNTS
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.launch.supervisor import Board, LiveLine
 from goldilocks.launch.train import _few_updates
-from goldilocks.runs.progress import Progress
+from goldilocks.runs.costs import Progress
 
 
 def composed(*words: str) -> Any:

@@ -13,8 +13,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.launch import on_trl
+from goldilocks.launch.on_trl import dataset
 from goldilocks.launch.recipe import choose, compose_config, names, verl_defaults
-from goldilocks.launch.trl_data import dataset
 
 ACTOR, MODEL, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "rollout"))
 

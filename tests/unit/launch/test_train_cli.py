@@ -14,9 +14,9 @@ from goldilocks.launch import preflight
 from goldilocks.launch.preflight import check_paths
 from goldilocks.launch.recipe import choose, compose_config, names, quoted
 from goldilocks.launch.train import prepared
+from goldilocks.runs.costs import Progress, clock
 from goldilocks.runs.files import RunDir, Tail
 from goldilocks.runs.history import validation_accuracy
-from goldilocks.runs.progress import Progress, clock
 from goldilocks.verl.checks import unread
 
 

@@ -27,7 +27,7 @@ from goldilocks.drive.driver import ENDS_THE_RUN
 from goldilocks.rewards import RewardFailed, spent
 from goldilocks.runs import costs
 from goldilocks.runs.checkpoints import FILE
-from goldilocks.runs.progress import SECONDS
+from goldilocks.runs.costs import SECONDS
 from goldilocks.testing import check_backend, check_rows
 from goldilocks.trl import on_disk
 from goldilocks.trl.async_rollouts import (

@@ -43,7 +43,7 @@ from goldilocks.launch.preflight import check_paths, files_of, provide
 from goldilocks.launch.recipe import Choice, choose, quoted
 from goldilocks.launch.supervisor import Board, LiveLine
 from goldilocks.launch.train import STALL_S, check_keys, composed, interruptible, prepared, supervise
-from goldilocks.runs.progress import Progress, clock
+from goldilocks.runs.costs import Progress, clock
 
 OUT = Path("runs/compare")
 WIDEST = 180  # columns, also on a narrower terminal: a wrapped row is readable, a truncated one is not

@@ -9,7 +9,7 @@ from goldilocks.config.recipes import name_of
 from goldilocks.lab.compare.arm import Values
 from goldilocks.lab.compare.study import SHARES
 from goldilocks.lab.compare.table import CONFIDENCE, POWER, Against, Interval, Price, RecipeRow, Spent, Table
-from goldilocks.runs.progress import clock
+from goldilocks.runs.costs import clock
 from goldilocks.sheet import Sheet
 
 NOT_REACHED, BEFORE = "not reached", "before training"

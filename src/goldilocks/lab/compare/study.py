@@ -36,10 +36,9 @@ from goldilocks.dotted_keys import value_at
 from goldilocks.errors import require
 from goldilocks.lab.compare.arm import VALIDATIONS, Arm, EqualCost, Grid, Values, combinations
 from goldilocks.launch.preflight import files_of
-from goldilocks.runs.costs import COST_NAMES, EPOCHS, spending, updates_per_line
+from goldilocks.runs.costs import COST_NAMES, EPOCHS, SCORE, spending, updates_per_line
 from goldilocks.runs.files import Lines, write_text
 from goldilocks.runs.history import History, by_column, validation_accuracy
-from goldilocks.runs.progress import SCORE
 
 TUNING_SEED = 1_000
 PACKAGES = ("goldilocks-rl", "verl", "trl", "vllm", "torch", "transformers")  # whose versions an arm keeps

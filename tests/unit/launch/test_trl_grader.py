@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from goldilocks.config.settings import reward_calls
-from goldilocks.launch.trl_data import Grader
+from goldilocks.launch.on_trl import Grader
 from goldilocks.rewards.calls import guarded
 
 FUNCTION = """
