@@ -12,7 +12,7 @@ from functools import cache
 
 METRICS: dict[str, str] = {
     # One update: what was generated for it.
-    "train/num_gen_batches": "generation batches begun, 1 at least: 1 says that enough groups survived, not that all vary",
+    "train/num_gen_batches": "generation batches begun, at least 1: then enough groups survived, not that all vary",
     "train/filtered_prompts_ratio": "groups kept, by the filter and by the gate / groups judged",
     "train/prompts_issued": "prompts rolled out",
     "train/groups_judged": "groups that were complete and shown to the filter",

@@ -87,6 +87,7 @@ def unread(config: DictConfig) -> str:
     given = values({name: OmegaConf.to_container(config[name], resolve=True) for name in there})
     usual = {**values(our_defaults()), "goldilocks.validate_by": list(config.get("task_columns") or [])}
     set_by_user = {key for key in given if key in usual or not key.startswith("algorithm.")}
+    set_by_user.discard("algorithm.filter_groups._target_")  # the name of its class, which verl has too
     if config.reward.custom_reward_function.path == PATH:  # calls are guarded on every trainer
         set_by_user = {key for key in set_by_user if not key.startswith(REWARDS)}
     found = [f"{key}={given[key]}" for key in sorted(set_by_user) if given[key] != usual.get(key)]
