@@ -453,13 +453,15 @@ class Settings:
         *,
         repeat: bool = True,
         components: Sequence[str] = (),
+        name: str = "",
     ) -> Collector:
         """Return the collector of these settings; ``order`` is the data loader's order of each epoch.
 
         ``components`` are the parts of the reward where a trainer has its own; else ``goldilocks.rewards.functions``.
+        ``name`` stands before what is said of these settings, where there are several.
         """
         for key, value, needed in self._without_effect():
-            logger.warning("%s=%r has no effect: it is read with %s", key, value, needed)
+            logger.warning("%s%s=%r has no effect: it is read with %s", f"{name}: " if name else "", key, value, needed)
         allocator, surplus = self.allocator(), self.surplus()
         # Chunks that wait for one another leave slots idle at the end of a batch: groups of the next are begun in them.
         grows = isinstance(allocator, Sequential) and surplus.max_carry_steps > 1

@@ -89,7 +89,7 @@ def simulate(
     name: str, settings: Settings, prompts: PassRates, setup: Setup, tell: Tell = lambda rollouts: None
 ) -> Outcome:
     """Spend the budget by these settings and return the yield. ``tell`` is called with the rollouts so far."""
-    collector = settings.collector(prompts.source(), repeat=setup.repeat)
+    collector = settings.collector(prompts.source(), repeat=setup.repeat, name=name)
     engine = SimulatedEngine(prompts, setup.engine, seed=setup.seed)
     harvest = Harvest()
     try:

@@ -228,3 +228,12 @@ class Interrupted(Fixed):
 def test_an_interrupt_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--policy", "grpo", "--set", f"allocator={__name__}:Interrupted"]) == 130
     assert_one_line(capsys, "interrupted")
+
+
+def test_a_key_without_effect_is_said_with_the_policy_that_does_not_read_it(capsys, caplog, tmp_path):
+    file = tmp_path / "rates.jsonl"
+    file.write_text("".join(f'{{"prompt": "p{row}", "pass_rate": 0.5, "level": {row % 2}}}\n' for row in range(64)))
+    keys = ["--set", 'goldilocks.strata.columns=["level"]', "--rollouts", "256", "--target-groups", "8"]
+    assert main(["simulate", "--pass-rates", str(file), "--policy", "dapo", "--policy", "dapo_strata", *keys]) == 0
+    said = [record.message for record in caplog.records if "no effect" in record.message]
+    assert [line.partition(":")[0] for line in said] == ["dapo"]
