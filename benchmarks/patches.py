@@ -39,7 +39,7 @@ import switched_patches as switches
 
 WARM_UP = [[], [switches.SINGLE_TURN], []]  # what is off in the first steps, which do not count
 SMALL = (
-    "rows-by-length", "row-selection", "one-partition", "group-numbers", "packed-rows", "messages", "gathered-puts",
+    "rows-by-length", "row-selection", "one-partition", "group-numbers", "packed-rows", "messages",
 )  # fmt: skip
 CASES = (
     *SMALL, "log-probs", "response-logits", "single-turn", "single-turn+rewards-here",

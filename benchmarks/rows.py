@@ -18,17 +18,13 @@ from typing import Any
 import torch
 import zmq
 from tensordict import TensorDict
-from transfer_queue.metadata import extract_field_schema
-from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
 from transfer_queue.utils.serial_utils import MsgpackEncoder
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from goldilocks.verl import plugin
 from goldilocks.verl.patches.log_probs import responses
 from goldilocks.verl.patches.padding import PaddedAtOnce, nested_as, padded
-from goldilocks.verl.store.batched_puts import Columns
 
 ROUNDS = 7
 Function = Callable[[], Any]
@@ -75,13 +71,6 @@ def moved(rows: dict[str, list[torch.Tensor]], encode: Callable[..., Any], wire:
     return data
 
 
-def described(fields: Any) -> list[Any]:
-    """What the TransferQueue does with the fields of a put before it sends them: it asks for their schema twice."""
-    schemas = [extract_field_schema(fields) for _ in range(2)]
-    places = list(range(fields.batch_size[0]))
-    return [*schemas, *(AsyncSimpleStorageManager._select_by_positions(fields[name], places) for name in schemas[0])]
-
-
 def replaced(module: str, name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Ours, and verl's that it stands for."""
     ours = getattr(importlib.import_module(module), name)
@@ -105,10 +94,6 @@ def main() -> None:
     assert all(torch.equal(*pair) for field in rows for pair in zip(ours[field], theirs[field], strict=True))
     table = [("a message, there and read", *best(*(lambda e=e: moved(rows, e, wire) for e in encoders)))]
     wire.close()
-
-    one_by_one = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
-    packs = Columns, list_of_dict_to_tensordict
-    table.append(("a put, packed and described", *best(*(lambda f=f: described(f(one_by_one)) for f in packs))))
 
     nested = {name: torch.nested.as_nested_tensor(row, layout=torch.jagged) for name, row in rows.items()}
     batch, order = TensorDict(nested, batch_size=chosen.rows), torch.randperm(chosen.rows, generator=draw)

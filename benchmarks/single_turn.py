@@ -20,9 +20,8 @@ from typing import Any
 os.environ.setdefault("GOLDILOCKS_PATCHES", "all")
 os.environ.setdefault("VERL_PLATFORM", "cpu")
 
+import transfer_queue
 from omegaconf import OmegaConf
-from transfer_queue import BatchMeta
-from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.config import RolloutConfig
 from verl.workers.rollout.llm_server import LLMServerClient
@@ -36,7 +35,6 @@ from goldilocks.verl.dispatch import worker
 from goldilocks.verl.dispatch.session import FIRST, ROLLOUTS, VISIT_SEED
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
-from goldilocks.verl.store import batched_puts
 
 N = 8  # rollouts of a prompt
 TICK = 32  # rollouts that end together
@@ -113,21 +111,8 @@ class Worker(StreamingWorker):
         self.single_turn = SingleTurn(self) if whole else None
 
 
-class Queue:
-    """Takes everything at once."""
-
-    def __init__(self) -> None:
-        self.storage_manager = SimpleNamespace(put_data=self._take)
-        self.async_kv_batch_put = self.async_set_custom_meta = self._take
-
-    def get_client(self) -> Queue:
-        return self
-
-    async def async_kv_retrieve_meta(self, keys: list[str], **_: Any) -> BatchMeta:
-        return BatchMeta(list(range(len(keys))), ["train"] * len(keys))
-
-    async def _take(self, *_: Any, **__: Any) -> None:
-        pass
+async def take(**_: Any) -> None:
+    """A put into a queue that takes everything at once."""
 
 
 async def fail(error: BaseException) -> None:
@@ -167,11 +152,7 @@ async def seconds(whole: bool, rollouts: int, tokens: int) -> float:
 
 async def both(rollouts: int, tokens: int) -> tuple[float, float]:
     """CPU seconds of verl's way, and of ours."""
-    found = []
-    for whole in (False, True):
-        batched_puts.takes_columns = lambda: whole  # type: ignore[assignment]  # noqa: B023
-        found.append(await seconds(whole, rollouts, tokens))
-    return found[0], found[1]
+    return await seconds(False, rollouts, tokens), await seconds(True, rollouts, tokens)
 
 
 def main() -> None:
@@ -179,9 +160,7 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
     args = parser.parse_args()
-    batched_puts.transfer_queue = Queue()  # type: ignore[assignment]
-    agent_loop_tq.tq = batched_puts.GatheringQueue()
-    agent_loop_tq.list_of_dict_to_tensordict = list
+    transfer_queue.async_kv_batch_put = take
     worker.publish = fail
     one_by_one, batched = asyncio.run(both(args.rollouts, args.tokens))
     print(f"{args.rollouts} rollouts of {args.tokens} tokens, {N} a prompt; CPU of the worker, best of {TIMES} runs\n")

@@ -26,7 +26,6 @@ UNTIL = "PATCH_UNTIL"  # environment: when the run ends at the latest, in second
 LENGTHS = "PATCH_LENGTHS"  # environment: the tokens of each answer of a group, in JSON
 SINGLE_TURN = "single-turn"  # no patch: single-turn rollouts many at a time, not by verl's agent loop
 MESSAGES = "messages"  # no patch: many requests to a server in one message
-PUTS = "gathered-puts"  # the patch, and ``BatchedPuts`` under it
 STAY = ("one-pass", "v0-trainer")  # the trainer asks whether the first stands, and sends its loss what verl's lacks
 NAMES = (*(patch.name for patch in PATCHES if patch.name not in STAY), SINGLE_TURN, MESSAGES)
 
@@ -99,29 +98,6 @@ def switched(name: str, replace: Callable[[Any], Any], board: Board) -> Callable
     return both
 
 
-def switched_puts(replace: Callable[[Any], Any], board: Board) -> Callable[[Any], Any]:
-    """``replace`` for verl's TransferQueue; while the switch is off, what is put is packed and put by itself, as by
-    verl. The worker hands it over unpacked either way.
-    """
-
-    def both(queue: Any) -> Any:
-        ours = replace(queue)
-        gathered = ours.async_kv_batch_put
-
-        async def async_kv_batch_put(fields: list[dict[str, Any]], **others: Any) -> None:
-            from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-
-            if board.off(PUTS):
-                await queue.async_kv_batch_put(fields=list_of_dict_to_tensordict(fields), **others)
-            else:
-                await gathered(fields=fields, **others)
-
-        ours.async_kv_batch_put = async_kv_batch_put
-        return ours
-
-    return both
-
-
 class Steps:
     """Writes down what each step cost, and sets the switches of the next."""
 
@@ -149,9 +125,7 @@ def install() -> None:
     """Make every patch a switch before the plug-in applies it."""
     board = Board(os.environ[BOARD])
     for patch in PATCHES:
-        if patch.name == PUTS:
-            object.__setattr__(patch, "replaced", {**patch.replaced, "tq": switched_puts(patch.replaced["tq"], board)})
-        elif patch.name in NAMES:
+        if patch.name in NAMES:
             both = {attribute: switched(patch.name, ours, board) for attribute, ours in patch.replaced.items()}
             object.__setattr__(patch, "replaced", both)
     reduce = rows.PackedRows.__reduce__

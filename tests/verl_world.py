@@ -20,10 +20,8 @@ import torch
 import transfer_queue
 from omegaconf import DictConfig, OmegaConf
 from tensordict import NonTensorData, TensorDict
-from transfer_queue import BatchMeta, KVBatchMeta
-from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
+from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.reward import load_reward_manager
-from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.config import RolloutConfig
@@ -40,7 +38,7 @@ from goldilocks.verl.dispatch.client import StreamingClient
 from goldilocks.verl.dispatch.session import FIRST, ROLLOUTS, VISIT_SEED
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
-from goldilocks.verl.store import batched_puts, queue_rows
+from goldilocks.verl.store import queue_rows
 
 LIMIT = 6  # tokens of an answer; the server does not know the limit, so that the worker cuts
 ROLLOUT = {"name": "transformers", "max_num_seqs": 64, "prompt_length": 8, "response_length": LIMIT}
@@ -215,11 +213,10 @@ def client_of(balancer: Actor, *, workers: int = 1, gates: bool = False, **rollo
 class Queue:
     """Stands for the functions of ``transfer_queue``, for one test: rows and their tags by key, and others' tags.
 
-    verl's functions pack and unpack the rows. ``columns`` says whether the storage takes our ``Columns`` too.
+    verl's functions pack and unpack the rows.
     """
 
     STANDS_FOR = (
-        "get_client",
         "kv_batch_get",
         "kv_batch_put",
         "async_kv_batch_put",
@@ -228,17 +225,14 @@ class Queue:
         "kv_clear",
     )
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, columns: bool = True) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
         self.tags: dict[str, dict[str, Any]] = {}
         self.puts: list[int] = []  # how many rows each asynchronous put had
-        self.client = QueueClient(self, own_storage=columns)
         self._others: dict[str, dict[str, Any]] = {}  # tags by partition and key
         for name in self.STANDS_FOR:
             monkeypatch.setattr(transfer_queue, name, getattr(self, name))
         monkeypatch.setattr(queue_rows, "kv_batch_meta2batch_meta", self.meta)
-        asked_again = functools.cache(inspect.unwrap(batched_puts.takes_columns))  # once a queue, not once a process
-        monkeypatch.setattr(batched_puts, "takes_columns", asked_again)
         monkeypatch.setattr(failures, "_published", False)  # as in a process that has told no error yet
 
     def batch(self) -> KVBatchMeta:
@@ -253,9 +247,6 @@ class Queue:
         mask = torch.ones(length, dtype=torch.long)
         self.rows[key] = {"response_mask": mask, "rm_scores": scores, "extra_fields": {}, **fields}
         self.tags[key] = {"min_global_steps": version, "global_steps": step}
-
-    def get_client(self) -> QueueClient:
-        return self.client
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str] | None = None) -> TensorDict:
         assert partition_id == "train"
@@ -304,36 +295,6 @@ class Queue:
         return self.tags if partition_id == "train" else self._others.setdefault(partition_id, {})
 
 
-class QueueClient:
-    """Stands for the client of a TransferQueue with its own storage, or with another one."""
-
-    STANDS_FOR = ("async_kv_retrieve_meta", "async_set_custom_meta")
-
-    def __init__(self, queue: Queue, *, own_storage: bool) -> None:
-        self.storage_manager = AsyncSimpleStorageManager.__new__(AsyncSimpleStorageManager) if own_storage else None
-        if self.storage_manager is not None:
-            self.storage_manager.put_data = self._put_data
-        self._queue = queue
-        self._keys: list[str] = []  # by the global index of the row
-
-    async def async_kv_retrieve_meta(
-        self, keys: list[str] | str, partition_id: str, create: bool = False, socket: None = None
-    ) -> BatchMeta:
-        """Return places for these rows, as for a put."""
-        assert partition_id == "train"
-        assert create
-        self._keys += [key for key in keys if key not in self._keys]
-        return BatchMeta([self._keys.index(key) for key in keys], ["train"] * len(keys))
-
-    async def async_set_custom_meta(self, metadata: BatchMeta, socket: None = None) -> None:
-        for meta in metadata.chunk_by_partition():
-            for place, tag in zip(meta.global_indexes, meta.get_all_custom_meta(), strict=True):
-                self._queue.tags[self._keys[place]] = tag
-
-    async def _put_data(self, data: Any, metadata: BatchMeta) -> None:
-        await self._queue.async_kv_batch_put([self._keys[place] for place in metadata.global_indexes], "train", data)
-
-
 def nested(rows: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return rows of several lengths as verl has them in one tensor."""
     return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
@@ -342,14 +303,6 @@ def nested(rows: Iterable[torch.Tensor]) -> torch.Tensor:
 def comparable(value: Any) -> Any:
     """Return a tensor as its type and its numbers, and any other value of a row as it is."""
     return (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
-
-
-def worker_queue(monkeypatch: pytest.MonkeyPatch, *, columns: bool = True) -> Queue:
-    """Return a queue that the workers of this test put their rows into, gathered as in the process of our worker."""
-    queue = Queue(monkeypatch, columns=columns)
-    monkeypatch.setattr(agent_loop_tq, "tq", batched_puts.GatheringQueue())
-    monkeypatch.setattr(agent_loop_tq, "list_of_dict_to_tensordict", list)
-    return queue
 
 
 # -- the agent-loop worker ---------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import transfer_queue
-from transfer_queue import TransferQueueClient
 from unit.verl.v0.v0_world import Engine, Workers
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorker
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
@@ -28,7 +27,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.utils.padding import no_padding_2_padding
-from verl_world import Queue, QueueClient, Server, Worker
+from verl_world import Queue, Server, Worker
 
 from goldilocks.engine.verl_server.server import RolloutServer
 from goldilocks.hashing import Sources, digest, is_known
@@ -39,7 +38,6 @@ from goldilocks.verl.patch import Patch
 from goldilocks.verl.patches import PATCHES
 from goldilocks.verl.patches.log_probs import PADDING_SOURCES
 from goldilocks.verl.patches.trainers import BY_NAME, GRPO
-from goldilocks.verl.store.batched_puts import READERS
 
 plugin.additions()
 
@@ -48,7 +46,6 @@ plugin.additions()
 STAND_INS: list[tuple[Any, Any]] = [
     (Server, RolloutServer),
     (Queue, transfer_queue),
-    (QueueClient, TransferQueueClient),
     (Engine, AgentLoopManager),
     (Workers, (ActorRolloutRefWorker, TrainingWorker)),
 ]
@@ -123,7 +120,6 @@ SOURCES: list[tuple[Callable[..., Any], Sources]] = [
     *RENDERING,  # where their prompts are rendered together
     (core_algos.compute_grpo_outcome_advantage, GRPO),  # done group by group
     (ray_trainer.compute_advantage, BY_NAME),
-    *READERS,  # of what we put into the TransferQueue
     (no_padding_2_padding, PADDING_SOURCES),  # done for all rows at once in the loss of one pass
 ]
 

@@ -16,10 +16,12 @@ from itertools import accumulate, chain
 from typing import Any, Protocol
 
 import torch
+import transfer_queue
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop import agent_loop
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.v1 import agent_loop_tq
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 from verl.utils.tokenizer.tokenizer import normalize_token_ids
 
@@ -165,9 +167,7 @@ def _renders_alone(builder: Any) -> bool:
 
 
 def fields_of_rows(outputs: Sequence[Output], prompts: Sequence[Fields]) -> list[Fields]:
-    """The fields of each row, as verl's ``_agent_loop_postprocess`` stores them."""
-    if len({one.response_logprobs is None for one in outputs}) > 1:  # below, all have log-probs or none has
-        return [row for one, prompt in zip(outputs, prompts, strict=True) for row in fields_of_rows([one], [prompt])]
+    """The fields of each row, as verl's ``_agent_loop_postprocess`` stores them; all have log-probs or none has."""
     columns, made = _columns(outputs), []
     for place, (one, prompt) in enumerate(zip(outputs, prompts, strict=True)):
         about = {"num_turns": one.num_turns, "metrics": one.metrics, "extra_fields": one.extra_fields}
@@ -290,7 +290,9 @@ class BatchedSingleTurn:
             with self._worker.watch.timed("grade"):
                 graded = await self._graded(outputs)
             with self._worker.watch.timed("store"):
-                await self._store(graded)
+                for known in (True, False):  # rows of one put have the same fields
+                    have = {name: one for name, one in graded.items() if (one.response_logprobs is not None) is known}
+                    await self._store(have)
         except Exception as error:
             await self._lose([one.turn.session for one in replies if one.turn.session in self._open], error)
 
@@ -339,9 +341,8 @@ class BatchedSingleTurn:
         ]
         keys, tags = zip(*(rollout.payload[0] for rollout in rollouts), strict=True)
         made, prompts = list(outputs.values()), [self._open[session] for session in outputs]
-        await agent_loop_tq.tq.async_kv_batch_put(
-            keys=list(keys), fields=fields_of_rows(made, prompts), tags=list(tags), partition_id=PARTITION
-        )
+        rows = list_of_dict_to_tensordict(fields_of_rows(made, prompts))
+        await transfer_queue.async_kv_batch_put(keys=list(keys), fields=rows, tags=list(tags), partition_id=PARTITION)
         for session, rollout in zip(outputs, rollouts, strict=True):
             self._worker.report_stored(rollout)
             self._end(session)

@@ -49,7 +49,7 @@ from goldilocks.verl.dispatch.session import (
 from goldilocks.verl.dispatch.single_turn import AGENT, BatchedSingleTurn, SingleTurn
 from goldilocks.verl.patch import Kind
 from goldilocks.verl.store.queue_rows import SavedAnswer
-from goldilocks.verl.switch import ask_for, named
+from goldilocks.verl.switch import ask_for
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,6 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         ask_for(Kind.REPORTS)
-        named("gathered-puts").apply()
         self._agent_loops: dict[str, Callable[[], Any]] = {}
         self._listen(self.llm_client)
         self.single_turn = SingleTurn.of(self)

@@ -1,4 +1,4 @@
-"""Patches of verl's trainers and workers: puts, advantages, the V0 trainer, rewards by rules, reports of failures.
+"""Patches of verl's trainers and workers: advantages, the V0 trainer, rewards by rules, reports of failures.
 
 The wrappers that report failures are in ``verl.dispatch.failures``, which is imported when one is applied.
 """
@@ -15,18 +15,6 @@ from goldilocks.hashing import Sources, is_known
 from goldilocks.verl.patch import Function, Kind, Patch
 
 FAILURES = "goldilocks.verl.dispatch.failures"
-
-
-def gathering_queue(_transfer_queue: Any) -> Any:
-    """The TransferQueue as verl's worker sees it, with rollouts that end together put together."""
-    from goldilocks.verl.store.batched_puts import GatheringQueue
-
-    return GatheringQueue()
-
-
-def rows_unpacked(_pack: Any) -> Any:
-    """``list``: what is put together is packed together, by ``BatchedPuts``."""
-    return list
 
 
 def responses_nested_at_once(original: Function) -> Function:
@@ -70,19 +58,6 @@ def sampling_trainer(_trainer: Any) -> Any:
 
     return RayPPOTrainerWithSampling
 
-
-# Applied by the worker of our V1 trainer in its own process.
-GATHERED_PUTS = Patch(
-    name="gathered-puts",
-    kind=Kind.TRAINER,
-    module="verl.trainer.ppo.v1.agent_loop_tq",
-    replaced={"tq": gathering_queue, "list_of_dict_to_tensordict": rows_unpacked},
-    written_for={"AgentLoopWorkerTQ.__ray_metadata__.modified_class._agent_loop_postprocess": "523edacbff73640d"},
-    reason="verl packs and stores each rollout by itself; rollouts that end together are packed and stored together",
-    changes="nothing: the same values",
-    without="CPU +63 % (+60 to +68) with verl's agent loop",
-    needless_when="verl's worker stores what ends together in one put",
-)
 
 # Applied by our V1 trainer in its own process.
 GROUP_NUMBERS = Patch(

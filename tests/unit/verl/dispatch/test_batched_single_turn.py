@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transfer_queue
 from ray.exceptions import RayTaskError
 from verl.experimental.agent_loop import agent_loop
-from verl_world import ABORTED, LIMIT, Queue, Server, VllmServer, Worker, comparable, prompt, worker_queue, written
+from verl_world import ABORTED, LIMIT, Queue, Server, VllmServer, Worker, comparable, prompt, written
 
 from goldilocks.drive.driver import ENDS_THE_RUN
 from goldilocks.engine.engine import Generation
@@ -21,7 +22,6 @@ from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch.failures import published_error
 from goldilocks.verl.dispatch.single_turn import AGENT
 from goldilocks.verl.dispatch.worker import Drained
-from goldilocks.verl.store import batched_puts
 
 TIMES = ("generate_sequences", "compute_score")  # of the metrics of a row
 
@@ -54,14 +54,12 @@ def without_times(queue: Queue) -> dict[str, dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("columns", [True, False])
 @pytest.mark.parametrize("servers", [1, 2])
-def test_rows_and_events_are_those_of_verls_loop(servers: int, columns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_and_events_are_those_of_verls_loop(servers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [prompt(index, n=4, first=index % 3) for index in range(6)]
-    by_verl = worker_queue(monkeypatch, columns=False)
+    by_verl = Queue(monkeypatch)
     expected = run(prompts, *(Server(drawn) for _ in range(servers)), whole=False)
-    ours = worker_queue(monkeypatch, columns=columns)
-    assert batched_puts.takes_columns() is columns
+    ours = Queue(monkeypatch)
     found = run(prompts, *(Server(drawn) for _ in range(servers)), whole=True)
     assert found == expected
     assert {type(event) for event in found} == {Rollout, Failure}  # an empty answer is no rollout
@@ -74,7 +72,7 @@ def test_rows_and_events_are_those_of_verls_loop(servers: int, columns: bool, mo
 def test_an_answer_is_truncated_unless_its_last_allowed_token_ends_it(
     whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker_queue(monkeypatch)
+    Queue(monkeypatch)
     end = character_tokenizer().eos_token_id
     for tokens, truncated in (([5] * LIMIT, True), ([5] * (LIMIT - 1) + [end], False), ([5, 5], False)):
         (rollout,) = run([prompt(1, n=1)], Server(lambda name, *_, now=tokens: written(name, now)), whole=whole)
@@ -83,7 +81,7 @@ def test_an_answer_is_truncated_unless_its_last_allowed_token_ends_it(
 
 
 def test_a_prompt_without_messages_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker_queue(monkeypatch)
+    Queue(monkeypatch)
     bad = prompt(0, n=2)
     del bad["raw_prompt"]
     found = run([bad, prompt(1, n=2)], Server(lambda request, *_: written(request, [5, 1])), whole=True)
@@ -96,9 +94,9 @@ def test_rows_have_their_own_log_probs_where_some_answers_have_none(monkeypatch:
         return replace(made, log_probs=[]) if seed % 2 else made
 
     prompts = [prompt(index, n=4) for index in range(6)]
-    by_verl = worker_queue(monkeypatch)
+    by_verl = Queue(monkeypatch)
     run(prompts, Server(some), whole=False)
-    ours = worker_queue(monkeypatch)
+    ours = Queue(monkeypatch)
     run(prompts, Server(some), whole=True)
     assert len({"rollout_log_probs" in row for row in ours.rows.values()}) == 2
     assert without_times(ours) == without_times(by_verl)
@@ -109,9 +107,9 @@ def test_rows_and_events_of_verls_vllm_server_are_those_of_verls_loop(
     many: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = [prompt(index, n=4) for index in range(6)]
-    by_verl = worker_queue(monkeypatch)
+    by_verl = Queue(monkeypatch)
     expected = run(prompts, VllmServer(drawn), whole=False)
-    ours = worker_queue(monkeypatch)
+    ours = Queue(monkeypatch)
     server = VllmServer(drawn)
     if not many:
         monkeypatch.setattr("goldilocks.verl.dispatch.client.takes_many", lambda server: False)
@@ -125,7 +123,7 @@ def test_rows_and_events_of_verls_vllm_server_are_those_of_verls_loop(
 def test_turns_are_one_message_to_each_server_and_those_that_end_together_one_put(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    queue = worker_queue(monkeypatch)
+    queue = Queue(monkeypatch)
     servers = [Server(drawn), Server(drawn)]
     run([prompt(index, n=8) for index in range(4)], *servers, whole=True)
     assert [server.messages for server in servers] == [[16], [16]]
@@ -147,7 +145,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, pati
 def test_several_rewards_are_the_rollouts_metrics_and_the_worker_reports_their_calls(
     whole: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    worker_queue(monkeypatch)
+    Queue(monkeypatch)
     spent.read()  # another test's
     (tmp_path / "judge.py").write_text(BUSY)
     functions = {"answer": {}, "judge": {"path": str(tmp_path / "judge.py"), "weight": 0.1}}
@@ -168,7 +166,7 @@ def test_several_rewards_are_the_rollouts_metrics_and_the_worker_reports_their_c
 def test_a_reward_that_must_not_fail_is_reported_as_what_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    queue = worker_queue(monkeypatch)
+    queue = Queue(monkeypatch)
     (tmp_path / "judge.py").write_text(BUSY)
     functions = {"judge": {"path": str(tmp_path / "judge.py"), "reward_kwargs": {"patience": 9}}}
     rewards = {"functions": functions, "on_failure": "error"}
@@ -179,7 +177,7 @@ def test_a_reward_that_must_not_fail_is_reported_as_what_ends_the_run(
 
 
 def test_a_reward_that_failed_in_a_process_of_rays_ends_the_run_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker_queue(monkeypatch)
+    Queue(monkeypatch)
     raised = RayTaskError("compute_score", "Traceback", RewardFailed("the judge is busy")).as_instanceof_cause()
 
     async def main() -> list[Rollout | Failure]:
@@ -191,7 +189,7 @@ def test_a_reward_that_failed_in_a_process_of_rays_ends_the_run_too(monkeypatch:
 
 
 def test_the_load_balancer_is_told_of_every_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker_queue(monkeypatch)
+    Queue(monkeypatch)
 
     async def main() -> list[int]:
         worker = Worker(Server(drawn), Server(drawn), whole=True)
@@ -203,7 +201,7 @@ def test_the_load_balancer_is_told_of_every_answer(monkeypatch: pytest.MonkeyPat
 
 
 def test_other_agent_loops_are_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker_queue(monkeypatch)
+    Queue(monkeypatch)
     server = Server(drawn)
     registry = agent_loop._agent_loop_registry
     monkeypatch.setitem(registry, "own", registry[AGENT])
@@ -213,7 +211,7 @@ def test_other_agent_loops_are_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_cancelled_sessions_are_aborted_and_charged_and_the_drain_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = worker_queue(monkeypatch)
+    queue = Queue(monkeypatch)
 
     async def main() -> list[Any]:
         server = Server()
@@ -235,7 +233,7 @@ def test_cancelled_sessions_are_aborted_and_charged_and_the_drain_waits(monkeypa
 
 
 def test_a_group_that_is_cancelled_before_it_is_sent_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker_queue(monkeypatch)
+    Queue(monkeypatch)
     server = Server(drawn)
 
     async def main() -> list[Any]:
@@ -250,7 +248,7 @@ def test_a_group_that_is_cancelled_before_it_is_sent_costs_nothing(monkeypatch: 
 
 
 def test_a_refused_request_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker_queue(monkeypatch)
+    Queue(monkeypatch)
 
     def refused(request_id: str, prompt_ids: list[int], seed: int) -> Generation:
         if len(prompt_ids) > 6:
@@ -263,12 +261,12 @@ def test_a_refused_request_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_server_every_rollout_fails_with_the_balancers_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker_queue(monkeypatch)
+    Queue(monkeypatch)
     assert run([prompt(0, n=2)], whole=True) == [Failure("g0", index, "RuntimeError", 0) for index in range(2)]
 
 
 def test_a_prompt_that_cannot_be_rendered_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker_queue(monkeypatch)
+    Queue(monkeypatch)
     broken = prompt(1, n=2, raw_prompt=None)
     server = Server(lambda one, ids, seed: written(one, [7]))
     good, *bad = run([prompt(0, n=1), broken], server, whole=True)
@@ -277,7 +275,7 @@ def test_a_prompt_that_cannot_be_rendered_fails_alone(monkeypatch: pytest.Monkey
 
 
 def test_a_server_that_is_gone_fails_what_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker_queue(monkeypatch)
+    Queue(monkeypatch)
 
     class Gone(Server):
         async def generate_all(self, batch: str, requests: list[Any]) -> Any:
@@ -296,7 +294,7 @@ def test_a_server_that_is_gone_fails_what_it_had(monkeypatch: pytest.MonkeyPatch
 def test_a_rollout_whose_reward_function_raises_is_charged_and_its_siblings_are_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    queue = worker_queue(monkeypatch)
+    queue = Queue(monkeypatch)
     reward = tmp_path / "reward.py"
     reward.write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
@@ -314,11 +312,11 @@ def test_a_rollout_whose_reward_function_raises_is_charged_and_its_siblings_are_
 
 
 def test_a_queue_that_fails_fails_the_rollouts_it_did_not_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = worker_queue(monkeypatch)
+    Queue(monkeypatch)
 
-    async def full(*_: Any) -> None:
+    async def full(**_: Any) -> None:
         raise OSError("storage capacity exceeded")
 
-    monkeypatch.setattr(queue.client.storage_manager, "put_data", full)
+    monkeypatch.setattr(transfer_queue, "async_kv_batch_put", full)
     told = run([prompt(0, n=1)], Server(lambda one, ids, seed: written(one, [7])), whole=True)
     assert told == [Failure("g0", 0, "OSError", 1)]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
-from verl_world import Server, Worker, prompt, worker_queue, written
+from verl_world import Queue, Server, Worker, prompt, written
 
 from goldilocks.core.open_groups import pack_rollout, unpack_rollout
 from goldilocks.types import Group, Prompt, Rollout
@@ -43,7 +43,7 @@ class Cut(SingleTurnAgentLoop):
 
 
 def test_rows_of_a_rollout_are_stored_together_and_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = worker_queue(monkeypatch)
+    queue = Queue(monkeypatch)
 
     async def main() -> list[Any]:
         worker = Worker(Server(lambda name, ids, seed: written(name, ANSWER)), whole=False)

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 from verl.workers.config import RolloutConfig
-from verl_world import ABORTED, Server, Worker, prompt, worker_queue, written
+from verl_world import ABORTED, Queue, Server, Worker, prompt, written
 
 from goldilocks.config.recipes import CONFIG
 from goldilocks.engine.engine import Generation
@@ -87,7 +87,7 @@ async def until(event: asyncio.Event) -> None:
 
 
 def test_what_a_tool_wrote_is_masked_and_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = worker_queue(monkeypatch)
+    queue = Queue(monkeypatch)
 
     async def main() -> tuple[Rollout | Failure, list[str]]:
         tool = Calls()
@@ -109,7 +109,7 @@ def test_what_a_tool_wrote_is_masked_and_counted_apart(monkeypatch: pytest.Monke
 
 
 def test_a_cancelled_group_ends_its_calls_and_the_tool_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = worker_queue(monkeypatch)
+    queue = Queue(monkeypatch)
 
     async def main() -> tuple[list[Rollout | Failure], list[str]]:
         tool = Calls()
@@ -129,7 +129,7 @@ def test_a_cancelled_group_ends_its_calls_and_the_tool_is_told(monkeypatch: pyte
 
 
 def test_a_call_that_was_complete_when_its_group_was_cancelled_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker_queue(monkeypatch)
+    Queue(monkeypatch)
 
     async def main() -> tuple[list[Rollout | Failure], list[str]]:
         tool, server = Calls(), Server(aborts=False)
@@ -148,7 +148,7 @@ def test_a_call_that_was_complete_when_its_group_was_cancelled_is_not_made(monke
 def test_a_conversation_that_pauses_goes_on_without_a_second_call(
     monkeypatch: pytest.MonkeyPatch, function: bool
 ) -> None:
-    worker_queue(monkeypatch)
+    Queue(monkeypatch)
 
     async def main() -> None:
         tool = Calls()
@@ -179,7 +179,7 @@ def test_a_conversation_that_pauses_goes_on_without_a_second_call(
 def test_only_the_first_answer_is_saved_and_a_conversation_with_more_begins_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    worker_queue(monkeypatch)
+    Queue(monkeypatch)
 
     async def main() -> None:
         server = Server()
@@ -260,7 +260,7 @@ def test_however_conversations_pause_and_restart_each_ends_once_and_releases_wha
     sessions: int, actions: list[str]
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        worker_queue(monkeypatch)
+        Queue(monkeypatch)
 
         async def main() -> Schedule:
             schedule = Schedule(sessions)
@@ -276,7 +276,7 @@ def test_however_conversations_pause_and_restart_each_ends_once_and_releases_wha
 
 
 def test_a_tool_that_cancels_itself_fails_its_rollout_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    queue = worker_queue(monkeypatch)
+    queue = Queue(monkeypatch)
 
     class Cancels(CalculatorTool):
         async def execute(self, instance_id: str, parameters: dict[str, Any], **_: Any) -> Any:
@@ -292,7 +292,7 @@ def test_a_tool_that_cancels_itself_fails_its_rollout_and_is_reported(monkeypatc
 
 
 def test_a_failing_tool_is_the_models_to_deal_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker_queue(monkeypatch)
+    Queue(monkeypatch)
 
     async def main() -> Any:
         worker = ToolWorker(Server(calls_then_answers), CalculatorTool({"type": "native", "fail_every": 1}, SCHEMA))
@@ -306,7 +306,7 @@ def test_a_failing_tool_is_the_models_to_deal_with(monkeypatch: pytest.MonkeyPat
 
 def test_what_was_generated_and_cut_off_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a rollout that had paused with more than it ends with would take tokens back."""
-    queue = worker_queue(monkeypatch)
+    queue = Queue(monkeypatch)
 
     async def main() -> Any:
         worker = ToolWorker(Server(calls_then_answers), Calls())

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from verl_world import ABORTED, Server, Worker, prompt, worker_queue
+from verl_world import ABORTED, Queue, Server, Worker, prompt
 
 from goldilocks.types import Failure
 from goldilocks.verl.dispatch.worker import Snapshot, StreamingManager
@@ -17,7 +17,7 @@ from goldilocks.verl.dispatch.worker import Snapshot, StreamingManager
 
 @pytest.fixture(autouse=True)
 def _queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker_queue(monkeypatch)
+    Queue(monkeypatch)
 
 
 async def started(rollouts: int, *, aborts: bool = True, **options: Any) -> tuple[Worker, Server, list[str]]:
