@@ -20,11 +20,11 @@ import zmq
 from tensordict import TensorDict
 from transfer_queue.utils.serial_utils import MsgpackEncoder
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
-from verl.workers.utils.padding import response_from_nested, response_to_nested
+from verl.workers.utils.padding import response_from_nested
 
 from goldilocks.verl import plugin
 from goldilocks.verl.patches.log_probs import responses
-from goldilocks.verl.patches.padding import PaddedAtOnce, nested_as, padded
+from goldilocks.verl.patches.padding import PaddedAtOnce
 
 ROUNDS = 7
 Function = Callable[[], Any]
@@ -108,9 +108,6 @@ def main() -> None:
     fields = TensorDict({name: nested[name] for name in list(nested)[:4]}, batch_size=chosen.rows)
     pads = PaddedAtOnce.of(fields), fields
     table.append(("four fields padded", *best(*(lambda f=f: f.to_padded_tensor() for f in pads))))
-    wide = padded(mask)
-    nests = nested_as, response_to_nested
-    table.append(("one field nested again", *best(*(lambda f=f: f(wide, mask) for f in nests))))
 
     balances = replaced("verl.utils.seqlen_balancing", "get_seqlen_balanced_partitions")
     work = torch.tensor(lengths)

@@ -22,7 +22,6 @@ import transfer_queue
 from unit.verl.v0.v0_world import Engine, Workers
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorker
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
-from verl.trainer.ppo import core_algos, ray_trainer
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.rollout.llm_server import LLMServerClient
@@ -37,7 +36,6 @@ from goldilocks.verl.dispatch.single_turn import FOLLOWED, RENDERING
 from goldilocks.verl.patch import Patch
 from goldilocks.verl.patches import PATCHES
 from goldilocks.verl.patches.log_probs import PADDING_SOURCES
-from goldilocks.verl.patches.trainers import BY_NAME, GRPO
 
 plugin.additions()
 
@@ -118,8 +116,6 @@ SOURCES: list[tuple[Callable[..., Any], Sources]] = [
     (NaiveRewardManager.run_single, RUN_SINGLE),  # written again where rollouts are graded
     *FOLLOWED,  # where rollouts are made many at a time
     *RENDERING,  # where their prompts are rendered together
-    (core_algos.compute_grpo_outcome_advantage, GRPO),  # done group by group
-    (ray_trainer.compute_advantage, BY_NAME),
     (no_padding_2_padding, PADDING_SOURCES),  # done for all rows at once in the loss of one pass
 ]
 

@@ -5,12 +5,11 @@ Importing this module registers them with verl, as ``<name>_pool``.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from torch import Tensor
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn, register_adv_est
 
 from goldilocks.config.settings import Settings
@@ -26,31 +25,12 @@ from goldilocks.losses.advantages import (
 )
 from goldilocks.runs.records import part_of_row, split_row_key
 
-EPSILON = 1e-6  # verl's
-
 GRPO = get_adv_estimator_fn("grpo")
 # verl whitens these advantages token by token: GRPO's, without its own scale.
 OF_ROLLOUTS = {"reinforce_plus_plus_baseline": whitened(partial(GRPO, norm_adv_by_std_in_grpo=False))}
 for name in POOLED:
     estimator = normalised_by_config(GRPO) if name == "grpo" else get_adv_estimator_fn(name)
     register_adv_est(name + SUFFIX)(pooled(estimator, OF_ROLLOUTS.get(name)))
-
-
-def grpo_by_group(rewards: Tensor, mask: Tensor, groups: Sequence[Hashable], by_std: bool) -> Tensor:
-    """verl's GRPO advantages of rows [rows, tokens] that are a rollout each; the same values, number by number."""
-    places: dict[Hashable, list[int]] = {}
-    for place, group in enumerate(groups):
-        places.setdefault(group, []).append(place)
-    scores = rewards.sum(dim=-1)
-    for rows in places.values():
-        if len(rows) > 1:
-            own = scores[rows]
-            centred = own - own.mean()
-            scores[rows] = centred / (own.std() + EPSILON) if by_std else centred
-        elif by_std:
-            scores[rows] = scores[rows] / (1.0 + EPSILON)
-    first = mask.gather(1, mask.argmax(dim=1, keepdim=True))  # verl reads a rollout's advantage at its first token
-    return scores.unsqueeze(-1) * first * mask
 
 
 def estimator_for(settings: Settings) -> str:

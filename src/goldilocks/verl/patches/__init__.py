@@ -21,7 +21,6 @@ PATCHES: tuple[Patch, ...] = (
     rows.ONE_PARTITION,
     rows.PACKED_ROWS,
     trainers.REWARDS_HERE,
-    trainers.GROUP_NUMBERS,
     trainers.FAILURES_TOLD,
     trainers.FAILURES_HEARD,
     vllm.HELD_OUTPUTS,

@@ -36,12 +36,6 @@ def padded(value: Any, padding: float = 0.0) -> Any:
     return wide.masked_scatter(_inside(wide, lengths), value.values())
 
 
-def nested_as(tensor: torch.Tensor, response_mask: Any) -> torch.Tensor:
-    """As verl's ``response_to_nested``: cut each row of a padded tensor to the length of its row in the mask."""
-    offsets = response_mask.offsets()
-    return joined(tensor[_inside(tensor, offsets.diff())], offsets)
-
-
 def picked(rows: Any, places: torch.Tensor) -> Any:
     """The rows of a tensor, or of a nested tensor of rows of tokens, at these places."""
     if not rows.is_nested:

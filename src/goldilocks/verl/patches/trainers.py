@@ -1,4 +1,4 @@
-"""Patches of verl's trainers and workers: advantages, the V0 trainer, rewards by rules, reports of failures.
+"""Patches of verl's trainers and workers: the V0 trainer, rewards by rules, reports of failures.
 
 The wrappers that report failures are in ``verl.dispatch.failures``, which is imported when one is applied.
 """
@@ -11,45 +11,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from goldilocks.hashing import Sources, is_known
 from goldilocks.verl.patch import Function, Kind, Patch
 
 FAILURES = "goldilocks.verl.dispatch.failures"
-
-
-def responses_nested_at_once(original: Function) -> Function:
-    """The rows of a field cut all at once; verl cuts each by itself."""
-    from goldilocks.verl.patches.padding import nested_as
-
-    return functools.wraps(original)(functools.partial(nested_as))
-
-
-GRPO: Sources = "1ae54c999b7df21e"  # of verl's estimator, whose values these are
-BY_NAME: Sources = "314695381c755264"  # of the function that calls it
-
-
-def groups_at_once(original: Function) -> Function:
-    """Advantages of GRPO, group by group; verl takes every row of a group by itself."""
-    from verl.trainer.ppo import core_algos, ray_trainer
-
-    known = is_known(core_algos.compute_grpo_outcome_advantage, GRPO) and is_known(
-        ray_trainer.compute_advantage, BY_NAME
-    )
-
-    @functools.wraps(original)
-    def compute_advantage_for_multi_trajectories(data: Any, batch_keys: list[str], **options: Any) -> Any:
-        from goldilocks.runs.records import part_of_row
-        from goldilocks.verl.estimators import grpo_by_group
-
-        if not known or options["adv_estimator"] != "grpo" or any(map(part_of_row, batch_keys)):
-            return original(data, batch_keys=batch_keys, **options)
-        by_std = options.get("norm_adv_by_std_in_grpo", True)
-        rewards, mask = data.batch["token_level_rewards"], data.batch["response_mask"]
-        data.batch["advantages"] = grpo_by_group(rewards, mask, data.non_tensor_batch["uid"], by_std)
-        data.batch["returns"] = data.batch["advantages"]
-        return data
-
-    return compute_advantage_for_multi_trajectories
 
 
 def sampling_trainer(_trainer: Any) -> Any:
@@ -58,25 +22,6 @@ def sampling_trainer(_trainer: Any) -> Any:
 
     return RayPPOTrainerWithSampling
 
-
-# Applied by our V1 trainer in its own process.
-GROUP_NUMBERS = Patch(
-    name="group-numbers",
-    kind=Kind.TRAINER,
-    module="verl.trainer.ppo.v1.trainer_base",
-    replaced={
-        "response_to_nested": responses_nested_at_once,
-        "compute_advantage_for_multi_trajectories": groups_at_once,
-    },
-    written_for={
-        "response_to_nested": "a2272158cd69af64",
-        "compute_advantage_for_multi_trajectories": "d973cc8aec79bc3d",
-    },
-    reason="verl takes the rows of a group, and the responses of a field, one by one",
-    changes="nothing: the same values",
-    without="not measured yet",
-    needless_when="verl computes the advantages of a group at once",
-)
 
 # Applied by the task runner of our V0 trainer in its own process.
 V0_TRAINER = Patch(

@@ -40,7 +40,6 @@ from goldilocks.verl.store.queue_rows import (
     tensor_fields,
     untrained_of,
 )
-from goldilocks.verl.switch import named
 from goldilocks.verl.update.gates import KLPenalty, build_gate
 from goldilocks.verl.update.log_probs import gap_of_rows, store_log_probs, use_behaviour_log_probs, weights_guard
 from goldilocks.verl.update.one_pass import OnePass, log_prob_micro_batch, reference_micro_batch, update_micro_batch
@@ -95,7 +94,6 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
         config.algorithm.adv_estimator = estimator_for(self.settings)
         if self.settings.trains_older_groups:
             store_log_probs(config)
-        named("group-numbers").apply()
         super().__init__(config)
 
     @property

@@ -1,13 +1,12 @@
-"""Rows are padded and nested as verl and torch do it."""
+"""Rows are padded as torch pads them."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from tensordict import NonTensorStack, TensorDict
-from verl.workers.utils.padding import response_to_nested
 
-from goldilocks.verl.patches.padding import PaddedAtOnce, nested_as
+from goldilocks.verl.patches.padding import PaddedAtOnce
 
 LENGTHS = [3, 1, 4, 1]
 
@@ -35,12 +34,3 @@ def test_fields_are_padded_as_torch_pads_them(padding: float) -> None:
     for name in expected.keys():  # noqa: SIM118
         assert found[name].dtype == expected[name].dtype
         assert torch.equal(found[name], expected[name])
-
-
-@pytest.mark.parametrize("wider", [0, 2])
-def test_padded_responses_are_nested_as_verl_nests_them(wider: int) -> None:
-    mask, values = nested(torch.int64), torch.randn(4, max(LENGTHS) + wider)
-    expected, found = response_to_nested(values, mask), nested_as(values, mask)
-    assert torch.equal(found.values(), expected.values())
-    assert torch.equal(found.offsets(), expected.offsets())
-    assert torch.equal(found.to_padded_tensor(0.0), expected.to_padded_tensor(0.0))
