@@ -39,7 +39,7 @@ import switched_patches as switches
 
 WARM_UP = [[], [switches.SINGLE_TURN], []]  # what is off in the first steps, which do not count
 SMALL = (
-    "rows-by-length", "row-selection", "one-partition", "packed-rows", "messages",
+    "rows-by-length", "one-partition", "packed-rows", "messages",
 )  # fmt: skip
 CASES = (
     *SMALL, "log-probs", "response-logits", "single-turn", "single-turn+rewards-here",

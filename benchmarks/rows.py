@@ -96,10 +96,6 @@ def main() -> None:
     wire.close()
 
     nested = {name: torch.nested.as_nested_tensor(row, layout=torch.jagged) for name, row in rows.items()}
-    batch, order = TensorDict(nested, batch_size=chosen.rows), torch.randperm(chosen.rows, generator=draw)
-    selects = replaced("verl.utils.tensordict_utils", "index_select_tensor_dict")
-    table.append(("rows of a mini-batch", *best(*(lambda f=f: f(batch, order) for f in selects))))
-
     whole = nested["field 0"]
     mask = torch.nested.as_nested_tensor([torch.ones(n // 2) for n in lengths], layout=torch.jagged)
     cuts = responses, response_from_nested

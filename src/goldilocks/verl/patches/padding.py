@@ -1,4 +1,4 @@
-"""Nested tensors padded, made and indexed for all rows at once, where verl and torch go row by row."""
+"""Nested tensors padded and made for all rows at once, where verl and torch go row by row."""
 
 from __future__ import annotations
 
@@ -34,20 +34,6 @@ def padded(value: Any, padding: float = 0.0) -> Any:
     lengths = value.offsets().diff()
     wide = value.values().new_full((len(lengths), int(lengths.max())), padding)
     return wide.masked_scatter(_inside(wide, lengths), value.values())
-
-
-def picked(rows: Any, places: torch.Tensor) -> Any:
-    """The rows of a tensor, or of a nested tensor of rows of tokens, at these places."""
-    if not rows.is_nested:
-        return rows[places]
-    offsets = rows.offsets()
-    places = places.to(offsets.device)
-    lengths = offsets.diff()[places]
-    ends = lengths.cumsum(0)
-    total = int(ends[-1])
-    shifts = offsets[:-1][places] - (ends - lengths)
-    tokens = torch.arange(total, device=offsets.device) + shifts.repeat_interleave(lengths, output_size=total)
-    return joined(rows.values()[tokens], torch.cat([offsets[:1], ends]))
 
 
 def joined(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Rows of different lengths: selected and sent all at once, and those of like length in one micro-batch.
+"""Rows of different lengths: those of like length in one micro-batch, and short ones in one message part.
 
 verl fills micro-batches with long rows beside short ones. Without flash-attn a micro-batch is computed as wide as its
 longest row. The gradient is the sum over micro-batches either way.
@@ -28,46 +28,6 @@ FEWEST = 8  # rows
 PUT = "PUT"  # the request that gives rows to a storage unit
 
 
-def select_rows_at_once(original: Function) -> Function:
-    """Select rows of tokens directly from their values; other shapes are left to verl."""
-
-    @functools.wraps(original)
-    def index_select_tensor_dict(batch: Any, indices: Any) -> Any:
-        import torch
-
-        from goldilocks.verl.patches.padding import picked
-
-        if batch is None or not len(indices):
-            return original(batch, indices)
-        indices = torch.as_tensor(indices)
-        ragged = {key: value for key, value in batch.items() if _is_rows_of_tokens(value)}
-        if _are_all(indices, len(batch)) and all(map(_knows_its_longest, ragged.values())):
-            return batch.copy()  # the one mini-batch of a batch, or the one micro-batch of that
-        selected = original(batch.exclude(*ragged), indices)
-        for key, rows in ragged.items():
-            selected[key] = picked(rows, indices)
-        return selected
-
-    return index_select_tensor_dict
-
-
-def _is_rows_of_tokens(value: Any) -> bool:
-    import torch
-
-    jagged = isinstance(value, torch.Tensor) and value.is_nested and value.layout == torch.jagged
-    return jagged and value.dim() == 2 and value.lengths() is None
-
-
-def _knows_its_longest(rows: Any) -> bool:
-    return getattr(rows, "_maybe_max_seqlen", None) is not None  # torch computes it where a tensor is made of rows
-
-
-def _are_all(indices: Any, rows: int) -> bool:
-    import torch
-
-    return len(indices) == rows and torch.equal(indices.cpu(), torch.arange(rows))
-
-
 def one_partition_is_all(original: Function) -> Function:
     """Return all rows if there is one worker or one micro-batch: balancing them has no effect."""
 
@@ -79,18 +39,6 @@ def one_partition_is_all(original: Function) -> Function:
 
     return get_seqlen_balanced_partitions
 
-
-ROW_SELECTION = Patch(
-    name="row-selection",
-    kind=Kind.SPEED,
-    module="verl.utils.tensordict_utils",
-    replaced={"index_select_tensor_dict": select_rows_at_once},
-    written_for={"index_select_tensor_dict": "ecca58fdcf80a3ed"},
-    reason="verl unbinds a nested tensor into its rows; these are picked at once",
-    changes="nothing: the same values; all rows at once share their memory with the batch",
-    without="CPU 0 % (-3 to +3), +4 % (0 to +6) with a pass for old_log_probs",
-    needless_when="verl picks rows by their offsets",
-)
 
 ONE_PARTITION = Patch(
     name="one-partition",

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils import losses
 from verl.workers.utils.padding import response_from_nested
@@ -47,61 +47,6 @@ def assert_same(ours: torch.Tensor, verls: torch.Tensor) -> None:
 
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=12)
-
-
-@given(lengths=lengths, data=st.data(), as_list=st.booleans())
-def test_selected_rows_are_verls(lengths: list[int], data: st.DataObject, as_list: bool) -> None:
-    count = len(lengths)
-    picks = data.draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=2 * count))
-    batch = TensorDict(
-        {
-            "input_ids": drawn(lengths),
-            "scores": torch.arange(count),
-            "tall": nested(torch.ones(n, 3) * n for n in lengths),
-            "texts": NonTensorStack(*[str(at) for at in range(count)]),
-            "temperature": NonTensorData(0.7),
-        },
-        batch_size=count,
-    )
-    ours, verls = both("verl.utils.tensordict_utils", "index_select_tensor_dict")
-    indices = picks if as_list else torch.tensor(picks)
-    got, expected = ours(batch, indices), verls(batch, indices)
-    assert set(got.keys()) == set(expected.keys())
-    assert got.batch_size == expected.batch_size
-    for key in ("input_ids", "scores"):
-        assert_same(got[key], expected[key])
-    assert all(map(torch.equal, got["tall"].unbind(), expected["tall"].unbind()))
-    assert got["texts"] == expected["texts"]
-    assert got["temperature"] == expected["temperature"]
-
-
-@given(lengths=lengths, known=st.booleans())
-def test_all_rows_in_order_are_verls_and_the_batch_keeps_its_own_fields(lengths: list[int], known: bool) -> None:
-    """``known``: whether torch knows the longest row, without which a tensor is padded too wide."""
-    rows = drawn(lengths)
-    rows = rows if known else torch.nested.nested_tensor_from_jagged(rows.values(), rows.offsets())
-    batch = TensorDict({"input_ids": rows, "temperature": NonTensorData(0.7)}, batch_size=len(lengths))
-    ours, verls = both("verl.utils.tensordict_utils", "index_select_tensor_dict")
-    got, expected = (select(batch, list(range(len(lengths)))) for select in (ours, verls))
-    assert_same(got["input_ids"], expected["input_ids"])
-    got["advantages"] = torch.zeros(len(lengths))
-    assert set(batch.keys()) == {"input_ids", "temperature"}
-
-
-def test_nothing_selected_from_nothing_is_nothing() -> None:
-    ours, verls = both("verl.utils.tensordict_utils", "index_select_tensor_dict")
-    assert ours(None, torch.tensor([0])) is verls(None, torch.tensor([0])) is None
-
-
-def test_gradients_pass_through_selected_rows_as_through_verls() -> None:
-    gradients = []
-    for select in both("verl.utils.tensordict_utils", "index_select_tensor_dict"):
-        values = torch.arange(10.0, requires_grad=True)
-        rows = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 5, 10]))
-        picked = select(TensorDict({"rows": rows}, batch_size=3), torch.tensor([2, 0, 2]))["rows"]
-        (picked.values() * torch.arange(float(len(picked.values())))).sum().backward()
-        gradients.append(values.grad)
-    assert torch.equal(*gradients)
 
 
 @given(prompts=lengths, data=st.data())
