@@ -1,7 +1,7 @@
 """What a step costs without each speed-up: every one is switched off for single steps of one run.
 
     python benchmarks/patches.py --device cuda --model 1.5b --seconds 480 --out patches.jsonl
-    python benchmarks/patches.py --cases log-probs one-partition+packed-rows        # these two, the last one together
+    python benchmarks/patches.py --cases log-probs messages+packed-rows             # these two, the last one together
     python benchmarks/patches.py --read patches.jsonl                               # the table again
 
 One launch of ``goldilocks train grpo`` on our own engine with a model of random weights (``random_task.py``), a
@@ -39,7 +39,7 @@ import switched_patches as switches
 
 WARM_UP = [[], [switches.SINGLE_TURN], []]  # what is off in the first steps, which do not count
 SMALL = (
-    "rows-by-length", "one-partition", "packed-rows", "messages",
+    "rows-by-length", "packed-rows", "messages",
 )  # fmt: skip
 CASES = (
     *SMALL, "log-probs", "response-logits", "single-turn", "single-turn+rewards-here",

@@ -9,7 +9,6 @@ for the messages, and for the rest in tests/unit/verl/patches/test_nested_rows.p
 from __future__ import annotations
 
 import argparse
-import importlib
 import inspect
 import time
 from collections.abc import Callable
@@ -71,12 +70,6 @@ def moved(rows: dict[str, list[torch.Tensor]], encode: Callable[..., Any], wire:
     return data
 
 
-def replaced(module: str, name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Ours, and verl's that it stands for."""
-    ours = getattr(importlib.import_module(module), name)
-    return ours, inspect.unwrap(ours)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=512)
@@ -104,10 +97,6 @@ def main() -> None:
     fields = TensorDict({name: nested[name] for name in list(nested)[:4]}, batch_size=chosen.rows)
     pads = PaddedAtOnce.of(fields), fields
     table.append(("four fields padded", *best(*(lambda f=f: f.to_padded_tensor() for f in pads))))
-
-    balances = replaced("verl.utils.seqlen_balancing", "get_seqlen_balanced_partitions")
-    work = torch.tensor(lengths)
-    table.append(("balance over one rank", *best(*(lambda f=f: f(work, 1, True) for f in balances))))
 
     tokens = sum(lengths) // chosen.rows
     print(f"{chosen.rows} rows of {chosen.fields} fields, {tokens} tokens each; milliseconds, best of {ROUNDS}\n")

@@ -17,7 +17,6 @@ PATCHES: tuple[Patch, ...] = (
     log_probs.ONE_PASS,
     rows.ROWS_BY_LENGTH,
     log_probs.RESPONSE_LOGITS,
-    rows.ONE_PARTITION,
     rows.PACKED_ROWS,
     trainers.REWARDS_HERE,
     trainers.FAILURES_TOLD,

@@ -28,31 +28,6 @@ FEWEST = 8  # rows
 PUT = "PUT"  # the request that gives rows to a storage unit
 
 
-def one_partition_is_all(original: Function) -> Function:
-    """Return all rows if there is one worker or one micro-batch: balancing them has no effect."""
-
-    @functools.wraps(original)
-    def get_seqlen_balanced_partitions(seqlen_list: Any, k_partitions: int, equal_size: bool) -> list[list[int]]:
-        if k_partitions == 1 and len(seqlen_list):
-            return [list(range(len(seqlen_list)))]
-        return original(seqlen_list, k_partitions, equal_size)
-
-    return get_seqlen_balanced_partitions
-
-
-ONE_PARTITION = Patch(
-    name="one-partition",
-    kind=Kind.SPEED,
-    module="verl.utils.seqlen_balancing",
-    replaced={"get_seqlen_balanced_partitions": one_partition_is_all},
-    written_for={"get_seqlen_balanced_partitions": "5a3d752e6c5d5734"},
-    reason="to balance rows over one worker verl compares all of them, and ends with all of them in order",
-    changes="nothing: the same values",
-    without="CPU +14 % (+9 to +19)",
-    needless_when="verl returns all rows where there is one partition",
-)
-
-
 def rows_by_length(original: Function) -> Function:
     """Cut the rows, sorted by length, where computing them together costs more than one more micro-batch."""
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
@@ -21,12 +16,6 @@ from goldilocks.verl import plugin
 from goldilocks.verl.patches.log_probs import padding_at_once, responses
 
 plugin.additions()
-
-
-def both(module: str, name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return our function and verl's."""
-    ours = getattr(importlib.import_module(module), name)
-    return ours, inspect.unwrap(ours)
 
 
 def drawn(lengths: list[int], seed: int = 0) -> torch.Tensor:
@@ -88,18 +77,3 @@ def test_what_the_quick_padding_does_not_know_is_left_to_verl() -> None:
     with pytest.raises(AssertionError, match="assumes prompt_len > 0"):
         ours(drawn([2, 5]), TensorDict({"prompts": drawn([0, 2]), "responses": drawn([2, 3])}, batch_size=2))
     assert padding_at_once(len) is len
-
-
-@given(lengths=st.lists(st.integers(1, 50), min_size=1, max_size=20), equal_size=st.booleans())
-def test_one_partition_is_verls(lengths: list[int], equal_size: bool) -> None:
-    ours, verls = both("verl.utils.seqlen_balancing", "get_seqlen_balanced_partitions")
-    assert ours(lengths, 1, equal_size) == verls(lengths, 1, equal_size)
-    workloads = torch.tensor(lengths)
-    assert ours(workloads, 1, equal_size) == verls(workloads, 1, equal_size)
-
-
-def test_several_partitions_are_balanced_by_verl() -> None:
-    ours, verls = both("verl.utils.seqlen_balancing", "get_seqlen_balanced_partitions")
-    assert ours([5, 1, 4, 2], 2, equal_size=True) == verls([5, 1, 4, 2], 2, equal_size=True)
-    with pytest.raises(AssertionError):
-        ours([], 1, equal_size=True)
