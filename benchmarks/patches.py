@@ -42,8 +42,8 @@ SMALL = (
     "rows-by-length", "packed-rows", "messages",
 )  # fmt: skip
 CASES = (
-    *SMALL, "log-probs", "response-logits", "single-turn", "single-turn+rewards-here",
-    "+".join(SMALL), "+".join([*SMALL, "single-turn", "rewards-here"]),
+    *SMALL, "log-probs", "response-logits", "single-turn",
+    "+".join(SMALL), "+".join([*SMALL, "single-turn"]),
 )  # fmt: skip
 PARTS = {
     "gen": "gen", "old_log_prob": "old_log_prob", "adv": "adv", "update": "update_actor", "weights": "update_weights",

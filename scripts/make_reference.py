@@ -189,8 +189,8 @@ off by itself on a GPU yet, which is why those below 3 % here are still in the t
 Single-turn rollouts on our rollout server and on vLLM are not made by verl's agent loop: our workers render a prompt
 once, send a wave of rollouts in one message, and grade and store together what ends together. The rows are the same,
 which a test checks field by field. It is done only where the functions of verl that it follows have the sources it was
-written for (`goldilocks.verl.dispatch.single_turn.FOLLOWED`) and the patch `rewards-here` stands; otherwise verl's
-loop is run.
+written for (`goldilocks.verl.dispatch.single_turn.FOLLOWED`) and `GOLDILOCKS_PATCHES` asks for the kind `speed`;
+otherwise verl's loop is run.
 
 `tests/unit/test_canary.py` holds every digest against the installed verl, TransferQueue and TRL: it is the test to run
 first with a new release of one of them.

@@ -110,6 +110,7 @@ def test_the_worker_of_the_tests_has_what_verls_constructor_sets() -> None:
 
 SOURCES: list[tuple[Callable[..., Any], Sources]] = [
     (AgentLoopWorker._run_agent_loop, "32c3d607c5d4c9fa"),  # written again in StreamingWorker
+    (AgentLoopWorker._compute_score, "cf4b57719ad3c1b2"),
     (LLMServerClient.generate, ("45f4cf4029f0be37", "f3cbc4911ea2e439")),  # calls what StreamingClient overrides
     (LLMServerClient._acquire_server, ("4afa9eaba4c5c436", "79999f62e95044f9")),
     (LLMServerClient._release_server, ("a06a7f1ee3567499", "9ccd4fb618a6ca76")),

@@ -44,8 +44,9 @@ from goldilocks.verl.dispatch.session import (
     rollout_of,
     seeded,
 )
+from goldilocks.verl.patch import Kind
 from goldilocks.verl.store.queue_rows import PARTITION
-from goldilocks.verl.switch import in_force
+from goldilocks.verl.switch import asks_for
 
 Fields = dict[str, Any]  # of a row
 
@@ -217,11 +218,11 @@ def _is_known(worker: Any) -> bool:
     loop = SingleTurnAgentLoop
     registered = agent_loop._agent_loop_registry.get(AGENT) == {"_target_": f"{loop.__module__}.{loop.__qualname__}"}
     text_alone = worker.processor is None and not worker.distillation_enabled and not rollout.trace.get("backend")
-    rewards = worker.reward_loop_worker_handles is not None and in_force("rewards-here")
+    rewards = worker.reward_loop_worker_handles is not None
     partial = OmegaConf.select(worker.config, "algorithm.filter_groups.on_full") == OnFull.PARTIAL
     pauses = partial or OmegaConf.select(worker.config, "trainer.v1.trainer_mode") == "goldilocks_async"
     as_followed = all(is_known(function, sources) for function, sources in FOLLOWED)
-    return served and registered and text_alone and rewards and not pauses and as_followed
+    return asks_for(Kind.SPEED) and served and registered and text_alone and rewards and not pauses and as_followed
 
 
 class Worker(Protocol):

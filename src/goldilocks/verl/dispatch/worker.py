@@ -12,6 +12,7 @@ import contextlib
 import functools
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from goldilocks.rewards import RewardFailed, spent
 from goldilocks.types import Event, Failure, Paused, Rollout
 from goldilocks.verl.dispatch.client import StreamingClient
 from goldilocks.verl.dispatch.failures import publish, succeeded
+from goldilocks.verl.dispatch.rewards import grade, manager_of
 from goldilocks.verl.dispatch.servers import IDLE_TO_SLEEP
 from goldilocks.verl.dispatch.session import (
     ANSWERS,
@@ -238,6 +240,18 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
                 tools=agent_loop.ToolListWrap(self.tools),
             )
         return self._agent_loops[name]()
+
+    async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
+        """As verl's; the default reward manager grades here, so that what its functions cost is counted here."""
+        final = outputs[-1]
+        waits = final.reward_score is None and self.reward_loop_worker_handles is not None
+        manager = manager_of(self) if waits else None
+        if manager is None:
+            await super()._compute_score(outputs, kwargs)
+            return
+        started = time.perf_counter()
+        final.reward_score, final.extra_fields["reward_extra_info"] = await grade(manager, final, kwargs)
+        final.metrics.compute_score = time.perf_counter() - started
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
         """Have verl grade and store what the agent loop returned, and report the end of its session."""

@@ -18,7 +18,6 @@ PATCHES: tuple[Patch, ...] = (
     rows.ROWS_BY_LENGTH,
     log_probs.RESPONSE_LOGITS,
     rows.PACKED_ROWS,
-    trainers.REWARDS_HERE,
     trainers.FAILURES_TOLD,
     trainers.FAILURES_HEARD,
     vllm.HELD_OUTPUTS,

@@ -1,17 +1,15 @@
-"""Patches of verl's trainers and workers: the V0 trainer, rewards by rules, reports of failures.
+"""Patches of verl's trainers and workers: the V0 trainer, reports of failures, metrics of GSPO.
 
 The wrappers that report failures are in ``verl.dispatch.failures``, which is imported when one is applied.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
-import time
 from collections.abc import Callable
 from typing import Any
 
-from goldilocks.verl.patch import Function, Kind, Patch
+from goldilocks.verl.patch import Kind, Patch
 
 FAILURES = "goldilocks.verl.dispatch.failures"
 
@@ -34,42 +32,6 @@ V0_TRAINER = Patch(
     changes="the trainer is RayPPOTrainerWithSampling",
     without="there is no way to our trainer on V0",
     needless_when="verl's V0 task runner takes the class of its trainer as an argument",
-)
-
-
-def graded_here(original: Function) -> Function:
-    """Have the default reward manager grade a finished rollout in this process.
-
-    verl sends a batch of one row to a reward worker: milliseconds of two processes for a comparison of two strings.
-    Reward models and other reward managers keep that way.
-    """
-    from goldilocks.verl.dispatch.rewards import grade, manager_of
-
-    @functools.wraps(original)
-    async def _compute_score(self: Any, outputs: list[Any], kwargs: dict[str, Any]) -> None:
-        final = outputs[-1]
-        waits = final.reward_score is None and self.reward_loop_worker_handles is not None
-        manager = manager_of(self) if waits else None
-        if manager is None:
-            await original(self, outputs, kwargs)
-            return
-        started = time.perf_counter()
-        final.reward_score, final.extra_fields["reward_extra_info"] = await grade(manager, final, kwargs)
-        final.metrics.compute_score = time.perf_counter() - started
-
-    return _compute_score
-
-
-REWARDS_HERE = Patch(
-    name="rewards-here",
-    kind=Kind.SPEED,
-    module="verl.experimental.agent_loop.agent_loop",
-    replaced={"AgentLoopWorker._compute_score": graded_here},
-    written_for={"AgentLoopWorker._compute_score": "cf4b57719ad3c1b2"},
-    reason="verl sends every rollout to a reward worker in a batch of its own; the default manager's rules run here",
-    changes="nothing: the same values",
-    without="CPU +18 % (+16 to +21) with verl's agent loop",
-    needless_when="verl grades by rules in the process that has the answer",
 )
 
 

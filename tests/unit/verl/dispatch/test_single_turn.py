@@ -71,7 +71,7 @@ def on_vllm(**keys: Any) -> Callable[[Any], None]:
 def test_what_takes_part_in_a_rollout_decides(
     change: Callable[[Any], None], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(PATCHES_VARIABLE, "rewards-here")
+    monkeypatch.setenv(PATCHES_VARIABLE, "speed")
     assert chosen(change) is expected
 
 

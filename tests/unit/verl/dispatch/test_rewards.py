@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 
 import pytest
 from omegaconf import OmegaConf
@@ -11,9 +10,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopO
 from verl_world import Worker
 
 from goldilocks.verl.dispatch.rewards import manager_of
-from goldilocks.verl.patches.trainers import graded_here
 
-VERLS_OWN = inspect.unwrap(AgentLoopWorker._compute_score)
+VERLS_OWN = AgentLoopWorker._compute_score
 ROW = {
     "data_source": "goldilocks/arithmetic",
     "reward_model": {"style": "rule", "ground_truth": "12"},
@@ -47,7 +45,7 @@ def test_the_reward_is_that_of_verls_worker(text):
         one = Worker(whole=False)
         expected = await scored(VERLS_OWN, one, text)
         assert one.grader.calls["compute_score"] == 1
-        found = await scored(graded_here(VERLS_OWN), one, text)
+        found = await scored(Worker._compute_score, one, text)
         assert one.grader.calls["compute_score"] == 1
         return found, expected
 
@@ -61,7 +59,7 @@ def test_the_row_is_not_written_to():
 
     async def grade():
         one = Worker(whole=False)
-        await graded_here(VERLS_OWN)(one, [rollout("12", one.tokenizer)], row)
+        await one._compute_score([rollout("12", one.tokenizer)], row)
 
     asyncio.run(grade())
     assert row == ROW
