@@ -20,12 +20,10 @@ from uuid import uuid4
 from ray import cloudpickle
 
 from goldilocks.engine.verl_server.answers import Answers, Batch, Outcome, Packed, Requests
-from goldilocks.hashing import is_known
 from goldilocks.verl.fields import HOLDS
 
 logger = logging.getLogger(__name__)
 
-BROKEN_ON_VLLM = ("cc93c245b4f855bf", "d62e23ff08fead96")  # verl's methods that do not work; any other is used
 TRIES, PAUSE_S = 20, 0.05  # an abort may reach the engine before its request does
 SURE_AFTER = 16  # aborts without effect after which a warning says so
 ENDED = ("aborted", "abort")  # the stop reasons of a request that was ended early
@@ -148,19 +146,12 @@ def _deliver(answer: asyncio.Future[Any], outcome: Any) -> None:
 
 def abort_in_vllm(server: Any, request_ids: Sequence[str]) -> None:
     """End the requests on the engine's event loop. Runs inside the server."""
-    own, engine = type(server).abort_request, server.engine
+    engine = server.engine
     if engine.output_handler is None:  # no request was ever made
         return
-    if not is_known(own, BROKEN_ON_VLLM) and not _core_holds(engine):
-
-        async def by_verl() -> None:
-            await asyncio.gather(*(own(server, name, reset_prefix_cache=False) for name in request_ids))
-
-        ending = by_verl()
-    else:
-        requests = engine.output_processor
-        known = getattr(requests, "external_req_ids", requests.request_states)
-        ending = _end_when_known(known, request_ids, functools.partial(_end_in_vllm, engine))
+    requests = engine.output_processor
+    known = getattr(requests, "external_req_ids", requests.request_states)
+    ending = _end_when_known(known, request_ids, functools.partial(_end_in_vllm, engine))
     asyncio.run_coroutine_threadsafe(ending, engine.output_handler.get_loop())
 
 

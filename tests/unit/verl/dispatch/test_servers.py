@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from goldilocks.verl.dispatch import servers
-from goldilocks.verl.dispatch.servers import abort_in_sglang, abort_in_vllm
+from goldilocks.verl.dispatch.servers import abort_in_sglang
 
 
 class TokenizerManager:
@@ -63,18 +63,3 @@ def test_an_sglang_that_never_had_a_request_has_nothing_to_end() -> None:
     manager = TokenizerManager(None)
     abort_in_sglang(SimpleNamespace(tokenizer_manager=manager), ["a"])
     assert manager.ended == []
-
-
-def test_a_method_of_verl_without_source_is_not_one_that_does_not_work() -> None:
-    async def main() -> None:
-        made: dict[str, Any] = {}
-        exec("async def abort_request(server, name, reset_prefix_cache): server.ended.append(name)", made)
-        handler = SimpleNamespace(get_loop=asyncio.get_running_loop)
-        server = type("Server", (), {"abort_request": made["abort_request"]})()
-        server.ended, server.engine = [], SimpleNamespace(output_handler=handler)
-        abort_in_vllm(server, ["a"])
-        while not server.ended:
-            await asyncio.sleep(0)
-        assert server.ended == ["a"]
-
-    asyncio.run(main())
