@@ -91,16 +91,14 @@ HELD_OUTPUTS = Patch(
     replaced={"EngineCoreProc.run_busy_loop": hold_outputs, "DPEngineCoreProc.run_busy_loop": hold_outputs},
     written_for={
         "EngineCoreOutput": (  # its fields: what is kept back is joined by them
-            "6ff42fff22c17f21",  # vLLM 0.17 to 0.19
-            "f4d91cfaf958ce2a",  # 0.20 to 0.25
+            "f4d91cfaf958ce2a",  # vLLM 0.20 to 0.25
             "082ce170014255ca",  # 0.26 and 0.27
         ),
         "EngineCoreProc.pause_scheduler": (
-            "be60e66df71a4e9e",  # vLLM 0.17 to 0.20; before, a pause had its answers from the front end
+            "be60e66df71a4e9e",  # 0.17 to 0.20
             "a91082c0af16c02b",  # 0.21 to 0.27
         ),
         "EngineCoreProc._send_abort_outputs": (
-            "7a00fdd4747566c7",  # 0.17
             "06999df5c59d2543",  # 0.18 to 0.25
             "120381c51feefaaf",  # 0.26 and 0.27
         ),
