@@ -32,7 +32,7 @@ from goldilocks.engine.verl_server.server import RolloutServer
 from goldilocks.hashing import Sources, digest, is_known
 from goldilocks.verl import plugin
 from goldilocks.verl.dispatch.rewards import RUN_SINGLE
-from goldilocks.verl.dispatch.single_turn import FOLLOWED, RENDERING
+from goldilocks.verl.dispatch.single_turn import FOLLOWED
 from goldilocks.verl.patch import Patch
 from goldilocks.verl.patches import PATCHES
 from goldilocks.verl.patches.log_probs import PADDING_SOURCES
@@ -116,7 +116,6 @@ SOURCES: list[tuple[Callable[..., Any], Sources]] = [
     (LLMServerClient._release_server, ("a06a7f1ee3567499", "9ccd4fb618a6ca76")),
     (NaiveRewardManager.run_single, RUN_SINGLE),  # written again where rollouts are graded
     *FOLLOWED,  # where rollouts are made many at a time
-    *RENDERING,  # where their prompts are rendered together
     (no_padding_2_padding, PADDING_SOURCES),  # done for all rows at once in the loss of one pass
 ]
 

@@ -22,8 +22,6 @@ from verl.experimental.agent_loop import agent_loop
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
-from verl.utils.tokenizer.tokenizer import normalize_token_ids
 
 from goldilocks.drive.stopwatch import Stopwatch
 from goldilocks.engine.verl_server import NAME as OUR_SERVER
@@ -56,19 +54,9 @@ AGENT = "single_turn_agent"  # verl's name of its single-turn loop
 WORKER = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class  # type: ignore[attr-defined]  # Ray's
 FOLLOWED: tuple[tuple[Callable[..., Any], Sources], ...] = (
     (SingleTurnAgentLoop.run, ("1baec41cee2de25f", "b016f36cb70524a1")),
-    (agent_loop.AgentLoopBase.ct_build_initial_tokens, ("cc0ef93a0db8638f", "e8ba743ad2631fb1")),
-    (agent_loop.AgentLoopBase.ct_merge_assistant_token, "d8cbb98f7358747f"),
     (agent_loop.AgentLoopOutput.as_dict, "1d98e658b0e8de41"),
     (WORKER._agent_loop_postprocess, "523edacbff73640d"),
     (WORKER._compute_position_ids, "f5bb787c5f984d37"),
-)
-
-
-# The functions of verl that render a prompt, whose work is done here for many at once, and the sources they may have.
-RENDERED = ("build_initial_tokens", "_render_tokens")
-RENDERING: tuple[tuple[Callable[..., Any], Sources], ...] = (
-    (ContinuousTokenBuilder.build_initial_tokens, ("f6cd2026d6625f05", "902bdc1640fc0d0b")),
-    (ContinuousTokenBuilder._render_tokens, "ed6e3017ef29ec55"),
 )
 
 
@@ -95,10 +83,8 @@ class SingleTurn:
     """Renders prompts, turns answers into outputs, and grades outputs, with the worker's tokenizer and config."""
 
     def __init__(self, worker: Any) -> None:
-        loop = worker._agent_loop(AGENT)
-        self._loop, self._builder = loop, loop.continuous_token_builder
-        self._limit = loop.response_length
-        self._renders_alone = _renders_alone(self._builder)
+        self._loop = worker._agent_loop(AGENT)
+        self._limit = self._loop.response_length
         self._rewards = manager_of(worker)
 
     @classmethod
@@ -106,38 +92,21 @@ class SingleTurn:
         """None where verl makes the rollouts of this worker."""
         return cls(worker) if _is_known(worker) and manager_of(worker) is not None else None
 
-    def prompts_ids(self, prompts: Sequence[Fields]) -> list[list[int] | Exception]:
-        """The tokens of each prompt as verl's ``ct_build_initial_tokens`` makes them, or the error that it raises."""
-        try:
-            found = self._rendered_together(prompts)
-        except Exception:  # one of them cannot be rendered: the others can, by themselves
-            found = list(map(self._rendered, prompts))
-        return [ids if isinstance(ids, Exception) else self._loop._cap_text_prompt_length(ids) for ids in found]
+    async def prompts_ids(self, prompts: Sequence[Fields]) -> list[list[int] | BaseException]:
+        """The tokens of each prompt, or the error that rendering it raised."""
+        return await asyncio.gather(*map(self._prompt_ids, prompts), return_exceptions=True)
 
-    def _rendered(self, prompt: Fields) -> list[int] | Exception:
-        try:
-            ids: list[int] = self._builder.build_initial_tokens(list(prompt["raw_prompt"]))
-        except Exception as error:
-            return error
+    async def _prompt_ids(self, prompt: Fields) -> list[int]:
+        ids: list[int] = await self._loop.ct_build_initial_tokens(list(prompt["raw_prompt"]))
         return ids
 
-    def _rendered_together(self, prompts: Sequence[Fields]) -> list[Any]:
-        """Call the tokenizer once for all prompts, where verl's builder does nothing but call it."""
-        if not self._renders_alone:
-            return list(map(self._rendered, prompts))
-        whole = [list(prompt["raw_prompt"]) for prompt in prompts]
-        given = {"add_generation_prompt": True, "tools": None, "return_dict": False}
-        all_ids = self._builder.tokenizer.apply_chat_template(whole, **given, **self._builder.chat_template_kwargs)
-        return [normalize_token_ids(ids) for ids, _ in zip(all_ids, prompts, strict=True)]
-
-    def output(self, reply: Reply, seconds: float) -> Output:
+    async def output(self, reply: Reply, seconds: float) -> Output:
         """Do what the second half of verl's ``SingleTurnAgentLoop.run`` does with an answer."""
         made, prompt = reply.outcome, reply.turn.prompt_ids
         assert not isinstance(made, BaseException)
         log_probs = made.log_probs if reply.turn.params.get("logprobs") and made.log_probs else None
-        merged = self._builder.merge_assistant_tokens(prompt, made.token_ids)
-        mask, aligned = self._builder.align_response_metadata(
-            merged, [], None if log_probs is None else [], assistant_logprobs=log_probs
+        merged, mask, aligned = await self._loop.ct_merge_assistant_token(
+            prompt, made.token_ids, [], None if log_probs is None else [], assistant_logprobs=log_probs
         )
         start = len(merged.token_ids) - len(mask)
         preempted = getattr(made, "num_preempted", 0)  # our server preempts none
@@ -159,12 +128,6 @@ class SingleTurn:
         started = time.perf_counter()
         output.reward_score, output.extra_fields["reward_extra_info"] = await grade(self._rewards, output, prompt)
         output.metrics["compute_score"] = time.perf_counter() - started
-
-
-def _renders_alone(builder: Any) -> bool:
-    """Whether this builder of verl's does nothing but render a prompt, whatever is rendered beside it."""
-    plain = all(getattr(type(builder), name) is getattr(ContinuousTokenBuilder, name) for name in RENDERED)
-    return plain and "padding" not in builder.chat_template_kwargs and all(is_known(*one) for one in RENDERING)
 
 
 def fields_of_rows(outputs: Sequence[Output], prompts: Sequence[Fields]) -> list[Fields]:
@@ -254,29 +217,36 @@ class BatchedSingleTurn:
     async def run(self, prompts: list[Fields], sampling_params: dict[str, Any]) -> None:
         """Return when every session is reported."""
         try:
+            sessions = list(
+                map(self._begun, prompts)
+            )  # before anything is awaited: a group may be cancelled from now on
             with self._worker.watch.timed("render"):
-                rendered = self._loop.prompts_ids(prompts)
-                pairs = zip(prompts, rendered, strict=True)
-                turns = [turn for prompt, ids in pairs for turn in await self._turns(prompt, ids, sampling_params)]
+                rendered = await self._loop.prompts_ids(prompts)
+            triples = zip(prompts, sessions, rendered, strict=True)
+            turns = [turn for one in triples for turn in await self._turns(*one, sampling_params)]
             await self._client.ask(turns, self._answered)
             while self._finishing:
                 await asyncio.gather(*self._finishing)
         except Exception as error:  # a session that is never reported would be waited for without end
             await self._lose(list(self._open), error)
 
-    async def _turns(
-        self, prompt: Fields, ids: list[int] | Exception, sampling_params: dict[str, Any]
-    ) -> list[TurnRequest]:
-        """Open the sessions of a prompt; return their requests, or none if the prompt could not be rendered."""
-        count, first, seed = (int(prompt[name]) for name in (ROLLOUTS, FIRST, VISIT_SEED))
+    def _begun(self, prompt: Fields) -> list[Session]:
+        """Open the sessions of a prompt."""
+        first, count = int(prompt[FIRST]), int(prompt[ROLLOUTS])
         not_stored = {ROLLOUTS, FIRST, VISIT_SEED, ANSWERS, "agent_name"}
         fields = {name: value for name, value in prompt.items() if name not in not_stored}
         sessions = [self._client.begin(prompt["uid"], index) for index in range(first, first + count)]
         self._open |= {session: {**fields, "session_id": session.index} for session in sessions}
-        if isinstance(ids, Exception):
+        return sessions
+
+    async def _turns(
+        self, prompt: Fields, sessions: list[Session], ids: list[int] | BaseException, sampling_params: dict[str, Any]
+    ) -> list[TurnRequest]:
+        """Return the requests of a prompt's sessions, or none if the prompt could not be rendered."""
+        if isinstance(ids, BaseException):
             await self._lose(sessions, ids)
             return []
-        rollout = self._worker.rollout_config
+        rollout, seed = self._worker.rollout_config, int(prompt[VISIT_SEED])
         return [TurnRequest(one, ids, seeded(sampling_params, rollout, seed, one.index)) for one in sessions]
 
     def _answered(self, replies: list[Reply]) -> None:
@@ -311,7 +281,7 @@ class BatchedSingleTurn:
             elif not outcome.token_ids:
                 self._fail(session, "empty_response")
             else:
-                outputs[session] = self._loop.output(reply, seconds)
+                outputs[session] = await self._loop.output(reply, seconds)
         return outputs
 
     async def _graded(self, outputs: dict[Session, Output]) -> dict[Session, Output]:

@@ -12,7 +12,7 @@ from verl.workers.config import RolloutConfig
 from verl_world import ROLLOUT, Worker
 
 from goldilocks.engine.cpu import PATCHES_VARIABLE
-from goldilocks.verl.dispatch.single_turn import AGENT, SingleTurn, _renders_alone
+from goldilocks.verl.dispatch.single_turn import AGENT, SingleTurn
 
 
 def chosen(change: Callable[[Any], None]) -> bool:
@@ -84,42 +84,3 @@ def test_a_loop_that_a_user_registers_under_verls_name_is_theirs(monkeypatch: py
 def test_with_patches_switched_off_verl_makes_its_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PATCHES_VARIABLE, "none")
     assert not chosen(lambda worker: None)
-
-
-def rendered(messages: list[Any], **template: Any) -> tuple[list[Any], list[Any], int]:
-    """Return the tokens of each conversation together and by itself, and how often the tokenizer was called."""
-
-    async def main() -> tuple[list[Any], list[Any], int]:
-        subject, calls = SingleTurn(Worker(whole=False)), []
-        subject._builder.chat_template_kwargs = template
-        subject._renders_alone = _renders_alone(subject._builder)
-        tokenizer = subject._builder.tokenizer
-        apply = tokenizer.apply_chat_template
-        tokenizer.apply_chat_template = lambda *args, **kwargs: (calls.append(args), apply(*args, **kwargs))[1]
-        prompts = [{"raw_prompt": one} for one in messages]
-        together, times = subject.prompts_ids(prompts), len(calls)
-        return together, [subject.prompts_ids([one])[0] for one in prompts], times
-
-    return asyncio.run(main())
-
-
-def test_prompts_are_rendered_together_as_each_would_be() -> None:
-    messages = [[{"role": "user", "content": text}] for text in ("1+1=", "22+22=", "", "3" * 30)]
-    together, alone, calls = rendered(messages)
-    assert together == alone
-    assert calls == 1
-
-
-def test_a_prompt_that_cannot_be_rendered_fails_alone() -> None:
-    together, alone, _ = rendered([[{"role": "user", "content": "1+1="}], [{"role": "user"}], 5])
-    assert together[0] == alone[0]
-    assert [type(ids) for ids in together] == [type(ids) for ids in alone]
-    assert isinstance(together[2], Exception)
-
-
-def test_prompts_that_a_template_pads_are_rendered_by_themselves() -> None:
-    together, alone, calls = rendered(
-        [[{"role": "user", "content": text}] for text in ("1+1=", "22+22=")], padding=True
-    )
-    assert together == alone
-    assert calls == 2
