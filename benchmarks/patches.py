@@ -38,12 +38,9 @@ import random_task
 import switched_patches as switches
 
 WARM_UP = [[], [switches.SINGLE_TURN], []]  # what is off in the first steps, which do not count
-SMALL = (
-    "rows-by-length", "packed-rows", "messages",
-)  # fmt: skip
 CASES = (
-    *SMALL, "log-probs", "response-logits", "single-turn",
-    "+".join(SMALL), "+".join([*SMALL, "single-turn"]),
+    "log-probs", "rows-by-length", "response-logits", "packed-rows", "messages", "single-turn",
+    "messages+packed-rows", "messages+packed-rows+single-turn",
 )  # fmt: skip
 PARTS = {
     "gen": "gen", "old_log_prob": "old_log_prob", "adv": "adv", "update": "update_actor", "weights": "update_weights",

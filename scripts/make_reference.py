@@ -71,7 +71,7 @@ loses without the others:
 
 ```
 ok    plug-in         live in a Ray worker, 10 additions
-ok    patches         15 of 15 live: process-group, critic-attention, trl-value-heads, log-probs, one-pass, …
+ok    patches         11 of 11 live: process-group, critic-attention, trl-value-heads, log-probs, one-pass, …
 ```
 
 With the package installed and nothing of ours asked for, every function is verl's own. The environment variable
@@ -97,10 +97,10 @@ running, hand the variable on: `++ray_kwargs.ray_init.runtime_env.env_vars.GOLDI
 | `algorithm` | an algorithm gets or measures what verl does not give it |
 | `trainer` | part of a trainer of ours, which applies it in its own processes whatever the variable says |
 
-"Without it" is what fails, or by how much a step of the default run grows in the time of all its processors:
-`benchmarks/patches.py` switches each patch off for single steps of one run ([below](#measured)). A speed-up worth less
-than 3 % of a step on the CPU and on a GPU is left out, since each patch is something that a release of verl can break.
-"Needless when" is the change upstream that would end the patch.
+"Without it" is what fails, or how much longer a step of a 1.5B shape takes on an H200 without flash-attn
+([below](#measured)). Each patch is something that a release of verl can break, so speed-ups go from the smallest effect
+upward, for as long as all that went cost at most 3 % of a step and 5 % of its peak memory together. "Needless when" is
+the change upstream that would end the patch; [as diffs](upstream.md).
 """
 
 PATCHES_NOTES = """\
@@ -125,64 +125,46 @@ that pass goes with it:
 
 ## Measured
 
-By an earlier form of the benchmark, which counted the seconds of the processors, on two CPU cores that other work kept
-busy (`cpu`: seconds of processors, `wall`: of the clock), before the four patches went that a step does not notice:
-`grpo-advantages` (GRPO's advantages a group at a time), `padded-responses` and `nested-responses` (responses cut out of
-all rows at once; the loss of `one-pass` keeps the latter for itself), and `loss-padding` (the responses of a loss
-padded at once, which that loss now does too). `group-numbers` was another patch then, which gave verl numbers in
-the place of uids.
+On one H200 on 18 November 2026, verl 0.9.1, without flash-attn (`use_remove_padding=False`), our engine: a 1.5B shape
+of random weights in bf16, 64 prompts × 8, answers of 75 to 525 tokens, 300 in the mean.
 
 ```
-$ python benchmarks/patches.py
-tiny, cpu, 32 prompts × 8, 8 rounds, 208 steps
-
-default: a step takes 1.613 s, 1.161 s of processors
-                           without      cpu  95 %                   wall
-                          one-pass   +66.5%  [+49.8%, +88.2%]     +61.4%
-                    rows-by-length    -1.6%  [-2.1%, +1.8%]       -10.5%
-                      loss-padding    -0.7%  [-3.3%, +2.9%]       -10.7%
-                   response-logits    +1.6%  [-1.2%, +2.4%]       -10.4%
-                         log-probs    +3.8%  [-0.1%, +7.2%]        +6.5%
-                     row-selection    +2.8%  [-0.7%, +4.4%]        +9.5%
-                     one-partition   +14.2%  [+8.8%, +18.8%]      +13.8%
-                  nested-responses    +1.6%  [-1.5%, +4.7%]        +7.1%
-                  padded-responses    -0.4%  [-0.9%, +3.0%]       -16.3%
-                       packed-rows   +25.7%  [+20.3%, +31.5%]     +28.6%
-                   grpo-advantages    +0.6%  [-0.7%, +1.6%]        -2.9%
-                     group-numbers    +1.7%  [-2.0%, +6.2%]        -5.7%
-
-loop: a step takes 2.885 s, 2.473 s of processors
-                           without      cpu  95 %                   wall
-                      rewards-here   +18.4%  [+14.3%, +23.9%]     +24.8%
-                     gathered-puts   +62.9%  [+59.8%, +68.2%]     +61.8%
-
-passes: a step takes 2.915 s, 1.927 s of processors
-                           without      cpu  95 %                   wall
-                    rows-by-length    -1.1%  [-2.4%, +1.3%]        -7.4%
-                  nested-responses    +0.2%  [-0.9%, +1.6%]        -1.5%
-                     row-selection    +3.8%  [-0.3%, +5.9%]       -20.2%
-
-$ python benchmarks/patches.py --rounds 16 --seconds 420 --cases group-numbers row-selection loss-padding \\
-    rows-by-length response-logits log-probs loop:rewards-here
-tiny, cpu, 32 prompts × 8, 14 rounds, 168 steps
-
-default: a step takes 1.603 s, 1.125 s of processors
-                           without      cpu  95 %                   wall
-                     group-numbers    +4.6%  [+2.1%, +9.0%]        +6.0%
-                     row-selection    +0.4%  [-3.1%, +3.0%]        +0.6%
-                      loss-padding    +0.6%  [-1.7%, +2.3%]       -10.3%
-                    rows-by-length    +0.8%  [-0.6%, +2.0%]        -2.1%
-                   response-logits    +0.7%  [-2.3%, +1.0%]        -7.7%
-                         log-probs    +4.0%  [+3.4%, +5.6%]        +7.4%
-
-loop: a step takes 2.871 s, 2.432 s of processors
-                           without      cpu  95 %                   wall
-                      rewards-here   +18.5%  [+16.5%, +21.3%]     +26.8%
+$ python benchmarks/patches.py --device cuda --model 1.5b --spread 0.75
 ```
 
-The tiny model has 21 tokens and answers of three. What `rows-by-length`, `response-logits` and `log-probs` save grows
-with the vocabulary, with lengths that differ, and with the kernels that a GPU runs row by row. None has been switched
-off by itself on a GPU yet, which is why those below 3 % here are still in the table.
+A step without each speed-up stands beside steps with all in one run. Seconds of a step and of its parts are medians;
+the ratio is to the steps with all next before and after it, its median, least and largest; memory is the peak of the
+training worker.
+
+| without | s | gen | adv | update | weights | rest | ratio | GiB | ratio | steps |
+|---|--:|--:|--:|--:|--:|--:|---|--:|--:|--:|
+| all on | 8.28 | 1.82 | 0.15 | 5.79 | 0.19 | 0.27 | 0.994 (0.925 to 1.084) | 38.62 | 1.000 | 12 |
+| `log-probs` | 32.63 | 1.82 | 0.16 | 30.02 | 0.37 | 0.27 | 3.862 (3.849 to 3.875) | 38.40 | 0.994 | 2 |
+| `rows-by-length` | 12.02 | 1.82 | 0.17 | 9.38 | 0.22 | 0.43 | 1.419 (1.372 to 1.467) | 49.01 | 1.269 | 2 |
+| `single-turn` | 8.78 | 2.18 | 0.31 | 5.83 | 0.21 | 0.25 | 1.072 (1.052 to 1.091) | 38.62 | 1.000 | 2 |
+| `packed-rows` | 8.62 | 1.82 | 0.20 | 5.98 | 0.16 | 0.45 | 1.051 (1.035 to 1.066) | 38.62 | 1.000 | 2 |
+| `response-logits` | 8.53 | 1.83 | 0.12 | 6.17 | 0.19 | 0.22 | 1.043 (1.043 to 1.043) | 43.30 | 1.121 | 1 |
+| `messages` | 8.66 | 2.14 | 0.12 | 5.94 | 0.21 | 0.26 | 1.031 (0.996 to 1.066) | 38.62 | 1.000 | 2 |
+
+`single-turn` and `messages` are no patches: rollouts made many at a time ([below](#what-is-followed-and-not-replaced)),
+and many requests in one message. `one-pass` stays by decision and was not switched off: [1.7 s of a
+step](lab/trainer.md#on-a-gpu). `held-outputs` acts on vLLM alone, and was not measured in this way yet.
+
+Five were removed after this, the smallest first. Alone, a step took 0.962 (`group-numbers`: advantages a group at a
+time), 1.009 (`gathered-puts`: rollouts that end together put together, in any agent loop), 1.039 (`one-partition`: no
+balancing over one rank) and 1.073 (`row-selection`: rows of a mini-batch picked at once) of the steps with all, from
+one or two steps each. Two steps that had all differ by up to 8 %, so that these are not told apart from nothing one by
+one; together, in a second run:
+
+| without | s | gen | adv | update | weights | rest | ratio | GiB | ratio | steps |
+|---|--:|--:|--:|--:|--:|--:|---|--:|--:|--:|
+| all on | 8.39 | 1.81 | 0.13 | 5.92 | 0.16 | 0.25 | 1.004 (0.946 to 1.038) | 38.62 | 1.000 | 6 |
+| those four | 8.52 | 1.82 | 0.16 | 5.84 | 0.14 | 0.43 | 1.032 (0.987 to 1.088) | 38.62 | 1.000 | 5 |
+| those four and `packed-rows` | 8.77 | 1.82 | 0.21 | 6.08 | 0.17 | 0.53 | 1.095 (1.024 to 1.138) | 38.62 | 1.000 | 5 |
+
+The medians of the four differ by 1.6 %, their parts by 2.6 %, the median of the paired ratios is 3.2 %. The fifth,
+`rewards-here`, graded in verl's own agent loop without asking verl's reward workers: 1.089 (one step) without it and
+without `single-turn`, against 1.072.
 
 ## What is followed and not replaced
 

@@ -217,9 +217,7 @@ class BatchedSingleTurn:
     async def run(self, prompts: list[Fields], sampling_params: dict[str, Any]) -> None:
         """Return when every session is reported."""
         try:
-            sessions = list(
-                map(self._begun, prompts)
-            )  # before anything is awaited: a group may be cancelled from now on
+            sessions = list(map(self._begun, prompts))  # first: a group can be cancelled once its sessions are open
             with self._worker.watch.timed("render"):
                 rendered = await self._loop.prompts_ids(prompts)
             triples = zip(prompts, sessions, rendered, strict=True)

@@ -31,9 +31,9 @@ plugin.additions()
 NEEDED = {"process-group", "critic-attention", "trl-value-heads"}
 
 
-def test_there_are_no_more_than_twenty() -> None:
+def test_there_are_no_more_than_fifteen() -> None:
     """Each is something that a release of verl can break: measure a new one (benchmarks/patches.py), end an old one."""
-    assert len(PATCHES) <= 20
+    assert len(PATCHES) <= 15
 
 
 @pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
