@@ -123,7 +123,7 @@ class Collector:
         self.accounts = Accounts()
         self.step = 0
         self.prompts_issued = 0  # visits to prompts; one that is put back and visited again counts once
-        self.last_prompt = math.inf  # no more are issued: the epochs of a run
+        self.last_prompt = math.inf  # the number of the last, where epochs end the run
         self.failures_in_a_row = 0
         self.last_failure: Failure | None = None
 
@@ -167,13 +167,15 @@ class Collector:
         left = math.inf if room is None else room
         sent = self._open.send_again(left)  # charged to the step that asked for it first
         left -= _rollouts(sent)
+        # After the last prompt what is open is waited for. If that does not fill the batch, prompts come once more.
+        past_the_end = not len(self._open) and self.prompts_issued >= self.last_prompt
         going_on = left > 0
         while going_on:
             more = self._open.send(min(left, self._rollouts_left))
             self._statistics.rollouts_asked += _rollouts(more)
             left -= _rollouts(more)
             sent += more
-            going_on = left > 0 and self._shortfall() > 0 and self._open_next()
+            going_on = left > 0 and self._shortfall() > 0 and self._open_next(past_the_end)
         if sent or self._open.in_flight or left <= 0:
             return sent
         if starved := self._open.waiting:  # the limits leave nothing for them: they are judged with what they have
@@ -422,12 +424,12 @@ class Collector:
         asked, tokens = self._statistics.rollouts_asked, self._statistics.tokens_arrived
         return self.limits.rollouts_left(asked, tokens, self._open.in_flight)
 
-    def _open_next(self) -> bool:
+    def _open_next(self, past_the_end: bool) -> bool:
         """Open a group for the next prompt; False when there is none, or no budget for its first ask."""
         head = self._queue.head()
         if head is None or head[1] > self._rollouts_left - self._open.unsent:
             return False
-        if self.prompts_issued >= self.last_prompt and not head[2]:
+        if self.prompts_issued >= self.last_prompt and not (head[2] or past_the_end):
             return False
         index, n, again = self._queue.pop()
         uid, number = group_name(self._opened), self._issued.number(index)

@@ -112,9 +112,14 @@ def in_one_line() -> Iterator[None]:
 
 
 def check_with_verl() -> None:
-    """Have verl's ``validate_config``, which its command calls before it starts Ray, look at our keys too."""
+    """Have verl's ``validate_config``, which its command calls before it starts Ray, look at our keys too.
+
+    In a process whose command line names nothing of ours, every function stays verl's own.
+    """
     from verl.utils import config as module
 
+    if os.environ.get(PATCHES_VARIABLE) == "none" or not names_ours(sys.argv[1:]):
+        return
     original = module.validate_config
 
     @functools.wraps(original)
@@ -123,8 +128,16 @@ def check_with_verl() -> None:
             check_entry(config)
         original(config, *args, **kwargs)
 
-    if os.environ.get(PATCHES_VARIABLE) != "none":
-        module.validate_config = validate_config
+    module.validate_config = validate_config
+
+
+def names_ours(words: Sequence[str]) -> bool:
+    """Return whether one of these words of a command sets a key of ours, or one that is spelt like it."""
+    keys = [word.lstrip("+~").partition("=") for word in words]
+    sections = {key.split(".")[0] for key, equals, _ in keys if equals} - set(VERLS)
+    known = any(key in ELSEWHERE or closest(key, SECTIONS, most=1) for key in sections)
+    named = {"trainer.v1.trainer_mode", "actor_rollout_ref.rollout.mode"}
+    return known or any(key in named or key.startswith("algorithm.filter_groups.") for key, _, _ in keys)
 
 
 def check_run(config: DictConfig) -> None:

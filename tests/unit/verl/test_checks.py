@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from goldilocks import TrainerConfig
 from goldilocks.config.settings import Settings
-from goldilocks.verl.checks import check_entry, check_v0, check_v1
+from goldilocks.verl.checks import check_entry, check_v0, check_v1, names_ours
 from goldilocks.verl.update.async_trainer import prepare
 
 
@@ -97,14 +97,24 @@ def test_verls_own_command_refuses_what_our_trainer_would_before_ray_starts(
 ) -> None:
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     with pytest.raises(ValueError, match=message):
-        validate(config(**keys, **{"trainer.use_v1": True, "trainer.v1.trainer_mode": "goldilocks"}))
+        check_entry(config(**keys, **{"trainer.use_v1": True, "trainer.v1.trainer_mode": "goldilocks"}))
 
 
-def validate(given: Any) -> None:
-    """As verl's command does before it starts Ray."""
-    from verl.utils.config import validate_config
-
-    validate_config(given, use_reference_policy=False, use_critic=False)
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [
+        ("+goldilocks.selector=thompson", True),
+        ("+goldiloks.selector=thompson", True),
+        ("trainer.v1.trainer_mode=goldilocks", True),
+        ("+n_resp_per_prompt=16", True),
+        ("++algorithm.filter_groups.enable=true", True),
+        ("data.train_batch_size=8", False),
+        ("--config-name=ppo", False),
+        ("+my_section.key=1", False),
+    ],
+)
+def test_verls_command_is_looked_at_where_its_words_name_a_key_of_ours(word: str, ours: bool) -> None:
+    assert names_ours(["data.seed=1", word]) is ours
 
 
 @pytest.mark.parametrize(
