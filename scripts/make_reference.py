@@ -80,7 +80,7 @@ With the package installed and nothing of ours asked for, every function is verl
 | `GOLDILOCKS_PATCHES` | applied |
 |---|---|
 | unset | nothing; with `VERL_PLATFORM=cpu` the kind `cpu` |
-| `none` | nothing: without a GPU verl then does not run |
+| `none` | nothing: without a GPU verl then does not run. Attention by cuDNN, else switched off, stays on |
 | `cpu` | what verl needs to run without a GPU |
 | `all` | every patch: `goldilocks train` and `python -m goldilocks.main_ppo` set this, unless it is set |
 | names or kinds | those, with commas between: `cpu,log-probs` |

@@ -63,8 +63,10 @@ def avoid_cudnn() -> None:
 
     Since torch 2.11 masked attention on an H100 or H200 goes to cuDNN by default. Where the sequence is 64 longer than
     a multiple of 128, and all scores of a query are below about -89, the gradient of that query is NaN (pytorch issue
-    196678). Training meets such lengths and queries.
+    196678). Training meets such lengths and queries. ``GOLDILOCKS_PATCHES=none`` leaves attention as it is.
     """
+    if os.environ.get(PATCHES_VARIABLE) == "none":
+        return
     import torch
 
     torch.backends.cuda.enable_cudnn_sdp(False)
