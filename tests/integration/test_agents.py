@@ -25,7 +25,7 @@ def test_rollouts_of_several_rows_count_once_and_tools_of_cancelled_ones_are_tol
         "algorithm.adv_estimator=rloo",
         "algorithm.filter_groups.enable=True",
         "algorithm.filter_groups.metric=score",
-        "algorithm.filter_groups.on_full=requeue",
+        "+algorithm.filter_groups.on_full=requeue",
         f"data.gen_batch_size={OPENED}",
         f"actor_rollout_ref.rollout.n={EACH}",
         *with_agent(tmp_path, monkeypatch, cut=True),
