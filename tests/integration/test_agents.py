@@ -43,7 +43,7 @@ def test_rollouts_of_several_rows_count_once_and_tools_of_cancelled_ones_are_tol
     assert all(len(set(scores)) == 1 for scores in parts.values())
     groups = {uid: [parts[uid, str(index)][0] for index in range(3)] for uid, _ in parts}
     assert len(groups) == 8
-    assert all(scores == [0, 0, 1] for scores in groups.values())
+    assert all(sorted(scores) == [0, 0, 1] for scores in groups.values())
     first = run.steps[0]
     assert first["accounts/trained_rollouts"] == len(parts) == 24
     assert first["accounts/tool_tokens"] > 0
