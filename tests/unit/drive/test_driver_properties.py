@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from builders import plain_collector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.core.test_collector_properties import cases as core_cases
@@ -15,8 +16,9 @@ from unit.core.test_collector_properties import make
 from unit.drive.drive_world import BACKENDS, DrawnGate, Killed, Rows
 
 from goldilocks.core import Collector, Exhausted, Limits
+from goldilocks.core.allocators import Adaptive
 from goldilocks.drive.driver import Driver
-from goldilocks.types import Group
+from goldilocks.types import Group, StopRule
 
 STEPS = 4
 drives = st.fixed_dictionaries(
@@ -146,3 +148,33 @@ def _kill(subject: Driver, dies_after: int) -> None:
     engine.dies_at = dies_after
     with contextlib.suppress(Killed, Exhausted):
         subject.batch()
+
+
+@properties
+@given(
+    st.builds(
+        Adaptive,
+        max_n=st.integers(8, 20),
+        rollouts_per_batch=st.integers(1, 8),
+        min_rollouts=st.integers(1, 5),
+        stop=st.sampled_from(StopRule),
+    ),
+    st.integers(0, 2**31),
+)
+def test_chunks_make_the_same_groups_where_rollouts_end_one_by_one_and_in_rounds(
+    allocator: Adaptive, seed: int
+) -> None:
+    """V1 and the simulator have rollouts that end one by one, V0 and TRL rounds that end whole."""
+    found: list[dict[str, list[Any]]] = []
+    for backend in BACKENDS.values():
+        collector = plain_collector(40, allocator=allocator, target_groups=4, gen_batch_size=8)
+        rows = Rows()
+        subject = Driver(collector, backend(seed, rows, math.inf), rows)
+        groups = [group for _ in range(2) for group in subject.batch()]
+        assert all(len(group.trained) == len(group) for group in groups), "what was generated is trained"
+        found.append({group.uid: [(one.index, one.reward) for one in group.trained] for group in groups})
+    first, *others = found
+    for other in others:
+        both = first.keys() & other.keys()
+        assert both
+        assert {uid: first[uid] for uid in both} == {uid: other[uid] for uid in both}
