@@ -329,9 +329,9 @@ class Collector:
         return self._open.in_flight - self._open.lost
 
     @property
-    def open(self) -> int:
-        """How many groups are open."""
-        return len(self._open)
+    def begun(self) -> int:
+        """How many prompts were issued and are not judged yet: open, or back in the queue."""
+        return len(self._open) + self._queue.returned
 
     @property
     def flat_in_a_row(self) -> int:

@@ -360,6 +360,11 @@ class PromptQueue:
     def indices(self) -> list[int]:
         return [index for index, _, _ in self._waiting]
 
+    @property
+    def returned(self) -> int:
+        """How many prompts were put back and are still to be visited again."""
+        return sum(again for _, _, again in self._waiting)
+
     def pop(self) -> tuple[int, int, bool]:
         return self._waiting.popleft()
 

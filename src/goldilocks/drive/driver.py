@@ -308,9 +308,10 @@ class Epochs:
 
     @property
     def over(self) -> bool:
-        """Whether the prompts that are left, with the groups that wait, cannot fill another batch."""
+        """Whether the prompts that are left or begun, with the groups that wait, cannot fill another batch."""
         collector = self._collector
         step = collector.step if collector.owed else collector.step + 1
         oldest = step - collector.surplus.max_carry_steps
         waiting = sum(group.version >= oldest for group in collector.kept)  # others expire before they are trained
-        return collector.last_prompt - collector.prompts_issued < collector.target_groups - waiting
+        left = max(collector.last_prompt - collector.prompts_issued, 0)
+        return left + collector.begun < collector.target_groups - waiting

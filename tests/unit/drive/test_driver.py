@@ -263,3 +263,25 @@ def test_groups_of_failures_alone_that_pass_the_filter_are_said_once(caplog: Any
         driver.metrics()
     (said,) = [record.message for record in caplog.records if "only failures" in record.message]
     assert said.startswith("2 of the 2 groups of this batch")
+
+
+@pytest.mark.parametrize(("on_full", "carry"), [("partial", 4), ("requeue", 1), ("finish", 1)])
+def test_a_run_of_one_epoch_leaves_no_group_open_and_fewer_prompts_than_a_batch_needs(on_full: str, carry: int) -> None:
+    of = plain_collector(60, target_groups=4, gen_batch_size=12, surplus=Surplus(carry, on_full))
+    epochs = Epochs(of, 1)
+    flight: list[tuple[Request, int]] = []
+    while not epochs.over:
+        while not of.ready:
+            flight += [(request, index) for request, index, _ in places(of.requests())]
+            if not of.ready:
+                request, index = flight.pop(0)
+                of.observe(Rollout(request.uid, index, float(index), 5))
+        of.take()
+        gone = set(of.cancelled())
+        flight = [one for one in flight if one[0].uid not in gone]
+        for request, index in flight:
+            of.observe(Paused(request.uid, index, 1) if on_full == "partial" else Rollout(request.uid, index, 0.0, 5))
+        flight = flight if on_full == "partial" else []
+    assert of.begun == 0
+    assert (of.beliefs.visits <= 1).all()
+    assert of.beliefs.visits.sum() + len(of.kept) > 60 - 4
