@@ -6,15 +6,21 @@ group of our own, ``goldilocks.*``, for everything the policies can do beyond th
 
 from __future__ import annotations
 
-import functools
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, TypeVar, get_origin, get_type_hints
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 
+from goldilocks.config.sections import (
+    AdaptiveRollout,
+    FilterGroups,
+    Policies,
+    RewardCalls,
+    read_section,
+    reward_calls,
+)
 from goldilocks.core import Beliefs, Collector, Limits, Source, Surplus
 from goldilocks.core.allocators import Adaptive, Allocator, Fixed, Sequential, build_allocator
 from goldilocks.core.effects import Division
@@ -22,7 +28,7 @@ from goldilocks.core.filters import Everything, Filter, Variance, build_filter
 from goldilocks.core.selectors import Selector, build_selector
 from goldilocks.core.strata import StrataSettings
 from goldilocks.dotted_keys import value_at
-from goldilocks.errors import refuse_unknown, require, require_known, require_type
+from goldilocks.errors import require, require_known
 from goldilocks.filtering.config import (
     INSTEAD_OF_LIBRARY_CALLS,
     INSTEAD_OF_REJECTION_SAMPLE,
@@ -32,7 +38,7 @@ from goldilocks.filtering.config import (
 )
 from goldilocks.runs.costs import Budget
 from goldilocks.runs.history import metric_name
-from goldilocks.types import MIN_STD, POSITIVE_THRESHOLD, REWARD, Cost, OnExhausted, OnFull, Word
+from goldilocks.types import MIN_STD, REWARD, Cost, OnExhausted, OnFull
 
 logger = logging.getLogger(__name__)
 
@@ -40,107 +46,9 @@ S = TypeVar("S")
 
 FINAL_METRIC = "seq_final_reward"  # after the KL penalty, which is known once log-probs are
 ON_STALE_WEIGHTS = ("warn", "error")
-REWARDS = "goldilocks.rewards"
 UNNAMED = (None, REWARD)  # verl's own default is the reward: it cannot be told from a metric that nobody named
 REWARD_METRICS = ("seq_reward", FINAL_METRIC)  # the summed token-level score
 PRIORS = ("flat", "strata", "oracle")
-
-
-@dataclass(frozen=True)
-class FilterGroups:
-    """``algorithm.filter_groups``: dynamic sampling."""
-
-    enable: bool = False
-    metric: str | None = REWARD  # as unnamed: acc where the reward function returns it, else the reward
-    max_num_gen_batches: int = 0
-    max_inflight_gen_batches: int = 1  # verl's key: here it is 1, and data.gen_batch_size bounds generation
-    min_std: float | None = None  # None: MIN_STD; of the final reward, how much its penalties alone vary
-    on_exhausted: str = "error"
-    max_carry_steps: int = 1
-    on_full: str = "finish"
-
-
-@dataclass(frozen=True)
-class AdaptiveRollout:
-    """``adaptive_rollout``: as many rollouts as a prompt needs."""
-
-    enable: bool = False
-    max_n: int = 128
-    rollouts_per_batch: int = 8
-    positive_threshold: float = POSITIVE_THRESHOLD
-    min_rollouts: int = 2
-    stop: str = "positive"
-    balance: int = 2
-    max_train_n: int | None = None
-
-
-class OnFailure(Word):
-    """What becomes of an answer whose reward function has failed for the last time."""
-
-    FAIL = "fail"  # its rollout fails, and is asked for again (goldilocks.max_retries)
-    ZERO = "zero"  # the function's score is 0
-    ERROR = "error"  # the run ends
-
-
-@dataclass(frozen=True)
-class WeightedReward:
-    """One of ``goldilocks.rewards.functions``."""
-
-    path: str | None = None  # None: the function that the run has without the section
-    name: str = "compute_score"
-    weight: float = 1.0
-    reward_kwargs: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class RewardCalls:
-    """``goldilocks.rewards``. With every default, functions are called as without the section."""
-
-    functions: Mapping[str, Any] | None = None  # each a WeightedReward once it is read
-    concurrency: int | None = None
-    timeout: float | None = None
-    retries: int = 0
-    backoff: float = 1.0
-    on_failure: str = str(OnFailure.FAIL)
-
-    def __post_init__(self) -> None:
-        OnFailure.parse(f"{REWARDS}.on_failure", self.on_failure)
-        for name, least in (("concurrency", 1), ("retries", 0), ("backoff", 0.0)):
-            value = getattr(self, name)
-            require(value is None or value >= least, f"{REWARDS}.{name}", value, f"{least:g} or more")
-        require(self.timeout is None or self.timeout > 0, f"{REWARDS}.timeout", self.timeout, "above 0, or null")
-        for name in self.functions or {}:
-            accepted = f"another name: {name} is the weighted sum of all"
-            require(name not in ("score", "reward"), f"{REWARDS}.functions", name, accepted)
-
-    @property
-    def in_use(self) -> bool:
-        """Whether any key of the section is set."""
-        return self != RewardCalls()
-
-
-@dataclass(frozen=True)
-class Policies:
-    """``goldilocks``: policies by name or as ``package.module:Class``, each with its parameters."""
-
-    selector: str = "uniform"
-    selector_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    allocator: str | None = None
-    allocator_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    filter: Any = None
-    filter_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    max_rollouts_per_step: int | None = None
-    max_tokens_per_step: int | None = None
-    max_retries: int = 2
-    cost: str = str(Cost.TOKENS)
-    prior: str = "flat"
-    strata: Mapping[str, Any] = field(default_factory=lambda: asdict(StrataSettings()))
-    loss_agg: str | None = None
-    validate_by: Sequence[str] = field(default_factory=list)
-    on_stale_weights: str = "warn"
-    rewards: Mapping[str, Any] = field(default_factory=lambda: asdict(RewardCalls()))
-    budget: Mapping[str, Any] = field(default_factory=lambda: asdict(Budget()))
-    study: bool = False
 
 
 @dataclass(frozen=True)
@@ -173,9 +81,9 @@ class Settings:
             seed=1 if seed is None else seed,
             adv_estimator=value_at(config, "algorithm.adv_estimator") or "",
             use_kl_in_reward=bool(value_at(config, "algorithm.use_kl_in_reward")),
-            filter_groups=_section(FilterGroups, "algorithm.filter_groups", config),
-            adaptive=_section(AdaptiveRollout, "adaptive_rollout", config),
-            policies=_section(Policies, "goldilocks", config),
+            filter_groups=read_section(FilterGroups, "algorithm.filter_groups", config),
+            adaptive=read_section(AdaptiveRollout, "adaptive_rollout", config),
+            policies=read_section(Policies, "goldilocks", config),
             batch_filter=value_at(config, "batch_filter"),
         )
         settings._check()
@@ -361,7 +269,7 @@ class Settings:
         return self._own_section(StrataSettings, "goldilocks.strata")
 
     def _own_section(self, cls: type[S], name: str) -> S:
-        return _section(cls, name, {"goldilocks": vars(self.policies)})
+        return read_section(cls, name, {"goldilocks": vars(self.policies)})
 
     def selector(self) -> Selector:
         return build_selector(self.policies.selector, self.policies.selector_kwargs)
@@ -485,29 +393,3 @@ class Settings:
 
 def _tell_strata(done: int, size: int) -> None:
     print(f"Goldilocks reads the texts of the prompts for their strata: {done:,} of {size:,}", flush=True)
-
-
-def reward_calls(config: Mapping[str, Any]) -> RewardCalls:
-    """Return ``goldilocks.rewards`` of a config, checked; trainers of verl's own have it too."""
-    calls = _section(RewardCalls, REWARDS, config)
-    names = calls.functions or {}
-    functions = {name: _section(WeightedReward, f"{REWARDS}.functions.{name}", config) for name in names}
-    return replace(calls, functions=functions or None)
-
-
-_type_hints = functools.cache(get_type_hints)  # types are text in the source, which Python evaluates at each call
-
-
-def _section(cls: type[S], name: str, config: Mapping[str, Any]) -> S:
-    """Return a section of the config as its dataclass; an unknown key is an error that suggests the nearest."""
-    hints = _type_hints(cls)  # type: ignore[arg-type]  # mypy: a generic type is not hashable
-    given = value_at(config, name) or {}
-    require_type(name, given, Mapping[str, Any])
-    empty = {key for key, value in given.items() if value is None and get_origin(hints.get(key)) is Mapping}
-    chosen = {key: value for key, value in given.items() if key not in empty | {"_target_"}}
-    refuse_unknown(name, chosen, sorted(hints))
-    for key, value in chosen.items():
-        require_type(f"{name}.{key}", value, hints[key])
-        bad = isinstance(value, float) and not math.isfinite(value)
-        require(not bad, f"{name}.{key}", value, "a finite number")
-    return cls(**chosen)

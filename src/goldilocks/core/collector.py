@@ -30,10 +30,8 @@ Decisions are made when a rollout arrives, never by scanning all prompts or all 
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -48,7 +46,7 @@ from goldilocks.core.limits import Exhausted, Limits, Surplus
 from goldilocks.core.open_groups import OpenGroup, OpenGroups, PromptQueue, find_prompt, group_name, was_issued
 from goldilocks.core.selectors import Selector
 from goldilocks.core.source import IssuedVisits, KeyedPositions, PromptOrder, Source
-from goldilocks.core.statistics import KeepRate, StepStatistics
+from goldilocks.core.statistics import FiniteMetrics, KeepRate, StepStatistics
 from goldilocks.errors import require
 from goldilocks.sheet import Sheet
 from goldilocks.types import (
@@ -64,8 +62,6 @@ from goldilocks.types import (
     Verdict,
     is_informative,
 )
-
-logger = logging.getLogger(__name__)
 
 STATE_LAYOUT = 4  # raised when ``state_dict`` changes its meaning
 
@@ -125,6 +121,7 @@ class Collector:
         self.prompts_issued = 0  # visits to prompts; one that is put back and visited again counts once
         self.last_prompt = math.inf  # the number of the last, where epochs end the run
         self.failures_in_a_row = 0
+        self.flat_in_a_row = 0  # groups judged since one was kept
         self.last_failure: Failure | None = None
 
         spare = target_groups if self.limits.on_exhausted is OnExhausted.BACKFILL else 0
@@ -139,8 +136,7 @@ class Collector:
         self._owed = target_groups  # groups this step has yet to hand out; 0 while its batch is being trained
         self._exhausted = False
         self._opened = 0  # groups
-        self._flat_in_a_row = 0  # groups judged since one was kept
-        self._not_finite: set[str] = set()  # metrics that were dropped, each is said once
+        self._finite = FiniteMetrics()
         self._open = OpenGroups(whole=allocator.size()[1])
         self._issued = IssuedVisits(self.beliefs.keys)
         self._paused = PausedRollouts(self.accounts)
@@ -223,7 +219,7 @@ class Collector:
             self._paused.begin(event)
             return
         if isinstance(event, Rollout):
-            event = self._finite(event)
+            event = self._finite.checked(event, self.filter.reads())
         if isinstance(event, Failure):
             self._statistics.fail(event.reason)
             self.failures_in_a_row, self.last_failure = self.failures_in_a_row + 1, event
@@ -238,20 +234,6 @@ class Collector:
                 self._open.want(open_group, 1, failed)
         if not open_group.pending:
             self._decide(open_group)
-
-    def _finite(self, rollout: Rollout) -> Rollout | Failure:
-        """Return the rollout without metrics that are no number; a failure if it cannot be judged without them."""
-        bad = {name for name, value in rollout.metrics.items() if not math.isfinite(value)}
-        if not math.isfinite(rollout.reward) or bad & self.filter.reads():
-            return Failure(rollout.uid, rollout.index, "non_finite_reward", rollout.tokens)
-        if not bad:
-            return rollout
-        for name in sorted(bad - self._not_finite):
-            logger.warning(
-                "the reward function returned %s=%r: dropped, as nothing judges by it", name, rollout.metrics[name]
-            )
-        self._not_finite |= bad
-        return replace(rollout, metrics={name: value for name, value in rollout.metrics.items() if name not in bad})
 
     def reject(
         self, uids: Iterable[str] | Mapping[str, Collection[int]], reason: str, *, flat: bool = False
@@ -332,11 +314,6 @@ class Collector:
     def begun(self) -> int:
         """How many prompts were issued and are not judged yet: open, or back in the queue."""
         return len(self._open) + self._queue.returned
-
-    @property
-    def flat_in_a_row(self) -> int:
-        """How many groups were judged since one was kept."""
-        return self._flat_in_a_row
 
     @property
     def keep_rate(self) -> float:
@@ -469,7 +446,7 @@ class Collector:
             self.allocator.learn(group, self.beliefs)
         self._statistics.judge(group, verdict, informative=informative, passes=passes, iterations=open_group.asks)
         self._keep_rate.observe(verdict.keep)
-        self._flat_in_a_row = 0 if verdict.keep else self._flat_in_a_row + 1
+        self.flat_in_a_row = 0 if verdict.keep else self.flat_in_a_row + 1
         if verdict.keep:
             self._judged.keep(group)
         else:

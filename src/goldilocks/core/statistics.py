@@ -6,13 +6,16 @@ that favours short answers or easy prompts shows.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from goldilocks.types import Event, Group, Rollout, Verdict, is_informative, mean_and_std, signal
+from goldilocks.types import Event, Failure, Group, Rollout, Verdict, is_informative, mean_and_std, signal
+
+logger = logging.getLogger(__name__)
 
 TALLIES = ("judged", "kept")
 PRIOR_WEIGHT = 4.0  # groups that the user's expectation of the keep rate counts as
@@ -258,3 +261,24 @@ class KeepRate:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
+
+
+class FiniteMetrics:
+    """Drops metrics that are no numbers; each is said once."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def checked(self, rollout: Rollout, needed: Set[str]) -> Rollout | Failure:
+        """Return the rollout without such metrics; a failure if its reward, or one of ``needed``, is no number."""
+        bad = {name for name, value in rollout.metrics.items() if not math.isfinite(value)}
+        if not math.isfinite(rollout.reward) or bad & needed:
+            return Failure(rollout.uid, rollout.index, "non_finite_reward", rollout.tokens)
+        if not bad:
+            return rollout
+        for name in sorted(bad - self._said):
+            logger.warning(
+                "the reward function returned %s=%r: dropped, as nothing judges by it", name, rollout.metrics[name]
+            )
+        self._said |= bad
+        return replace(rollout, metrics={name: value for name, value in rollout.metrics.items() if name not in bad})

@@ -22,7 +22,8 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.config.recipes import SECTIONS
-from goldilocks.config.settings import REWARD_METRICS, reward_calls
+from goldilocks.config.sections import reward_calls
+from goldilocks.config.settings import REWARD_METRICS
 from goldilocks.dotted_keys import values
 from goldilocks.errors import require
 from goldilocks.launch.preflight import files_of, prompt_length

@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from goldilocks.config.recipes import CONFIG
-from goldilocks.config.settings import reward_calls
+from goldilocks.config.sections import reward_calls
 from goldilocks.dotted_keys import values
 from goldilocks.errors import require
 from goldilocks.launch.recipe import TRAINER, Choice

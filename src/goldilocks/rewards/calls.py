@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from goldilocks.config.settings import REWARDS, OnFailure, RewardCalls, reward_calls
+from goldilocks.config.sections import REWARDS, OnFailure, RewardCalls, reward_calls
 from goldilocks.errors import require
 from goldilocks.rewards.limited import Function, Places, find, in_thread
 

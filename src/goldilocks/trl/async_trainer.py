@@ -20,7 +20,8 @@ import requests
 from trl.experimental.async_grpo import AsyncGRPOTrainer, async_grpo_trainer, async_rollout_worker
 from trl.experimental.async_grpo.async_rollout_worker import AsyncRolloutWorker
 
-from goldilocks.config.settings import Policies, Settings
+from goldilocks.config.sections import Policies
+from goldilocks.config.settings import Settings
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.errors import require

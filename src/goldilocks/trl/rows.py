@@ -25,7 +25,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from trl.trainer.utils import RepeatSampler, split_pixel_values_by_grid
 
-from goldilocks.config.settings import Settings, reward_calls
+from goldilocks.config.sections import reward_calls
+from goldilocks.config.settings import Settings
 from goldilocks.core.source import TablePrompts
 from goldilocks.drive.filter_gate import FilterGate
 from goldilocks.drive.gate import Judgement

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goldilocks.config.settings import Policies, Settings
+from goldilocks.config.sections import Policies
+from goldilocks.config.settings import Settings
 from goldilocks.core import Exhausted
 from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import Driver

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from goldilocks.config.recipes import ELSEWHERE, OURS, SECTIONS, VERLS, our_defaults
-from goldilocks.config.settings import REWARDS, Settings
+from goldilocks.config.sections import REWARDS
+from goldilocks.config.settings import Settings
 from goldilocks.dotted_keys import value_at, values
 from goldilocks.engine.cpu import PATCHES_VARIABLE
 from goldilocks.errors import closest, require

@@ -12,7 +12,7 @@ from builders import settings
 from omegaconf import OmegaConf
 
 import goldilocks.config
-from goldilocks.config.settings import AdaptiveRollout, FilterGroups, Policies
+from goldilocks.config.sections import AdaptiveRollout, FilterGroups, Policies
 from goldilocks.core import ListSource
 from goldilocks.core.allocators import Adaptive, Fixed, Knapsack
 from goldilocks.core.filters import Everything, Variance

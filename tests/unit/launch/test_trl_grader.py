@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from goldilocks.config.settings import reward_calls
+from goldilocks.config.sections import reward_calls
 from goldilocks.launch.on_trl import Grader
 from goldilocks.rewards.calls import guarded
 

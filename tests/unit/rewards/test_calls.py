@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from goldilocks.config.settings import RewardCalls, reward_calls
+from goldilocks.config.sections import RewardCalls, reward_calls
 from goldilocks.rewards import RewardFailed, judge, spent
 from goldilocks.rewards.calls import RewardCaller, compute_score, guard_if_asked, guarded, weighted_sum
 

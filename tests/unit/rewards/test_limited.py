@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from goldilocks.config.settings import RewardCalls
+from goldilocks.config.sections import RewardCalls
 from goldilocks.rewards import RewardTimeout, judge
 from goldilocks.rewards.calls import compute_score, guarded
 from goldilocks.rewards.limited import Places

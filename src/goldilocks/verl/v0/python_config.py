@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from goldilocks.config.settings import FilterGroups
+from goldilocks.config.sections import FilterGroups
 from goldilocks.core.filters import Variance
 from goldilocks.core.limits import Limits, Surplus
 from goldilocks.errors import nearest, require

@@ -17,7 +17,7 @@ import numpy as np
 from omegaconf import DictConfig, open_dict
 from ray import cloudpickle
 
-from goldilocks.config.settings import REWARDS, reward_calls
+from goldilocks.config.sections import REWARDS, reward_calls
 from goldilocks.errors import require
 
 if TYPE_CHECKING:  # a process that only calls a function does without verl
