@@ -94,7 +94,7 @@ def search(browser: webdriver.Chrome, text: str) -> WebElement:
 
 
 @pytest.mark.parametrize(("size", "theme"), [(DESK, "light"), (PHONE, "dark")], ids=["desk-light", "phone-dark"])
-@pytest.mark.parametrize(("name", "plots"), [("one", 17), ("two", 21), ("begun", 14), ("empty", 0), ("study", 3)])
+@pytest.mark.parametrize(("name", "plots"), [("one", 17), ("two", 21), ("begun", 14), ("empty", 0), ("study", 7)])
 def test_every_plot_is_drawn_within_the_page_and_the_console_is_silent(
     browser: webdriver.Chrome, pages: dict[str, Path], name: str, plots: int, size: tuple[int, int], theme: str
 ) -> None:
@@ -115,7 +115,7 @@ def test_the_arms_of_a_study_are_drawn_once_they_are_unfolded(
     show(browser, pages["study"].as_uri())
     assert len(script(browser, UNDRAWN)) == 21
     browser.find_element(By.CSS_SELECTOR, "#arms > summary").click()
-    wait(lambda: script(browser, "return document.documentElement.dataset.drawn") == "24")
+    wait(lambda: script(browser, "return document.documentElement.dataset.drawn") == "28")
     assert script(browser, UNDRAWN) == []
     assert browser.get_log("browser") == []
 

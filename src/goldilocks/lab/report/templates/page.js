@@ -77,7 +77,7 @@
     const rows = matching();
     table.tBodies[0].replaceChildren(...rows.slice(0, shown).map((row) => {
       const tr = document.createElement("tr");
-      tr.append(...[1, 2, 4, 5, 6, 7].map((column) => cell(row, column)));
+      tr.append(...[1, 2, 4, 5, 6].map((column) => cell(row, column)));
       return tr;
     }));
     const count = (number) => number.toLocaleString("en");
