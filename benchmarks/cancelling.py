@@ -1,10 +1,10 @@
-"""What cancelling does inside a rollout engine: adaptive rollouts, answers of 40 tokens, eight at a time.
+"""What cancelling does inside a rollout engine: ``on_full=requeue``, answers of 40 tokens, eight at a time.
 
     python benchmarks/cancelling.py                     # our engine
     python benchmarks/cancelling.py --engine vllm       # verl's vLLM server
 
-Every answer that is not aborted has 40 tokens, and one in four is called right, whatever it says. A group asks for two,
-then for sixteen more: once one of the first is right, nobody needs the rest.
+Every answer that is not aborted has 40 tokens, and one in four is called right, whatever it says. Twice the prompts of
+a batch are begun: once the batch is full, nobody needs the rest.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ def words(engine: str, steps: int, folder: Path) -> list[str]:
     """The run that is looked at; its reward function is written to the folder."""
     (folder / "reward.py").write_text(REWARD)
     return [
-        "adaptive",
+        "dapo",
         f"actor_rollout_ref.rollout.name={engine}",
         "actor_rollout_ref.rollout.max_num_seqs=8",
         "actor_rollout_ref.rollout.ignore_eos=True",
         f"data.max_response_length={TOKENS}",
         "data.train_batch_size=8",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-        "adaptive_rollout.rollouts_per_batch=16",
+        "data.gen_batch_size=16",
+        "actor_rollout_ref.rollout.n=8",
+        "algorithm.filter_groups.metric=score",
+        "algorithm.filter_groups.on_full=requeue",
         f"reward.custom_reward_function.path={folder / 'reward.py'}",
         "reward.custom_reward_function.name=compute_score",
         f"trainer.total_training_steps={steps}",
@@ -76,7 +79,7 @@ def main() -> None:
     )
     parser.add_argument("--steps", type=int, default=3)
     args = parser.parse_args()
-    print(f"adaptive, {TOKENS}-token answers, 8 slots, {args.steps} steps, rollouts by {args.engine}")
+    print(f"requeue, {TOKENS}-token answers, 8 slots, {args.steps} steps, rollouts by {args.engine}")
     for label, value in rows(run(args.engine, args.steps)):
         print(f"{label:<48}{value:>12}")
 

@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(2400)]
 TOKENS = 240  # of an answer that is not aborted
 
 
-def test_adaptive_cancels_inside_the_engine_and_a_killed_run_goes_on(train: Train, tmp_path: Path) -> None:
+def test_what_a_full_batch_does_not_need_ends_inside_the_engine_and_a_killed_run_goes_on(
+    train: Train, tmp_path: Path
+) -> None:
     script, run = runpy.run_path(str(BENCHMARKS / "cancelling.py")), tmp_path / "test"
     words = (
         *(*script["words"]("vllm", 1000, tmp_path), "trainer.save_freq=1"),
