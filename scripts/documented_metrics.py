@@ -102,7 +102,7 @@ METRICS: dict[str, str] = {
     # Policies.
     "selector/greso_p": "`greso`: probability that a prompt with a streak of one visit without variance is tried",
     "selector/greso_skipped": "`greso`: prompts skipped since the run began",
-    "belief/strata": "`goldilocks.prior=strata`: strata that prompts are divided into",
+    "belief/strata": "`goldilocks.prior=strata`: strata over all divisions of the prompts",
     "belief/worth": "rollouts of a prompt that the prior counts as: 1 (prompts of one stratum differ at will) to 64",
     "belief/drift": "what training a group adds to the log-odds of its strata, as believed",
     "belief/wander": "variance, in squared log-odds, that training a group adds to its strata, as believed",

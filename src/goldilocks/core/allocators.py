@@ -47,8 +47,11 @@ class Allocator(Policy):
         """Learn from a group that was judged."""
 
     def size(self) -> tuple[int, int]:
-        """Return how many rollouts a group has at first, and how many it has once they differ."""
-        return 8, 8
+        """Return how many rollouts a group has at first, and how many it has once they differ.
+
+        ``worth`` counts on both. A group counts as open, beside ``gen_batch_size``, once it was asked for the second.
+        """
+        return 2, 2
 
     def worth(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Return the chance that a visit to each prompt is informative, per rollout; beliefs are Beta(a, b)."""

@@ -28,9 +28,9 @@ LITTLE = 0.05  # share of the variance: strata that explain less would not help
 MORE = 1.1  # signal of what strata would choose, over that of all: with less they would not help
 WIDEST = 160  # columns, also on a narrower terminal
 LEGEND = """\
-strata: 1 where all prompts are believed to be alike; explained: share of the variance between prompts
-that strata forecast of prompts held out, ± two standard errors; signal: p(1 - p) of the quarter that is
-believed nearest a half, over that of all."""
+strata: over all divisions; explained: share of the variance between prompts that strata forecast of
+prompts held out, ± two standard errors; signal: p(1 - p) of the quarter that is believed nearest a
+half, over that of all."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 class Judged:
     """What strata know of prompts that were held out."""
 
-    strata: int  # of the division that is believed most; 1: all prompts are alike
+    strata: int  # over all divisions
     explained: float  # share of the variance between prompts
     error: float  # standard error of that share
     signal: float  # p(1 − p) of the quarter believed nearest a half, over that of all
