@@ -102,8 +102,6 @@ class Collection:
         output = self._output(self.batch, self._rounds, rewards)
         self._rounds = []  # their tensors would take up memory in the update
         self.rows.retain(self.batch.alive)
-        for place in self.batch.waiting:
-            self.rows.put(place, self.rows[place].alone())
         self._remember_log_probs(self.batch, log_probs)
         return output
 

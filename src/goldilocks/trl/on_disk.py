@@ -405,8 +405,7 @@ class WeightsGuardCallback(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         """Judge the update whose micro-batches are all there."""
-        here = self._sums.float().to(self._accelerator.device)  # a loss may be computed on the host
-        sums = self._accelerator.reduce(here, reduction="sum")
+        sums = self._accelerator.reduce(self._sums.float().to(self._accelerator.device), reduction="sum")
         self._sums.zero_()
         self.metrics = self._guard.observe(mean_gap(sums.tolist()))
         for name, value in self.metrics.items():

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,7 @@ class Row:
     @property
     def tokens(self) -> int:
         """How many tokens the model wrote; those of tools are not its own."""
-        both = self.tensors.completion if isinstance(self.tensors, Cut) else len(self.tensors["completion_ids"])
-        return both - self.tool_tokens
+        return len(self.tensors["completion_ids"]) - self.tool_tokens
 
     @property
     def loss_mask(self) -> Tensor:
@@ -78,12 +77,6 @@ class Row:
         """Return the weighted sum of the reward functions that apply; NaN where none does."""
         applied = [w * r for w, r in zip(weights, self.rewards, strict=True) if not math.isnan(r)]
         return math.fsum(applied) if applied else math.nan
-
-    def alone(self) -> Row:
-        """Return the row with tensors of its own, apart from the batch it was generated in."""
-        if not isinstance(self.tensors, Cut):
-            return self
-        return replace(self, tensors={name: tensor.clone() for name, tensor in self.tensors.items()})
 
     def silent(self) -> Row:
         """Return a row of the same shape that trains nothing: it fills a batch up."""
@@ -139,42 +132,23 @@ def _packed(place: Place, row: Row) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Cut(Mapping[str, Tensor]):
-    """The tensors of one row of what TRL made, without padding: views, cut when they are asked for.
-
-    Most rows are never asked for theirs: a batch that is one round is trained as TRL made it.
-    """
-
-    columns: Mapping[str, Tensor]
-    place: int
-    prompt: int
-    completion: int
-
-    def __getitem__(self, name: str) -> Tensor:
-        column = self.columns[name]
-        if name in PROMPT:
-            return column[self.place, column.shape[1] - self.prompt :]
-        by_token = column.shape[1:] == self.columns["completion_ids"].shape[1:]
-        return column[self.place, : self.completion] if by_token else column[self.place]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.columns
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.columns)
-
-    def __len__(self) -> int:
-        return len(self.columns)
-
-
-def split_rows(output: Mapping[str, Any], ids: Sequence[Sequence[int]]) -> list[Mapping[str, Tensor]]:
+def split_rows(output: Mapping[str, Any], ids: Sequence[Sequence[int]]) -> list[dict[str, Tensor]]:
     """Return the tensors of each row of what TRL made, without padding. ``ids`` are the completions as lists."""
     columns = {name: value.cpu() for name, value in output.items() if _per_row(name, value)}
+    by_token = columns["completion_ids"].shape[1:]
     prompts = columns["prompt_mask"].sum(1).tolist()
-    cuts = [Cut(columns, place, prompts[place], len(one)) for place, one in enumerate(ids)]
+    rows = []
+    for place, (prompt, own) in enumerate(zip(prompts, ids, strict=True)):
+        row = {}
+        for name, column in columns.items():
+            if name in PROMPT:
+                part = column[place, column.shape[1] - prompt :]
+            else:
+                part = column[place, : len(own)] if column.shape[1:] == by_token else column[place]
+            row[name] = part.clone()  # a view would be sent to other processes with all rows
+        rows.append(row)
     seen = split_images(output, prompts, [len(one) for one in ids])
-    return [{**cut, **own} if own else cut for cut, own in zip(cuts, seen, strict=True)]
+    return [{**row, **own} for row, own in zip(rows, seen, strict=True)]
 
 
 def _per_row(name: str, value: Any) -> bool:

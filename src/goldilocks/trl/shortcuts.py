@@ -2,27 +2,19 @@
 
 A row whose advantage is zero adds nothing to the gradient where the loss has no KL term: it is counted in the loss's
 denominator and not computed. What is left is cut to its longest prompt and its longest completion.
-
-TRL builds a batch of small tensors and reads some forty numbers of it for its log. On a GPU each of them is a round
-trip, and several runs that share the GPU wait for each other's turn at every one. So TRL's batch and the arithmetic of
-its loss stay on the host: the device gets token ids, and returns log-probs. Rows that the collector reads for itself
-are not read by TRL's loader, nor searched for tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from goldilocks.trl.rows import PROMPT
 
-HOST = torch.device("cpu")
 BY_ROW = ("grpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")  # each row's term is proportional to its advantage
 
 
@@ -98,18 +90,6 @@ def _cut(inputs: dict[str, Any]) -> dict[str, Any]:
     return {name: cut(name, value) for name, value in inputs.items()}
 
 
-class OnHost:
-    """An ``Accelerator`` whose device is the host; all else is that of ``inner``."""
-
-    device = HOST
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
 @contextmanager
 def having(owner: Any, **attributes: Any) -> Iterator[None]:
     """Set attributes of an object of TRL's within the block."""
@@ -121,35 +101,3 @@ def having(owner: Any, **attributes: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(owner, name, value)
-
-
-def moved(values: Any, device: torch.device) -> Any:
-    """Return the values with every tensor among them on ``device``; gradients flow back to where they were."""
-    if isinstance(values, dict):
-        return {name: moved(value, device) for name, value in values.items()}
-    if isinstance(values, tuple):
-        return tuple(moved(value, device) for value in values)
-    return values.to(device) if isinstance(values, Tensor) else values
-
-
-class Unread(Dataset[dict[str, Any]]):
-    """Empty rows, as many as the data set has.
-
-    TRL's loader reads a whole batch of rows for each micro-batch, and the collector reads those that it chose.
-    """
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {}
-
-
-@dataclass(frozen=True)
-class Unsent:
-    """Rows of text on their way from a loader: accelerate looks for tensors in every list and dictionary it sees."""
-
-    rows: Any

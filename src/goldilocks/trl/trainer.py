@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ from goldilocks.trl.rows import (
     split_rows,
     texts_alone,
 )
-from goldilocks.trl.shortcuts import HOST, OnHost, Unread, Unsent, having, moved
+from goldilocks.trl.shortcuts import having
 from goldilocks.trl.supported import check_trl
 
 logger = logging.getLogger(__name__)
@@ -91,7 +90,6 @@ class CollectedTrainer(WholeCheckpoints):
     trl: type[Any]  # TRL's trainer
     _lacks_log_probs: bool  # whether rows come without the log-probs of the policy that wrote them
     train_dataset: Any  # TRL's own, which has no types
-    data_collator: Any
     num_generations: int
     beta: Any  # the weight of the KL term
     _step: int
@@ -120,13 +118,11 @@ class CollectedTrainer(WholeCheckpoints):
         self._in_loss: dict[str, Any] | None = None  # what the loss being computed is of, until its log-probs are known
         self._validate_by: Sequence[str] = []
         super().__init__(*args, **kwargs)
-        self._device = self.accelerator.device  # the model's, also while the accelerator stands for the host
         self._engine = None if engine_slots is None else self._rollouts(engine_slots)
         routed = getattr(self, "aux_loss_enabled", False)  # a router's loss is over all rows
         alone = self.accelerator.num_processes == 1
         plain = not routed and not self._sees_images
         self._only_signal = only_signal and alone and plain and self._rows_stand_alone
-        self._on_host = self._engine is not None and alone and not getattr(self.args, "use_liger_kernel", False)
         self._eval_loss = eval_loss
         sections = Sections(filter_groups, adaptive_rollout, goldilocks, batch_filter, gen_batch_size)
         if sections.given or only_signal or self._engine is not None:
@@ -191,12 +187,15 @@ class CollectedTrainer(WholeCheckpoints):
                 self.collection.driver.put_back()
             raise self._save_unfinished(error) from error
         self._log_batch(logged)
-        return output if self._on_host else moved(output, self._device)
+        return self._on_device(output)
 
     def _generate_and_score(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        with having(self, accelerator=OnHost(self.accelerator)) if self._on_host else nullcontext():
-            output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
         return output
+
+    def _on_device(self, columns: dict[str, Any]) -> dict[str, Any]:
+        device = self.accelerator.device
+        return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in columns.items()}
 
     def _generate_round(self, inputs: list[dict[str, Any]], group_size: int, seeds: Seeds) -> Generated:
         """TRL's own generation and scoring of these rows, which are groups of this size to it."""
@@ -223,29 +222,13 @@ class CollectedTrainer(WholeCheckpoints):
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """TRL's; the rows of a new batch that have a signal come first in each update."""
         before = self._buffered_inputs
-        rows = generation_batch.rows if isinstance(generation_batch, Unsent) else generation_batch
-        inputs: dict[str, Any] = super()._prepare_inputs(rows)
+        inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
         if not self._only_signal or self._buffered_inputs is before:
             return inputs
         parts = shortcuts.signal_first(self._buffered_inputs, self.args.gradient_accumulation_steps)
         self._buffered_inputs = parts
         part: dict[str, Any] = parts[self._step % self.args.steps_per_generation]
         return part
-
-    def get_train_dataloader(self) -> Any:
-        """TRL's, of empty rows where the collector reads its own."""
-        if self.collection is None:
-            return super().get_train_dataloader()
-        with having(self, train_dataset=Unread(len(self.train_dataset))):
-            return super().get_train_dataloader()
-
-    def get_eval_dataloader(self, *args: Any, **kwargs: Any) -> Any:
-        """TRL's, of rows that accelerate does not search for tensors where the batch stays on the host."""
-        if not self._on_host:
-            return super().get_eval_dataloader(*args, **kwargs)
-        collate = self.data_collator
-        with having(self, data_collator=lambda rows: Unsent(collate(rows))):
-            return super().get_eval_dataloader(*args, **kwargs)
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
@@ -321,11 +304,10 @@ class CollectedTrainer(WholeCheckpoints):
     @torch.no_grad()
     def _log_probs(self, rows: list[Row]) -> list[Tensor]:
         """Return the log-probs of each row's completion under the policy of now."""
-        columns = join_rows(rows, self._text_tokenizer.pad_token_id, None)
-        seen = moved({name: value for name, value in columns.items() if name in IMAGES}, self._device)
-        device = self._device
-        ids = torch.cat([columns["prompt_ids"], columns["completion_ids"]], 1).to(device)
-        mask = torch.cat([columns["prompt_mask"], columns["completion_mask"]], 1).to(device)
+        columns = self._on_device(join_rows(rows, self._text_tokenizer.pad_token_id, None))
+        seen = {name: value for name, value in columns.items() if name in IMAGES}
+        ids = torch.cat([columns["prompt_ids"], columns["completion_ids"]], 1)
+        mask = torch.cat([columns["prompt_mask"], columns["completion_mask"]], 1)
         size = self.args.per_device_train_batch_size
         width = columns["completion_ids"].shape[1]
         passed = self._get_per_token_logps_and_entropies(self.model, ids, mask, width, batch_size=size, **seen)
@@ -341,7 +323,7 @@ class CollectedTrainer(WholeCheckpoints):
             inputs, share = shortcuts.with_signal(inputs)
             if not share:
                 begins = self._step % self.args.gradient_accumulation_steps == 0
-                return shortcuts.no_loss(model if begins else None, self._device)
+                return shortcuts.no_loss(model if begins else None, self.accelerator.device)
             scale = share if scale is None else scale * share
         inputs = dict(inputs)  # a batch may serve several updates
         beta = self.beta
@@ -351,15 +333,13 @@ class CollectedTrainer(WholeCheckpoints):
             inputs["advantages"] = inputs["advantages"] * scale
             beta = beta * scale if beta else beta
         with having(self, beta=beta, _in_loss=inputs):
-            return super().compute_loss(model, inputs, *args, **kwargs).to(self._device)
+            return super().compute_loss(model, inputs, *args, **kwargs)
 
     def _get_per_token_logps_and_entropies(self, model: Any, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """TRL's, back where the ids came from; in a loss, log-probs of now are what the rest of it waits for."""
+        """TRL's; in a loss, log-probs of now are what the rest of it waits for."""
         if not (self._eval_loss or self.model.training):
             return self._no_log_probs(input_ids, *args, **kwargs)
-        asked = moved((input_ids, *args), self._device)
-        found = super()._get_per_token_logps_and_entropies(model, *asked, **moved(kwargs, self._device))
-        found = moved(found, input_ids.device)
+        found = super()._get_per_token_logps_and_entropies(model, input_ids, *args, **kwargs)
         inputs, self._in_loss = self._in_loss, None
         if inputs is not None:
             self._use_log_probs(inputs, found[0].detach())
@@ -368,7 +348,7 @@ class CollectedTrainer(WholeCheckpoints):
     @staticmethod
     def _no_log_probs(input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *_: Any, **__: Any) -> Any:
         """Return zeros for an evaluation that computes no loss."""
-        zeros = torch.zeros(len(input_ids), logits_to_keep)
+        zeros = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
         return zeros, None, None
 
     def _use_log_probs(self, inputs: dict[str, Any], log_probs: Tensor) -> None:
@@ -396,7 +376,7 @@ class CollectedTrainer(WholeCheckpoints):
         whole = not self.is_fsdp_enabled and stage < 3
         accepted = "none with FSDP or DeepSpeed ZeRO-3, where no process has all the weights that an engine needs"
         require(whole, "engine_slots", slots, accepted)
-        tokenizer, device = self.processing_class, self._device
+        tokenizer, device = self.processing_class, self.accelerator.device
         made = EngineRollouts(self.args, slots=slots, eos_ids=self._ends, pad_id=tokenizer.pad_token_id, device=device)
         check_length(self.model.config, self.args.max_completion_length + 1, "max_completion_length + 1")
         return made
@@ -414,16 +394,6 @@ class CollectedTrainer(WholeCheckpoints):
     @property
     def _text_tokenizer(self) -> Any:
         return self.processing_class.tokenizer if self._sees_images else self.processing_class
-
-    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
-        """TRL's, once for all rollouts of a prompt; with environments once for each, since its tools are its own."""
-        if self._engine is None or getattr(self, "environment_factories", None) is not None:
-            return super()._tokenize_prompts(prompts)
-        names = [repr(prompt) for prompt in prompts]
-        distinct = dict(zip(names, prompts, strict=True))
-        ids, *rest = super()._tokenize_prompts(list(distinct.values()))
-        found = dict(zip(distinct, ids, strict=True))
-        return [found[name] for name in names], *rest
 
     def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
         if self._engine is None:
@@ -486,5 +456,4 @@ class CollectedTrainer(WholeCheckpoints):
 
     def _load_collected(self, folder: Path) -> None:
         if self.collection is not None:
-            device = HOST if self._on_host else self._device
-            self._step, self._buffered_inputs = self._saved.read(folder, device)
+            self._step, self._buffered_inputs = self._saved.read(folder, self.accelerator.device)
