@@ -3,7 +3,7 @@
     python benchmarks/rollout.py                  # CPU: answers of ragged lengths
     python benchmarks/rollout.py --device cuda    # one GPU: 512 sequences of 32 + 128 tokens, bf16, 30M and 0.5B shapes
     python benchmarks/rollout.py --peer vllm --model FOLDER      # beside vLLM, on the weights in a folder
-    python benchmarks/rollout.py --device cuda --peer plain   # beside the engine without fused layers or steps ahead
+    python benchmarks/rollout.py --device cuda --peer plain   # beside the engine without fused layers
 
 Both sides have the same weights and prompts and draw at temperature 1. Without a folder the weights are random: no
 speed here depends on their values, and every answer has the length the workload says it has. ``generate`` draws tokens
@@ -175,14 +175,14 @@ def run_vllm(llm: Any, work: Workload, log_probs: bool) -> None:
 
 
 def time_plain(model: PreTrainedModel, works: Sequence[Workload]) -> list[float]:
-    """Our engine with the model's own modules between its kernels, and each step waiting for a look at those before."""
+    """Our engine with the model's own modules between its kernels."""
     from goldilocks.engine import graphs
 
-    graphs.FUSED_LAYERS = graphs.GraphDecoder.ahead = False
+    graphs.FUSED_LAYERS = False
     try:
         return [time_engine(model, work) for work in works]
     finally:
-        graphs.FUSED_LAYERS = graphs.GraphDecoder.ahead = True
+        graphs.FUSED_LAYERS = True
 
 
 PEERS = {"generate": time_generate, "vllm": time_vllm, "plain": time_plain}

@@ -6,7 +6,6 @@ eagerly on a CPU and replayed as a CUDA graph. Nothing here knows about requests
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +35,6 @@ class Decoder:
 
     stride = 1  # steps between two looks at the results
     spare = 0  # rows of the cache beyond the slots
-    ahead = False  # whether steps go on while the host looks at those before them
 
     def __init__(self, model: PreTrainedModel, slots: int, max_length: int, pad_id: int, device: torch.device) -> None:
         nn.Module.to(model, device)
@@ -225,11 +223,6 @@ class Decoder:
         """Draw ``len(uniforms)`` tokens for each of the first ``rows`` rows, none past column ``extent``."""
         drawn = [self._step(rows, extent, numbers, cuts) for numbers in self._device(uniforms)]
         return Sampled(*(torch.stack(part).cpu().numpy() for part in zip(*drawn, strict=True)))
-
-    def launch(self, rows: int, extent: int, uniforms: npt.NDArray[np.float32], cuts: bool) -> Callable[[], Sampled]:
-        """Begin what ``decode`` does. Returns how to wait for it."""
-        sampled = self.decode(rows, extent, uniforms, cuts)
-        return lambda: sampled
 
     def _step(self, rows: int, extent: int, uniforms: Tensor, cuts: bool) -> Drawn:
         logits = self._logits(rows, extent)

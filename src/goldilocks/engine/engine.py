@@ -10,25 +10,22 @@ from __future__ import annotations
 import math
 import secrets
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from goldilocks.engine import weights
 from goldilocks.engine.attention import check_length
-from goldilocks.engine.decoder import Decoder, Sampled
+from goldilocks.engine.decoder import Decoder
 from goldilocks.engine.sampling import uniforms
 from goldilocks.errors import require
 
 StopReason = Literal["stop", "length", "aborted"]
-
-_STEADY = 8  # rows that go on for each that ended: then steps beyond those that are looked at are seldom in vain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,14 +114,6 @@ class _Request:
         return len(self.prompt) + self.params.max_tokens - 1
 
 
-@dataclass(frozen=True)
-class _Stride:
-    """A few decode steps under way: the columns [rows, steps] that they fill, and how to wait for them."""
-
-    columns: npt.NDArray[np.int64]
-    wait: Callable[[], Sampled]
-
-
 class Engine:
     """Generates with a decoder-only transformers model. Synchronous: one thread calls it.
 
@@ -153,8 +142,6 @@ class Engine:
         self._decoder.check_log_probs()
         self._waiting: deque[_Request] = deque()
         self._ended: list[Generation] = []  # since the last step
-        self._under_way: _Stride | None = None
-        self._steady = False  # whether most rows went on at the last look
         self._ids: set[str] = set()
         self._arrived: set[int] = set()  # addresses of weights of which more are to come
         self._live: list[_Request | None] = [None] * slots
@@ -202,9 +189,9 @@ class Engine:
         ended, self._ended = self._ended, []
         self._ids.difference_update(generation.request_id for generation in ended)
         if running:
+            self._admit()
+            self._compact()
             ended += self._decode()
-        else:
-            self._under_way = None  # of requests that were aborted
         return ended
 
     def abort(self, request_id: str) -> None:
@@ -237,7 +224,6 @@ class Engine:
         A mapping, with all weights in memory, loads faster than an iterable. Weights may come in several calls, all
         but the ``last`` with False; after the last one, weights that did not come are an error.
         """
-        self._settle()
         self._forget()
         if isinstance(named_tensors, Mapping):
             self._arrived |= weights.load_all(self._model, named_tensors)
@@ -251,7 +237,6 @@ class Engine:
         """Give the cache's memory back. Requests in flight must have come back or be aborted first."""
         if any(self._live):
             raise RuntimeError(f"sleep with {sum(r is not None for r in self._live)} live requests: abort_all() first")
-        self._settle()
         self._forget()
         self._decoder.release()
 
@@ -304,7 +289,6 @@ class Engine:
             self._decoder.prefill(list(prompts), list(prompts.values()))
         self._copy(new)
         self._place(taken)
-        self._steady = False  # their answers may be short
 
     def _copy(self, pairs: list[tuple[int, int]]) -> None:
         length = max((len(self._held[target] or ()) - 1 for _, target in pairs), default=0)
@@ -360,71 +344,27 @@ class Engine:
             self._hold(slot, self._held[old])
 
     def _decode(self) -> list[Generation]:
-        """Decode a stride and look at it. Where the next one is the same rows again, it runs in the meantime."""
-        stride, self._under_way = self._under_way, None
-        if stride is None:
-            self._admit()
-            self._compact()
-            stride = self._launch()
-        if self._goes_on(stride):
-            self._under_way = self._launch(stride.columns.shape[1])
-        return self._look(stride)
-
-    def _goes_on(self, stride: _Stride) -> bool:
-        """Whether the same rows can be decoded further before it is known which of them end in ``stride``.
-
-        Not where a request waits for a slot, where the batch is due to shrink, or where many rows may have ended.
-        """
-        rows, steps = stride.columns.shape
-        live = self._live_rows()
-        if not (self._decoder.ahead and self._steady) or self._waiting:
-            return False
-        shrinks = self._decoder.bucket(int(live.sum())) < rows
-        return not shrinks and bool((self._position + steps < self._last)[live].any())
-
-    def _live_rows(self) -> npt.NDArray[np.bool_]:
-        return np.array([request is not None for request in self._live])
-
-    def _launch(self, ahead: int = 0) -> _Stride:
-        """Begin a stride, ``ahead`` steps after what has been looked at."""
-        live = self._live_rows()
+        """Decode a few steps, keep what they drew, and end the requests that they ended."""
+        live = np.array([request is not None for request in self._live])
         rows = self._decoder.bucket(int(live.nonzero()[0].max()) + 1)
-        live = live[:rows]
-        begin = self._position[:rows] + ahead
-        steps = int(min(self._decoder.stride, (self._last[:rows] - begin)[live].max()))
+        live, begin, last = live[:rows], self._position[:rows], self._last[:rows]
+        steps = int(min(self._decoder.stride, (last - begin)[live].max()))
         columns = begin[:, None] + np.arange(1, steps + 1)
         extent = int(min(columns[live].max(), self._max_length))
         noise = uniforms(self._seed[:rows, None], columns).swapaxes(0, 1)
-        cuts = bool(self._cuts[:rows][live].any())
-        return _Stride(columns, self._decoder.launch(rows, extent, noise, cuts))
-
-    def _look(self, stride: _Stride) -> list[Generation]:
-        """Wait for a stride, keep its draws, and end the requests that it ended."""
-        sampled, columns = stride.wait(), stride.columns
-        rows, steps = columns.shape
+        sampled = self._decoder.decode(rows, extent, noise, bool(self._cuts[:rows][live].any()))
         index = np.arange(rows)[:, None], np.minimum(columns, self._tokens.shape[1] - 1)
         self._tokens[index] = sampled.tokens.T
         self._log_probs[index] = sampled.log_probs.T
         self._top_log_probs[index] = sampled.top_log_probs.T
         self._position[:rows] += steps
         stopped = (sampled.tokens.T[:, :, None] == self._stops[:rows, None, :]).any(-1)
-        over = stopped | (columns >= self._last[:rows, None])
+        over = stopped | (columns >= last[:, None])
         first = over.argmax(1)
-        ended = [
+        return [
             self._end(slot, int(columns[slot, first[slot]]), "stop" if stopped[slot, first[slot]] else "length")
-            for slot in np.flatnonzero(over.any(1) & self._live_rows()[:rows]).tolist()
+            for slot in np.flatnonzero(over.any(1) & live).tolist()
         ]
-        left = sum(request is not None for request in self._live)
-        self._steady = left >= _STEADY * len(ended)
-        if not left:  # what is under way is of nobody
-            self._under_way = None
-        return ended
-
-    def _settle(self) -> None:
-        """Look at what is under way, so that nothing is drawn from weights that are gone."""
-        if self._under_way is not None:
-            stride, self._under_way = self._under_way, None
-            self._ended += self._look(stride)
 
     def _end(self, slot: int, last: int, reason: StopReason) -> Generation:
         """Free the slot; its answer reaches to position ``last``."""

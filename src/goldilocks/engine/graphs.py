@@ -7,7 +7,6 @@ reads and writes lies at fixed addresses; weights are updated in place; so a gra
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +39,6 @@ class GraphDecoder(Decoder):
     """Runs decode steps as CUDA graphs, in batch sizes that are powers of two, and small prefills likewise."""
 
     stride = 8
-    ahead = True
     spare = 1  # where the padding rows of a captured prefill go
 
     def __init__(self, model: PreTrainedModel, slots: int, max_length: int, pad_id: int, device: torch.device) -> None:
@@ -59,7 +57,6 @@ class GraphDecoder(Decoder):
 
     def release(self) -> None:
         """Give back the cache and the graphs, which hold its addresses."""
-        torch.cuda.synchronize(self.device)  # a replay that nobody waits for may still run
         self._graphs.clear()
         self._prefills.clear()
         self._pool = torch.cuda.graph_pool_handle()  # the old one died with the last graph that used it
@@ -94,24 +91,17 @@ class GraphDecoder(Decoder):
         self._prefills[height, width] = _Prefill(graph, rows, tokens)
         return self._prefills[height, width]
 
+    @torch.inference_mode()
     def decode(self, rows: int, extent: int, uniforms: npt.NDArray[np.float32], cuts: bool) -> Sampled:
         """Replay the graph of this batch size once per step; the host waits once, at the end."""
-        return self.launch(rows, extent, uniforms, cuts)()
-
-    @torch.inference_mode()
-    def launch(self, rows: int, extent: int, uniforms: npt.NDArray[np.float32], cuts: bool) -> Callable[[], Sampled]:
-        """Queue the replays and the copy of their draws to the host, behind whatever the device still does."""
         graph = self._graphs.get((rows, cuts)) or self._capture(rows, cuts)
         steps = len(uniforms)
         self._uniforms[:steps, :rows] = self._device(uniforms)
         self._tick.zero_()
         for _ in range(steps):
             graph.replay()
-        host = torch.empty(steps, 3, rows, pin_memory=True)
-        host.copy_(self._drawn[:steps, :, :rows], non_blocking=True)
-        done = torch.cuda.Event()
-        done.record()
-        return partial(_waited, done, host)
+        drawn = self._drawn[:steps, :, :rows].cpu().numpy()
+        return Sampled(drawn[:, 2].astype(np.int64), drawn[:, 0], drawn[:, 1])
 
     def _capture(self, rows: int, cuts: bool) -> torch.cuda.CUDAGraph:
         """Capture a step. The run before capture is undone; what it wrote into the cache, the step writes again."""
@@ -154,12 +144,6 @@ class GraphDecoder(Decoder):
         positions = self._positions[:rows, None]
         window = KernelWindow(self.store, self._positions[:rows])
         return self._forward(self._tokens[:rows, None], positions, self._last(positions), window)
-
-
-def _waited(done: torch.cuda.Event, host: Tensor) -> Sampled:
-    done.synchronize()
-    drawn = host.numpy()
-    return Sampled(drawn[:, 2].astype(np.int64), drawn[:, 0], drawn[:, 1])
 
 
 def _power_of_two(number: int) -> int:
