@@ -34,7 +34,6 @@ class Decoder:
     """Runs decode steps one operation at a time, as suits a CPU."""
 
     stride = 1  # steps between two looks at the results
-    spare = 0  # rows of the cache beyond the slots
 
     def __init__(self, model: PreTrainedModel, slots: int, max_length: int, pad_id: int, device: torch.device) -> None:
         nn.Module.to(model, device)
@@ -137,13 +136,13 @@ class Decoder:
 
     def allocate(self) -> None:
         """Take the memory of the cache."""
-        rows, dtype = self.slots + self.spare, self.model.dtype
+        dtype = self.model.dtype
         try:
-            self._store = KVStore(self._shapes, rows, self.max_length, dtype, self.device)
+            self._store = KVStore(self._shapes, self.slots, self.max_length, dtype, self.device)
         except RuntimeError as error:
             slot = self.max_length * dtype.itemsize * sum(heads * (key + value) for heads, key, value in self._shapes)
             raise ValueError(
-                f"no memory for {rows * slot / 2**30:,.1f} GiB of cache: slots={self.slots} × "
+                f"no memory for {self.slots * slot / 2**30:,.1f} GiB of cache: slots={self.slots} × "
                 f"max_length={self.max_length} at {slot / 2**20:,.1f} MiB a slot; "
                 "lower slots (rollout.max_num_seqs) or max_length"
             ) from error
@@ -170,18 +169,11 @@ class Decoder:
             width = len(prompts[order[-1]])
             count = max(1, PREFILL_TOKENS // width)
             chunk, order = order[-count:], order[:-count]
-            self._prefill([rows[i] for i in chunk], [prompts[i] for i in chunk])
-
-    def _prefill(self, rows: list[int], prompts: list[tuple[int, ...]]) -> None:
-        tokens = self._padded(prompts, len(rows), max(map(len, prompts)))
-        self._fill(self._device(np.array(rows)), self._device(tokens))
-
-    def _padded(self, prompts: list[tuple[int, ...]], height: int, width: int) -> npt.NDArray[np.int64]:
-        """Padding stands to the right: causal attention keeps it out of the prompt, later tokens overwrite it."""
-        padded = np.full((height, width), self.pad_id, dtype=np.int64)
-        for row, prompt in zip(padded, prompts, strict=False):
-            row[: len(prompt)] = prompt
-        return padded
+            # Padding stands to the right: causal attention keeps it out of the prompt, later tokens overwrite it.
+            tokens = np.full((len(chunk), width), self.pad_id, dtype=np.int64)
+            for row, place in zip(tokens, chunk, strict=True):
+                row[: len(prompts[place])] = prompts[place]
+            self._fill(self._device(np.array([rows[place] for place in chunk])), self._device(tokens))
 
     def _fill(self, rows: Tensor, tokens: Tensor) -> None:
         positions = torch.arange(tokens.shape[1], device=self.device).expand(len(rows), -1)

@@ -1,13 +1,10 @@
-"""Steps captured as CUDA graphs, one per batch size; decode steps are replayed a few times between looks at the result.
+"""Decode steps captured as CUDA graphs, one per batch size, and replayed a few times between looks at the result.
 
 A replay costs the host microseconds instead of the milliseconds of launching a model's kernels one by one. What a step
 reads and writes lies at fixed addresses; weights are updated in place; so a graph is valid until the cache is released.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,28 +19,16 @@ from goldilocks.engine.layers import fuse_norms, fused_rotary, settle_rotary
 from goldilocks.engine.sampling import cut
 
 SMALLEST = 8  # rows of the smallest graph: with fewer, a step takes as long
-PROMPTS = (8, 64)  # batch sizes of captured prefills
 FUSED_LAYERS = True  # of a model that allows it; a benchmark compares with its own modules
-FEW_TOKENS = 8192  # a prefill of more tokens takes the GPU longer than the host takes to launch it: no need for a graph
-
-
-class _Prefill(NamedTuple):
-    """A captured prefill and the buffers it reads."""
-
-    graph: torch.cuda.CUDAGraph
-    rows: Tensor
-    tokens: Tensor
 
 
 class GraphDecoder(Decoder):
-    """Runs decode steps as CUDA graphs, in batch sizes that are powers of two, and small prefills likewise."""
+    """Runs decode steps as CUDA graphs, in batch sizes that are powers of two."""
 
     stride = 8
-    spare = 1  # where the padding rows of a captured prefill go
 
     def __init__(self, model: PreTrainedModel, slots: int, max_length: int, pad_id: int, device: torch.device) -> None:
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
-        self._prefills: dict[tuple[int, int], _Prefill] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._tick = torch.zeros(1, dtype=torch.long, device=device)
         self._uniforms = torch.zeros(self.stride, slots, 2, device=device)
@@ -58,7 +43,6 @@ class GraphDecoder(Decoder):
     def release(self) -> None:
         """Give back the cache and the graphs, which hold its addresses."""
         self._graphs.clear()
-        self._prefills.clear()
         self._pool = torch.cuda.graph_pool_handle()  # the old one died with the last graph that used it
         super().release()
         torch.cuda.empty_cache()
@@ -67,29 +51,10 @@ class GraphDecoder(Decoder):
         """The next power of two."""
         return min(self.slots, max(SMALLEST, _power_of_two(rows)))
 
-    def _prefill(self, rows: list[int], prompts: list[tuple[int, ...]]) -> None:
-        height = next((size for size in PROMPTS if size >= len(rows)), len(rows))
-        width = min(self.max_length, max(16, _power_of_two(max(map(len, prompts)))))
-        if height > max(PROMPTS) or height * width > FEW_TOKENS:
-            return super()._prefill(rows, prompts)
-        prefill = self._prefills.get((height, width)) or self._capture_prefill(height, width)
-        spare = [self.slots] * (height - len(rows))
-        prefill.rows.copy_(self._device(np.array(rows + spare)))
-        prefill.tokens.copy_(self._device(self._padded(prompts, height, width)))
-        prefill.graph.replay()
-        return None
-
     def _fill(self, rows: Tensor, tokens: Tensor) -> None:
         if self._fused is None:
             return super()._fill(rows, tokens)
         return self._fused.fill(tokens, rows, self.store)
-
-    def _capture_prefill(self, height: int, width: int) -> _Prefill:
-        rows = torch.full((height,), self.slots, device=self.device)
-        tokens = torch.full((height, width), self.pad_id, device=self.device)
-        graph = self._captured(lambda: self._fill(rows, tokens))
-        self._prefills[height, width] = _Prefill(graph, rows, tokens)
-        return self._prefills[height, width]
 
     @torch.inference_mode()
     def decode(self, rows: int, extent: int, uniforms: npt.NDArray[np.float32], cuts: bool) -> Sampled:
@@ -104,26 +69,23 @@ class GraphDecoder(Decoder):
         return Sampled(drawn[:, 2].astype(np.int64), drawn[:, 0], drawn[:, 1])
 
     def _capture(self, rows: int, cuts: bool) -> torch.cuda.CUDAGraph:
-        """Capture a step. The run before capture is undone; what it wrote into the cache, the step writes again."""
+        """Capture a step, which runs once beforehand so that every kernel is compiled.
+
+        That run is undone; what it wrote into the cache, the step writes again.
+        """
         state = self._whole.clone()
         self._tick.zero_()
-        self._graphs[rows, cuts] = self._captured(
-            lambda: self._captured_step(rows, cuts), lambda: self._whole.copy_(state)
-        )
-        return self._graphs[rows, cuts]
-
-    def _captured(self, step: Callable[[], None], undo: Callable[[], object] = lambda: None) -> torch.cuda.CUDAGraph:
-        """A graph of ``step``, which runs once beforehand so that every kernel is compiled."""
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         graph = torch.cuda.CUDAGraph()
         with fused_rotary(self.model, self.model.dtype, self.device):
             with torch.cuda.stream(side):
-                step()
-                undo()
+                self._captured_step(rows, cuts)
+                self._whole.copy_(state)
             torch.cuda.current_stream(self.device).wait_stream(side)
             with torch.cuda.graph(graph, pool=self._pool):
-                step()
+                self._captured_step(rows, cuts)
+        self._graphs[rows, cuts] = graph
         return graph
 
     def _captured_step(self, rows: int, cuts: bool) -> None:

@@ -114,7 +114,7 @@ def test_sleep_frees_the_memory_and_the_answers_after_waking_are_the_same() -> N
 
     before, awake = answers(), torch.cuda.memory_allocated()
     engine.sleep()
-    cache = 2 * 2 * 4097 * 2 * 64 * 8 * 4  # keys and values, layers, rows, heads, positions, head size, bytes
+    cache = 2 * 2 * 4096 * 2 * 64 * 8 * 4  # keys and values, layers, rows, heads, positions, head size, bytes
     assert awake - torch.cuda.memory_allocated() >= cache
     engine.wake()
     assert answers() == before
