@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from goldilocks.engine import kernels, layers
 from goldilocks.engine.attention import KernelWindow
 from goldilocks.engine.decoder import Decoder, Sampled
-from goldilocks.engine.layers import fuse_norms, fused_rotary, settle_rotary
+from goldilocks.engine.layers import settle_rotary
 from goldilocks.engine.sampling import cut
 
 SMALLEST = 8  # rows of the smallest graph: with fewer, a step takes as long
@@ -35,7 +35,6 @@ class GraphDecoder(Decoder):
         # Log-prob, largest log-prob and token of each draw, which fp32 holds up to 16 million: one transfer for all.
         self._drawn = torch.zeros(self.stride, 3, slots, device=device)
         super().__init__(model, slots, max_length, pad_id, device)
-        fuse_norms(model)
         settle_rotary(model)
         self._fused = layers.Fused(model, max_length) if FUSED_LAYERS and layers.fits(model) else None
         torch.cuda.empty_cache()  # weights that were laid side by side left their old places
@@ -78,13 +77,12 @@ class GraphDecoder(Decoder):
         side = torch.cuda.Stream(self.device)
         side.wait_stream(torch.cuda.current_stream(self.device))
         graph = torch.cuda.CUDAGraph()
-        with fused_rotary(self.model, self.model.dtype, self.device):
-            with torch.cuda.stream(side):
-                self._captured_step(rows, cuts)
-                self._whole.copy_(state)
-            torch.cuda.current_stream(self.device).wait_stream(side)
-            with torch.cuda.graph(graph, pool=self._pool):
-                self._captured_step(rows, cuts)
+        with torch.cuda.stream(side):
+            self._captured_step(rows, cuts)
+            self._whole.copy_(state)
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        with torch.cuda.graph(graph, pool=self._pool):
+            self._captured_step(rows, cuts)
         self._graphs[rows, cuts] = graph
         return graph
 

@@ -1,8 +1,7 @@
 """Triton kernels for what a decode step on a GPU does slowly without them, rounding where transformers rounds.
 
 ``write`` puts the new keys and values into their columns; ``attend`` reads of each row only what is there, whatever the
-static length, each key once for all heads that share it; ``draw`` is ``sampling.draw`` reading the logits once;
-``rms_norm`` and ``rotate`` are one kernel each where transformers launches seven and five.
+static length, each key once for all heads that share it; ``draw`` is ``sampling.draw`` reading the logits once.
 
 Three are whole parts of a layer of one token per row. ``attend_layer`` norms (where a model does) and rotates the
 queries and keys, writes the new keys and values into the cache, and attends. ``add_norm`` is a residual with the norm
@@ -153,68 +152,6 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, last: Tensor, scaling: f
             partial, log_mass, out, VALUE=value_size, VALUE_PAD=value_pad, SPLITS=splits, num_warps=1
         )
     return out
-
-
-@triton.jit
-def _rms_norm(states, weight, out, eps, SIZE: tl.constexpr, SIZE_PAD: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, SIZE_PAD)
-    x = tl.load(states + row * SIZE + d, mask=d < SIZE, other=0.0).to(tl.float32)
-    scaled = x * tl.rsqrt(tl.sum(x * x, 0) / SIZE + eps)
-    w = tl.load(weight + d, mask=d < SIZE, other=0.0)
-    # transformers rounds to the model's type before the weight, and once more after it
-    rounded = scaled.to(out.dtype.element_ty).to(tl.float32) * w.to(tl.float32)
-    tl.store(out + row * SIZE + d, rounded.to(out.dtype.element_ty), mask=d < SIZE)
-
-
-def rms_norm(states: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """``weight · states / rms(states)`` over the last dimension."""
-    size = len(weight)
-    states = states.contiguous()
-    out = torch.empty_like(states)
-    pad = triton.next_power_of_2(size)
-    _rms_norm[(states.numel() // size,)](
-        states, weight, out, eps, SIZE=size, SIZE_PAD=pad, num_warps=4 if pad > 256 else 1
-    )
-    return out
-
-
-@triton.jit
-def _rotate(
-    states, cos, sin, out, s_row, s_head, s_token, c_row, c_token, tokens, heads,
-    HALF: tl.constexpr, HALF_PAD: tl.constexpr,
-):  # fmt: skip
-    place, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    row, token = place // tokens, place % tokens
-    d = tl.arange(0, HALF_PAD)
-    inside = d < HALF
-    kind = out.dtype.element_ty
-    angle = row * c_row + token * c_token + d
-    base = states + row * s_row + head * s_head + token * s_token + d
-    x1 = tl.load(base, mask=inside).to(tl.float32)
-    x2 = tl.load(base + HALF, mask=inside).to(tl.float32)
-    c1 = tl.load(cos + angle, mask=inside).to(tl.float32)
-    c2 = tl.load(cos + angle + HALF, mask=inside).to(tl.float32)
-    s1 = tl.load(sin + angle, mask=inside).to(tl.float32)
-    s2 = tl.load(sin + angle + HALF, mask=inside).to(tl.float32)
-    # transformers rounds each product and then the sum
-    first = (x1 * c1).to(kind).to(tl.float32) - (x2 * s1).to(kind).to(tl.float32)
-    second = (x2 * c2).to(kind).to(tl.float32) + (x1 * s2).to(kind).to(tl.float32)
-    target = out + (place * heads + head) * 2 * HALF + d
-    tl.store(target, first.to(kind), mask=inside)
-    tl.store(target + HALF, second.to(kind), mask=inside)
-
-
-def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of ``states`` [rows, heads, tokens, size] by ``cos`` and ``sin`` [rows, tokens, size]."""
-    rows, heads, tokens, size = states.shape
-    out = states.new_empty(rows, tokens, heads, size)
-    cos, sin = cos.expand(rows, -1, -1), sin.expand(rows, -1, -1)
-    _rotate[(rows * tokens, heads)](
-        states, cos, sin, out, *states.stride()[:3], *cos.stride()[:2], tokens, heads,
-        HALF=size // 2, HALF_PAD=triton.next_power_of_2(size // 2), num_warps=1,
-    )  # fmt: skip
-    return out.transpose(1, 2)
 
 
 @triton.jit

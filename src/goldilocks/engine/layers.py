@@ -5,33 +5,25 @@
 side by side, and the model's parameters become views of the result: new weights still arrive in place, and nothing is
 held twice. Between the products stand the kernels of ``goldilocks.engine.kernels``.
 
-Of any other model, RMS norms and rotary embeddings become one kernel each, not seven and five. A module or function is
-replaced only where it is seen to compute the same: a norm on its instance, and ``apply_rotary_pos_emb`` of a model's
-module while a graph is captured.
+Any other model runs by its own modules.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from goldilocks.engine import attention
 from goldilocks.engine.attention import DecodeWindow, KVStore
 
 logger = logging.getLogger(__name__)
 
-ROTARY = "apply_rotary_pos_emb"
-Rotary = Callable[..., tuple[Tensor, Tensor]]
 # Models whose layers are known to be attention and a gated MLP, each after a norm. ``agrees`` makes sure of it.
 MODELS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
@@ -66,6 +58,7 @@ class _Layer(NamedTuple):
 
     qkv: Joined
     heads: Any  # kernels.Heads
+    norms: tuple[Any, Any] | None  # of queries and keys, where the model has them
     attended: nn.Module
     after_attention: Any
     gate_and_up: Joined
@@ -128,20 +121,21 @@ class Fused:
 
     def _rotated(self, layer: _Layer, states: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of prompts, [prompts, heads, width, size] each."""
-        from goldilocks.engine.kernels import rms_norm, rotate
-
         heads = layer.qkv(states).unflatten(-1, (-1, size))
         count = layer.heads.queries
         shared = (heads.shape[2] - count) // 2
         query, key, value = heads.split([count, shared, shared], 2)
-        if layer.heads.norms is not None:
-            query, key = (
-                rms_norm(one, weight, layer.heads.eps)
-                for one, weight in zip((query, key), layer.heads.norms, strict=True)
-            )
-        cos, sin = (table[None, : states.shape[1]] for table in self._angles)
-        turned = (rotate(one.transpose(1, 2), cos, sin) for one in (query, key))
-        return (*turned, value.transpose(1, 2))
+        if layer.norms is not None:
+            query, key = layer.norms[0](query), layer.norms[1](key)
+        cosines, sines = (table[: states.shape[1], None] for table in self._angles)  # the same for all heads
+        query, key = (_turned(one, cosines, sines) for one in (query, key))
+        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+
+def _turned(states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotary embedding, rounded as transformers rounds it."""
+    first, second = states.chunk(2, -1)
+    return states * cosines + torch.cat([-second, first], -1) * sines
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
@@ -154,12 +148,13 @@ def _layer(layer: Any, after: nn.Module, config: Any) -> _Layer:
     from goldilocks.engine.kernels import Heads
 
     own, mlp = layer.self_attn, layer.mlp
-    normed = hasattr(own, "q_norm")
-    norms = (own.q_norm.weight, own.k_norm.weight) if normed else None
-    heads = Heads(config.num_attention_heads, own.scaling, norms, own.q_norm.variance_epsilon if normed else 0.0)
+    norms = (own.q_norm, own.k_norm) if hasattr(own, "q_norm") else None
+    weights = None if norms is None else (norms[0].weight, norms[1].weight)
+    eps = 0.0 if norms is None else norms[0].variance_epsilon
     return _Layer(
         join(own.q_proj, own.k_proj, own.v_proj),
-        heads,
+        Heads(config.num_attention_heads, own.scaling, weights, eps),
+        norms,
         own.o_proj,
         layer.post_attention_layernorm,
         join(mlp.gate_proj, mlp.up_proj),
@@ -232,67 +227,6 @@ def _draw(tensors: list[Tensor]) -> None:
         tensor.normal_(generator=generator).div_(tensor.shape[-1] ** 0.5 if tensor.ndim == 2 else 1.0)
 
 
-def fuse_norms(model: nn.Module) -> None:
-    """Replace the forward of each RMS norm of ``model``, on that instance only."""
-    for module in model.modules():
-        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        weight = _only_weight(module)
-        if isinstance(eps, float) and weight is not None and _is_rms_norm(module, weight, eps):
-            module.forward = partial(_norm, module.forward, weight, eps)
-
-
-def _norm(original: Callable[..., Any], weight: Tensor, eps: float, states: Tensor, *args: Any, **kwargs: Any) -> Any:
-    if args or kwargs or not fits_norm(states, weight):
-        return original(states, *args, **kwargs)
-    from goldilocks.engine import kernels  # needs Triton, which only comes with a CUDA build of torch
-
-    return kernels.rms_norm(states, weight, eps)
-
-
-def fits_norm(states: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel may normalise these: rows as long as the weight, and of its type."""
-    return states.shape[-1:] == weight.shape and states.dtype == weight.dtype
-
-
-def _only_weight(module: nn.Module) -> Tensor | None:
-    """The module's weight, if it has nothing else: a bias that is still zero would not show in the comparison."""
-    held = dict([*module.named_parameters(), *module.named_buffers()])
-    weight = held.get("weight")
-    return weight if weight is not None and len(held) == weight.ndim == 1 and weight.is_contiguous() else None
-
-
-@torch.inference_mode()
-def _is_rms_norm(module: nn.Module, weight: Tensor, eps: float) -> bool:
-    """Whether the module agrees with the kernel, up to rounding, for weights and inputs drawn at random.
-
-    Half of the inputs are as small as ``eps`` is under the root, so that another place or value of it shows.
-    """
-    generator = torch.Generator(weight.device).manual_seed(0)
-    drawn = torch.randn(9, len(weight), generator=generator, device=weight.device)
-    drawn[5:] *= eps**0.5
-    other, *states = drawn.to(weight.dtype)
-    inputs = torch.stack(states)
-    theirs = functional_call(module, {"weight": other}, (inputs,))
-    ours = _norm(module.forward, other, eps, inputs)
-    return theirs.dtype == ours.dtype and torch.allclose(ours, theirs, rtol=8 * torch.finfo(weight.dtype).eps, atol=0)
-
-
-@contextmanager
-def fused_rotary(model: nn.Module, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
-    """Within the block, the layers of ``model`` rotate with our kernel."""
-    found = {name: getattr(sys.modules[name], ROTARY, None) for name in {type(m).__module__ for m in model.modules()}}
-    originals = {
-        name: rotary for name, rotary in found.items() if rotary is not None and _is_rotary(rotary, dtype, device)
-    }
-    try:
-        for name, original in originals.items():
-            setattr(sys.modules[name], ROTARY, partial(_rotate, original))
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(sys.modules[name], ROTARY, original)
-
-
 def settle_rotary(model: nn.Module) -> None:
     """Fix the frequencies of embeddings that choose them by the longest row of each call.
 
@@ -309,46 +243,3 @@ def settle_rotary(model: nn.Module) -> None:
 
 def _settled(kind: str) -> str:
     return "default" if kind == "longrope" or "dynamic" in kind else kind
-
-
-def fits_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Whether the kernel may rotate these: whole heads, of the types and strides that it was compared with.
-
-    Models with partial rotary embeddings (GPT-NeoX, Phi-4-mini, GLM-4-MoE) have a ``cos`` narrower than a head, which
-    the kernel would read past. A ``cos`` of another type (OLMo 2 keeps float32) rounds elsewhere.
-    """
-    if q.ndim != 4 or k.ndim != 4:
-        return False
-    rows, _, tokens, size = q.shape
-    return (
-        size % 2 == 0
-        and k.shape[:1] + k.shape[2:] == q.shape[:1] + q.shape[2:]
-        and cos.shape in ((rows, tokens, size), (1, tokens, size))
-        and cos.shape == sin.shape
-        and cos.stride() == sin.stride()
-        and {q.dtype, k.dtype, cos.dtype, sin.dtype} == {q.dtype}
-        and q.stride(-1) == k.stride(-1) == cos.stride(-1) == 1
-    )
-
-
-def _rotate(original: Rotary, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
-    if args or kwargs or not fits_rotary(q, k, cos, sin):
-        return original(q, k, cos, sin, *args, **kwargs)
-    from goldilocks.engine import kernels  # needs Triton, which only comes with a CUDA build of torch
-
-    return kernels.rotate(q, cos, sin), kernels.rotate(k, cos, sin)
-
-
-@torch.inference_mode()
-def _is_rotary(rotary: Rotary, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether ``rotary`` agrees with the kernel for inputs drawn at random."""
-    generator = torch.Generator(device).manual_seed(0)
-    q, k, cos, sin = torch.randn(4, 2, 3, 5, 16, generator=generator, device=device).to(dtype)
-    cos, sin = cos[:, 0], sin[:, 0]
-    try:
-        theirs = rotary(q, k, cos, sin)
-    except (TypeError, ValueError, RuntimeError):  # other arguments: another function by the same name
-        return False
-    rounding = 16 * torch.finfo(dtype).eps
-    pairs = zip(_rotate(rotary, q, k, cos, sin), theirs, strict=True)
-    return all(torch.allclose(ours, their, rtol=0, atol=rounding) for ours, their in pairs)

@@ -70,37 +70,6 @@ def test_graphs_give_the_log_probs_of_a_full_forward_pass(name: str) -> None:
     assert count == 30
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rms_norms_are_fused_and_others_are_left_alone(dtype: torch.dtype) -> None:
-    from goldilocks.engine.layers import fuse_norms
-
-    for name, count in (("llama", 5), ("qwen3", 9), ("gpt2", 0)):
-        model, plain = fresh(name).to("cuda", dtype), fresh(name).to("cuda", dtype)
-        fuse_norms(model)
-        fused = [module for module in model.modules() if "forward" in vars(module)]
-        assert len(fused) == count
-        ids = torch.arange(10, device="cuda")[None]
-        tolerance = 1e-4 if dtype == torch.float32 else 0.3
-        torch.testing.assert_close(model(ids).logits, plain(ids).logits, atol=tolerance, rtol=tolerance)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rotary_embeddings_are_fused_only_inside_the_block(dtype: torch.dtype) -> None:
-    from transformers.models.llama import modeling_llama
-
-    from goldilocks.engine.layers import fused_rotary
-
-    original = modeling_llama.apply_rotary_pos_emb
-    query, key = (torch.randn(3, 2, heads, 24, device="cuda").to(dtype).transpose(1, 2) for heads in (4, 2))
-    cos, sin = torch.randn(2, 3, 2, 24, device="cuda").to(dtype)
-    with fused_rotary(fresh("llama"), dtype, torch.device("cuda")):
-        assert modeling_llama.apply_rotary_pos_emb is not original
-        fused = modeling_llama.apply_rotary_pos_emb(query, key, cos, sin)
-    assert modeling_llama.apply_rotary_pos_emb is original
-    for ours, theirs in zip(fused, original(query, key, cos, sin), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=16 * torch.finfo(dtype).eps)
-
-
 def test_sleep_frees_the_memory_and_the_answers_after_waking_are_the_same() -> None:
     engine = Engine(fresh("llama"), slots=4096, max_length=64, eos_ids=(5,), pad_id=0, device="cuda")
 
