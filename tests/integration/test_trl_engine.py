@@ -63,7 +63,7 @@ def engine_late_by(updates: int, trainer: Any) -> None:
     def ready(model: Any, *rest: Any) -> Any:
         engine = load(model, *rest)
         sent.append({name: value.clone() for name, value in model.state_dict().items()})
-        engine.load_weights(sent[max(0, len(sent) - 1 - updates)])
+        engine.load_weights(sent[max(0, len(sent) - 1 - updates)].items())
         return engine
 
     trainer._engine._ready = ready

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -216,19 +216,14 @@ class Engine:
         self._ended += [Generation.unstarted(request.request_id) for request in self._waiting]
         self._waiting.clear()
 
-    def load_weights(
-        self, named_tensors: Iterable[tuple[str, Tensor]] | Mapping[str, Tensor], *, last: bool = True
-    ) -> None:
+    def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], *, last: bool = True) -> None:
         """Overwrite weights in place. Live requests continue with the new ones; cached prompts are forgotten.
 
-        A mapping, with all weights in memory, loads faster than an iterable. Weights may come in several calls, all
-        but the ``last`` with False; after the last one, weights that did not come are an error.
+        Weights may come in several calls, all but the ``last`` with False; after the last one, weights that did not
+        come are an error.
         """
         self._forget()
-        if isinstance(named_tensors, Mapping):
-            self._arrived |= weights.load_all(self._model, named_tensors)
-        else:
-            self._arrived |= weights.load(self._model, named_tensors)
+        self._arrived |= weights.load(self._model, named_tensors)
         if last:
             arrived, self._arrived = self._arrived, set()
             weights.check_all_arrived(self._model, arrived)

@@ -45,24 +45,6 @@ def load(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> set[int]:
     return {*written}
 
 
-@torch.inference_mode()
-def load_all(model: nn.Module, weights: Mapping[str, Tensor]) -> set[int]:
-    """As ``load``, for weights that are all in memory: a few operations instead of a thousand."""
-    own = model.state_dict()
-    pairs: dict[int, tuple[str, Tensor, Tensor]] = {}
-    for name, tensor in weights.items():
-        target = _target(model, own, name, tensor)
-        _, _, earlier = pairs.setdefault(target.data_ptr(), (name, target, tensor))
-        if earlier.data_ptr() != tensor.data_ptr():  # tied here but not there: compare the values
-            return load(model, weights.items())
-    names, targets, sources = zip(*pairs.values(), strict=True)
-    torch._foreach_copy_(targets, sources)
-    real = {name: one for name, one in zip(names, targets, strict=True) if one.is_floating_point() and one.numel()}
-    largest = torch._foreach_norm(list(real.values()), torch.inf)
-    _check_finite(dict(zip(real, torch.stack(largest).isfinite(), strict=True)))
-    return {*pairs}
-
-
 def check_all_arrived(model: nn.Module, written: Collection[int]) -> None:
     """Raise where a parameter is not among the addresses that ``load`` has written."""
     missing = [name for name, one in model.named_parameters() if one.numel() and one.data_ptr() not in written]

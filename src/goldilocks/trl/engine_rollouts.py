@@ -76,7 +76,7 @@ class EngineRollouts:
             self._engine = self._made(model, self._length)
             self._version = None
         if version != self._version:
-            self._engine.load_weights(merged(model) if is_adapted(model) else model.state_dict())
+            self._engine.load_weights(merged(model) if is_adapted(model) else model.state_dict().items())
             self._version = version
         return self._engine
 

@@ -147,14 +147,14 @@ def test_weights_that_do_not_arrive_are_named_once_the_last_have_come() -> None:
     late, never = "model.norm.weight", "model.layers.1.mlp.up_proj.weight"
     del new["lm_head.weight"]  # tied: it comes as the embedding
     parts = [(late, new.pop(late))]
-    engine.load_weights(new, last=False)
+    engine.load_weights(new.items(), last=False)
     engine.load_weights(parts)
     whole = new.pop(never)
-    engine.load_weights(new, last=False)
+    engine.load_weights(new.items(), last=False)
     with pytest.raises(ValueError, match=rf"weight '{never}' and 0 more of Qwen2ForCausalLM did not arrive"):
         engine.load_weights(parts)
     with pytest.raises(ValueError, match=r"weight 'model\.embed_tokens\.weight' and \d+ more"):
-        engine.load_weights({never: whole})  # what came for the policy before does not count
+        engine.load_weights([(never, whole)])  # what came for the policy before does not count
 
 
 def test_a_row_from_before_new_weights_that_moves_takes_its_place_from_the_prompt_there() -> None:
@@ -163,7 +163,7 @@ def test_a_row_from_before_new_weights_that_moves_takes_its_place_from_the_promp
     engine.submit("short", [1, 2, 3], SamplingParams(max_tokens=3))
     engine.submit("long", [50, 51, 52, 53, 54, 55, 56], SamplingParams(max_tokens=50))
     engine.step()
-    engine.load_weights(reference("llama").state_dict())  # the same weights: every answer stays as it is
+    engine.load_weights(reference("llama").state_dict().items())  # the same weights: every answer stays as it is
     while not engine.free:
         engine.step()
     engine.submit("first", prompt, SamplingParams(max_tokens=2))
@@ -293,7 +293,7 @@ def test_every_request_comes_back_once_and_alike_whatever_happens_around_it(
         elif kind == "abort_all":
             engine.abort_all()
         elif kind == "load":
-            engine.load_weights(reference("llama").state_dict())  # the same ones: no answer changes
+            engine.load_weights(reference("llama").state_dict().items())  # the same ones: no answer changes
         else:
             for _ in range(number):
                 done += engine.step()

@@ -114,7 +114,7 @@ def test_an_engine_with_yesterdays_weights_is_seen_at_its_second_update(late: in
     spoke = None
     for update in range(4):
         sent.append({name: value.clone() for name, value in policy.state_dict().items()})
-        engine.load_weights(sent[max(0, update - late)])
+        engine.load_weights(sent[max(0, update - late)].items())
         tokens, sampled = rollouts(engine, update)
         own = policy(tokens).logits[:, 3:-1].log_softmax(-1).gather(2, tokens[:, 4:, None])[..., 0]
         everything = torch.ones_like(sampled, dtype=torch.bool)
