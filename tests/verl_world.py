@@ -35,7 +35,7 @@ from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch import failures
 from goldilocks.verl.dispatch.client import StreamingClient
-from goldilocks.verl.dispatch.session import FIRST, ROLLOUTS, VISIT_SEED
+from goldilocks.verl.dispatch.session import FIRST, ROLLOUTS, VISIT_SEED, current_session
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
 from goldilocks.verl.store import queue_rows
@@ -205,6 +205,23 @@ def client_of(balancer: Actor, *, workers: int = 1, gates: bool = False, **rollo
     keys["agent"] = {"num_workers": workers}
     config = {"actor_rollout_ref": {"rollout": {**keys, **rollout}}, "batch_filter": {"enable_two_gate_filter": gates}}
     return StreamingClient(LLMServerClient(config=OmegaConf.create(config), load_balancer_handle=balancer))
+
+
+def one_server(server: Server, **options: Any) -> StreamingClient:
+    return client_of(balancer_of(a=Actor(server)), **options)
+
+
+def start(client: StreamingClient, uid: str, index: int, **params: Any) -> asyncio.Task[Any]:
+    async def run() -> Any:
+        session = client.begin(uid, index)
+        current_session.set(session)
+        try:
+            asked = {"logprobs": True, **params}
+            return await client.generate(f"{uid}{index}", prompt_ids=[1], sampling_params=asked)
+        finally:
+            client.end(session)
+
+    return asyncio.create_task(run())
 
 
 # -- the TransferQueue -------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 It knows at which server each session of its worker has which request, so that requests can be aborted and waited for.
 A paused session waits here with what it has written and asks for the rest when it continues: its agent loop sees one
 answer. The client asks verl's load balancer for a server only where there are several; verl's own client sends it two
-messages a rollout. Many requests go to a server in one message (``servers.exchanged``).
+messages a rollout. The requests of single-turn rollouts go to a server in one message (``servers.exchanged``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from packaging.version import Version
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY
 
-from goldilocks.verl.dispatch.servers import ENDED, Aborts, Gathered, collected, exchanged, takes_many
+from goldilocks.verl.dispatch.servers import ENDED, Aborts, collected, exchanged, takes_many
 from goldilocks.verl.dispatch.session import (
     Cancelled,
     Deliver,
@@ -89,7 +89,6 @@ class StreamingClient(LLMServerClient):
         self._not_balanced: set[str] = set()  # requests at the only server, of which the balancer is not told
         self._booked: dict[str, str] = {}  # the server of each turn that the balancer assigned
         self._places: dict[str, asyncio.Semaphore] = {}  # free places for messages, of each server
-        self._handles: dict[Any, Gathered] = {}  # by a server's handle: what verl's client calls instead
         self.engine_s: dict[str, float] = {}  # seconds that each server's engine has spent on its steps
         self.aborts = Aborts(self.config.actor_rollout_ref.rollout.name)
         gates = OmegaConf.select(self.config, "batch_filter.enable_two_gate_filter")
@@ -354,11 +353,7 @@ class StreamingClient(LLMServerClient):
         await self._place_at(name).acquire()
         if session := current_session.get():
             session.server = server
-        if not self._on_vllm or not takes_many(server):  # ours answers many requests in a form unknown to verl
-            return name, server
-        if server not in self._handles:
-            self._handles[server] = Gathered(server)
-        return name, self._handles[server]
+        return name, server
 
     async def _find_only(self, request_id: str, **extra: Any) -> Server | None:
         """The server if there is only one; None where there are several."""

@@ -13,7 +13,6 @@ import inspect
 import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Coroutine, Mapping, Sequence
-from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -82,63 +81,6 @@ async def collected(calls: Mapping[str, Coroutine[Any, Any, Any]]) -> AsyncItera
     batch = Batch(calls)
     while batch.left:
         yield Answers(await batch.more())
-
-
-class Gathered:
-    """Stands for the handle of verl's vLLM server where verl's client calls ``generate``.
-
-    Requests that are made in one turn of the event loop go in one message: those of a wave, those that continue after a
-    pause, and those whose places the answers of one message have freed. Requests with more than text go by themselves.
-    """
-
-    def __init__(self, server: Any) -> None:
-        self._server = server
-        self._unsent: dict[str, tuple[asyncio.Future[Any], list[int], dict[str, Any]]] = {}
-        self._exchanges: set[asyncio.Task[None]] = set()
-        self.generate = SimpleNamespace(remote=self._generate)
-
-    def _generate(
-        self, *, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **others: Any
-    ) -> Awaitable[Any]:
-        if request_id in self._unsent or any(value is not None for value in others.values()):
-            text = {"request_id": request_id, "prompt_ids": prompt_ids, "sampling_params": sampling_params}
-            alone: Awaitable[Any] = self._server.generate.remote(**text, **others)
-            return alone
-        loop = asyncio.get_running_loop()
-        if not self._unsent:
-            loop.call_soon(self._send)
-        answer: asyncio.Future[Any] = loop.create_future()
-        self._unsent[request_id] = answer, prompt_ids, sampling_params
-        return answer
-
-    def _send(self) -> None:
-        unsent = {name: one for name, one in self._unsent.items() if not one[0].done()}  # the others were cancelled
-        self._unsent = {}
-        if not unsent:
-            return
-        requests = [(name, prompt, params) for name, (_, prompt, params) in unsent.items()]
-        waiting = {name: answer for name, (answer, _, _) in unsent.items()}
-        task = asyncio.create_task(self._exchange(requests, waiting))
-        self._exchanges.add(task)
-        task.add_done_callback(self._exchanges.discard)
-
-    async def _exchange(self, requests: Requests, waiting: dict[str, asyncio.Future[Any]]) -> None:
-        try:
-            async for answers in exchanged(self._server, requests):
-                for name, outcome in answers.outcomes:
-                    _deliver(waiting.pop(name), outcome)
-        except Exception as error:  # the server is gone
-            for answer in waiting.values():
-                _deliver(answer, error)
-
-
-def _deliver(answer: asyncio.Future[Any], outcome: Any) -> None:
-    if answer.done():  # its caller was cancelled
-        return
-    if isinstance(outcome, BaseException):
-        answer.set_exception(outcome)
-    else:
-        answer.set_result(outcome)
 
 
 # -- ending a request early --------------------------------------------------------------------------------------------

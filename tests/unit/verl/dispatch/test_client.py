@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
-from PIL import Image
-from ray import cloudpickle
 from verl.workers.rollout.llm_server import LLMServerClient
-from verl_world import ABORTED, VERSION, Actor, Server, VllmServer, balancer_of, client_of, written
+from verl_world import ABORTED, Actor, Server, VllmServer, balancer_of, client_of, one_server, start, written
 
 from goldilocks.engine.engine import Generation
 from goldilocks.hashing import hashed
 from goldilocks.verl.dispatch.client import Cancelled, StreamingClient, current_session, taken_by
-from goldilocks.verl.dispatch.failures import reason
-from goldilocks.verl.dispatch.servers import Gathered
-from goldilocks.verl.dispatch.session import Reply, TurnRequest
 from goldilocks.verl.fields import TOP
 
 SERVERS = {"transformers": Server, "vllm": VllmServer}
@@ -86,23 +80,6 @@ def test_a_server_that_comes_is_used_for_the_next_prompts() -> None:
 def test_no_server_is_what_verl_says_it_is() -> None:
     with pytest.raises(RuntimeError, match="No available servers"):
         asyncio.run(request(client_of(named()), "0"))
-
-
-def one_server(server: Server, **options: Any) -> StreamingClient:
-    return client_of(balancer_of(a=Actor(server)), **options)
-
-
-def start(client: StreamingClient, uid: str, index: int, **params: Any) -> asyncio.Task[Any]:
-    async def run() -> Any:
-        session = client.begin(uid, index)
-        current_session.set(session)
-        try:
-            asked = {"logprobs": True, **params}
-            return await client.generate(f"{uid}{index}", prompt_ids=[1], sampling_params=asked)
-        finally:
-            client.end(session)
-
-    return asyncio.create_task(run())
 
 
 async def settle() -> None:
@@ -206,26 +183,6 @@ def test_requests_beyond_what_a_server_takes_at_once_wait_and_may_be_cancelled_u
         assert len(server.prompts) == server.most_held == 6
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("name", SERVERS)
-def test_messages_beyond_what_a_server_takes_at_once_wait_and_may_be_cancelled_unsent(name: str) -> None:
-    replies: list[Reply] = []
-
-    async def main() -> int:
-        server = SERVERS[name]()
-        client = one_server(server, name=name, max_num_seqs=8, workers=164)  # 984 places over 164 workers
-        groups = [[TurnRequest(client.begin(f"x{uid}", index), [1], {}) for index in range(2)] for uid in range(10)]
-        messages = [asyncio.create_task(client.ask(turns, replies.extend)) for turns in groups]
-        await server.holds(12)
-        await settle()
-        client.cancel(*(f"x{uid}" for uid in range(10)))
-        await asyncio.gather(*messages)
-        assert await client.drained(60) == 0
-        return len(server.prompts)
-
-    assert asyncio.run(main()) == 12  # six messages of two
-    assert [type(reply.outcome) for reply in replies].count(Cancelled) == 8
 
 
 @pytest.mark.parametrize(("name", "asked"), [("vllm", {TOP: True}), ("transformers", None)])
@@ -383,177 +340,6 @@ def test_a_server_that_does_not_abort_is_asked_again_and_said_to_go_on(monkeypat
     asyncio.run(main())
 
 
-# -- many requests in one message to vLLM ------------------------------------------------------------------------------
-
-
-def test_requests_of_one_moment_and_their_rests_after_a_pause_are_one_message_each_to_vllm() -> None:
-    async def main() -> list[Any]:
-        server = VllmServer()
-        client = one_server(server, name="vllm")
-        tasks = [start(client, "x", index) for index in range(6)]
-        first, *_ = await server.holds(6)
-        server.answer(first, [1])
-        await tasks[0]
-        assert await client.pause(within=60) == 0
-        client.resume()
-        await server.holds(5)
-        assert server.asked_at_once == [6, 5]
-        assert server.aborts_asked_at_once == [5]
-        server.answer_all()
-        return await asyncio.gather(*tasks)
-
-    outputs = asyncio.run(main())
-    assert [output.token_ids for output in outputs] == [[1]] + [[*ABORTED, 1, 2, 3]] * 5
-    assert [len(output.log_probs) for output in outputs] == [1] + [5] * 5
-
-
-@pytest.mark.parametrize("many", [True, False], ids=["one message", "a call each"])
-def test_turns_of_single_turn_rollouts_ask_vllm_for_the_same_as_other_requests(
-    many: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("goldilocks.verl.dispatch.client.takes_many", lambda server: many)
-    replies: list[Reply] = []
-
-    async def main() -> list[dict[str, Any]]:
-        server = VllmServer()
-        client = one_server(server, name="vllm", gates=True)
-        turns = [TurnRequest(client.begin("x", index), [1], {"logprobs": True}) for index in range(3)]
-        asked = asyncio.create_task(client.ask(turns, replies.extend))
-        await server.holds(3)
-        client.cancel("x")
-        await asked
-        assert server.asked_at_once == ([3] if many else [])
-        assert (client.aborts.asked, client.aborts.ended) == (3, 3)
-        other = start(client, "y", 0)
-        await server.holds(1)
-        server.answer_all()
-        await other
-        return server.params
-
-    *turns, other = asyncio.run(main())
-    assert turns == [other] * 3
-    assert [reply.extra_fields["max_global_steps"] for reply in replies] == [VERSION] * 3
-    assert [len(reply.extra_fields["top_log_probs"]) for reply in replies] == [len(ABORTED)] * 3
-
-
-def test_a_request_that_vllm_refuses_fails_alone_with_its_traceback() -> None:
-    class Unsendable(ValueError):
-        def __init__(self, name: str, reason: str) -> None:
-            super().__init__(f"{name}: {reason}")
-
-    class Refusing(VllmServer):
-        async def generate(self, prompt_ids: Any, sampling_params: Any, request_id: str, **_: Any) -> Any:
-            if len(self.prompts) == 1:
-                self.prompts.append(prompt_ids)
-                raise Unsendable("the prompt", "too long")
-            return await super().generate(prompt_ids, sampling_params, request_id)
-
-    async def main() -> list[Any]:
-        server = Refusing()
-        client = one_server(server, name="vllm")
-        tasks = [start(client, "x", index) for index in range(3)]
-        await server.holds(2)
-        server.answer_all()
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    first, refused, last = asyncio.run(main())
-    assert first.token_ids == last.token_ids == [1, 2, 3]
-    assert type(refused) is RuntimeError  # what cannot be pickled is named
-    assert str(refused) == "Unsendable: the prompt: too long"
-    assert "in generate" in str(refused.__cause__)  # which every Python prints; notes are printed since 3.11
-
-
-@pytest.mark.parametrize("turns", [True, False], ids=["turns", "requests"])
-def test_the_place_of_a_failure_in_vllm_is_the_servers(turns: bool) -> None:
-    class Refusing(VllmServer):
-        async def generate(self, prompt_ids: Any, sampling_params: Any, request_id: str, **_: Any) -> Any:
-            raise ValueError("too long")
-
-    async def main() -> BaseException:
-        client = one_server(Refusing(), name="vllm")
-        if not turns:
-            return (await asyncio.gather(start(client, "x", 0), return_exceptions=True))[0]
-        replies: list[Reply] = []
-        await client.ask([TurnRequest(client.begin("x", 0), [1], {})], replies.extend)
-        return replies[0].outcome
-
-    line = Refusing.generate.__code__.co_firstlineno + 1
-    assert reason(asyncio.run(main())) == f"ValueError: too long ({__file__}:{line})"
-
-
-class Wire(Actor):
-    """An actor whose messages are pickled, as Ray's are: there and back."""
-
-    def _call(self, name: str, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        args, kwargs = copied((args, kwargs))
-        return asyncio.ensure_future(self._pickled(super()._call(name, *args, **kwargs)))
-
-    async def _pickled(self, reply: asyncio.Future[Any]) -> Any:
-        return copied(await reply)
-
-
-def copied(message: Any) -> Any:
-    return cloudpickle.loads(cloudpickle.dumps(message))
-
-
-@pytest.mark.parametrize("turns", [True, False], ids=["turns", "requests"])
-def test_a_request_or_an_answer_that_cannot_be_pickled_fails_alone(turns: bool) -> None:
-    class Locked(VllmServer):
-        async def generate(self, prompt_ids: Any, sampling_params: Any, request_id: str, **_: Any) -> Any:
-            output = await super().generate(prompt_ids, sampling_params, request_id)
-            if sampling_params["seed"] == 1:
-                output.extra_fields["lock"] = threading.Lock()
-            return output
-
-    async def main() -> list[Any]:
-        server = Locked(lambda name, prompt, seed: written(name, [1, 2, 3]))
-        client = client_of(balancer_of(a=Wire(server)), name="vllm")
-        params = [{"seed": 0}, {"seed": 1}, {"seed": 2, "lock": threading.Lock()}, {"seed": 3}]
-        replies: list[Reply] = []
-        if turns:
-            sent = [TurnRequest(client.begin("x", index), [1], own) for index, own in enumerate(params)]
-            tasks = [asyncio.create_task(client.ask(sent, replies.extend))]
-        else:
-            tasks = [start(client, "x", index, **own) for index, own in enumerate(params)]
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-        return [one.outcome for turn in sent for one in replies if one.turn is turn] if turns else found
-
-    first, unsent, unread, last = asyncio.run(main())
-    assert first.token_ids == last.token_ids == [1, 2, 3]
-    for error in (unsent, unread):
-        assert isinstance(error, Exception)
-        assert "cannot pickle '_thread.lock' object" in str(error)
-
-
-def test_a_request_that_is_cancelled_inside_vllm_fails_and_is_not_waited_for() -> None:
-    class Cancelling(VllmServer):
-        async def generate(self, prompt_ids: Any, sampling_params: Any, request_id: str, **_: Any) -> Any:
-            raise asyncio.CancelledError
-
-    async def main() -> list[Any]:
-        client = one_server(Cancelling(), name="vllm")
-        outcomes = await asyncio.gather(*(start(client, "x", index) for index in range(2)), return_exceptions=True)
-        assert await client.drained(60) == 0
-        return outcomes
-
-    outcomes = asyncio.run(main())
-    assert [str(error) for error in outcomes] == ["the server cancelled the request: CancelledError()"] * 2
-
-
-def test_what_nobody_waits_for_any_more_is_not_sent_to_vllm() -> None:
-    async def main() -> list[int]:
-        server = VllmServer()
-        handle = Gathered(Actor(server))
-        answers = [handle.generate.remote(request_id=f"r{i}", prompt_ids=[1], sampling_params={}) for i in range(2)]
-        answers[0].cancel()
-        await server.holds(1)
-        server.answer_all()
-        await answers[1]
-        return server.asked_at_once
-
-    assert asyncio.run(main()) == [1]
-
-
 def test_an_abort_that_came_before_its_request_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("goldilocks.verl.dispatch.client.ASK_AGAIN_S", 0.01)
 
@@ -580,46 +366,6 @@ def test_log_probs_of_a_prompt_are_asked_for_in_the_form_that_verl_cuts() -> Non
     client = one_server(VllmServer(), name="vllm")
     asked = client._unread({"prompt_logprobs": 0})
     assert asked == {"detokenize": False, "prompt_logprobs": 0}
-
-
-def test_a_vllm_server_that_dies_fails_all_that_wait_for_it() -> None:
-    class Dying(VllmServer):
-        async def more_answers(self, batch: str) -> Any:
-            answers = await super().more_answers(batch)
-            if len(self.held) < 2:
-                raise ConnectionError("the actor died")
-            return answers
-
-    async def main() -> list[Any]:
-        server = Dying()
-        client = one_server(server, name="vllm")
-        tasks = [start(client, "x", index) for index in range(3)]
-        names = await server.holds(3)
-        server.answer(names[0], [1])
-        await tasks[0]
-        server.answer(names[1], [1])
-        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        assert await client.drained(60) == 0
-        return outcomes
-
-    first, *others = asyncio.run(main())
-    assert first.token_ids == [1]
-    assert [type(other) for other in others] == [ConnectionError] * 2
-
-
-def test_a_request_with_an_image_goes_to_vllm_by_itself() -> None:
-    async def main() -> list[int]:
-        server = VllmServer()
-        client = one_server(server, name="vllm")
-        current_session.set(client.begin("x", 0))
-        asked = client.generate("x0", prompt_ids=[1], sampling_params={}, image_data=[Image.new("L", (2, 2), 0)])
-        task = asyncio.create_task(asked)
-        await server.holds(1)
-        server.answer_all()
-        await task
-        return server.asked_at_once
-
-    assert asyncio.run(main()) == []
 
 
 # -- verl's client, as releases have it --------------------------------------------------------------------------------
