@@ -273,7 +273,7 @@ class Judge:
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         path, name = f"pkg://{getattr(function, '__module__', '')}", getattr(function, "__qualname__", "")
         try:  # a function of a script, a closure and an object are only in this process
-            found = path != "pkg://__main__" and find(path, name) is function
+            found = not path.endswith("main__") and find(path, name) is function  # a spawned process says __mp_main__
         except (ImportError, AttributeError):
             found = False
         self._reward = RewardCaller(self.__name__, function, (path, name) if found else (), calls)

@@ -111,7 +111,7 @@ class AskedRollouts(Unpaused):
         self._worker.tell(Cancel(tuple(uids)))
 
     def explain(self, failure: Failure) -> str:
-        return f"the last one said: {self._error}"
+        return f"the last one said: {self._error}" if self._error else super().explain(failure)
 
     def _waited(self, answers: queue.Queue[Answer], within: float | None) -> Answer | None:
         """Return the first answer that comes in time; a worker that has died or hangs is an error meanwhile."""

@@ -7,6 +7,8 @@ import inspect
 import json
 import math
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -211,6 +213,30 @@ def test_a_spawned_process_can_be_sent_a_judge() -> None:
     assert reward.__name__ == "AskingObject"
     assert inspect.iscoroutinefunction(reward)
     assert asyncio.run(reward(["3", "4"], answer=["3", "5"])) == [1.0, 0.0]
+
+
+SCRIPT = """
+import asyncio, multiprocessing
+from goldilocks.rewards import judge
+
+def grade(completion, answer):
+    return float(completion == answer)
+
+def in_child(reward):
+    print(asyncio.run(reward(["3", "4"], answer=["3", "5"])))
+
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=in_child, args=[judge(grade)])
+    child.start()
+    child.join()
+"""
+
+
+def test_a_script_sends_a_judge_of_its_own_function_to_a_spawned_process(tmp_path: Path) -> None:
+    """There the script is a module that no third process can import."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, tmp_path / "train.py"], capture_output=True, text=True, check=False)
+    assert done.stdout == "[1.0, 0.0]\n", done.stderr
 
 
 LENGTH = """

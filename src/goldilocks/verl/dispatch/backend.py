@@ -61,7 +61,9 @@ class AgentLoops(Backend):
             self.manager.start(prompts)
 
     def events(self, within: float | None = None) -> Iterator[Event]:
-        return self._noted(self.manager.events(within))
+        """Without a wait every worker is asked, so that nothing that has happened is missing."""
+        now = within == 0
+        return self._noted(self.manager.so_far(with_answers=False)[0] if now else self.manager.events(within))
 
     def _noted(self, events: Iterable[Event]) -> Iterator[Event]:
         """Note of each rollout, as the driver takes it in, which rows are in the queue and when it came."""
@@ -113,11 +115,6 @@ class NeverPausing(AgentLoops):
 
     def drain(self) -> None:
         """Do nothing: nothing stops."""
-
-    def so_far(self) -> Iterator[Event]:
-        """Return everything that has happened up to now."""
-        events, _ = self.manager.so_far(with_answers=False)
-        return self._noted(events)
 
     def up_to_saved_moment(self) -> Iterator[Event]:
         """Return everything that has happened up to one moment, and keep the answers of that moment for the save."""

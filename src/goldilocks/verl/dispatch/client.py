@@ -40,6 +40,7 @@ from goldilocks.verl.dispatch.session import (
 from goldilocks.verl.fields import TOP
 
 ASK_AGAIN_S = 1.0  # an abort may overtake its request: it is repeated
+LET_GO_S = 1.0  # for a cancelled agent loop to end its calls of tools
 FLAT_LOG_PROBS = Version("0.12")  # the first vLLM that has them
 Server = tuple[str, Any]  # its name and its handle
 
@@ -156,11 +157,15 @@ class StreamingClient(LLMServerClient):
     async def drained(self, within: float) -> int:
         """Wait until no session is at a server, at most ``within`` seconds; return how many still are.
 
-        Aborts of cancelled groups are asked for again.
+        Aborts of cancelled groups are asked for again. Their sessions are given a moment to end, so that their step is
+        charged with them; a tool that does not let go holds nobody up.
         """
         deadline = time.monotonic() + within
         while (left := deadline - time.monotonic()) > 0 and await self._left_after(min(left, ASK_AGAIN_S)):
             self._abort(session for session in self._at_servers if self.is_cancelled(session))
+        deadline = time.monotonic() + min(within, LET_GO_S)
+        while self._cancelled and not self._at_servers and time.monotonic() < deadline:
+            await asyncio.sleep(0.002)
         return len(self._at_servers)
 
     async def _left_after(self, within: float) -> int:

@@ -73,7 +73,7 @@ class GoldilocksAsyncTrainer(CollectorTrainer, PPOTrainerSeparateAsync):
         known = gap is not None or has_fresh_token(batch, self._policy) or is_bypassed(correction)
         if known or not self.weights_guard.judges:
             return gap
-        self.driver.observe(self._backend.so_far())
+        self.driver.observe(self._backend.events(0))
         waiting = self._backend.rows.waiting(but=set(batch.keys))
         multiple = self._ranks * log_prob_micro_batch(self.config)
         return gap_of_waiting_rows(

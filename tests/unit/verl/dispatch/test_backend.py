@@ -118,7 +118,7 @@ def test_a_checkpoint_of_servers_that_never_stop_is_of_one_moment_and_has_every_
     subject, backend = driver(NeverPausing, **bounds)
     submitted(subject, backend)
     backend.manager.go_on()
-    subject.observe(backend.so_far())  # of another moment, and of no use to the checkpoint
+    subject.observe(backend.events(0))  # of another moment, and of no use to the checkpoint
     subject.observe(backend.up_to_saved_moment())
     assert subject.collector.accounts.generated_rollouts == 2
     assert subject.collector.in_flight == 14
