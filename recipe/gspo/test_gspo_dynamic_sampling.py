@@ -67,7 +67,7 @@ def test_without_dynamic_sampling_every_group_is_trained(published: DictConfig) 
 
 
 def test_the_tiny_form_has_the_same_algorithm(published: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOLDILOCKS_ARITHMETIC", "nowhere")
+    monkeypatch.setenv("GOLDILOCKS_TASK", "nowhere")
     tiny = compose_config(choose([CONFIG, "task=arithmetic"], "cuda"))
     assert tiny.algorithm == published.algorithm
     for key in ("policy_loss", "clip_ratio_low", "clip_ratio_high", "loss_agg_mode", "use_kl_loss", "entropy_coeff"):

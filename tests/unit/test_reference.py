@@ -55,7 +55,7 @@ def test_the_page_of_patches_is_fresh() -> None:
 def test_the_keys_of_verl_that_the_reference_names_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     from omegaconf import OmegaConf
 
-    monkeypatch.setenv("GOLDILOCKS_ARITHMETIC", "nowhere")
+    monkeypatch.setenv("GOLDILOCKS_TASK", "nowhere")
     config = compose_config(choose([], "cpu"))
     named = re.findall(r"^\| `([\w.]+)` \|", script().VERL_KEYS, re.MULTILINE)
     missing = object()

@@ -19,18 +19,18 @@ from goldilocks.errors import nearest, require, require_type
 
 DEFAULT = "grpo"
 SECTIONS = ("adaptive_rollout", "batch_filter", "goldilocks")  # what a trainer of ours reads beyond verl's own
-OURS = (*SECTIONS, "calculator", "reasoning_gym", "task_columns")
+OURS = (*SECTIONS, "calculator", "task")
 VERLS = (
     "actor_rollout_ref", "algorithm", "critic", "custom_reward_function", "data", "distillation", "global_profiler",
     "model_engine", "ray_kwargs", "reward", "reward_model", "sandbox_fusion", "skip", "trainer", "transfer_queue",
 )  # fmt: skip
-PLAIN = ("model_engine", "task_columns")  # a word and a list, where the other sections have keys
+PLAIN = ("model_engine",)  # a word, where the other sections have keys
 ELSEWHERE = {  # names that guides have for keys of verl's
     "n_resp_per_prompt": "actor_rollout_ref.rollout.n, the rollouts of every prompt",
     "rollout_mode": "actor_rollout_ref.rollout.mode, for which verl has async alone; nothing needs to be set",
 }
 FILE = ".yaml"  # a recipe with this ending is a file
-_OF_A_TASK = re.compile(r"\$\{oc\.select:task_\w+,(?P<default>.*)\}")
+_OF_A_TASK = re.compile(r"\$\{oc\.select:task\.[\w.]+,(?P<default>.*)\}")
 CONFIG = Path(__file__).parent
 
 

@@ -92,7 +92,7 @@ def shared_memory() -> Iterator[Finding]:
 
 def places(runs: Path) -> Iterator[Finding]:
     """Write a file to each folder that a run writes to: this finds missing permissions, quotas and read-only mounts."""
-    elsewhere = "choose another place: --runs DIR, GOLDILOCKS_ARITHMETIC=DIR"
+    elsewhere = "choose another place: --runs DIR, GOLDILOCKS_TASK=DIR"
     for what, path in (("runs", runs), ("models and data", cache_folder()), ("Ray", Path("/tmp"))):
         nearest = _existing(path)
         try:

@@ -52,7 +52,7 @@ def _keys(text: str) -> frozenset[str]:
 
 # Translated by ``on_trl``.
 READ = _keys("""
-    : adaptive_rollout. batch_filter. goldilocks. reasoning_gym. task_columns
+    : adaptive_rollout. batch_filter. goldilocks. task.
     actor_rollout_ref.actor: clip_ratio_c clip_ratio_high clip_ratio_low entropy_coeff kl_loss_coef use_kl_loss
     actor_rollout_ref.actor: ppo_epochs ppo_micro_batch_size_per_gpu ppo_mini_batch_size
     actor_rollout_ref.actor.optim: betas clip_grad lr lr_warmup_steps lr_warmup_steps_ratio

@@ -1,8 +1,9 @@
 """Before a worker of Ray's is started: the config is checked, and what it names is made or fetched.
 
-Every error is one line. Models and data are made or fetched the first time, then kept in the user's cache. A YAML file
-of a task finds them by a variable such as ``GOLDILOCKS_SUMS``, with which a user may choose another folder. Invariant:
-a folder in the cache is whole. It is made beside its place and moved there when it is done.
+Every error is one line. Models and data are made or fetched the first time, then kept in the user's cache, where the
+YAML file of a task finds them by ``task.folder``. Invariants: a folder in the cache is whole, since it is made beside
+its place and moved there when it is done; what was made with other settings, from other data or from another model is
+in another folder.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from goldilocks.config.recipes import CONFIG
-from goldilocks.config.sections import reward_calls
+from goldilocks.config.sections import read_section, reward_calls
 from goldilocks.dotted_keys import values
 from goldilocks.errors import require
 from goldilocks.launch.recipe import TRAINER, Choice
 from goldilocks.runs.costs import Budget
 from goldilocks.runs.files import RunDir, cache_folder, make_folder
-from goldilocks.tasks import ladder
 from goldilocks.tasks.arithmetic import check_tool
 from goldilocks.tasks.download import MODELS, download
-from goldilocks.tasks.registry import create, write_split
-from goldilocks.tasks.tiny_model import copy_tiny_model
+from goldilocks.tasks.registry import SPLITS, Task, WarmStart, create, write_split
+from goldilocks.tasks.tiny_model import TINY_MODELS
 from goldilocks.verl.checks import OUR_MODES
 
 FILES = ("train_files", "val_files")
@@ -136,83 +137,81 @@ def prompt_length(tokenizer: Any, prompt: Any) -> int:
 
 # -- models and data that a config names -------------------------------------------------------------------------------
 
-VERSION = "3"  # of the models and data made here; raised when they change, so that older ones are not used
-VARIABLE = "GOLDILOCKS_ARITHMETIC"
-# problems to train and validate on
-SIZES = {"arithmetic": (2048, 256), "sums": (4096, 256), "ladder": (20480, 400), "calculator": (2048, 256)}
-GYM = "reasoning_gym"
-TINY_FOLDERS = {"arithmetic": "model", "calculator": "model", "ladder": "tiny"}  # of a task's tiny model
-GENERATORS: dict[str, dict[str, Any]] = {"leg_counting": {}}
-
-
-def folder(task: str = "arithmetic") -> Path:
-    """Return the folder of a task's data and model."""
-    chosen = os.environ.get(f"GOLDILOCKS_{task.upper()}")
-    return Path(chosen).expanduser() if chosen else cache_folder() / f"{task}-{VERSION}"
+VERSION = "4"  # of what is made here; raised when it changes, so that what was made before is not used
+VARIABLE = "GOLDILOCKS_TASK"  # sets task.folder
+GENERATORS: dict[str, dict[str, Any]] = {"leg_counting": {}}  # of reasoning-gym, where none is named
+MADE_OF = ("name", "train", "val", "seed", "generators")  # keys of the task that decide its data
 
 
 def locate(config: DictConfig) -> None:
-    """Set the variables that say where data will be, before ``config`` is resolved; nothing is made."""
-    for task in SIZES:
-        os.environ[f"GOLDILOCKS_{task.upper()}"] = str(folder(task))
-    _locate_tools(config)
-    if GYM in config:
-        settings = json.dumps(OmegaConf.to_container(config[GYM]), sort_keys=True)
-        name = f"{GYM}-{VERSION}-{hashlib.sha256(settings.encode()).hexdigest()[:12]}"
-        os.environ["GOLDILOCKS_REASONING_GYM"] = str(cache_folder() / name)
-
-
-def _locate_tools(config: DictConfig) -> None:
-    """Say where the YAML files of tools are, and the calculator's settings: agent-loop workers inherit both."""
+    """Say where the task's data and an agent's tools are, before ``config`` is resolved; nothing is made."""
     os.environ["GOLDILOCKS_TOOLS"] = str(CONFIG / "tools")
-    if tool := config.get("calculator"):
+    if tool := config.get("calculator"):  # agent-loop workers inherit its settings
         check_tool(tool.seconds, tool.fail_every)
         os.environ["CALCULATOR_SECONDS"], os.environ["CALCULATOR_FAIL_EVERY"] = str(tool.seconds), str(tool.fail_every)
+    if section := config.get("task"):
+        if section.get("warm_start"):
+            read_section(WarmStart, "task.warm_start", config)
+        section.folder = str(Path(section.folder).expanduser() if section.folder else _kept(section))
+
+
+def _kept(section: DictConfig) -> Path:
+    """Return the folder in the cache for the task with these settings and, where it has any, these files."""
+    plain: Any = OmegaConf.to_container(section)
+    made_of: list[Any] = [{key: value for key, value in plain.items() if key in MADE_OF}]
+    if "data" in section:
+        files = [file for split in SPLITS for file in _task(section).files(split)]
+        made_of += [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+        made_of += [bool(section.get("warm_start"))]  # its lessons are left out of the data
+    return cache_folder() / f"{section.name}-{VERSION}-{_digest(made_of)}"
 
 
 def provide(config: DictConfig) -> None:
     """Make or fetch what the config names and is not there yet; a model's name becomes its folder."""
     locate(config)
-    for task, (train, val) in SIZES.items():
-        if _names(config, folder(task) / "data"):
-            make_folder(folder(task) / "data", partial(_make_data, name=task, train=train, val=val))
-    if GYM in config and _names(config, folder(GYM) / "data"):
-        make_folder(folder(GYM) / "data", partial(_make_gym, settings=config[GYM]))
+    section, model = config.get("task"), config.actor_rollout_ref.model
+    if section and any(section.folder in str(config.data[key]) for key in FILES):
+        make_folder(Path(section.folder) / "data", partial(_make_data, section=section))
     ours = Path(os.environ.get("GSM8K") or Path.home() / "data" / "gsm8k") / "val.parquet"
     verls = ours.with_name("test.parquet")  # as verl's own preparation of GSM8K calls it
-    with open_dict(config):
-        if config.data.val_files == str(ours) and verls.is_file() and not ours.exists():
-            config.data.val_files = str(verls)
-        config.actor_rollout_ref.model.path = _provided_model(config.actor_rollout_ref.model.path)
+    if config.data.val_files == str(ours) and verls.is_file() and not ours.exists():
+        config.data.val_files = str(verls)
+    if not Path(model.path).is_dir():
+        model.path = TINY_MODELS.get(model.path) or (str(download(model.path)) if model.path in MODELS else model.path)
+    if section and section.get("warm_start") and not Path(model.path).is_relative_to(section.folder):
+        model.path = _taught(model.path, section, read_section(WarmStart, "task.warm_start", config))
 
 
-def _provided_model(path: str) -> str:
-    """Make or fetch the model that is named so, if it is one of ours; return its folder."""
-    for task, name in TINY_FOLDERS.items():
-        if path == str(folder(task) / name):
-            make_folder(folder(task) / name, partial(copy_tiny_model, task))
-    taught = folder("ladder") / "smollm2"
-    if path == str(taught) and not taught.exists():
+def _task(section: DictConfig) -> Any:
+    """Return the task that the section names, with its options."""
+    options: dict[str, Any] = {}
+    if "generators" in section:
+        given: Any = OmegaConf.to_container(section.generators) if section.generators else GENERATORS
+        options["generators"] = {name: knobs or {} for name, knobs in given.items()}
+    if "data" in section:
+        require(section.data is not None, "task.data", None, "the folder with the published data")
+        options |= {"source": section.data, "key": "task.data"}
+        options |= {"lessons": True} if section.get("warm_start") else {}
+    return create(section.name, **options)
+
+
+def _make_data(out: Path, section: DictConfig) -> None:
+    task: Task = _task(section)
+    for split in SPLITS:
+        write_split(out, task.data_source, split, task.problems(split, section[split], section.seed))
+
+
+def _taught(model: str, section: DictConfig, plan: WarmStart) -> str:
+    """Return the folder of a copy of the model that has had the task's lessons, which are given once."""
+    files = sorted(file for file in Path(model).glob("*") if file.is_file())
+    found = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    taught = Path(section.folder) / f"{Path(model).name}-{_digest([model, asdict(plan), found])}"
+    if not taught.exists():
         from goldilocks.tasks.warm_start import teach  # imports torch
 
-        untaught = download("smollm2")
-        taught = taught.with_name(untaught.name)  # says where its weights come from
-        make_folder(taught, partial(teach, untaught, taught=ladder.lessons))
-        return str(taught)
-    return str(download(path)) if path in MODELS and not Path(path).is_dir() else path
+        make_folder(taught, partial(teach, model, taught=_task(section).lessons, plan=plan))
+    return str(taught)
 
 
-def _names(config: DictConfig, place: Path) -> bool:
-    return any(str(place) in str(config.data[key]) for key in FILES)
-
-
-def _make_data(out: Path, name: str, train: int, val: int, seed: int = 0, **options: Any) -> None:
-    task = create(name, **options)
-    write_split(out, task.data_source, "train", task.problems("train", train, seed))
-    write_split(out, task.data_source, "val", task.problems("val", val, seed))
-
-
-def _make_gym(out: Path, settings: DictConfig) -> None:
-    chosen: Any = OmegaConf.to_container(settings)
-    generators = {name: knobs or {} for name, knobs in (chosen["generators"] or GENERATORS).items()}
-    _make_data(out, GYM, chosen["train"], chosen["val"], chosen["seed"], generators=generators)
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]

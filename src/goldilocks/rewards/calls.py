@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 PATH = f"pkg://{__name__}"
 VERLS_OWN = {"path": "pkg://verl.utils.reward_score", "name": "default_compute_score"}  # where the config names none
-TASKS = "pkg://goldilocks.tasks.registry"
+TASKS = "pkg://goldilocks.tasks."  # modules with graders of ours
 SCORE = "score"  # the reward, in a function's result that has more
 TIMEOUT_S = 60.0
 AT_ONCE, PROCESSES = 32, 8  # calls of one function at a time, and in processes, unless ``concurrency`` is set
@@ -215,7 +215,8 @@ def guard(config: Any, timeout_s: float = TIMEOUT_S, workers: int | None = None)
 
 def guard_if_asked(config: Any) -> None:
     """The same on verl's own command line, where ``goldilocks.rewards`` asks for it, or a grader of ours computes."""
-    if reward_calls(config).in_use or config.reward.custom_reward_function.path == TASKS:
+    ours = str(config.reward.custom_reward_function.path).startswith(TASKS)
+    if reward_calls(config).in_use or ours:
         guard(config)
 
 

@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace files that are there")
     parser.add_argument("--generator", metavar="NAME[:KNOB=VALUE,…]", action="append", dest="generators",
         help="reasoning_gym: a generator with its knobs; again for a mixture, in which share=N weighs it")  # fmt: skip
-    parser.add_argument("--source", metavar="PATH", help="gsm8k: a parquet or JSON lines file, or a folder of the two "
-        "splits (default: the hub)")  # fmt: skip
+    parser.add_argument("--source", metavar="PATH", help="gsm8k, math: a file, or a folder of the two published "
+        "splits, .parquet, .jsonl or .json (gsm8k's default: the hub)")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,9 +46,10 @@ def run(args: argparse.Namespace) -> int:
 def _task(args: argparse.Namespace) -> Task:
     """Return the task with its options; refuse an option of another task."""
     options: dict[str, Any] = {}
-    for option, key, owner in (("--generator", "generators", "reasoning_gym"), ("--source", "source", "gsm8k")):
+    owners = (("--generator", "generators", ("reasoning_gym",)), ("--source", "source", ("gsm8k", "math")))
+    for option, key, tasks in owners:
         if (value := getattr(args, key)) is not None:
-            if args.task in TASKS and args.task != owner:
+            if args.task in TASKS and args.task not in tasks:
                 raise ValueError(f"{option} is not an option of task {args.task}")
             options[key] = value
     if args.task == "reasoning_gym":

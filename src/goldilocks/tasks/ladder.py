@@ -75,3 +75,4 @@ class Ladder(LevelTask):
     data_source = "goldilocks/ladder"
     levels = LEVELS
     key = staticmethod(split_key)
+    lessons = staticmethod(lessons)

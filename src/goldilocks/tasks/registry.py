@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from goldilocks.errors import require_known
+from goldilocks.errors import require, require_known
 from goldilocks.hashing import content_key
 from goldilocks.runs.files import replacing
 
@@ -35,10 +35,11 @@ TASKS: Mapping[str, tuple[str, str, str]] = {
         "skills on rows of digits, in ten levels; the lowest can be done at first",
     ),
     "reasoning_gym": ("ReasoningGym", "reasoning_gym/", "generators of the reasoning-gym library, by name"),
-    "gsm8k": ("Gsm8k", "openai/gsm8k", "grade-school word problems, from a file or the hub"),
+    "gsm8k": ("Gsm8k", "openai/gsm8k", "grade-school word problems, from files or the hub"),
+    "math": ("Math", "DigitalLearningGmbH/MATH-lighteval", "competition problems of five levels, from files"),
 }
 # The module of each task that has no module of its name.
-MODULES = {"calculator": "arithmetic", "sums": "arithmetic"}
+MODULES = {"calculator": "arithmetic", "sums": "arithmetic", "gsm8k": "published", "math": "published"}
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,21 @@ class Task(Protocol):
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
         """Return the reward of a model's answer. The answer is compared as text and never executed."""
         ...
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """``task.warm_start``: supervised training on a task's lessons before RL."""
+
+    steps: int
+    lr: float
+    batch: int  # lessons of a step
+    seed: int
+
+    def __post_init__(self) -> None:
+        for key in ("steps", "batch"):
+            require(getattr(self, key) >= 1, f"task.warm_start.{key}", getattr(self, key), "1 or more")
+        require(self.lr > 0, "task.warm_start.lr", self.lr, "above 0")
 
 
 def split_of(key: str) -> Split:
@@ -157,8 +173,18 @@ def compute_score(
     return of_data_source(data_source).grade(solution_str, ground_truth, extra_info or {})
 
 
+def random_score(solution_str: str, ground_truth: str, **row: Any) -> Score:
+    """Return a coin's fall as ``score`` beside the true ``acc``: the control of a study, in which nothing is taught.
+
+    The coin falls the same way for the same answer, so that a run can be repeated.
+    """
+    coin = content_key([ground_truth, solution_str]) % 2
+    return {**compute_score(solution_str=solution_str, ground_truth=ground_truth, **row), "score": float(coin)}
+
+
 def _only_compares(data_source: str, **_: Any) -> bool:
     return isinstance(of_data_source(data_source), LevelTask)
 
 
-compute_score.is_quick = _only_compares  # type: ignore[attr-defined]  # read by goldilocks.rewards
+for _function in (compute_score, random_score):
+    _function.is_quick = _only_compares  # type: ignore[union-attr]  # read by goldilocks.rewards

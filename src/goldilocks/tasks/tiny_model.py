@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 TINY = ("arithmetic", "ladder", "calculator")
+TINY_MODELS = {f"tiny-{task}": str(Path(__file__).parent / "tiny_models" / task) for task in TINY}  # their folders
 ARITHMETIC = "0123456789+-*= \n"  # verl wants the newline of a Qwen model to be one token
 PAD, END, USER, ASSISTANT, UNKNOWN = "<|pad|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|unknown|>"
 
@@ -35,7 +36,7 @@ _TEMPLATE = (
 def tiny_model(task: str) -> Path:
     """Return the folder of the task's ready-made model, as transformers loads it."""
     require_known("task", task, TINY)
-    return Path(__file__).parent / "tiny_models" / task
+    return Path(TINY_MODELS[f"tiny-{task}"])
 
 
 def copy_tiny_model(task: str, out: Path) -> None:

@@ -8,37 +8,42 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.progress import Progress
 
-from goldilocks.tasks.registry import Problem
+from goldilocks.tasks.registry import Problem, WarmStart
 
-BATCH, WARM_UP = 64, 30  # lessons of a step; steps in which the learning rate rises
-STEPS, LR = 300, 1e-4  # of a real model's warm start
+BATCH, WARM_UP = 64, 30  # lessons of a step, unless a plan says otherwise; steps in which the learning rate rises
 
 Lesson = tuple[list[int], list[int]]  # the tokens of a question and of its answer
 Lessons = Callable[[random.Random], Iterator[Problem]]
 
 
-def teach(model: Path, out: Path, taught: Lessons, steps: int = STEPS) -> None:
+def teach(model: str, out: Path, taught: Lessons, plan: WarmStart) -> None:
     """Train a copy of ``model`` on the lessons, on the GPU where there is one, and save it to ``out``."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     auto: Any = AutoModelForCausalLM
+    started, name = time.monotonic(), Path(model).name
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     pupil = auto.from_pretrained(model, dtype="auto")
     kept = pupil.dtype
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pupil = pupil.to(device, torch.float32)
-    optimizer = torch.optim.AdamW(pupil.parameters(), LR, betas=(0.9, 0.99), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(pupil.parameters(), plan.lr, betas=(0.9, 0.99), weight_decay=0.0)
     with mixed_precision(device.type, enabled=device.type == "cuda"):
-        warm_start(pupil, tokenizer, taught, optimizer, steps, f"teaching {model.name} its first lessons")
+        title = f"teaching {name} its first lessons"
+        loss = warm_start(pupil, tokenizer, taught, optimizer, plan.steps, title, plan.seed, plan.batch)
     pupil.to(kept).save_pretrained(out)
     tokenizer.save_pretrained(out)
+    said = f"{name} has had {plan.steps} × {plan.batch} lessons, loss {loss:.3f}, {time.monotonic() - started:.0f} s"
+    Console(stderr=True).print(said, highlight=False)
 
 
 def warm_start(
@@ -49,17 +54,18 @@ def warm_start(
     steps: int,
     title: str,
     seed: int = 0,
+    batch: int = BATCH,
 ) -> float:
     """Train the model in place under a progress bar; return the mean loss of the last fifty steps.
 
     The learning rate of the optimizer rises at first, then falls to zero.
     """
     rng = random.Random(seed)
-    source = batches(tokenizer, taught(rng), rng)
+    source = batches(tokenizer, taught(rng), rng, batch)
     lr = optimizer.param_groups[0]["lr"]
     losses: list[float] = []
     model.train()
-    with Progress(transient=True) as bar:
+    with Progress(console=Console(stderr=True), transient=True) as bar:
         for step in bar.track(range(steps), description=title):
             optimizer.param_groups[0]["lr"] = lr * min(1.0, (step + 1) / WARM_UP) * (1 - step / steps)
             loss = loss_of(model, next(source))
@@ -73,12 +79,12 @@ def warm_start(
     return sum(recent) / len(recent)
 
 
-def batches(tokenizer: Any, endless: Iterator[Problem], rng: random.Random) -> Iterator[list[Lesson]]:
+def batches(tokenizer: Any, endless: Iterator[Problem], rng: random.Random, size: int) -> Iterator[list[Lesson]]:
     """Yield batches of lessons of similar length, to save padding."""
     while True:
-        pool = [encode(tokenizer, one.question, one.answer) for one in itertools.islice(endless, BATCH * 16)]
+        pool = [encode(tokenizer, one.question, one.answer) for one in itertools.islice(endless, size * 16)]
         pool.sort(key=lambda lesson: len(lesson[0]) + len(lesson[1]))
-        chunks = [pool[start : start + BATCH] for start in range(0, len(pool), BATCH)]
+        chunks = [pool[start : start + size] for start in range(0, len(pool), size)]
         rng.shuffle(chunks)
         yield from chunks
 

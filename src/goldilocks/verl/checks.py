@@ -86,7 +86,8 @@ def unread(config: DictConfig) -> str:
 
     there = [name for name in ("algorithm", *SECTIONS) if config.get(name)]
     given = values({name: OmegaConf.to_container(config[name], resolve=True) for name in there})
-    usual = {**values(our_defaults()), "goldilocks.validate_by": list(config.get("task_columns") or [])}
+    defaults = OmegaConf.create({**our_defaults(), "task": config.get("task") or {}})  # some are the task's
+    usual = values(OmegaConf.to_container(defaults, resolve=True))  # type: ignore[arg-type]
     set_by_user = {key for key in given if key in usual or not key.startswith("algorithm.")}
     set_by_user.discard("algorithm.filter_groups._target_")  # the name of its class, which verl has too
     if config.reward.custom_reward_function.path == PATH:  # calls are guarded on every trainer

@@ -38,7 +38,7 @@ def own(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", names())
 def test_train_and_simulate_build_the_same_policies(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOLDILOCKS_ARITHMETIC", "/nowhere")
+    monkeypatch.setenv("GOLDILOCKS_TASK", "/nowhere")
     config = composed(choose([name], "cpu").recipe)
     assert config.trainer.device == "cpu"
     trained = Settings.from_config(config)
@@ -57,7 +57,7 @@ def test_train_and_simulate_build_the_same_policies(name: str, monkeypatch: pyte
 def test_a_recipe_read_without_hydra_has_the_keys_that_hydra_composes(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GOLDILOCKS_ARITHMETIC", "/nowhere")
+    monkeypatch.setenv("GOLDILOCKS_TASK", "/nowhere")
     config, read = composed(name), read_recipe(name)
     for key in dotted_keys(read):
         if not isinstance(value_at(read, key), dict):

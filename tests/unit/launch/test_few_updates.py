@@ -28,7 +28,7 @@ def progress_of(steps: int, rollouts: int) -> Progress:
 
 @pytest.fixture(autouse=True)
 def _somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOLDILOCKS_ARITHMETIC", "/nowhere")
+    monkeypatch.setenv("GOLDILOCKS_TASK", "/nowhere")
 
 
 @pytest.mark.parametrize("trainer", ["verl", "trl"])

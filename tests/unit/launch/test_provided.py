@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import random
+import re
+import string
+from pathlib import Path
+
 import pyarrow.parquet as pq
 import pytest
 from verl.tools.tool_registry import load_all_tools
 
+from goldilocks.config.sections import reward_calls
 from goldilocks.launch import preflight
 from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.tasks.published import Gsm8k
+from goldilocks.tasks.tiny_model import build, character_tokenizer, tiny_model
 
 
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for task in ("ARITHMETIC", "SUMS", "LADDER", "CALCULATOR", "REASONING_GYM"):
-        monkeypatch.delenv(f"GOLDILOCKS_{task}", raising=False)
+    monkeypatch.delenv(preflight.VARIABLE, raising=False)
 
 
 def composed(*words):
@@ -29,18 +38,17 @@ def rows(config, key="train_files"):
 
 def test_sums_are_made_once():
     first = composed("task=sums_small")
-    assert len(rows(first)) == preflight.SIZES["sums"][0]
-    before = preflight.folder("sums").stat().st_mtime_ns
-    preflight.provide(first)
-    assert preflight.folder("sums").stat().st_mtime_ns == before
+    assert len(rows(first)) == first.task.train == 4096
+    before = Path(first.data.train_files).stat().st_mtime_ns
+    assert Path(composed("task=sums_small").data.train_files).stat().st_mtime_ns == before
 
 
 def test_generators_and_their_knobs_are_keys_and_each_choice_has_data_of_its_own():
-    small = ["reasoning_gym.train=6", "reasoning_gym.val=2"]
+    small = ["task.train=6", "task.val=2"]
     alone = composed("task=reasoning_gym", *small)
     path = alone.data.train_files
     assert {row["extra_info"]["generator"] for row in rows(alone)} == {"leg_counting"}
-    mixture = "reasoning_gym.generators={chain_sum:{max_terms:3,share:2},leg_counting:{max_animals:3}}"
+    mixture = "task.generators={chain_sum:{max_terms:3,share:2},leg_counting:{max_animals:3}}"
     mixed = composed("task=reasoning_gym", mixture, *small)
     assert [row["extra_info"]["generator"] for row in rows(mixed)].count("chain_sum") == 4
     assert mixed.data.train_files != path
@@ -50,6 +58,13 @@ def test_data_of_ones_own_are_left_alone(tmp_path):
     config = composed("task=sums", "data.train_files=a.parquet", "data.val_files=b.parquet")
     assert config.data.train_files == "a.parquet"
     assert not list(tmp_path.glob("goldilocks/sums-*"))
+
+
+def test_a_folder_of_ones_own_has_the_data(tmp_path, monkeypatch):
+    monkeypatch.setenv(preflight.VARIABLE, str(tmp_path / "mine"))
+    assert composed("task=ladder_tiny", "task.train=6").data.val_files == str(tmp_path / "mine/data/val.parquet")
+    other = composed("task=ladder_tiny", f"task.folder={tmp_path}/other", "task.train=6")
+    assert len(rows(other)) == 6
 
 
 @pytest.mark.parametrize(
@@ -71,15 +86,100 @@ def test_a_model_by_name_becomes_its_folder(tmp_path):
     assert config.critic.model.path == str(kept)
 
 
-@pytest.mark.parametrize("origin", ["hub", "gguf"])
-def test_a_model_taught_from_other_weights_has_another_folder(tmp_path, monkeypatch, origin):
-    monkeypatch.setenv("GOLDILOCKS_LADDER", str(tmp_path / "ladder"))
-    monkeypatch.setitem(preflight.SIZES, "ladder", (4, 4))
-    for kept in (tmp_path / "goldilocks", tmp_path / "ladder"):
-        (kept / f"smollm2-{origin}").mkdir(parents=True)
-    config = compose_config(choose(["task=ladder"], "cpu"))
+def test_a_tiny_model_by_name_is_the_one_that_is_shipped():
+    config = compose_config(choose(["task=calculator"], "cpu"))
     preflight.provide(config)
-    assert config.actor_rollout_ref.model.path == str(tmp_path / "ladder" / f"smollm2-{origin}")
+    assert config.actor_rollout_ref.model.path == str(tiny_model("calculator"))
+
+
+def published(folder: Path, problems: int = 12) -> str:
+    """A folder as GSM8K is published; return the word that names it."""
+    folder.mkdir()
+    for split, first in (("train", 0), ("test", 1000)):
+        rows = [
+            {
+                "question": f"What is {first + n} and 1?",
+                "answer": f"{first + n}+1=<<{first + n}+1={first + n + 1}>>.\n#### {first + n + 1}",
+            }
+            for n in range(problems)
+        ]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"task.data={folder}"
+
+
+def small_model(folder: Path) -> str:
+    """A tiny model that reads any text; return the word that names it."""
+    tokenizer = character_tokenizer(string.printable)
+    build(tokenizer, seed=0).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return f"actor_rollout_ref.model.path={folder}"
+
+
+def gsm8k_small(*words: str):
+    config = compose_config(choose(["task=gsm8k_small", "task.warm_start.batch=2", *words], "cpu"))
+    preflight.provide(config)
+    return config
+
+
+def test_a_warm_start_is_given_once_and_its_half_is_never_trained(tmp_path, capsys):
+    words = [published(tmp_path / "gsm8k"), small_model(tmp_path / "model"), "task.warm_start.steps=1"]
+    config = gsm8k_small(*words)
+    assert "model has had 1 × 2 lessons" in capsys.readouterr().err
+    half = {row["prompt"][0]["content"] for row in rows(config)}
+    task = Gsm8k(str(tmp_path / "gsm8k"), lessons=True)
+    lessons = {one.question for one in itertools.islice(task.lessons(random.Random(0)), 24)}
+    assert not half & lessons
+    assert min(len(half), len(lessons)) > 0
+    assert len(half | lessons) == 12
+    assert len(rows(config, "val_files")) == 12
+
+    taught = config.actor_rollout_ref.model.path
+    assert Path(taught).is_relative_to(config.task.folder)
+    assert gsm8k_small(*words).actor_rollout_ref.model.path == taught
+    preflight.provide(config)
+    assert config.actor_rollout_ref.model.path == taught
+    assert capsys.readouterr().err == ""
+
+    assert gsm8k_small(*words, "task.warm_start.seed=1").actor_rollout_ref.model.path != taught
+    small_model(tmp_path / "model")  # written anew
+    assert gsm8k_small(*words).actor_rollout_ref.model.path != taught
+    without = gsm8k_small(*words, "task.warm_start=null")
+    assert len(rows(without)) == 12
+    assert without.actor_rollout_ref.model.path == str(tmp_path / "model")
+
+
+def test_other_files_in_the_folder_are_other_data(tmp_path):
+    word = published(tmp_path / "gsm8k")
+    first = composed("task=gsm8k_small", word, "task.warm_start=null").task.folder
+    with (tmp_path / "gsm8k" / "train.jsonl").open("a") as file:
+        file.write('{"question": "What is 2 and 3?", "answer": "#### 5"}\n')
+    second = composed("task=gsm8k_small", word, "task.warm_start=null")
+    assert second.task.folder != first
+    assert len(rows(second)) == 13
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "task.data=None is not accepted: the folder with the published data"),
+        (["task.data=/nowhere"], "task.data='/nowhere' is not accepted: a file, or a folder with a file named *train*"),
+        (["task.data=here", "task.warm_start.steps=0"], "task.warm_start.steps=0 is not accepted: 1 or more"),
+        (["task.data=here", "task.warm_start.lr=quick"], "task.warm_start.lr='quick' is not accepted: a number"),
+    ],
+)
+def test_what_a_published_task_needs_is_named_by_its_key(words, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        preflight.locate(compose_config(choose(["task=gsm8k_small", *words], "cpu")))
+
+
+def test_math_is_graded_within_its_own_time_and_by_its_own_module(tmp_path):
+    config = compose_config(choose(["task=math", f"task.data={tmp_path}"], "cpu"))
+    calls = reward_calls(config)
+    assert (calls.timeout, calls.on_failure) == (10, "zero")
+    assert config.goldilocks.validate_by == ["level", "type"]
+    assert config.reward.custom_reward_function.path == "pkg://goldilocks.tasks.published"
+    other = compose_config(choose(["task=math", "goldilocks.rewards.timeout=3"], "cpu"))
+    assert reward_calls(other).timeout == 3
 
 
 def test_the_calculators_settings_reach_the_tool_that_verl_makes(monkeypatch):

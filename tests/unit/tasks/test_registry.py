@@ -8,7 +8,7 @@ import re
 import pytest
 
 from goldilocks.tasks.reasoning_gym import EVALUATING, ReasoningGym
-from goldilocks.tasks.registry import compute_score, create, of_data_source
+from goldilocks.tasks.registry import compute_score, create, of_data_source, random_score
 
 
 def test_an_unknown_task_is_answered_with_the_nearest():
@@ -85,3 +85,13 @@ def test_knobs_change_the_problems():
 def test_wrong_knobs_are_named(knobs, message):
     with pytest.raises(ValueError, match=message):
         ReasoningGym({"chain_sum": knobs})
+
+
+def test_random_rewards_leave_the_accuracy_true_and_fall_the_same_way_again():
+    rows = [
+        {"data_source": "goldilocks/arithmetic", "ground_truth": "4", "solution_str": " " * n + "4"} for n in range(64)
+    ]
+    scores = [random_score(**row) for row in rows]
+    assert {score["acc"] for score in scores} == {1.0}
+    assert {score["score"] for score in scores} == {0.0, 1.0}
+    assert scores == [random_score(**row) for row in rows]

@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from goldilocks.tasks import ladder
+from goldilocks.tasks.registry import WarmStart
 from goldilocks.tasks.tiny_model import build, character_tokenizer
 from goldilocks.tasks.warm_start import encode, loss_of, mixed_precision, teach
 
@@ -20,7 +21,8 @@ def test_the_pupil_learns_and_the_model_stays(tmp_path):
     build(tokenizer, seed=0).to(torch.bfloat16).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     before = weights(tmp_path / "model")
-    teach(tmp_path / "model", tmp_path / "taught", ladder.lessons, steps=8)
+    plan = WarmStart(steps=8, lr=1e-4, batch=64, seed=0)
+    teach(str(tmp_path / "model"), tmp_path / "taught", ladder.lessons, plan)
     assert torch.equal(weights(tmp_path / "model"), before)
     lessons = [encode(AutoTokenizer.from_pretrained(tmp_path / "taught"), "sort 321", "123")]
     folders = [tmp_path / "model", tmp_path / "taught"]
