@@ -114,7 +114,7 @@ class Gsm8k(Published):
     def grade(self, answer: str, truth: str, extra: Mapping[str, Any]) -> Score:
         """Return whether the final number of an answer, marked or boxed, equals the truth in any notation."""
         given = marked_answer(answer) or boxed_answer(answer) or ""
-        computed = any(sign in given for sign in ("^", "**", "!"))  # no number: 9^9^9^9 would take for ever
+        computed = "^" in given or "**" in given  # no number, and 9^9^9^9 would take for ever
         return graded(bool(given) and not computed and same(given, truth))
 
 

@@ -7,9 +7,11 @@ Invariant: no lesson is a validation problem.
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +39,25 @@ def teach(model: str, out: Path, taught: Lessons, plan: WarmStart) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     pupil = pupil.to(device, torch.float32)
     optimizer = torch.optim.AdamW(pupil.parameters(), plan.lr, betas=(0.9, 0.99), weight_decay=0.0)
-    with mixed_precision(device.type, enabled=device.type == "cuda"):
+    with mixed_precision(device.type, enabled=device.type == "cuda"), _repeatable():
         title = f"teaching {name} its first lessons"
         loss = warm_start(pupil, tokenizer, taught, optimizer, plan.steps, title, plan.seed, plan.batch)
     pupil.to(kept).save_pretrained(out)
     tokenizer.save_pretrained(out)
     said = f"{name} has had {plan.steps} × {plan.batch} lessons, loss {loss:.3f}, {time.monotonic() - started:.0f} s"
     Console(stderr=True).print(said, highlight=False)
+
+
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Have a GPU of one kind compute the same weights each time, so that arms made on several days begin alike."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS adds in any order
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def warm_start(

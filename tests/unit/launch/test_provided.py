@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import re
-import string
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from published_world import gsm8k_files, small_model
 from verl.tools.tool_registry import load_all_tools
 
 from goldilocks.config.sections import reward_calls
 from goldilocks.launch import preflight
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.tasks.published import Gsm8k
-from goldilocks.tasks.tiny_model import build, character_tokenizer, tiny_model
+from goldilocks.tasks.tiny_model import tiny_model
 
 
 @pytest.fixture(autouse=True)
@@ -92,29 +91,6 @@ def test_a_tiny_model_by_name_is_the_one_that_is_shipped():
     assert config.actor_rollout_ref.model.path == str(tiny_model("calculator"))
 
 
-def published(folder: Path, problems: int = 12) -> str:
-    """A folder as GSM8K is published; return the word that names it."""
-    folder.mkdir()
-    for split, first in (("train", 0), ("test", 1000)):
-        rows = [
-            {
-                "question": f"What is {first + n} and 1?",
-                "answer": f"{first + n}+1=<<{first + n}+1={first + n + 1}>>.\n#### {first + n + 1}",
-            }
-            for n in range(problems)
-        ]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return f"task.data={folder}"
-
-
-def small_model(folder: Path) -> str:
-    """A tiny model that reads any text; return the word that names it."""
-    tokenizer = character_tokenizer(string.printable)
-    build(tokenizer, seed=0).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return f"actor_rollout_ref.model.path={folder}"
-
-
 def gsm8k_small(*words: str):
     config = compose_config(choose(["task=gsm8k_small", "task.warm_start.batch=2", *words], "cpu"))
     preflight.provide(config)
@@ -122,7 +98,7 @@ def gsm8k_small(*words: str):
 
 
 def test_a_warm_start_is_given_once_and_its_half_is_never_trained(tmp_path, capsys):
-    words = [published(tmp_path / "gsm8k"), small_model(tmp_path / "model"), "task.warm_start.steps=1"]
+    words = [gsm8k_files(tmp_path / "gsm8k"), small_model(tmp_path / "model"), "task.warm_start.steps=1"]
     config = gsm8k_small(*words)
     assert "model has had 1 × 2 lessons" in capsys.readouterr().err
     half = {row["prompt"][0]["content"] for row in rows(config)}
@@ -149,7 +125,7 @@ def test_a_warm_start_is_given_once_and_its_half_is_never_trained(tmp_path, caps
 
 
 def test_other_files_in_the_folder_are_other_data(tmp_path):
-    word = published(tmp_path / "gsm8k")
+    word = gsm8k_files(tmp_path / "gsm8k")
     first = composed("task=gsm8k_small", word, "task.warm_start=null").task.folder
     with (tmp_path / "gsm8k" / "train.jsonl").open("a") as file:
         file.write('{"question": "What is 2 and 3?", "answer": "#### 5"}\n')

@@ -55,7 +55,7 @@ def test_the_number_counts_however_it_is_written(answer):
 
 
 @pytest.mark.parametrize(
-    "answer", ["1234", "", "#### 1235", "#### 9^9^9^9^9", "#### 10**10**10**10", "#### 9999999!", "#### " + "1" * 5000]
+    "answer", ["1234", "", "#### 1235", "#### 9^9^9^9^9", "#### 10**10**10**10", "#### " + "1" * 5000]
 )
 def test_anything_else_is_wrong_and_graded_at_once(answer):
     assert Gsm8k().grade(answer, "1234", {})["acc"] == 0.0

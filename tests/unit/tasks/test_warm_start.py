@@ -24,6 +24,8 @@ def test_the_pupil_learns_and_the_model_stays(tmp_path):
     plan = WarmStart(steps=8, lr=1e-4, batch=64, seed=0)
     teach(str(tmp_path / "model"), tmp_path / "taught", ladder.lessons, plan)
     assert torch.equal(weights(tmp_path / "model"), before)
+    teach(str(tmp_path / "model"), tmp_path / "again", ladder.lessons, plan)
+    assert torch.equal(weights(tmp_path / "again"), weights(tmp_path / "taught"))
     lessons = [encode(AutoTokenizer.from_pretrained(tmp_path / "taught"), "sort 321", "123")]
     folders = [tmp_path / "model", tmp_path / "taught"]
     assert {AutoModelForCausalLM.from_pretrained(one, dtype="auto").dtype for one in folders} == {torch.bfloat16}

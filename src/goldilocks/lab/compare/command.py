@@ -96,9 +96,10 @@ def run(args: argparse.Namespace) -> int:
     )
     require(args.stall_timeout > 0, "--stall-timeout", args.stall_timeout, "seconds above 0")
     device, console = find_device(args.words), Console(soft_wrap=True)
-    configs = check_study(study, device)
+    ended = len(list(args.out.glob("*/result.json"))) == study.arms  # shown again, also where no data or model is
+    configs = [] if ended else check_study(study, device)
     with StudyFolder.open(args.out, study, partial(origin_here, device)) as folder:
-        split = split_for_tuning(configs, args.out / "tuning") if study.number_of_tries else []
+        split = split_for_tuning(configs, args.out / "tuning") if study.number_of_tries and not ended else []
         try:
             with interruptible(), Board(console) as board:
                 launcher = Launcher(study, folder, device, console, board, args.stall_timeout, tuning=split)
