@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from goldilocks.config.recipes import name_of
 from goldilocks.lab.compare.arm import Values
 from goldilocks.lab.compare.study import SHARES
-from goldilocks.lab.compare.table import CONFIDENCE, POWER, Against, Interval, Price, RecipeRow, Spent, Table
+from goldilocks.lab.compare.table import POWER, Against, Price, RecipeRow, Spent, Table
+from goldilocks.lab.interval import CONFIDENCE, Interval
 from goldilocks.runs.costs import clock
 from goldilocks.sheet import Sheet
 

@@ -18,17 +18,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from statistics import fmean, stdev
+from statistics import fmean
 
 import numpy as np
 
 from goldilocks.config.recipes import name_of
 from goldilocks.lab.compare.arm import Edge, EqualCost, Values, edges
 from goldilocks.lab.compare.study import Levels, Result, Results, Study
+from goldilocks.lab.interval import CONFIDENCE, Interval, t_quantile
 from goldilocks.runs.costs import COST_NAMES
 
 TOTALS = ("updates", "rollouts", "tokens", "seconds", "wall_seconds")  # of an arm
-CONFIDENCE = 0.95
 POWER = 0.8  # the share of studies that would see the smallest difference of which that is said
 SHARES_OF_COST = (0.5, 0.75, 1.0)
 PARTS = 1_000  # of a clock; the costs at which the gap to a baseline is looked at
@@ -283,41 +283,3 @@ def price(costs: np.ndarray, mine: np.ndarray, its: np.ndarray, share: float) ->
         half = t_quantile(CONFIDENCE, seeds - 1) * gap.std(axis=0, ddof=1) / math.sqrt(seeds)
         interval = (of_baseline(first(mean + half)), of_baseline(first(mean - half)))
     return Price(share, float(target.mean()), cost, of_baseline(cost), interval)
-
-
-@dataclass(frozen=True)
-class Interval:
-    """``mean ± half``; ``half`` is None for a single value."""
-
-    mean: float
-    half: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-        mean = fmean(values)
-        if len(values) < 2:
-            return cls(mean, None)
-        return cls(mean, t_quantile(confidence, len(values) - 1) * stdev(values) / math.sqrt(len(values)))
-
-
-def t_quantile(confidence: float, freedom: int) -> float:
-    """Return t such that P(|T| < t) is the confidence, by bisection."""
-    low, high = 0.0, 1.0
-    while t_mass(high, freedom) < confidence:
-        low, high = high, 2 * high
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_mass(middle, freedom) < confidence else (low, middle)
-    return (low + high) / 2
-
-
-def t_mass(t: float, freedom: int) -> float:
-    """Return P(|T| < t), by the series for whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
-    angle = math.atan2(t, math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term, total = (cosine if odd else 1.0), 0.0
-    for k in range(odd, freedom - 1, 2):
-        total += term
-        term *= (k + 1) / (k + 2) * cosine**2
-    return 2 / math.pi * (angle + sine * total) if odd else sine * total

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from unit.lab.compare.arms import result
 
 from goldilocks.lab.compare.arm import EqualCost
-from goldilocks.lab.compare.table import PARTS, Price, price, t_quantile
+from goldilocks.lab.compare.table import PARTS, Price, price
+from goldilocks.lab.interval import t_quantile
 
 COSTS = np.linspace(0, 400, PARTS + 1)
 
