@@ -1,7 +1,8 @@
 """The pass rate and the mean answer length of each prompt, read from saved data or built in.
 
 The columns of a file say how it is read: ``pass_rate`` per prompt, a list of ``rewards`` per prompt, or ``score`` per
-rollout (as in verl's dumps), where the rows with the same prompt are counted together.
+rollout (as in verl's dumps), where the rows with the same prompt are counted together. Answers of a run that dropped
+groups are refused: what it kept says nothing of the other prompts.
 """
 
 from __future__ import annotations
@@ -10,21 +11,26 @@ import contextlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from goldilocks.core.beliefs import log_likelihood
 from goldilocks.core.source import ListSource
 from goldilocks.errors import require
 from goldilocks.hashing import content_key
 from goldilocks.runs import records
+from goldilocks.runs.files import Lines
+from goldilocks.runs.history import History
 from goldilocks.runs.records import Record
 from goldilocks.types import POSITIVE_THRESHOLD
 
 DEFAULT_TOKENS = 512
 CHARACTERS_PER_TOKEN = 4  # of English text, roughly; used where no column counts tokens
 STATED = 1000.0  # answers that a pass rate counts as over where nothing says how many
+MISSED = 3.0  # groups all right or all wrong that must be expected before their absence says that they were dropped
+OTHER_RUN = "take a run that filtered nothing, such as goldilocks train grpo, or goldilocks pass-rates"
 
 PROMPT_TEXTS = ("prompt", "input")
 PROMPT_COLUMNS = (*PROMPT_TEXTS, "uid")
@@ -54,14 +60,66 @@ class PassRates:
         """Return the prompts as a collector takes them."""
         return ListSource(self.contents, readable=self.readable, columns=self.columns)
 
+    def drawn(self, rng: np.random.Generator) -> PassRates:
+        """Return the prompts with pass rates that may be behind the answers: 0 right of 8 need not be impossible."""
+        trials = np.broadcast_to(self.trials, len(self))
+        passes = self.pass_rate * trials
+        a, b = spread(passes, trials)
+        return replace(self, pass_rate=rng.beta(a + passes, b + trials - passes))
+
+    def some(self, most: int) -> PassRates:
+        """Return ``most`` of the prompts, drawn at random, in their order."""
+        if len(self) <= most:
+            return self
+        rows = np.sort(np.random.default_rng(0).choice(len(self), most, replace=False))
+        columns = {name: [values[row] for row in rows] for name, values in self.columns.items()}
+        contents, trials = tuple(self.contents[row] for row in rows), np.broadcast_to(self.trials, len(self))[rows]
+        return PassRates(contents, self.pass_rate[rows], self.tokens[rows], self.readable, columns, trials)
+
 
 def read_pass_rates(path: Path | str) -> PassRates:
     """Read the prompts of a JSONL, CSV or parquet file, or of a directory of verl's dumps."""
     rows = records.read_records(path)
+    _refuse_dumps_of_kept_groups(Path(path))
     try:
         return interpret(rows)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _refuse_dumps_of_kept_groups(path: Path) -> None:
+    """Raise ``ValueError`` if the metrics beside a folder of dumps say that the run dropped groups."""
+    dumps = path if path.is_dir() else path.parent
+    for metrics in dumps.parent.glob("metrics*.jsonl") if path.is_dir() or path.stem.isdecimal() else ():
+        dropped = [name for name in History.of(Lines(metrics)).names if name.startswith("filter/dropped/")]
+        if dropped:
+            said = f"the run dropped groups ({metrics} has {dropped[0]}) and dumped those it kept"
+            raise ValueError(f"{path}: {said}; {OTHER_RUN}")
+
+
+def _refuse_kept_groups(passes: np.ndarray, trials: np.ndarray) -> None:
+    """Raise ``ValueError`` if no group is all right or all wrong although the pass rates promise several."""
+    counted = (trials > 1) & (trials != STATED)
+    passes, trials = passes[counted], trials[counted]
+    if not len(trials) or ((passes == 0) | (passes == trials)).any():
+        return
+    a, b = spread(passes, trials)
+    expected = sum(math.exp(log_likelihood(a, b, right, int(n))) for n in trials for right in (0, int(n)))
+    if expected > MISSED:
+        raise ValueError(
+            f"none of {len(trials)} groups is all right or all wrong, where about {expected:.0f} should be: "
+            f"the file is of a run that dropped them; {OTHER_RUN}"
+        )
+
+
+def spread(passes: np.ndarray, trials: np.ndarray) -> tuple[float, float]:
+    """Return the Beta that the pass rates seem to be drawn from (beta-binomial, method of moments)."""
+    mean, by_chance = passes.sum() / trials.sum(), (1 / trials).mean()
+    require(0 < mean < 1, "pass_rate", float(mean), "more than 0 and less than 1 as the mean of all prompts")
+    require(by_chance < 1, "trials", 1, "several answers to a prompt: one does not say how often it is answered right")
+    between = ((passes / trials - mean) ** 2).mean() / (mean * (1 - mean))  # of the largest that it can be
+    alike = 1 / np.clip((between - by_chance) / (1 - by_chance), 1e-4, 0.999) - 1
+    return float(mean * alike), float((1 - mean) * alike)
 
 
 def interpret(rows: Sequence[Record]) -> PassRates:
@@ -84,6 +142,7 @@ def _one_row_a_prompt(rows: Sequence[Record], read: Callable[[Record], tuple[flo
     """``read`` returns the pass rate of a row and how many answers it is over."""
     prompt = records.first_column(PROMPT_COLUMNS, rows[0])
     rates, trials = np.array(records.each_row(read, rows)).T
+    _refuse_kept_groups(rates * trials, trials)
     return PassRates(
         tuple(place if prompt is None else row.get(prompt) for place, row in enumerate(rows)),
         rates,
@@ -99,19 +158,29 @@ def _one_row_a_rollout(rows: Sequence[Record], score: str, prompt: str) -> PassR
     lengths = records.each_row(_length, rows)
     contents = records.each_row(lambda row: records.present(row, prompt), rows)
     rollouts: dict[int, list[int]] = {}
+    groups: dict[tuple[int, object], list[bool]] = {}  # a prompt may be visited again in another step
     for place, content in enumerate(contents):
         rollouts.setdefault(content_key(content), []).append(place)
+        groups.setdefault((content_key(content), rows[place].get("step")), []).append(passes[place])
+    passed, asked = zip(*((sum(one), len(one)) for one in groups.values()), strict=True)
+    _refuse_kept_groups(np.array(passed), np.array(asked))
 
     def means(values: Sequence[float]) -> np.ndarray:
         return np.array([math.fsum(values[place] for place in places) / len(places) for places in rollouts.values()])
 
     firsts = [places[0] for places in rollouts.values()]
+    of_rollouts = records.columns_of(rows)
+    of_prompts = {  # what the rows of a prompt agree in; the rest is of the answers
+        name: [values[place] for place in firsts]
+        for name, values in of_rollouts.items()
+        if all(values[place] == values[places[0]] for places in rollouts.values() for place in places)
+    }
     return PassRates(
         tuple(contents[place] for place in firsts),
         means(passes),
         means(lengths),
         readable=prompt in PROMPT_TEXTS,
-        columns=records.columns_of([rows[place] for place in firsts]),  # what the first row says of a prompt
+        columns=of_prompts,
         trials=np.array([len(places) for places in rollouts.values()], dtype=float),
     )
 

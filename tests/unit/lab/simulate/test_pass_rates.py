@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from goldilocks.core import ListSource
-from goldilocks.lab.simulate import mixture, read_pass_rates
+from goldilocks.lab.simulate import PassRates, mixture, read_pass_rates
 from goldilocks.lab.simulate.pass_rates import DEFAULT_TOKENS, DIFFICULTIES, LONGEST, SHORTEST, interpret
 from goldilocks.runs.records import write_records
 
@@ -114,3 +115,65 @@ def test_the_mixture_is_what_its_bands_say() -> None:
         rates = data.pass_rate[start : start + band.prompts]
         assert (rates.min(), rates.max()) == (band.lowest, band.highest)
         start += band.prompts
+
+
+def dumped(path: Path, rates: list[float], *, filtered: bool) -> None:
+    """Write two steps of dumps with eight answers to each prompt; ``filtered``: only groups whose scores differ."""
+    rng = np.random.default_rng(0)
+    for step in (1, 2):
+        groups = {f"prompt {place}": rng.binomial(1, rate, 8).tolist() for place, rate in enumerate(rates)}
+        kept = {name: scores for name, scores in groups.items() if not filtered or len(set(scores)) > 1}
+        write_records(path / f"{step}.jsonl", verl_rows(step, **kept))
+
+
+SPREAD = np.linspace(0.02, 0.98, 60).tolist()
+
+
+def test_dumps_without_a_group_all_right_or_all_wrong_are_of_a_run_that_dropped_them(tmp_path: Path) -> None:
+    dumped(tmp_path / "all", SPREAD, filtered=False)
+    dumped(tmp_path / "kept", SPREAD, filtered=True)
+    assert len(read_pass_rates(tmp_path / "all")) == 60
+    with pytest.raises(ValueError, match=r"kept: none of \d+ groups is all right .* take a run that filtered nothing"):
+        read_pass_rates(tmp_path / "kept")
+
+
+def test_rewards_of_informative_prompts_alone_are_refused(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"{place}", "rewards": [1] * right + [0] * (8 - right)} for place in range(20) for right in (1, 7)
+    ]
+    with pytest.raises(ValueError, match="none of 40 groups is all right or all wrong"):
+        interpret(rows)
+    assert len(interpret([*rows, {"prompt": "easy", "rewards": [1] * 8}])) == 41
+
+
+def test_prompts_of_middling_difficulty_alone_are_not_taken_for_those_of_a_filtered_run() -> None:
+    middling = [{"rewards": [1] * right + [0] * (16 - right)} for right in (6, 7, 8, 9, 10) * 40]
+    assert len(interpret(middling)) == 200
+    assert len(interpret([{"pass_rate": rate} for rate in np.linspace(0.001, 0.999, 5_000).tolist()])) == 5_000
+
+
+def test_dumps_beside_metrics_of_dropped_groups_are_refused(tmp_path: Path) -> None:
+    dumped(tmp_path / "rollouts", [0.5, 0.1, 0.0, 1.0], filtered=False)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text(json.dumps({"step": 1, "data": {"train/filtered_prompts_ratio": 1.0}}) + "\n")
+    assert len(read_pass_rates(tmp_path / "rollouts")) == 4
+    metrics.write_text(json.dumps({"step": 1, "data": {"filter/dropped/too_hard": 3}}) + "\n")
+    for path in (tmp_path / "rollouts", tmp_path / "rollouts" / "2.jsonl"):
+        with pytest.raises(
+            ValueError, match=r"the run dropped groups \(.*metrics\.jsonl has filter/dropped/too_hard\)"
+        ):
+            read_pass_rates(path)
+
+
+def test_what_differs_between_the_answers_to_a_prompt_is_no_column_of_it() -> None:
+    rows = [{**row, "level": 3, "pred": place} for place, row in enumerate(verl_rows(1, a=[0.0, 1.0], b=[1.0]))]
+    assert set(interpret(rows).columns) == {"input", "output", "gts", "step", "level"}
+
+
+def test_drawn_rates_are_those_that_may_be_behind_the_answers() -> None:
+    rng = np.random.default_rng(0)
+    passes = rng.binomial(8, 0.1, 2_000)
+    alike = PassRates(tuple(range(2_000)), passes / 8, np.ones(2_000), trials=np.full(2_000, 8.0)).drawn(rng)
+    assert alike.pass_rate.std() < 0.03 < (passes / 8).std(), "they differed by chance"
+    apart = PassRates(tuple(range(2_000)), np.repeat([0.0, 1.0], 1_000), np.ones(2_000), trials=8.0).drawn(rng)
+    assert apart.pass_rate[:1_000].mean() < 0.01 < 0.99 < apart.pass_rate[1_000:].mean()
