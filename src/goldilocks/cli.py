@@ -26,6 +26,7 @@ from goldilocks.verl.tested import installed
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("goldilocks.launch.train", "train a recipe with verl on this machine or cluster"),
     "compare": ("goldilocks.lab.compare.command", "recipes side by side at equal cost, over seeds"),
+    "advise": ("goldilocks.lab.simulate.advise", "which recipe pays on my data? From pass rates, in plain words"),
     "simulate": ("goldilocks.lab.simulate.command", "what would each policy cost on my data? No model, no GPU"),
     "pass-rates": (
         "goldilocks.lab.pass_rates",
