@@ -8,6 +8,7 @@ the answers, the order of the prompts and every rollout; the recipes of one seed
 from __future__ import annotations
 
 import argparse
+import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from rich.progress import Progress
 
 from goldilocks.config.recipes import our_defaults, read_keys
 from goldilocks.dotted_keys import values, with_value
+from goldilocks.drive.driver import Driver
 from goldilocks.errors import require
 from goldilocks.lab.interval import Interval
 from goldilocks.lab.simulate.engine import EngineConfig, SimulatedEngine
@@ -89,7 +91,13 @@ def run(args: argparse.Namespace) -> int:
     whole = read_pass_rates(args.file)
     prompts = whole.some(args.prompts)
     arms = recipes([name for name in args.columns.split(",") if name] or telling_columns(prompts), prompts.readable)
-    held = against_dapo(arms, prompts, args)
+    log = logging.getLogger(Driver.__module__)
+    level = log.level
+    log.setLevel(logging.ERROR)  # a simulation ends with its budget, however many groups are dropped
+    try:
+        held = against_dapo(arms, prompts, args)
+    finally:
+        log.setLevel(level)
     console = Console(width=WIDEST)
     drawn = f"{len(prompts):,} of {len(whole):,}" if len(prompts) < len(whole) else f"{len(prompts):,}"
     console.print(
@@ -117,7 +125,7 @@ def recipes(columns: Sequence[str], readable: bool) -> list[Arm]:
 
 
 def telling_columns(prompts: PassRates) -> list[str]:
-    """Return the columns of few values that tell pass rates apart, the best first."""
+    """Return the columns of few values that tell pass rates apart, the best first; one that repeats another is not."""
     rate, told = prompts.pass_rate, {}
     for name, column in prompts.columns.items():
         words = name not in OF_A_RUN and all(isinstance(value, (str, int, float)) for value in column)
@@ -127,8 +135,13 @@ def telling_columns(prompts: PassRates) -> list[str]:
             means = np.bincount(places, rate) / np.bincount(places)
             left = ((rate - means[places]) ** 2).sum() / (len(rate) - count)
             told[name] = 1 - left / rate.var(ddof=1)
-    found = [name for name, share in told.items() if LITTLE < share < ALL]
-    return sorted(found, key=lambda name: -told[name])[:COLUMNS]
+    found: list[str] = []
+    kept = {()}
+    for name in sorted(told, key=lambda name: -told[name]):
+        divided = set(zip(*(prompts.columns[one] for one in (*found, name)), strict=True))
+        if LITTLE < told[name] < ALL and len(divided) > len(kept):
+            found, kept = [*found, name], divided
+    return found[:COLUMNS]
 
 
 def against_dapo(arms: Sequence[Arm], prompts: PassRates, args: argparse.Namespace) -> dict[Arm, Shares]:

@@ -24,7 +24,7 @@ def sums(path: Path, *, rates: tuple[float, ...] = RATES, prompts: int = 120, an
     digits = rng.integers(1, len(rates) + 1, prompts)
     write_records(path, [
         {"prompt": f"Add {place} and words.", "rewards": rng.binomial(1, rates[one - 1], answers).tolist(),
-         "tokens": 64, "digits": int(one), "name": f"n{place % 9}", "place": place}
+         "tokens": 64, "digits": int(one), "long": f"{one} digits", "name": f"n{place % 9}", "place": place}
         for place, one in enumerate(digits.tolist())
     ])  # fmt: skip
     return path
@@ -58,7 +58,7 @@ def test_where_prompts_are_alike_the_advice_is_to_stay_with_dapo(tmp_path, capsy
 
 def test_columns_are_found_by_what_they_tell_and_those_of_the_answers_are_left_out(tmp_path):
     prompts = read_pass_rates(sums(tmp_path / "sums.jsonl"))
-    assert telling_columns(prompts) == ["digits"], "name tells nothing, place has too many values, rewards are answers"
+    assert telling_columns(prompts) == ["digits"], "long repeats digits, name tells nothing, place has too many values"
     leaked = {**prompts.columns, "right": (prompts.pass_rate * 8).tolist(), "step": prompts.columns["digits"]}
     assert telling_columns(PassRates(prompts.contents, prompts.pass_rate, prompts.tokens, columns=leaked)) == ["digits"]
 
