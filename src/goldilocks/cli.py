@@ -32,7 +32,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "goldilocks.lab.pass_rates",
         "how often does a model answer each prompt right? One pass, one file",
     ),
-    "strata": ("goldilocks.lab.simulate.strata", "would strata know anything of my prompts? From their pass rates"),
     "report": ("goldilocks.lab.report.page", "a run directory, or several, as one page to look at"),
     "filter": ("goldilocks.filtering.command", "run the batch filter on saved rollouts"),
     "data": ("goldilocks.tasks.command", "make a data set as verl parquet files"),

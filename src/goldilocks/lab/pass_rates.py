@@ -1,6 +1,6 @@
 """``goldilocks pass-rates task=NAME --out FILE``: how often a model answers each prompt right, in one pass.
 
-The file is read by ``goldilocks simulate --pass-rates`` and ``goldilocks strata``. A prompt is written when all its
+The file is read by ``goldilocks simulate --pass-rates`` and ``goldilocks advise``. A prompt is written when all its
 answers are there. Started again, the command keeps what the file has and asks for the rest; a rollout's noise depends
 on its prompt, its number and the seed alone, so the answers are those of a pass that was not cut.
 """
@@ -46,8 +46,7 @@ examples:
   goldilocks pass-rates task=ladder_tiny --out ladder.jsonl
   goldilocks pass-rates task=gsm8k actor_rollout_ref.model.path=smollm2 --prompts 1024 --out gsm8k.jsonl
 then:
-  goldilocks simulate --pass-rates gsm8k.jsonl
-  goldilocks strata gsm8k.jsonl
+  goldilocks advise gsm8k.jsonl
 """
     add = parser.add_argument
     add("words", nargs="*", metavar="key=value", help="task=NAME, device=NAME and keys of verl's config")
