@@ -1,9 +1,8 @@
-"""What moving the rows of a batch costs: the TransferQueue's and verl's own functions, and what takes their place.
+"""What sending the rows of a batch costs: by the TransferQueue's own messages, and with short rows packed.
 
     python benchmarks/rows.py [--rows 512] [--fields 8]
 
-Both sides are measured in one run, in turns, and the best of each is reported. That they give the same is checked here
-for the messages, and for the rest in tests/unit/verl/patches/test_nested_rows.py.
+Both sides are measured in one run, in turns, and the best of each is reported; that they give the same is checked.
 """
 
 from __future__ import annotations
@@ -16,14 +15,10 @@ from typing import Any
 
 import torch
 import zmq
-from tensordict import TensorDict
 from transfer_queue.utils.serial_utils import MsgpackEncoder
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
-from verl.workers.utils.padding import response_from_nested
 
 from goldilocks.verl import plugin
-from goldilocks.verl.patches.log_probs import responses
-from goldilocks.verl.patches.padding import PaddedAtOnce
 
 ROUNDS = 7
 Function = Callable[[], Any]
@@ -87,16 +82,6 @@ def main() -> None:
     assert all(torch.equal(*pair) for field in rows for pair in zip(ours[field], theirs[field], strict=True))
     table = [("a message, there and read", *best(*(lambda e=e: moved(rows, e, wire) for e in encoders)))]
     wire.close()
-
-    nested = {name: torch.nested.as_nested_tensor(row, layout=torch.jagged) for name, row in rows.items()}
-    whole = nested["field 0"]
-    mask = torch.nested.as_nested_tensor([torch.ones(n // 2) for n in lengths], layout=torch.jagged)
-    cuts = responses, response_from_nested
-    table.append(("responses of one field", *best(*(lambda f=f: f(whole, mask) for f in cuts))))
-
-    fields = TensorDict({name: nested[name] for name in list(nested)[:4]}, batch_size=chosen.rows)
-    pads = PaddedAtOnce.of(fields), fields
-    table.append(("four fields padded", *best(*(lambda f=f: f.to_padded_tensor() for f in pads))))
 
     tokens = sum(lengths) // chosen.rows
     print(f"{chosen.rows} rows of {chosen.fields} fields, {tokens} tokens each; milliseconds, best of {ROUNDS}\n")

@@ -25,7 +25,6 @@ from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManage
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 from verl.workers.rollout.llm_server import LLMServerClient
-from verl.workers.utils.padding import no_padding_2_padding
 from verl_world import Queue, Server, Worker
 
 from goldilocks.engine.verl_server.server import RolloutServer
@@ -35,7 +34,6 @@ from goldilocks.verl.dispatch.rewards import RUN_SINGLE
 from goldilocks.verl.dispatch.single_turn import FOLLOWED
 from goldilocks.verl.patch import Patch
 from goldilocks.verl.patches import PATCHES
-from goldilocks.verl.patches.log_probs import PADDING_SOURCES
 
 plugin.additions()
 
@@ -116,7 +114,6 @@ SOURCES: list[tuple[Callable[..., Any], Sources]] = [
     (LLMServerClient._release_server, ("a06a7f1ee3567499", "9ccd4fb618a6ca76")),
     (NaiveRewardManager.run_single, RUN_SINGLE),  # written again where rollouts are graded
     *FOLLOWED,  # where rollouts are made many at a time
-    (no_padding_2_padding, PADDING_SOURCES),  # done for all rows at once in the loss of one pass
 ]
 
 

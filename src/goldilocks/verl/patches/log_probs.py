@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from types import FunctionType
 from typing import Any
 
-from goldilocks.hashing import Sources, is_known
 from goldilocks.verl.fields import DISTANCE, GAP_SUM, GAP_TOKENS, MOVED_SUM, MOVED_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
 from goldilocks.verl.patch import Function, Kind, Patch
 
@@ -164,54 +162,24 @@ RESPONSE_LOGITS = Patch(
 def own_log_probs(original: Function) -> Function:
     """``old_log_probs`` that are absent, or NaN for a token, are the log-probs of this pass, without their gradient."""
 
-    at_once = padding_at_once(original)
-
     @functools.wraps(original)
     def ppo_loss(config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
         from verl.utils import tensordict_utils as tu
-
-        from goldilocks.verl.patches.padding import PaddedAtOnce
+        from verl.workers.utils.padding import response_from_nested
 
         rows = tu.get_non_tensor_data(data, WHOLE_ROWS, None)
         if rows is None:
             return original(config, model_output, data, dp_group)
-        data = PaddedAtOnce.of(data)
+        data = data.copy()
         given = data.get("old_log_probs", None)
-        own = responses(model_output["log_probs"].detach(), data["response_mask"])
+        own = response_from_nested(model_output["log_probs"].detach(), data["response_mask"])
         data["old_log_probs"] = _denominator(own, given)
         tokens = tu.get_non_tensor_data(data, WHOLE_TOKENS, None)
         tu.assign_non_tensor(data, global_batch_size=rows, batch_num_tokens=tokens)
-        loss, metrics = at_once(config, model_output, data, dp_group)
+        loss, metrics = original(config, model_output, data, dp_group)
         return loss, {**metrics, **_distance_to_rollouts(own.values(), data, given)}
 
     return ppo_loss
-
-
-PADDING = "no_padding_2_padding"  # the function of verl that cuts and pads the responses of a loss
-PADDING_SOURCES: Sources = "0868d5c4731b66ac"
-
-
-def padding_at_once(loss: Function) -> Function:
-    """verl's loss, which pads its responses all at once: row by row, that takes as long as a small model's pass."""
-    padding = getattr(loss, "__globals__", {}).get(PADDING)
-    if not isinstance(loss, FunctionType) or padding is None or not is_known(padding, PADDING_SOURCES):
-        return loss
-    names = {**loss.__globals__, PADDING: functools.partial(_padded_responses, padding)}
-    return FunctionType(loss.__code__, names, loss.__name__, loss.__defaults__, loss.__closure__)
-
-
-def _padded_responses(original: Function, tensor: Any, data: Any) -> Any:
-    from verl.utils import tensordict_utils as tu
-
-    from goldilocks.verl.patches.padding import padded
-
-    width = tu.get_non_tensor_data(data=data, key="max_response_len", default=-1)
-    prompts, answers = data["prompts"], data["responses"]
-    if width >= 0 or not (tensor.is_nested and prompts.is_nested and tensor.values().dim() == 1):
-        return original(tensor, data)
-    if not (prompts.offsets().diff() > 0).all():
-        return original(tensor, data)  # which says what is wrong
-    return padded(responses(tensor, answers))
 
 
 def _distance_to_rollouts(own: Any, data: Any, given: Any) -> dict[str, float]:
@@ -236,27 +204,16 @@ def _distance_to_rollouts(own: Any, data: Any, given: Any) -> dict[str, float]:
     return {f"{DISTANCE}_valid": 1, **dict(zip(names, found, strict=True))}
 
 
-def responses(tensor: Any, response_mask: Any) -> Any:
-    """As verl's ``response_from_nested``, which reads the offsets, and waits for the GPU, for every row."""
-    import torch
-
-    from goldilocks.verl.patches.padding import joined
-
-    offsets = response_mask.offsets()
-    shifts = tensor.offsets()[1:] - 1 - offsets[1:]  # the log-prob of a token is computed at the token before it
-    total = response_mask.values().shape[0]
-    places = torch.arange(total, device=offsets.device) + shifts.repeat_interleave(offsets.diff(), output_size=total)
-    return joined(tensor.values()[places], offsets)
-
-
 def _denominator(own: Any, given: Any) -> Any:
     import torch
 
-    from goldilocks.verl.patches.padding import joined
-
     if given is None:
         return own
-    return joined(torch.where(given.values().isnan(), own.values().to(given.dtype), given.values()), own.offsets())
+    values = torch.where(given.values().isnan(), own.values().to(given.dtype), given.values())
+    lengths = own.offsets().diff()
+    # Give torch the longest row: without it, a tensor is padded to the sum of all lengths.
+    shortest, longest = torch.stack([lengths.min(), lengths.max()]).tolist()
+    return torch.nested.nested_tensor_from_jagged(values, own.offsets(), min_seqlen=shortest, max_seqlen=longest)
 
 
 ONE_PASS = Patch(
