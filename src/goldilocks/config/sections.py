@@ -108,7 +108,6 @@ class Policies:
     cost: str = str(Cost.TOKENS)
     prior: str = "flat"
     strata: Mapping[str, Any] = field(default_factory=lambda: asdict(StrataSettings()))
-    loss_agg: str | None = None
     validate_by: Sequence[str] = field(default_factory=list)
     on_stale_weights: str = "warn"
     rewards: Mapping[str, Any] = field(default_factory=lambda: asdict(RewardCalls()))

@@ -79,7 +79,6 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
     "algorithm.adv_estimator": ("grpo",),
     "algorithm.filter_groups.on_full": ("finish", "requeue"),
     "algorithm.use_kl_in_reward": (False,),
-    "goldilocks.loss_agg": (None,),  # loss_agg_mode alone decides it
     "trainer.n_gpus_per_node": (1,),
     "trainer.nnodes": (1,),
     "trainer.resume_mode": ("auto", "disable", "resume_path"),

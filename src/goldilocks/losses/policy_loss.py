@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from goldilocks.errors import require
-from goldilocks.losses.advantages import LOSS_MODES, check_pool, require_agg_mode
+from goldilocks.losses.advantages import check_pool
 
 # The losses that clip a ratio from both sides. CISPO is not one: it is run with a lower bound that never binds.
 CLIPPED = ("vanilla", "gspo", "geo_mean", "clip_cov", "bypass_mode")
@@ -41,10 +41,7 @@ def check_algorithm(config: Any) -> list[str]:
         require(low <= high, f"{ACTOR}.clip_ratio_low", low, accepted)
     algorithm = config.get("algorithm") or {}
     check_pool(algorithm.get("adv_estimator") or "", bool(algorithm.get("use_kl_in_reward")))
-    warnings = _about_gspo(actor) if mode == "gspo" else []
-    if (config.get("goldilocks") or {}).get("loss_agg") is not None:
-        warnings += _about_prompt_mean(config, actor, mode)
-    return warnings
+    return _about_gspo(actor) if mode == "gspo" else []
 
 
 def check_older_rows(config: Any, max_carry_steps: int) -> None:
@@ -81,29 +78,6 @@ def _about_gspo(actor: Any) -> list[str]:
             f"{ACTOR}.policy_loss.loss_mode=gspo with loss_agg_mode={actor.get('loss_agg_mode')}: long answers weigh "
             f"more than short ones; GSPO uses {GSPO_AGG_MODE}"
         )
-    return warnings
-
-
-def _about_prompt_mean(config: Any, actor: Any, mode: str) -> list[str]:
-    how, agg_mode = config.get("goldilocks").get("loss_agg"), actor.get("loss_agg_mode")
-    require(how == "prompt-mean", "goldilocks.loss_agg", how, f"prompt-mean, or null for {ACTOR}.loss_agg_mode alone")
-    modes = ", ".join(LOSS_MODES)
-    accepted = f"with goldilocks.loss_agg=prompt-mean a loss that scales with the advantage: {modes}"
-    require(mode in LOSS_MODES, f"{ACTOR}.policy_loss.loss_mode", mode, accepted)
-    require_agg_mode(agg_mode)
-    warnings = []
-    if agg_mode == "token-mean" and actor.get("ppo_mini_batch_size") != config.get("data").get("train_batch_size"):
-        warnings.append(
-            f"goldilocks.loss_agg=prompt-mean with {ACTOR}.loss_agg_mode=token-mean and several mini-batches: prompts "
-            f"weigh the same only as far as mini-batches hold equally many tokens; the seq-mean modes are exact"
-        )
-    terms = {"use_kl_loss": actor.get("use_kl_loss"), "entropy_coeff": actor.get("entropy_coeff")}
-    warnings += [
-        f"goldilocks.loss_agg=prompt-mean weighs the policy-gradient term; {ACTOR}.{key}={value} adds one that "
-        f"keeps loss_agg_mode={agg_mode}"
-        for key, value in terms.items()
-        if value
-    ]
     return warnings
 
 

@@ -228,9 +228,8 @@ def check(sections: Sections, given: dict[str, Any]) -> None:
         require(given.get(key) is None, key, given.get(key), f"none with a section {HERE}")
     judged = bool((sections.batch_filter or {}).get("enable"))
     require(not judged, "batch_filter.enable", judged, f"False {HERE}")
-    for key in ("loss_agg", "validate_by"):
-        value = (sections.goldilocks or {}).get(key)
-        require(not value, f"goldilocks.{key}", value, f"none {HERE}")
+    columns = (sections.goldilocks or {}).get("validate_by")
+    require(not columns, "goldilocks.validate_by", columns, f"none {HERE}")
     on_stale = (sections.goldilocks or {}).get("on_stale_weights", Policies.on_stale_weights)
     accepted = f"{Policies.on_stale_weights}, or left out, {HERE}, where nothing compares the server's weights"
     require(on_stale == Policies.on_stale_weights, "goldilocks.on_stale_weights", on_stale, accepted)

@@ -381,11 +381,9 @@ class Sections:
     def settings(self, args: Any) -> Settings:
         """Read and check; every error names the key, the value and what is accepted."""
         settings = Settings.from_config(self.config(args))
-        aggregation = settings.policies.loss_agg
         on_full = settings.surplus().on_full
         accepted = "finish or requeue on TRL; verl's V1 trainer has partial"
         require(on_full is not OnFull.PARTIAL, "filter_groups.on_full", on_full, accepted)
-        require(aggregation is None, "goldilocks.loss_agg", aggregation, "none on TRL; GRPOConfig.loss_type decides it")
         self.refuse_rewards()
         return settings
 

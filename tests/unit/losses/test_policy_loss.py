@@ -55,7 +55,6 @@ def test_a_sound_config_gives_no_warning() -> None:
     assert (
         check_algorithm(config("vanilla", clip_ratio_low=0.2, clip_ratio_high=0.28, loss_agg_mode="token-mean")) == []
     )
-    assert check_algorithm(config(goldilocks={"loss_agg": "prompt-mean"})) == []
 
 
 @pytest.mark.parametrize("loss_mode", ["vanilla", "gspo"])
@@ -117,30 +116,6 @@ def test_a_pool_of_penalised_rewards_is_an_error() -> None:
     assert check_algorithm(config(algorithm=pool)) == []
     with pytest.raises(ValueError, match=r"algorithm\.use_kl_in_reward=True .*adv_estimator=grpo_pool"):
         check_algorithm(config(algorithm={**pool, "use_kl_in_reward": True}))
-
-
-@pytest.mark.parametrize(
-    ("loss_mode", "how", "agg_mode", "named"),
-    [
-        ("gspo", "group-mean", "token-mean", r"goldilocks\.loss_agg='group-mean' is not accepted: prompt-mean"),
-        ("kl_cov", "prompt-mean", "token-mean", r"loss_mode='kl_cov' is not accepted: .*vanilla, gspo"),
-        ("vanilla", "prompt-mean", "token-sum", r"loss_agg_mode='token-sum' is not accepted: .* seq-mean-token-mean"),
-    ],
-)
-def test_prompt_mean_where_it_cannot_be_exact_is_an_error(loss_mode: str, how: str, agg_mode: str, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        check_algorithm(config(loss_mode, goldilocks={"loss_agg": how}, loss_agg_mode=agg_mode))
-
-
-def test_prompt_mean_says_which_terms_it_does_not_weigh() -> None:
-    weighed = {"loss_agg": "prompt-mean"}
-    kl, entropy = check_algorithm(config(goldilocks=weighed, use_kl_loss=True, entropy_coeff=0.01))
-    assert "use_kl_loss=True" in kl
-    assert "entropy_coeff=0.01" in entropy
-    (tokens,) = check_algorithm(
-        config("vanilla", goldilocks=weighed, loss_agg_mode="token-mean", ppo_mini_batch_size=4)
-    )
-    assert "several mini-batches" in tokens
 
 
 def test_a_run_is_told_of_a_likely_mistake_once_and_of_an_error_at_all(caplog: pytest.LogCaptureFixture) -> None:

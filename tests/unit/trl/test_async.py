@@ -262,7 +262,6 @@ def test_a_checkpoint_of_trls_own_trainer_starts_a_collector_anew(tmp_path: Path
     ("sections", "given", "message"),
     [
         ({"batch_filter": {"enable": True}}, {}, r"batch_filter\.enable=True is not accepted: False on TRL's async"),
-        ({"goldilocks": {"loss_agg": "prompt-mean"}}, {}, r"goldilocks\.loss_agg='prompt-mean' is not accepted"),
         ({"goldilocks": {"rewards": {"retries": 3}}}, {}, r"goldilocks\.rewards=.* is not accepted: no key on TRL"),
         (
             {"goldilocks": {"on_stale_weights": "error"}},

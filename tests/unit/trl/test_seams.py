@@ -54,7 +54,6 @@ def test_sizes_come_from_grpo_config_and_the_rest_from_the_sections() -> None:
         ({"filter_groups": {"enabled": True}}, r"filter_groups\.enabled is not a key \(did you mean 'enable'\?\)"),
         ({"adaptive_rollout": {"enable": True, "max_n": 2}}, r"adaptive_rollout\.max_n=2 is not accepted"),
         ({"goldilocks": {"selector": "thomson"}}, "thompson"),
-        ({"goldilocks": {"loss_agg": "prompt-mean"}}, r"goldilocks\.loss_agg='prompt-mean' is not accepted"),
         ({"goldilocks": {"rewards": {"retries": 3}}}, r"goldilocks\.rewards=.* is not accepted: no key on TRL"),
         ({"batch_filter": {"enable": True, "novel": 1}}, "novel"),
     ],

@@ -11,19 +11,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
-from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
-from verl.workers.utils.padding import response_to_nested
 
 from goldilocks.config.settings import Settings
 from goldilocks.drive.driver import Driver
-from goldilocks.losses.advantages import untrained_rollouts, weigh_prompts_equally
+from goldilocks.losses.advantages import untrained_rollouts
 from goldilocks.rewards.calls import guard_if_asked
 from goldilocks.runs.loggers import show_grouped
 from goldilocks.types import Group
@@ -50,7 +47,6 @@ else:
     Base = object
 
 POLL_INTERVAL = 0.05  # seconds; validation waits on verl's own replay buffer
-PROMPT_MEAN = "prompt-mean"
 MULTI_MODAL = ("multi_modal_inputs",)
 
 
@@ -273,21 +269,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
             counting_rollouts(self.config.algorithm, batch.keys),
             untrained_rollouts(untrained_of(self.collector.in_hand)),
         ):
-            batch = super()._compute_advantage(batch, metrics)
-        if self.settings.policies.loss_agg == PROMPT_MEAN:
-            self._weigh_prompts_equally(batch)
-        return batch
-
-    def _weigh_prompts_equally(self, batch: KVBatchMeta) -> None:
-        """Scale the advantages so that each prompt weighs the same, however many rollouts it has."""
-        fields = ["advantages", "response_mask", "uid"]
-        stored = tq.kv_batch_get(keys=batch.keys, partition_id=PARTITION, select_fields=fields)
-        uids = stored.pop("uid").tolist()
-        padded = stored.to_padded_tensor()
-        mode = self.config.actor_rollout_ref.actor.loss_agg_mode
-        weighed = weigh_prompts_equally(padded["advantages"], padded["response_mask"], uids, mode)
-        advantages = TensorDict({"advantages": response_to_nested(weighed, stored["response_mask"])}, len(batch))
-        tq.kv_batch_put(keys=batch.keys, partition_id=PARTITION, fields=advantages)
+            return super()._compute_advantage(batch, metrics)
 
     # -- groups of different sizes -------------------------------------------------------------------------------------
 

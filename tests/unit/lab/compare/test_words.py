@@ -92,7 +92,6 @@ def test_other_budgets_are_refused_in_one_line(word, capsys, tmp_path):
             ["grpo", *ENOUGH, "trainer=trl", "--tune", f"{ON_FULL}=finish,partial"],
             f"{ON_FULL}='partial' is not accepted",
         ),
-        (["grpo", *ENOUGH, "trainer=trl", "goldilocks.loss_agg=prompt-mean"], "not accepted: None with trainer=trl"),
         (["grpo", *ENOUGH, "data.val_files=/no/such.parquet"], "data.val_files='/no/such.parquet' is not accepted"),
         (["grpo", *ENOUGH, "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"], "needs a number of steps"),
     ],
