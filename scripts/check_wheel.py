@@ -36,12 +36,6 @@ class Check:
     prepare: Callable[[Path], object] = lambda folder: None
 
 
-def write_rollouts(folder: Path) -> None:
-    """Write four groups of four answers; half of each group is right."""
-    rows = [{"uid": f"p{row // 4}", "score": float(row % 2), "length": 10 + row} for row in range(16)]
-    (folder / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def write_run(folder: Path) -> None:
     """Write the metrics of three steps, as a run does."""
     lines = [{"step": step, "data": {"critic/score/mean": 0.1 * step}} for step in (1, 2, 3)]
@@ -49,13 +43,18 @@ def write_run(folder: Path) -> None:
     (folder / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+FILTER = """
+import torch
+from goldilocks import PPOBatchFilter
+row = torch.arange(16)
+batch = {"rewards": (row % 2).float(), "response_lengths": 10 + row}
+kept, _ = PPOBatchFilter({"target_group_size": 4}).filter_batch(batch, (row // 4).tolist(), return_indices=True)
+print(len(kept), "of 16 rows")
+"""
+
 CHECKS = {
     BARE: Check(("goldilocks", "simulate", "--rollouts", "500", "--target-groups", "8"), "thompson_contrast"),
-    "filter": Check(
-        ("goldilocks", "filter", "rollouts.jsonl", "--target-group-size", "4", "--out", "kept.jsonl"),
-        "16 of 16 rows written to kept.jsonl",
-        write_rollouts,
-    ),
+    "filter": Check(("python", "-c", FILTER), "16 of 16 rows"),
     "report": Check(("goldilocks", "report", "run"), "report.html", write_run),
     "trl": Check(("python", "-c", "from goldilocks.trl import GoldilocksGRPOTrainer as T; print(T)"), "GRPOTrainer"),
     "tasks": Check(

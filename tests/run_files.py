@@ -1,15 +1,28 @@
-"""What a run has written, as tests read it."""
+"""What a run has written, as tests read it, and rollouts as they are saved."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pyarrow
+from pyarrow import parquet
 
 
 def json_lines(file: Path) -> list[Any]:
     """Return the object on each line."""
     return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def write_records(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows as ``.jsonl`` or ``.parquet``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def logged(run: Path) -> list[dict[str, Any]]:

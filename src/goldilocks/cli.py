@@ -28,14 +28,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "how often does a model answer each prompt right? One pass, one file",
     ),
     "report": ("goldilocks.lab.report.page", "a run directory, or several, as one page to look at"),
-    "filter": ("goldilocks.filtering.command", "run the batch filter on saved rollouts"),
     "data": ("goldilocks.tasks.command", "make a data set as verl parquet files"),
     "model": ("goldilocks.tasks.download", "get SmolLM2 or Qwen2.5-Coder, or make a tiny model, to train"),
     "doctor": ("goldilocks.launch.doctor", "is everything installed, and does it work on this machine?"),
 }
 RUNS_ON = ("numpy", "torch", "transformers", "verl", "ray", "trl", "vllm", "sglang")  # by their distributions
 
-EXTRAS = {"train": "verl", "compare": "verl", "pass-rates": "verl", "report": "report", "filter": "filter"}
+EXTRAS = {"train": "verl", "compare": "verl", "pass-rates": "verl", "report": "report"}
 OTHERS = "verl"  # data, model and doctor do some of their work without it
 
 ABOUT = """\

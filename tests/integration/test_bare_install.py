@@ -129,7 +129,6 @@ print(len(collector.take()), importlib.util.find_spec("torch"), "torch" in sys.m
         (["train", "--help"], "verl"),
         (["compare", "grpo", "dapo", "--budget", "rollouts=9", "--seeds", "1"], "verl"),
         (["report", "runs/none"], "report"),
-        (["filter", "rollouts.jsonl"], "filter"),
         (["model", "get", "smollm2", "--out", "model"], "verl"),
         (["data", "make", "reasoning_gym", "--out", "data", "--generator", "leg_counting"], "tasks"),
     ],

@@ -35,7 +35,6 @@ from goldilocks.runs.files import Lines, read_objects, replacing
 from goldilocks.types import POSITIVE_THRESHOLD
 
 Record = dict[str, object]
-Handler = TypeVar("Handler")
 T = TypeVar("T")
 
 VERL_DUMP_KEYS = frozenset({"input", "output", "gts", "score", "step"})
@@ -72,7 +71,9 @@ def read_records(path: Path | str) -> list[Record]:
         if not files:
             raise ValueError(f"{path}: no <step>.jsonl file in this directory, as verl's rollout_data_dir has them")
         return [row for file in files for row in read_records(file)]
-    reader = _by_extension(path, _READERS)
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise ValueError(f"{path}: unknown extension {path.suffix!r}; accepted are {', '.join(_READERS)}")
     if not path.exists():
         raise ValueError(f"{path}: no such file")
     rows = list(whole_rollouts(reader(path)))
@@ -94,14 +95,6 @@ def _rollout(numbered: tuple[int, dict[str, Any]]) -> object:
     uid = row.get("uid")
     part = row.keys() >= VERL_DUMP_KEYS and isinstance(uid, str) and _ROW_KEY.fullmatch(uid) is not None
     return (str(row["step"]), split_row_key(str(uid))) if part else number
-
-
-def write_records(path: Path | str, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows as ``.jsonl`` or ``.parquet``; ``read_records`` reads them back."""
-    path = Path(path)
-    writer = _by_extension(path, _WRITERS)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    writer(path, rows)
 
 
 def group_uids(rows: Sequence[Mapping[str, object]], column: str | None = None) -> list[str]:
@@ -169,13 +162,6 @@ def dump_files(directory: Path) -> list[Path]:
     return sorted(files, key=lambda file: int(file.stem))
 
 
-def _by_extension(path: Path, table: Mapping[str, Handler]) -> Handler:
-    try:
-        return table[path.suffix.lower()]
-    except KeyError:
-        raise ValueError(f"{path}: unknown extension {path.suffix!r}; accepted are {', '.join(table)}") from None
-
-
 def _read_csv(path: Path) -> list[Record]:
     from pyarrow import ArrowInvalid, csv
 
@@ -208,27 +194,10 @@ def json_lines(rows: Iterable[Mapping[str, object]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
 
 
-def _write_parquet(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
-    # The columns of every row, not only of the first: extra infos may come and go between steps.
-    names = dict.fromkeys(name for row in rows for name in row)
-    try:
-        table = pyarrow.table({name: [row.get(name) for row in rows] for name in names})
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError) as error:
-        raise ValueError(f"{path}: a column mixes types, write .jsonl instead: {str(error).splitlines()[0]}") from None
-    parquet.write_table(table, path)
-
-
 _READERS: dict[str, Callable[[Path], list[Record]]] = {
     ".jsonl": lambda path: list(read_objects(path)),
     ".csv": _read_csv,
     ".parquet": _read_parquet,
-}
-_WRITERS: dict[str, Callable[[Path, Sequence[Mapping[str, object]]], object]] = {
-    ".jsonl": lambda path, rows: path.write_text(json_lines(rows), encoding="utf-8"),
-    ".parquet": _write_parquet,
 }
 
 

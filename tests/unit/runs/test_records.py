@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_files import write_records
 
 from goldilocks.runs.records import (
     columns_of,
@@ -17,7 +18,6 @@ from goldilocks.runs.records import (
     row_key,
     split_row_key,
     whole_rollouts,
-    write_records,
 )
 
 ROWS = [
@@ -114,21 +114,6 @@ def test_a_missing_file_and_a_directory_without_dumps_are_named(tmp_path: Path) 
         read_records(tmp_path / "gone.jsonl")
     with pytest.raises(ValueError, match=r"no <step>\.jsonl file"):
         read_records(tmp_path)
-
-
-def test_rows_that_fit_no_table_are_refused_by_parquet_and_taken_by_jsonl(tmp_path: Path) -> None:
-    mixed = [{"a": 1, "b": [1]}, {"a": "one"}]
-    with pytest.raises(ValueError, match=r"write \.jsonl instead"):
-        write_records(tmp_path / "mixed.parquet", mixed)
-    write_records(tmp_path / "mixed.jsonl", mixed)
-    assert read_records(tmp_path / "mixed.jsonl") == mixed
-    with pytest.raises(ValueError, match=r"accepted are \.jsonl, \.parquet"):
-        write_records(tmp_path / "rows.csv", ROWS)
-
-
-def test_columns_only_some_rows_have_reach_parquet(tmp_path: Path) -> None:
-    write_records(tmp_path / "rows.parquet", [{"a": 1}, {"a": 2, "b": 3}])
-    assert read_records(tmp_path / "rows.parquet") == [{"a": 1, "b": None}, {"a": 2, "b": 3}]
 
 
 def test_verls_own_writer_is_read_back(tmp_path: Path) -> None:

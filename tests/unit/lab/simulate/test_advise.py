@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hydra import compose, initialize_config_module
+from run_files import write_records
 
 from goldilocks.cli import main
 from goldilocks.lab.interval import Interval
 from goldilocks.lab.simulate import PassRates, read_pass_rates
 from goldilocks.lab.simulate.advise import COSTS, PASSES, Arm, Shares, advice, recipes, share, telling_columns
-from goldilocks.runs.records import write_records
 
 RATES = (0.97, 0.4, 0.02, 0.0, 0.0)  # by how many digits a sum has
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from run_files import write_records
 
 from goldilocks.cli import main
 from goldilocks.config.recipes import names
 from goldilocks.core.allocators import Fixed
 from goldilocks.core.beliefs import Beliefs
 from goldilocks.lab.simulate.run import figure, percent
-from goldilocks.runs.records import write_records
 
 
 class Sixteen(Fixed):

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from run_files import write_records
 
 from goldilocks.core import ListSource
 from goldilocks.lab.simulate import PassRates, mixture, read_pass_rates
 from goldilocks.lab.simulate.pass_rates import DEFAULT_TOKENS, DIFFICULTIES, LONGEST, SHORTEST, interpret
-from goldilocks.runs.records import write_records
 
 
 def verl_rows(step: int, **scores: list[float]) -> list[dict[str, Any]]:
