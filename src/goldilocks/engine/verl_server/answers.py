@@ -48,7 +48,10 @@ class Batch:
 
 
 class ManyAnswers:
-    """The methods of a server that has verl's ``generate``."""
+    """The methods of a server that has verl's ``generate``.
+
+    Generation waits for the Python of the server's process, and a Ray call for each answer is a large part of it.
+    """
 
     if TYPE_CHECKING:
         generate: Callable[..., Coroutine[Any, Any, Any]]
@@ -72,6 +75,14 @@ class ManyAnswers:
         if not answers.left:
             del _batches(self)[batch]
         return Answers([(name, Packed.of(outcome)) for name, outcome in outcomes])
+
+
+def add_to_vllm() -> None:
+    """Add the methods to verl's vLLM server. A request is made by the server's own ``generate``, on its event loop."""
+    from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
+
+    for name in ("generate_all", "more_answers"):
+        setattr(vLLMHttpServer, name, getattr(ManyAnswers, name))
 
 
 def _batches(server: Any) -> dict[str, Batch]:

@@ -1,0 +1,41 @@
+"""Rows that wait on the driver: on disk, and the timings of the calls that made them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from goldilocks.types import Rollout
+from goldilocks.verl.v0.backend import ProtoRows, Row, merge_timings
+
+
+def test_rows_that_wait_survive_on_disk_field_by_field(tmp_path):
+    store = ProtoRows()
+    row = Row({"ids": torch.arange(3)}, {"acc": np.float64(0.5), "raw_prompt": [{"role": "user"}], "turns": None})
+    store.put(("g1", 0), row)
+    store.put(("g2", 3), row)
+    store.save([Rollout("g2", 3, reward=0.5, tokens=3)], tmp_path / "rows")
+    loaded = ProtoRows()
+    loaded.load(tmp_path / "rows")
+    assert len(loaded) == 1
+    batch = loaded.batch([("g2", 3), ("g2", 3)])
+    assert batch.batch["ids"].tolist() == [[0, 1, 2]] * 2
+    assert batch.non_tensor_batch["acc"].tolist() == [0.5] * 2
+    assert batch.non_tensor_batch["raw_prompt"][1] == [{"role": "user"}]
+    assert batch.non_tensor_batch["uid"].tolist() == ["g2", "g2"]
+
+
+def test_a_field_that_cannot_be_saved_is_named(tmp_path):
+    store = ProtoRows()
+    store.put(("g1", 0), Row({}, {"image": object()}))
+    with pytest.raises(ValueError, match=r"neither a tensor nor a JSON value, .*: object"):
+        store.save([Rollout("g1", 0, reward=0.5, tokens=3)], tmp_path / "rows")
+
+
+def test_the_timings_of_all_calls_are_the_timings_of_one():
+    slow = {"a/min": 2.0, "a/max": 9.0, "a/mean": 5.0, "agent_loop/slowest/generate_sequences": 9.0}
+    quick = {"a/min": 1.0, "a/max": 3.0, "a/mean": 2.0, "agent_loop/slowest/generate_sequences": 3.0}
+    merged = merge_timings([(1, slow), (2, quick)])
+    assert merged == {"a/min": 1.0, "a/max": 9.0, "a/mean": 3.0, "agent_loop/slowest/generate_sequences": 9.0}
+    assert merge_timings([]) == {}
