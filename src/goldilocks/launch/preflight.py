@@ -138,7 +138,6 @@ def prompt_length(tokenizer: Any, prompt: Any) -> int:
 # -- models and data that a config names -------------------------------------------------------------------------------
 
 VERSION = "4"  # of what is made here; raised when it changes, so that what was made before is not used
-VARIABLE = "GOLDILOCKS_TASK"  # sets task.folder
 GENERATORS: dict[str, dict[str, Any]] = {"leg_counting": {}}  # of reasoning-gym, where none is named
 MADE_OF = ("name", "train", "val", "seed", "generators")  # keys of the task that decide its data
 

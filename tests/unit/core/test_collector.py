@@ -286,144 +286,6 @@ def test_a_refill_has_two_standard_deviations_to_spare_where_surplus_is_carried(
     assert (spared - 1) * rate - 2 * math.sqrt((spared - 1) * rate * (1 - rate)) < 10
 
 
-# -- faults ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_failed_rollout_is_asked_for_again_up_to_the_limit() -> None:
-    subject = collector(target_groups=1, limits=Limits(max_retries=1), filter=Everything())
-    subject.requests()
-    subject.observe(Failure("g0", 0, "engine_died", tokens=3))
-    (retry,) = subject.requests()
-    assert (retry.uid, retry.n, retry.first) == ("g0", 1, 2)
-    subject.observe(Failure("g0", 2, "engine_died"))
-    subject.observe(Rollout("g0", 1, 1.0, tokens=10))
-    (group,) = subject.take()  # judged with the one it has
-    assert group.rewards == [1.0]
-    assert subject.accounts.rollouts["failed"] == 2
-    assert subject.metrics()["train/rollout_failures/engine_died"] == 2
-
-
-@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf")])
-def test_a_reward_that_is_not_finite_is_a_failure(reward: float) -> None:
-    subject = collector(target_groups=1)
-    subject.requests()
-    subject.observe(Rollout("g0", 0, reward, tokens=4))
-    assert subject.accounts.tokens["failed"] == 4
-    assert subject.metrics()["train/rollout_failures/non_finite_reward"] == 1
-
-
-def test_a_metric_that_is_not_finite_is_a_failure() -> None:
-    subject = collector(target_groups=1)
-    subject.requests()
-    subject.observe(Rollout("g0", 0, 1.0, tokens=4, metrics={"acc": float("nan")}))
-    assert subject.accounts.tokens["failed"] == 4
-
-
-def test_a_group_whose_rollouts_all_fail_is_dropped() -> None:
-    subject = collector(target_groups=1, limits=Limits(max_retries=0))
-    subject.requests()
-    for index in (0, 1):
-        subject.observe(Failure("g0", index, "lost"))
-    assert subject.metrics()["filter/dropped/failed"] == 1
-    assert subject.requests()[0].uid == "g1"
-
-
-def test_a_duplicate_is_counted_and_not_trained_twice() -> None:
-    subject = collector(allocator=Fixed(3), target_groups=1)
-    subject.requests()
-    for index in (0, 0, 1, 2):
-        subject.observe(Rollout("g0", index, float(index == 0), tokens=10))
-    (group,) = subject.take()
-    assert [rollout.index for rollout in group.rollouts] == [0, 1, 2]
-    assert subject.accounts.tokens["duplicate"] == 10
-
-
-def test_an_unknown_uid_or_index_is_an_error_that_names_it() -> None:
-    subject = collector()
-    subject.requests()
-    with pytest.raises(ValueError, match="uid='g99' is not accepted: a group that was requested"):
-        subject.observe(Rollout("g99", 0, 1.0, 1))
-    with pytest.raises(ValueError, match="uid='elephant' is not accepted"):
-        subject.observe(Failure("elephant", 0, "lost"))
-    with pytest.raises(ValueError, match="index=7 is not accepted: 0 to 1, which were requested of group g0"):
-        subject.observe(Rollout("g0", 7, 1.0, 1))
-
-
-# -- rejection ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_group_that_keeps_its_signal_survives_the_rejection_of_a_row() -> None:
-    subject = collector(allocator=Fixed(3))
-    answer(subject, subject.requests(), rewards=(1.0, 0.0, 0.0))
-    subject.take()
-    assert subject.reject({"g0": [2]}, "gate1") == ()
-    assert subject.accounts.tokens["rejected/gate1"] == 10
-    assert subject.accounts.tokens["trained"] == 50
-
-
-def test_a_group_that_loses_its_signal_is_replaced_in_the_same_step() -> None:
-    subject = collector(allocator=Fixed(3), gen_batch_size=3, surplus=Surplus(max_carry_steps=0))
-    answer(subject, subject.requests(), rewards=(1.0, 0.0, 0.0))
-    subject.take()
-    assert subject.reject({"g0": [0]}, "gate1") == ("g0",)
-    assert subject.ready  # the surplus serves before it expires
-    assert [group.uid for group in subject.take()] == ["g2"]
-    assert subject.step == 0
-
-
-def test_a_group_none_of_whose_trained_rollouts_is_left_is_lost_whatever_its_others_say() -> None:
-    """A gate sees the rows that are trained and no others: none of those takes the place of a refused one."""
-    subject = collector(allocator=Adaptive(min_rollouts=6, max_n=6, max_train_n=2))
-    answer(subject, subject.requests())
-    trained = {group.uid: [rollout.index for rollout in group.trained] for group in subject.take()}
-    assert trained == {"g0": [0, 1], "g1": [0, 1]}
-    assert subject.reject({"g0": [0, 1], "g1": [0]}, "gate1") == ("g0",)
-    assert subject.accounts.rollouts == {
-        "open": 0,
-        "carried": 0,
-        "trained": 1,
-        "trimmed": 4,
-        "rejected/gate1": 7,
-    }
-    assert (subject.owed, [group.uid for group in subject.in_hand]) == (1, ["g1"])
-
-
-def test_a_group_cannot_be_trimmed_to_nothing() -> None:
-    subject = collector()
-    answer(subject, subject.requests())
-    subject.take()
-    with pytest.raises(ValueError, match=r"indices=\[0, 1\] is not accepted: fewer rollouts of group g0"):
-        subject.trim({"g0": [0, 1]})
-    assert subject.accounts.tokens["trained"] == 40
-
-
-def test_a_kept_group_can_be_rejected_before_it_is_taken() -> None:
-    subject = collector(gen_batch_size=3)
-    answer(subject, subject.requests())
-    assert subject.reject(["g1"], "stale") == ("g1",)
-    assert [group.uid for group in subject.take()] == ["g0", "g2"]
-
-
-def test_a_trimmed_rollout_is_not_trained_and_stays_in_its_group_for_the_baseline() -> None:
-    subject = collector(allocator=Fixed(3))
-    answer(subject, subject.requests(), rewards=(1.0, 0.0, 0.0))
-    subject.take()
-    subject.trim({"g0": [2]})
-    group = subject.in_hand[0]
-    assert [rollout.index for rollout in group.trained] == [0, 1]
-    assert group.rewards == [1.0, 0.0, 0.0]
-    assert (subject.owed, subject.accounts.tokens["trained"], subject.accounts.tokens["trimmed"]) == (0, 50, 10)
-    subject.put_back()
-    assert subject.accounts.tokens["carried"] == 60
-    with pytest.raises(ValueError, match="uid='g0' is not accepted: a group of the batch in hand"):
-        subject.trim({"g0": [1]})
-
-
-def test_rejecting_what_is_not_there_is_an_error() -> None:
-    with pytest.raises(ValueError, match="uid='g5' is not accepted: a group that is in the batch in hand, or kept"):
-        collector().reject(["g5"], "gate1")
-
-
 # -- metrics and state -------------------------------------------------------------------------------------------------
 
 
@@ -566,32 +428,6 @@ def test_without_repeats_the_data_end_and_the_error_says_so() -> None:
         subject.requests()
 
 
-def test_a_rejection_makes_the_next_refill_ask_for_more() -> None:
-    subject = collector(target_groups=10)
-    answer(subject, subject.requests())
-    subject.take()
-    subject.reject([f"g{index}" for index in range(10)], "gate1")
-    assert len(subject.requests()) == 10  # no more than a generation batch is open at once
-    before = subject.metrics()["train/keep_rate"]
-    assert before < 0.5
-
-
-def test_what_was_in_flight_when_the_engine_died_does_not_count_against_the_limit() -> None:
-    subject = collector(target_groups=1, limits=Limits(max_rollouts_per_step=2))
-    (request,) = subject.requests()
-    subject.reissue()
-    assert subject.requests() == [request]  # the same rollouts, under the same indices
-
-
-def test_only_what_was_lost_is_asked_for_again() -> None:
-    subject = collector(target_groups=1, allocator=Fixed(5))
-    subject.requests()
-    for index in (1, 3):
-        subject.observe(Rollout("g0", index, 1.0, tokens=1))
-    subject.reissue()
-    assert [(request.first, request.n) for request in subject.requests()] == [(0, 1), (2, 1), (4, 1)]
-
-
 def test_after_a_restart_the_limits_of_today_hold() -> None:
     subject = collector(limits=Limits(max_num_gen_batches=1))
     answer(subject, subject.requests(), rewards=(1.0, 1.0))
@@ -600,16 +436,6 @@ def test_after_a_restart_the_limits_of_today_hold() -> None:
     more = collector(limits=Limits(max_num_gen_batches=2))
     more.load_state_dict(subject.state_dict())
     assert len(more.requests()) == 2
-
-
-def test_what_is_left_in_hand_is_trained_when_nothing_can_be_had_for_what_was_rejected() -> None:
-    subject = collector(limits=Limits(max_num_gen_batches=1, on_exhausted="shrink"))
-    answer(subject, subject.requests())
-    subject.take()
-    subject.reject(["g0"], "gate1")
-    assert subject.requests() == []
-    assert subject.take() == ()
-    assert [group.uid for group in subject.in_hand] == ["g1"]
 
 
 def test_a_batch_that_was_not_trained_waits_again() -> None:
