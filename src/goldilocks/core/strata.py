@@ -23,8 +23,11 @@ DISTINCT = 32  # different numbers of a column that are strata each; more are di
 QUANTILES = (8, 32)
 COMMON = 0.02  # least share of the prompts that have a word of the frame
 SAMPLE = 20_000  # prompts, spread evenly, that say which words are common and which are rare
+BITS, MANY = 21, 2**21 - 1  # of a count
+PIECES = 2**17  # of texts that are remembered
 CHUNK = 65_536  # prompts between two words of progress
-_TOKEN = re.compile(r"\d+|[^\W\d_]+|[^\w\s]|_")
+_NUMBER = re.compile(r"\d+")
+_WORD = re.compile(r"#\d+|\w+|[^\w\s]")
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 Tell = Callable[[int, int], None]  # how many prompts of how many are done
@@ -86,36 +89,53 @@ def _quantiles(numbers: np.ndarray, parts: int) -> np.ndarray:
 def text_labels(texts: Sequence[str], tell: Tell = lambda done, size: None) -> list[np.ndarray]:
     """Return the labels of texts by their first word, their numbers, their length, their frame and their words.
 
-    The frame are the common words in the order they first stand there; the words are all but the rare ones.
+    The frame are the common words in the order they first stand there; the words are all but the rare ones. A driver
+    has a million texts: each is read once.
     """
     size = len(texts)
     sample = [texts[row] for row in np.unique(np.linspace(0, size - 1, min(size, SAMPLE)).astype(np.int64))]
     many = Counter(token for text in sample for token in set(words(text)))
     least = max(COMMON * len(sample), SMALLEST)
-    common = {token for token, found in many.items() if found >= least and len(token) > 1 and not digits_of(token)}
+    common = {token for token, found in many.items() if found >= least and len(token) > 1 and token[0] != "#"}
     frequent = {token for token, found in many.items() if found >= SMALLEST}
+    pieces = Pieces(common, frequent)
     keys = {name: np.zeros(size, dtype=np.uint64) for name in ("first", "frame", "words")}
-    counts = {name: np.zeros(size, dtype=np.int64) for name in ("numbers", "digits", "length")}
+    counts = np.zeros(size, dtype=np.int64)
     for row, text in enumerate(texts):
-        tokens = words(text)
-        digits = [found for found in map(digits_of, tokens) if found]
-        keys["first"][row] = content_key(tokens[0]) if tokens else 0
-        keys["frame"][row] = content_key(" ".join(dict.fromkeys(token for token in tokens if token in common)))
-        keys["words"][row] = content_key(" ".join([token for token in tokens if token in frequent]))
-        counts["numbers"][row], counts["digits"][row], counts["length"][row] = len(digits), sum(digits), len(tokens)
+        parts = text.lower().split()
+        counted, kept, frame = zip(*map(pieces.__getitem__, parts), strict=True) if parts else ((), (), ())
+        counts[row] = sum(counted)
+        keys["first"][row] = content_key(words(parts[0])[0]) if parts else 0
+        keys["frame"][row] = content_key(" ".join(dict.fromkeys(filter(None, frame))))
+        keys["words"][row] = content_key(" ".join(filter(None, kept)))
         if row % CHUNK == CHUNK - 1:
             tell(row + 1, size)
-    numbers = counts["numbers"].astype(np.uint64)
-    both = numbers * _MIX + counts["digits"].astype(np.uint64)
-    lengths = [_quantiles(counts["length"].astype(np.float64), parts) for parts in QUANTILES]
-    return [keys["first"], numbers, both, *lengths, keys["frame"], keys["words"]]
+    length, numbers, digits = counts & MANY, counts >> BITS & MANY, counts >> 2 * BITS
+    both = numbers.astype(np.uint64) * _MIX + digits.astype(np.uint64)
+    lengths = [_quantiles(length.astype(np.float64), parts) for parts in QUANTILES]
+    return [keys["first"], numbers.astype(np.uint64), both, *lengths, keys["frame"], keys["words"]]
+
+
+class Pieces(dict[str, tuple[int, str, str]]):
+    """Of what stands between two blanks: counts, the words that are not rare, and those of the frame.
+
+    Words, numbers and digits are counted in one integer, ``BITS`` each. Most words come again, so the first pieces are
+    remembered.
+    """
+
+    def __init__(self, common: set[str], frequent: set[str]) -> None:
+        self.common, self.frequent = common, frequent
+
+    def __missing__(self, piece: str) -> tuple[int, str, str]:
+        tokens, numbers = words(piece), _NUMBER.findall(piece)
+        counted = len(tokens) + (len(numbers) << BITS) + (sum(map(len, numbers)) << 2 * BITS)
+        kept, frame = (" ".join([one for one in tokens if one in some]) for some in (self.frequent, self.common))
+        if len(self) < PIECES:
+            self[piece] = counted, kept, frame
+        return counted, kept, frame
 
 
 def words(text: str) -> list[str]:
     """Return the words and signs of a text; a number becomes ``#`` and how many digits it has."""
-    return [f"#{len(token)}" if token[0].isdigit() else token for token in _TOKEN.findall(text.lower())]
-
-
-def digits_of(word: str) -> int:
-    """Return how many digits a number has; 0 for other words, also for the sign ``#``."""
-    return int(word[1:]) if word[0] == "#" and len(word) > 1 else 0
+    counted = _NUMBER.sub(lambda number: f"#{len(number[0])}", text.lower())
+    return _WORD.findall(counted.replace("_", " _ "))
