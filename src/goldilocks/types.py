@@ -185,6 +185,8 @@ class Group:
     planned: int = 0
     version: int = 0
     trained: Sequence[Rollout] = ()
+    # How many rollouts were looked at, and how many of them passed: ``Beliefs.passes`` keeps it for itself.
+    counted: list[int] = field(default_factory=lambda: [0, 0], init=False, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.rollouts)

@@ -149,7 +149,7 @@ class Adaptive(Allocator):
         return [self.opening] * len(rows)
 
     def wanted(self, group: Group, beliefs: Beliefs) -> int:
-        seen, passes = len(group), sum(map(beliefs.passed, group.rollouts))
+        seen, passes = len(group), beliefs.passes(group)
         if self.stop is StopRule.POSITIVE:
             enough = passes >= 1
         else:
@@ -221,16 +221,16 @@ class Sequential(Allocator):
         return [max(n, self.chunk) for n in asked]
 
     def wanted(self, group: Group, beliefs: Beliefs) -> int:
-        seen, passes = len(group), sum(map(beliefs.passed, group.rollouts))
-        a, b = beliefs.posterior_of(group.prompt.index)
-        shared = float(beliefs.expected_cost(np.array([group.prompt.index]))[0])
-        price = self.price * (2 * shared + beliefs.paid(group)) / (2 + seen)  # of a rollout of this prompt
+        seen, passes, row = len(group), beliefs.passes(group), group.prompt.index
+        if self.worth_of is Worth.INFORMATIVE and beliefs.differs(group):
+            return self.n
+        a, b = beliefs.posterior_of(row)
+        cost = (2 * beliefs.expected_cost_of(row) + beliefs.paid(group)) / (2 + seen)  # of a rollout of this prompt
+        price = self.price * cost
         if self.worth_of is Worth.SIGNAL:
             a, b = a + passes, b + seen - passes
             adds = a * b / ((a + b) * (a + b + 1))  # expected p(1 − p): what one rollout adds to the signal
             return min(seen + self.chunk, self.n) if adds >= price else seen
-        if beliefs.differs(group):
-            return self.n
         return self._next(*((a, b) if passes else (b, a)), seen, price)
 
     def _next(self, same: float, other: float, seen: int, price: float) -> int:

@@ -15,17 +15,19 @@ Counts are saved under ``prompt.key``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from goldilocks.core.effects import Division, Effects, Place
+from goldilocks.core.effects import Division, Effects
 from goldilocks.core.source import KeyedPositions
 from goldilocks.types import MIN_STD, POSITIVE_THRESHOLD, Cost, Group, Rollout, is_informative, mean_and_std, outcome
 
 FIELDS = ("positives", "negatives", "level", "moves", "visits", "recent", "streak", "tokens")
 CONCENTRATIONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)  # rollouts that a prompt's strata may count as for it
+LOG_CONCENTRATIONS = tuple(map(math.log, CONCENTRATIONS))
 FLAT = 2.0  # of Beta(1, 1)
 WANDERS = (0.0, 0.003, 0.01, 0.03, 0.1)  # variance, in squared log-odds, that a trained group may add to its strata
 MEMORY = 0.998  # of how well each wander forecast, per group
@@ -67,24 +69,28 @@ class Beliefs:
         self.rates = Effects(divisions, size, spread=RATES, wander=WANDERS[1])
         self.lengths = Effects(divisions, size, spread=LENGTHS, wander=LENGTH_WANDERS)
         self.concentration = FLAT
-        self._concentrations = np.zeros(len(CONCENTRATIONS))  # log-likelihood of each
-        self._wanders = np.zeros(len(WANDERS))  # the same, faded
+        self._concentrations = [0.0] * len(CONCENTRATIONS)  # log-likelihood of each
+        self._wanders = [0.0] * len(WANDERS)  # the same, faded
         self._size = 8.0  # mean rollouts of a group
         self._log_tokens = 0.0  # mean log-length of the first answers: what effects of length are around
         self._judged = 0  # groups, since ``recent`` was last faded
         self._score = {"belief": 0.0, "mean": 0.0, "passes": 0.0, "groups": 0.0}
         self._names = names
-        self._told = np.full(len(names), 0.5)
+        self._told = np.zeros(len(names))  # log-odds
 
     def __len__(self) -> int:
         return len(self.keys)
 
-    @property
-    def nbytes(self) -> int:
-        return int(self.keys.nbytes + sum(getattr(self, name).nbytes for name in FIELDS))
-
     def passed(self, rollout: Rollout) -> bool:
         return outcome(rollout, self.metric) >= self.positive_threshold
+
+    def passes(self, group: Group) -> int:
+        """Return how many of a group's rollouts passed. Each is looked at once, however often an open group is."""
+        seen, passes = group.counted
+        if seen < len(group):
+            passes += sum(map(self.passed, group.rollouts[seen:]))
+            group.counted[:] = len(group), passes
+        return passes
 
     def differs(self, group: Group) -> bool:
         """Return whether the metric of the group's rollouts differs."""
@@ -111,8 +117,7 @@ class Beliefs:
     def learn(self, group: Group) -> None:
         """Learn the pass rate and the length from the rollouts of a group, also of one that is given up unjudged."""
         row, trials = group.prompt.index, len(group)
-        passes = sum(map(self.passed, group.rollouts))
-        self.learn_rate(row, passes, trials)
+        self.learn_rate(row, self.passes(group), trials)
         self._learn_length(row, group.tokens / trials, trials)
 
     def trained(self, groups: Iterable[Group]) -> None:
@@ -128,27 +133,32 @@ class Beliefs:
     def tell(self, rates: Mapping[str, float]) -> None:
         """Believe pass rates of strata that were measured outside the run: what better beliefs would gain."""
         for stratum, name in enumerate(self._names):
-            self._told[stratum] = rates.get(name, self._told[stratum])
+            if name in rates:
+                rate = min(max(rates[name], EDGE**2), 1 - EDGE**2)
+                self._told[stratum] = math.log(rate / (1 - rate))
 
     def learn_rate(self, row: int, passes: int, trials: int) -> None:
         """Learn from how many of a prompt's rollouts passed."""
         place = self.rates.of(row)
         own = float(self.positives[row]), float(self.negatives[row])
         since, trained = float(self.level[row]), float(self.moves[row])
-        if trained or place.moves.any():
+        if trained or any(moves for _, _, moves, _ in place.rows):
             for j, wander in enumerate(WANDERS):
-                mean, variance = _sum(place, wander, self.rates.drift)
+                mean, variance = place.sum(wander, self.rates.drift)
                 a, b = self._beta(mean, variance, own, since, wander * trained)
                 self._wanders[j] = MEMORY * self._wanders[j] + log_likelihood(a, b, passes, trials)
             self.rates.wander = _expected(WANDERS, self._wanders)
-        mean, variance = _sum(place, self.rates.wander, self.rates.drift)
+        mean, variance = place.sum(self.rates.wander, self.rates.drift)
         beside = mean, variance, own, since, self.rates.wander * trained
         self._keep_score(self._beta(*beside), passes, trials)
         if len(self.rates):
+            rate, doubt = _level(mean, variance)
+            left = _left(own, mean - since, self.rates.wander * trained)
             for j, concentration in enumerate(CONCENTRATIONS):
-                a, b = self._beta(*beside, concentration=concentration)
+                worth = _worth(concentration, doubt)
+                a, b = worth * rate + own[0] * left, worth * (1 - rate) + own[1] * left
                 self._concentrations[j] += log_likelihood(a, b, passes, trials)
-            self.concentration = math.exp(_expected([math.log(one) for one in CONCENTRATIONS], self._concentrations))
+            self.concentration = math.exp(_expected(LOG_CONCENTRATIONS, self._concentrations))
             # The level learns from how likely the passes are, given the level: a Beta-binomial around it.
             a, b = self._beta(mean, 0.0, *beside[2:])
             rate = 1 / (1 + math.exp(-mean))
@@ -166,27 +176,18 @@ class Beliefs:
         self.level[row], self.moves[row] = mean, 0
 
     def _beta(
-        self,
-        mean: float,
-        variance: float,
-        own: tuple[float, float],
-        since: float,
-        moved: float,
-        concentration: float | None = None,
+        self, mean: float, variance: float, own: tuple[float, float], since: float, moved: float
     ) -> tuple[float, float]:
         """Return the two parameters of one prompt's Beta; ``posterior`` does the same for many."""
-        rate = 1 / (1 + math.exp(-min(max(mean / math.sqrt(1 + math.pi / 8 * variance), -15.0), 15.0)))
-        alike = 1 / ((concentration or self.concentration) + 1)
-        doubt = variance * rate * (1 - rate)  # where the level is not known, the prior counts as fewer rollouts
-        worth = 1 / min(alike + doubt * (1 - alike), max(alike, ALIKE)) - 1
-        left = _left(own, mean - since, moved)
+        rate, doubt = _level(mean, variance)
+        worth, left = _worth(self.concentration, doubt), _left(own, mean - since, moved)
         return worth * rate + own[0] * left, worth * (1 - rate) + own[1] * left
 
     def _learn_length(self, row: int, tokens: float, trials: int) -> None:
         self._log_tokens = self._log_tokens or math.log(max(tokens, 1.0))
         if len(self.lengths):
             place = self.lengths.of(row)
-            mean, _ = _sum(place, self.lengths.wander, self.lengths.drift)
+            mean, _ = place.sum(self.lengths.wander, self.lengths.drift)
             seen = math.log(max(tokens, 1.0)) - self._log_tokens
             information = 1 / (LENGTH_NOISE * (1 + 1 / trials))  # prompts of a stratum differ as their answers do
             self.lengths.learn(place, (seen - mean) * information, information, information)
@@ -211,20 +212,20 @@ class Beliefs:
         """Return the two parameters of each prompt's Beta; with ``rng``, given one draw of what strata share."""
         mean, variance = self.rates.sums(rows)
         if len(self._told):
-            told = self._told.clip(EDGE**2, 1 - EDGE**2)[self.rates.stratum(rows)]
-            mean, variance = np.log(told / (1 - told)), np.zeros(len(rows))
+            mean, variance = self._told[self.rates.stratum(rows)], np.zeros(len(rows))
         own = self.positives[rows].astype(np.float64), self.negatives[rows].astype(np.float64)
         left = _left(own, mean - self.level[rows], self.rates.wander * self.moves[rows])
         if rng is not None and not len(self._told):
             mean, variance = self.rates.sums(rows, rng)
         rate = 1 / (1 + np.exp(-np.clip(mean / np.sqrt(1 + np.pi / 8 * variance), -15, 15)))
-        alike, doubt = 1 / (self.concentration + 1), variance * rate * (1 - rate)
-        worth = 1 / np.minimum(alike + doubt * (1 - alike), max(alike, ALIKE)) - 1
+        worth = _worth(self.concentration, variance * rate * (1 - rate), np.minimum)
         return worth * rate + own[0] * left, worth * (1 - rate) + own[1] * left
 
     def posterior_of(self, row: int) -> tuple[float, float]:
         """Return the two parameters of one prompt's Beta."""
-        mean, variance = _sum(self.rates.of(row), self.rates.wander, self.rates.drift)
+        mean, variance = self.rates.of(row).sum(self.rates.wander, self.rates.drift)
+        if len(self._told):
+            mean, variance = float(self._told[self.rates.stratum(row)]), 0.0
         own, trained = (float(self.positives[row]), float(self.negatives[row])), float(self.moves[row])
         return self._beta(mean, variance, own, float(self.level[row]), self.rates.wander * trained)
 
@@ -248,6 +249,14 @@ class Beliefs:
         shared = np.exp(self._log_tokens + self.lengths.sums(rows)[0])
         seen = np.minimum(self.visits[rows], 4)  # visits, which count as much as the strata do
         return np.asarray((shared + seen * self.tokens[rows]) / (1 + seen))
+
+    def expected_cost_of(self, row: int) -> float:
+        """Return the same for one prompt."""
+        if self.cost is Cost.ROLLOUTS:
+            return 1.0
+        shared = math.exp(self._log_tokens + self.lengths.of(row).sum(self.lengths.wander, self.lengths.drift)[0])
+        seen = min(int(self.visits[row]), 4)
+        return (shared + seen * float(self.tokens[row])) / (1 + seen)
 
     def metrics(self) -> dict[str, float]:
         """Return how well beliefs forecast, and how much strata say; empty for a flat prior."""
@@ -275,11 +284,11 @@ class Beliefs:
             "rates": self.rates.state_dict(),
             "lengths": self.lengths.state_dict(),
             "concentration": self.concentration,
-            "concentrations": self._concentrations,
-            "wanders": self._wanders,
+            "concentrations": list(self._concentrations),
+            "wanders": list(self._wanders),
             **{name: getattr(self, f"_{name}") for name in ("size", "log_tokens", "judged")},
             "score": dict(self._score),
-            "told": dict(zip(self._names, self._told.tolist(), strict=True)),
+            "told": dict(zip(self._names, (1 / (1 + np.exp(-self._told))).tolist(), strict=True)),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -291,8 +300,7 @@ class Beliefs:
             column[rows[rows >= 0]] = np.asarray(state[name])[rows >= 0]
         self.rates.load_state_dict(state["rates"])
         self.lengths.load_state_dict(state["lengths"])
-        self._concentrations = np.array(state["concentrations"], dtype=np.float64)
-        self._wanders = np.array(state["wanders"], dtype=np.float64)
+        self._concentrations, self._wanders = list(state["concentrations"]), list(state["wanders"])
         for name in ("size", "log_tokens", "judged"):
             setattr(self, f"_{name}", state[name])
         self._score = dict(state["score"])
@@ -300,9 +308,16 @@ class Beliefs:
         self.concentration = float(state["concentration"])
 
 
-def _sum(place: Place, wander: float, drift: float) -> tuple[float, float]:
-    means, variances, _ = place.after(wander, drift)
-    return float(means.sum()), float(variances.sum())
+def _level(mean: float, variance: float) -> tuple[float, float]:
+    """Return the expected rate of a level in log-odds, and how much is not known of it."""
+    rate = 1 / (1 + math.exp(-min(max(mean / math.sqrt(1 + math.pi / 8 * variance), -15.0), 15.0)))
+    return rate, variance * rate * (1 - rate)
+
+
+def _worth(concentration: float, doubt: Any, smaller: Callable[[Any, Any], Any] = min) -> Any:
+    """Return how many rollouts the prior counts as: fewer where the level is not known."""
+    alike = 1 / (concentration + 1)
+    return 1 / smaller(alike + doubt * (1 - alike), max(alike, ALIKE)) - 1
 
 
 def _left(own: tuple[Any, Any], moved: Any, trained: Any) -> Any:
@@ -310,9 +325,10 @@ def _left(own: tuple[Any, Any], moved: Any, trained: Any) -> Any:
     return 1 / (1 + (trained + moved**2) * (own[0] + own[1]) / 4)
 
 
-def _expected(values: Sequence[float], log_likelihoods: np.ndarray) -> float:
-    weights = np.exp(log_likelihoods - log_likelihoods.max())
-    return float(weights @ np.array(values) / weights.sum())
+def _expected(values: Sequence[float], log_likelihoods: Sequence[float]) -> float:
+    top = max(log_likelihoods)
+    weights = [math.exp(one - top) for one in log_likelihoods]
+    return sum(map(operator.mul, weights, values)) / sum(weights)
 
 
 def log_likelihood(a: float, b: float, passes: int, trials: int) -> float:

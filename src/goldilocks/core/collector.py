@@ -439,7 +439,7 @@ class Collector:
         self.accounts.move(beyond, Account.OPEN, Account.CANCELLED)
         verdict = self.filter.judge(group) if len(group) else Verdict(False, "failed")
         informative = is_informative(group)
-        passes = sum(map(self.beliefs.passed, group.rollouts))
+        passes = self.beliefs.passes(group)
         if len(group):
             self.beliefs.record(group)
             self.selector.learn(group, informative=informative)

@@ -37,26 +37,32 @@ class Division:
     keys: np.ndarray
 
 
-@dataclass(frozen=True)
+def after(precision: Any, weighted: Any, moves: Any, spread: Any, wander: Any, drift: float) -> tuple[Any, Any, Any]:
+    """Return mean and variance of an effect after its moves, and how much of their drift it has taken up.
+
+    What was observed fades as effects wander; what is not observed is around 0, as wide as the spread. Numbers or
+    arrays: a decision on one prompt has a few effects, and plain numbers are quicker for those.
+    """
+    faded = 1 + precision * wander * moves
+    variance = 1 / (1 / spread + precision / faded)
+    share = variance / faded
+    return share * (weighted + precision * drift * moves), variance, share * precision * moves
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
-    """The effects of one prompt: which they are, what was observed of each, their spreads, and how far they moved."""
+    """The effects of one prompt: which they are, and the row of each in ``Effects``."""
 
     nodes: np.ndarray
-    precision: np.ndarray
-    weighted: np.ndarray  # precision times mean
-    spread: np.ndarray
-    moves: np.ndarray
+    rows: list[list[float]]
 
-    def after(self, wander: Any, drift: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return means and variances after the moves, and how much of its moves' drift each has taken up.
-
-        What was observed fades as effects wander; what is not observed is around 0, as wide as the spread.
-        """
-        left = self.precision / (1 + self.precision * wander * self.moves)
-        variances = 1 / (1 / self.spread + left)
-        share = variances * left
-        seen = self.weighted / np.maximum(self.precision, 1e-12)
-        return share * (seen + drift * self.moves), variances, share * self.moves
+    def sum(self, wander: float, drift: float) -> tuple[float, float]:
+        """Return the mean and the variance of the sum of the effects after their moves."""
+        mean = variance = 0.0
+        for row in self.rows:
+            one, own, _ = after(*row, wander, drift)
+            mean, variance = mean + one, variance + own
+        return mean, variance
 
 
 class Effects:
@@ -67,18 +73,19 @@ class Effects:
         parts = [*top, *divisions]
         counts = [len(one.keys) for one in parts]
         starts = np.cumsum([0, *counts[:-1]], dtype=np.int64) if parts else np.empty(0, dtype=np.int64)
-        self._nodes = [one.strata.astype(np.int32) + np.int32(start) for one, start in zip(parts, starts, strict=True)]
+        nodes = [one.strata.astype(np.int32) + np.int32(start) for one, start in zip(parts, starts, strict=True)]
+        self._nodes = np.stack(nodes, axis=1) if parts else np.empty((size, 0), dtype=np.int32)  # a row for each prompt
         self._division = np.repeat(np.arange(len(parts)), counts)
         # A stratum of each division has its own name, although keys of two divisions may be the same.
         named = [one.keys ^ np.uint64(place * GOLDEN % 2**64) for place, one in enumerate(parts)]
         self._keys = np.concatenate(named) if parts else np.empty(0, dtype=np.uint64)
         self._guess = spread / max(len(divisions), 1)
         self._spread = np.array([TOP, *[self._guess] * len(divisions)][: len(parts)])
-        self._scale = np.where(self._division == 0, ALL, 1.0)
-        # What was observed of each effect, without its prior: precision, and precision times mean.
-        self._precision = np.zeros(len(self._keys))
-        self._weighted = np.zeros(len(self._keys))
-        self._moves = np.zeros(len(self._keys))
+        # Of each effect, a row: precision and precision times mean without its prior, moves since, and its spread.
+        self._effects = np.zeros((len(self._keys), 4))
+        self._precision, self._weighted, self._moves, spreads = self._effects.T
+        spreads[:] = self._spread[self._division]
+        self._scale = np.array([ALL, *[1.0] * len(divisions)][: len(parts)])
         self.wander = wander
         self.drift = 0.0
         self._drift_variance = DRIFT
@@ -86,35 +93,26 @@ class Effects:
     def __len__(self) -> int:
         return len(self._keys)
 
-    @property
-    def divisions(self) -> int:
-        """How many divisions there are, that of all prompts not counted."""
-        return max(len(self._spread) - 1, 0)
-
-    def _place(self, nodes: Any) -> Place:
-        spread, moves = self._spread[self._division[nodes]], self._scale[nodes] * self._moves[nodes]
-        return Place(nodes, self._precision[nodes], self._weighted[nodes], spread, moves)
-
     def of(self, row: int) -> Place:
         """Return the effects of one prompt."""
-        return self._place(np.array([one[row] for one in self._nodes], dtype=np.int64))
+        nodes = self._nodes[row]
+        return Place(nodes, self._effects[nodes].tolist())
 
     def sums(self, rows: np.ndarray, rng: np.random.Generator | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the mean and the variance of each prompt's sum; with ``rng``, of one draw of all effects."""
-        means, variances, _ = self._place(slice(None)).after(self.wander, self.drift)
+        means, variances, _ = after(*self._effects.T, self.wander, self.drift)
         if rng is not None:
             means = means + np.sqrt(variances) * rng.standard_normal(len(means))
             variances = np.zeros_like(variances)
         mean, variance = np.zeros(len(rows)), np.zeros(len(rows))
-        for nodes in self._nodes:
-            mine = nodes[rows]
+        for mine in self._nodes[rows].T:
             mean += means[mine]
             variance += variances[mine]
         return mean, variance
 
-    def stratum(self, rows: np.ndarray) -> np.ndarray:
+    def stratum(self, rows: np.ndarray | int) -> np.ndarray:
         """Return the stratum of each prompt in the first division."""
-        return np.asarray(self._nodes[1][rows] - 1)  # the first node is that of all prompts
+        return np.asarray(self._nodes[rows, 1] - 1)  # the first node is that of all prompts
 
     def learn(self, place: Place, gradient: float, information: float, expected: float) -> float:
         """Move the effects by one observation of their sum; return by how much the sum moved.
@@ -123,24 +121,23 @@ class Effects:
         says. ``expected`` is how much such an observation says on average: the step must not depend on how soon the
         observation was stopped, or strata whose groups stop at a success would seem easier than they are.
         """
-        means, variances, taken = place.after(self.wander, self.drift)
-        own, lever = float(variances.sum()), float(taken.sum())
+        now = [after(*row, self.wander, self.drift) for row in place.rows]
+        own, lever = sum([variance for _, variance, _ in now]), sum([taken for _, _, taken in now])
         total = own + self._drift_variance * lever**2
         step = max(min(total * gradient / (1 + total * expected), 2.0), -2.0)
         shrink = information / (1 + total * information)
         self.drift += self._drift_variance * lever / total * step
         self._drift_variance += DRIFT_CHANGES - (self._drift_variance * lever) ** 2 * shrink
-        means = means + variances / total * step
-        variances = variances - variances**2 * shrink
-        self._precision[place.nodes] = np.maximum(1 / variances - 1 / place.spread, 1e-9)
-        self._weighted[place.nodes] = means / variances
-        self._moves[place.nodes] = 0.0
+        learnt = []
+        for (mean, variance, _), (_, _, _, spread) in zip(now, place.rows, strict=True):
+            left, mean = variance - variance**2 * shrink, mean + variance / total * step
+            learnt.append((max(1 / left - 1 / spread, 1e-9), mean / left, 0.0, spread))
+        self._effects[place.nodes] = learnt
         return step * own / total
 
     def move(self, row: int) -> None:
         """Note that a group of this prompt was trained."""
-        for nodes in self._nodes:
-            self._moves[nodes[row]] += 1
+        self._moves[self._nodes[row]] += self._scale
 
     def estimate_spreads(self) -> None:
         """Set the spread of each division to what its strata show: the mean of their squared effects."""
@@ -152,6 +149,7 @@ class Effects:
             found = np.bincount(division, squares, count) + DOUBT * self._guess
             spread = found / (np.bincount(division, minlength=count) + DOUBT)
             self._spread[1:] = np.clip(spread[1:], NARROWEST, WIDEST)
+        self._effects[:, 3] = self._spread[self._division]
 
     @property
     def spreads(self) -> np.ndarray:
@@ -174,5 +172,6 @@ class Effects:
             column[rows[rows >= 0]] = np.asarray(state[name])[rows >= 0]
         if len(state["spread"]) == len(self._spread):  # else the run goes on with other divisions
             self._spread = np.array(state["spread"], dtype=np.float64)
+            self._effects[:, 3] = self._spread[self._division]
         self.wander, self.drift = float(state["wander"]), float(state["drift"])
         self._drift_variance = float(state["drift_variance"])

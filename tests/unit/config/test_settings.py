@@ -248,9 +248,9 @@ def test_the_prior_is_named_and_strata_are_columns_or_the_shape_of_the_text() ->
     source = ListSource(texts, columns={"level": [1, 5] * 8})
     flat, text = settings().beliefs(source), settings("goldilocks.prior=strata").beliefs(source)
     level = settings("goldilocks.prior=strata", "goldilocks.strata.columns=[level]").beliefs(source)
-    assert flat.rates.divisions == 0
-    assert text.rates.divisions > 1
-    assert (level.rates.divisions, len(level.rates)) == (1, 1 + 2)  # that of all prompts, and two levels
+    assert len(flat.rates) == 0
+    assert len(text.rates.spreads) > 1
+    assert (len(level.rates.spreads), len(level.rates)) == (1, 1 + 2)  # that of all prompts, and two levels
 
 
 @pytest.mark.parametrize(

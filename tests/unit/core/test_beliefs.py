@@ -9,6 +9,7 @@ from numpy.testing import assert_allclose
 from goldilocks import testing
 from goldilocks.core import Beliefs, Collector, Limits, ListSource, Surplus
 from goldilocks.core.allocators import Knapsack, Sequential
+from goldilocks.core.beliefs import FIELDS
 from goldilocks.core.effects import Division
 from goldilocks.core.filters import Variance
 from goldilocks.core.selectors import Frontier, Thompson
@@ -48,7 +49,8 @@ def until_success(rng: np.random.Generator, rate: float, n: int = 8) -> list[flo
 
 def test_ten_million_prompts_fit_in_sixty_four_bytes_each() -> None:
     beliefs = Beliefs(np.arange(1_000, dtype=np.uint64))
-    assert beliefs.nbytes / len(beliefs) <= 64
+    columns = [beliefs.keys, *(getattr(beliefs, name) for name in FIELDS)]
+    assert sum(column.nbytes for column in columns) / len(beliefs) <= 64
 
 
 def test_a_prompt_never_seen_is_believed_to_be_anything() -> None:
@@ -80,7 +82,7 @@ def test_where_nothing_is_trained_nothing_is_forgotten() -> None:
     assert beliefs.posterior_of(0) == pytest.approx((4, 2))
 
 
-def test_one_prompt_and_many_have_the_same_posterior() -> None:
+def test_one_prompt_and_many_have_the_same_posterior_and_cost() -> None:
     rng = np.random.default_rng(0)
     beliefs = Beliefs(KEYS, divisions=by(FIVE, EVERY % 3))
     for row in range(150):
@@ -89,6 +91,7 @@ def test_one_prompt_and_many_have_the_same_posterior() -> None:
         beliefs.trained([visit])
     one_by_one = np.array([beliefs.posterior_of(row) for row in range(SIZE)]).T
     assert_allclose(np.stack(beliefs.posterior(EVERY)), one_by_one, rtol=1e-5)
+    assert_allclose(beliefs.expected_cost(EVERY), [beliefs.expected_cost_of(row) for row in range(SIZE)], rtol=1e-5)
 
 
 def test_draws_are_from_the_beta_posterior() -> None:
@@ -217,6 +220,8 @@ def test_an_oracle_believes_what_it_is_told() -> None:
     beliefs = Beliefs(KEYS, divisions=by(FIVE), names=names)
     beliefs.tell({"val/level/2/acc": 0.7, "val/level/9/acc": 0.1, "other": 1.0})
     assert beliefs.pass_rate(np.array([397]))[0] == pytest.approx(0.7, abs=0.01)
+    a, b = beliefs.posterior_of(397)
+    assert a / (a + b) == pytest.approx(0.7, abs=0.01)
     loaded = Beliefs(KEYS, divisions=by(FIVE), names=names)
     loaded.load_state_dict(beliefs.state_dict())
     assert_allclose(loaded.pass_rate(EVERY), beliefs.pass_rate(EVERY))

@@ -10,6 +10,7 @@ import pytest
 from goldilocks.core import Beliefs, build_allocator, build_filter, build_selector
 from goldilocks.core.allocators import ALLOCATORS, Adaptive, Fixed, Knapsack, Pilot
 from goldilocks.core.filters import FILTERS, Band, Length, Variance
+from goldilocks.core.open_groups import OpenGroup
 from goldilocks.core.selectors import SELECTORS, Greso, Thompson, Uniform
 from goldilocks.core.source import PromptOrder
 from goldilocks.testing import check_allocator, check_filter, check_selector
@@ -75,6 +76,21 @@ def test_adaptive_counts_a_reward_at_the_threshold_as_positive() -> None:
     beliefs = Beliefs(np.arange(1, dtype=np.uint64), positive_threshold=0.7)
     assert Adaptive().wanted(group([0.69, 0.0]), beliefs) > 2
     assert Adaptive().wanted(group([0.7, 0.0]), beliefs) == 2
+
+
+def test_adaptive_looks_at_each_rollout_of_an_open_group_once() -> None:
+    looked_at: list[int] = []
+
+    class Watched(Beliefs):
+        def passed(self, rollout: Rollout) -> bool:
+            looked_at.append(rollout.index)
+            return super().passed(rollout)
+
+    beliefs, one = Watched(np.arange(1, dtype=np.uint64)), OpenGroup("g0", Prompt(0, 0), planned=2, version=0)
+    for index in range(64):
+        one.rollouts.append(Rollout("g0", index, 0.0, 1))
+        Adaptive(max_n=64, rollouts_per_batch=1).wanted(one.view(), beliefs)
+    assert looked_at == list(range(64))
 
 
 def test_max_train_n_keeps_both_signs_and_their_ratio() -> None:
