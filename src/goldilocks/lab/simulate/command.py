@@ -66,6 +66,8 @@ without --pass-rates, the built-in mixture: {bands} prompts
         "(default %(default)s)")  # fmt: skip
     add("--improvement", metavar="X", type=float, default=engine.improvement, help="log-odds of its pass rate that a "
         "prompt gains from an informative group trained (default %(default)s: nothing is learnt)")  # fmt: skip
+    add("--lift", metavar="COLUMN=X", default="=0", help="log-odds that all prompts with its value "
+        "of COLUMN gain from an informative group trained; those of the next harder value gain half")  # fmt: skip
     add("--failure-rate", metavar="X", type=float, default=engine.failure_rate, help="share of rollouts that fail "
         "(default %(default)s)")  # fmt: skip
     add("--json", action="store_true", help="print one JSON object instead of the tables")
@@ -73,13 +75,20 @@ without --pass-rates, the built-in mixture: {bands} prompts
 
 def run(args: argparse.Namespace) -> int:
     """Simulate every policy and print the outcomes."""
+    lift_by, lift = _lift(args.lift)
     setup = Setup(
         rollouts=args.rollouts,
         seed=args.seed,
         target_groups=args.target_groups,
         gen_batch_size=args.gen_batch_size,
         repeat=not args.no_repeat,
-        engine=EngineConfig(slots=args.slots, improvement=args.improvement, failure_rate=args.failure_rate),
+        engine=EngineConfig(
+            slots=args.slots,
+            improvement=args.improvement,
+            lift=lift,
+            lift_by=lift_by,
+            failure_rate=args.failure_rate,
+        ),
     )
     policies = apply_overrides(_configs(args.policy or names()), args.set, setup)
     prompts = read_pass_rates(args.pass_rates) if args.pass_rates else mixture()
@@ -100,6 +109,14 @@ def run(args: argparse.Namespace) -> int:
         console.print(caption, highlight=False, markup=False)
         console.print(tables(outcomes))
     return 0
+
+
+def _lift(word: str) -> tuple[str, float]:
+    column, _, gain = word.rpartition("=")
+    try:
+        return column, float(gain)
+    except ValueError:
+        raise ValueError(f"--lift={word!r} is not accepted: COLUMN=X, such as level=0.05") from None
 
 
 def _configs(recipes: Sequence[str]) -> dict[str, Config]:

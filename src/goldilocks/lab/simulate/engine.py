@@ -10,7 +10,9 @@ tokens that it has written. A paused rollout keeps its slot and continues where 
 
 The model learns from every trained group whose rewards differ. The odds of that prompt are multiplied by e^improvement,
 the odds of all prompts by e^(improvement / prompts): half of what is learnt is about the prompt, half about the task.
-A pass rate of 0 or 1 stays.
+With ``lift``, the odds of all prompts of its stratum are multiplied by e^lift, and those of the next harder stratum by
+half as much: strata rise one after the other, as in a run. A stratum is a value of the column ``lift_by``. A pass rate
+of 0 or 1 stays.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class EngineConfig:
     max_tokens: int = 16_384
     failure_rate: float = 0.0
     improvement: float = 0.0
+    lift: float = 0.0
+    lift_by: str = ""
 
     def __post_init__(self) -> None:
         require(self.slots >= 1, "slots", self.slots, "1 or more")
@@ -68,7 +72,8 @@ class SimulatedEngine(Backend):
 
     def __init__(self, prompts: PassRates, config: EngineConfig, *, seed: int) -> None:
         self.config = config
-        self.learner = Learner(prompts.pass_rate, improvement=config.improvement)
+        strata = prompts.ordered_strata(config.lift_by) if config.lift else None
+        self.learner = Learner(prompts.pass_rate, improvement=config.improvement, lift=config.lift, strata=strata)
         self.clock = 0
         self.submitted = 0
         self.budget: float = math.inf  # rollouts that may be submitted in all
@@ -171,17 +176,28 @@ def _uniforms(name: str) -> tuple[float, ...]:
 class Learner:
     """The simulated model: pass rates that stand still (``improvement=0``) or rise with every informative group."""
 
-    def __init__(self, pass_rate: np.ndarray, *, improvement: float = 0.0) -> None:
-        fits = math.isfinite(improvement) and 0 <= improvement <= 100
-        require(fits, "improvement", improvement, "a gain in log-odds a group, from 0 to 100")
-        self._step = improvement
+    def __init__(
+        self,
+        pass_rate: np.ndarray,
+        *,
+        improvement: float = 0.0,
+        lift: float = 0.0,
+        strata: np.ndarray | None = None,
+    ) -> None:
+        """``strata``: the stratum of each prompt, from the easiest, 0, to the hardest."""
+        for name, gain in (("improvement", improvement), ("lift", lift)):
+            fits = math.isfinite(gain) and 0 <= gain <= 100
+            require(fits, name, gain, "a gain in log-odds a group, from 0 to 100")
+        self._step, self._lift = improvement, lift
         self._initial = pass_rate.tolist()
         self._gain = [0.0] * len(pass_rate)  # in log-odds, beyond the gain common to all prompts
         self._common = 0.0
+        self._strata = [0] * len(pass_rate) if strata is None else strata.tolist()
+        self._lifted = [0.0] * (max(self._strata) + 2)  # by stratum; the last is none's
 
     def pass_rate(self, index: int) -> float:
         """Return the chance that an answer to this prompt is right now."""
-        p, gain = self._initial[index], self._gain[index] + self._common
+        p, gain = self._initial[index], self._gain[index] + self._common + self._lifted[self._strata[index]]
         if not gain or p in (0.0, 1.0):
             return float(p)
         return float(1 / (1 + (1 - p) / p * math.exp(-gain)))
@@ -191,6 +207,9 @@ class Learner:
             if is_informative(group):
                 self._gain[group.prompt.index] += self._step
                 self._common += self._step / len(self._gain)
+                stratum = self._strata[group.prompt.index]
+                self._lifted[stratum] += self._lift
+                self._lifted[stratum + 1] += self._lift / 2
 
     @property
     def mean_pass_rate(self) -> float:

@@ -76,6 +76,14 @@ class PassRates:
         contents, trials = tuple(self.contents[row] for row in rows), np.broadcast_to(self.trials, len(self))[rows]
         return PassRates(contents, self.pass_rate[rows], self.tokens[rows], self.readable, columns, trials)
 
+    def ordered_strata(self, column: str) -> np.ndarray:
+        """Return the stratum of each prompt by a column: its place among the column's values, the easiest first."""
+        values, strata = np.unique(list(map(str, self.source().column(column, "--lift"))), return_inverse=True)
+        mean = np.bincount(strata, self.pass_rate) / np.bincount(strata)
+        places = np.empty(len(values), dtype=np.int64)
+        places[np.argsort(-mean, kind="stable")] = np.arange(len(values))
+        return np.asarray(places[strata])
+
 
 def read_pass_rates(path: Path | str) -> PassRates:
     """Read the prompts of a JSONL, CSV or parquet file, or of a directory of verl's dumps."""

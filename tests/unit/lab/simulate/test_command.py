@@ -161,6 +161,8 @@ class Needy(Fixed):
         (["--slots", "0"], "slots=0 is not accepted"),
         (["--failure-rate", "1.5"], "failure_rate=1.5 is not accepted"),
         (["--improvement", "nan"], "improvement=nan is not accepted"),
+        (["--lift", "level"], "--lift='level' is not accepted: COLUMN=X, such as level=0.05"),
+        (["--lift", "level=0.1"], "--lift='level' is not accepted: a column of the data"),
         (["--gen-batch-size", "0"], "gen_batch_size=0 is not accepted"),
         (
             ["--target-groups", "2001", "--no-repeat"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from goldilocks.core import ListSource
 from goldilocks.lab.simulate import EngineConfig, PassRates, SimulatedEngine
 from goldilocks.types import Failure, Group, Request, Rollout
+
+LIFTED = ((0.5, 1.0), (0.3, 1.0), (0.1, 0.5), (0.01, 0.0))  # pass rates, and what they gain in log-odds
 
 
 def prompts(*rates: float, tokens: float = 100.0) -> PassRates:
@@ -163,6 +166,15 @@ def test_training_an_informative_group_raises_its_prompt_most_and_others_a_littl
     assert log_odds(own) == pytest.approx(log_odds(0.2) + 1.25)
     assert log_odds(other) == pytest.approx(log_odds(0.2) + 0.25)
     assert (impossible, trivial) == (0.0, 1.0)
+
+
+def test_a_lift_raises_all_prompts_of_a_stratum_and_the_next_harder_one_by_half() -> None:
+    data = replace(prompts(0.5, 0.3, 0.1, 0.01), columns={"level": [1, 1, 2, 3]})
+    machine = engine(data, lift=1.0, lift_by="level")
+    pair = (Rollout("g0", 0, 0.0, 9), Rollout("g0", 1, 1.0, 9))
+    machine.train([Group("g0", ListSource(data.contents)[0], pair, trained=pair)])
+    raised = [math.log(p / (1 - p)) for p in map(machine.learner.pass_rate, range(4))]
+    assert raised == pytest.approx([math.log(p / (1 - p)) + gain for p, gain in LIFTED])
 
 
 def test_training_groups_without_contrast_teaches_nothing() -> None:
