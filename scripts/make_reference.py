@@ -281,7 +281,8 @@ def groups() -> Iterator[tuple[str, str, str]]:
                 if not line.startswith("#"):
                     break
                 comment.append(line.lstrip("# "))
-            yield group, f"`{name}`", " ".join(comment)
+            studied = group == "recipe" and name not in recipes.ADVISED
+            yield f"{group} for studies" if studied else group, f"`{name}`", " ".join(comment)
 
 
 def metrics() -> Iterator[tuple[str, str]]:

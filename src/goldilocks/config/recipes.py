@@ -17,7 +17,8 @@ import yaml
 from goldilocks.dotted_keys import merged
 from goldilocks.errors import nearest, require, require_type
 
-DEFAULT = "grpo"
+ADVISED = ("grpo", "dapo", "gspo", "adaptive", "frontier")  # the others are for studies
+DEFAULT = ADVISED[0]
 SECTIONS = ("adaptive_rollout", "batch_filter", "goldilocks")  # what a trainer of ours reads beyond verl's own
 OURS = (*SECTIONS, "calculator", "task")
 VERLS = (
@@ -44,9 +45,14 @@ _Loader.add_implicit_resolver(
 
 
 def names(group: str = "recipe") -> list[str]:
-    """Return the choices of a config group, in order; the default recipe comes first."""
+    """Return the choices of a config group, in order; of the recipes those that we advise come first."""
     found = sorted(path.stem for path in (CONFIG / group).glob(f"*{FILE}"))
-    return sorted(found, key=lambda name: (group, name) != ("recipe", DEFAULT))
+    return found if group != "recipe" else [*ADVISED, *(name for name in found if name not in ADVISED)]
+
+
+def listed() -> str:
+    """Return the names of the recipes in one line of a help text."""
+    return f"{', '.join(ADVISED)}; for studies: {', '.join(names()[len(ADVISED) :])}"
 
 
 def name_of(recipe: str) -> str:

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from goldilocks.config.recipes import DEFAULT as DEFAULT_RECIPE
-from goldilocks.config.recipes import names, refuse_sections
+from goldilocks.config.recipes import listed, names, refuse_sections
 from goldilocks.config.settings import Settings
 from goldilocks.engine.cpu import platform_env
 from goldilocks.launch import on_trl
@@ -52,7 +52,7 @@ STALL_S = 1800.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.epilog = f"""\
-recipes: {", ".join(names("recipe"))} (default {DEFAULT_RECIPE})
+recipes: {listed()} (default {DEFAULT_RECIPE})
 tasks:   {", ".join(names("task"))} (default {DEFAULT_TASK}; choose with task=NAME)
 
 examples:

@@ -64,9 +64,11 @@ def test_a_recipe_read_without_hydra_has_the_keys_that_hydra_composes(
             assert value_at(config, key) == value_at(read, key), key
 
 
-def test_the_default_recipe_comes_first() -> None:
+def test_the_default_recipe_comes_first_then_those_that_are_advised_then_those_for_studies() -> None:
     assert names()[0] == recipes.DEFAULT
-    assert names()[1:] == sorted(names()[1:])
+    assert names()[:5] == ["grpo", "dapo", "gspo", "adaptive", "frontier"]
+    assert names()[5:] == sorted(names()[5:])
+    assert ", frontier; for studies: contrast, " in recipes.listed()
 
 
 @pytest.mark.parametrize("name", names())
@@ -189,7 +191,7 @@ def test_a_file_that_cannot_be_read_is_named(own: Path, text: str, message: str)
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ("dappo", r"recipe='dappo' is not accepted: one of grpo, adaptive, .*did you mean 'dapo'"),
+        ("dappo", r"recipe='dappo' is not accepted: one of grpo, dapo, .*did you mean 'dapo'"),
         ("no/such.yaml", r"recipe='no/such.yaml' is not accepted: a file that is there"),
     ],
 )

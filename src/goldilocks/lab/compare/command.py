@@ -20,7 +20,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.console import Console
 
-from goldilocks.config.recipes import names
+from goldilocks.config.recipes import listed
 from goldilocks.errors import missing_extra, require
 from goldilocks.hashing import content_key
 from goldilocks.lab.compare.arm import GROUPS, MINI_BATCH, SEEDS, STEPS, Arm, EqualCost, combinations, parse_grid
@@ -55,7 +55,7 @@ OBJECT_STORE = 1 << 30  # bytes, of each of several Rays; alone, Ray takes a thi
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"""\
-recipes: {", ".join(names("recipe"))}, or a YAML file
+recipes: {listed()}; or a YAML file
 
 examples:
   goldilocks compare grpo dapo contrast --budget rollouts=20000 --seeds 3

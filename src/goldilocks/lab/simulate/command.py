@@ -25,7 +25,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from goldilocks.config.recipes import FILE, about, name_of, names
+from goldilocks.config.recipes import ADVISED, FILE, about, name_of, names
 from goldilocks.config.settings import Settings
 from goldilocks.core.policy import Policy
 from goldilocks.dotted_keys import dotted_keys, value_at, with_value
@@ -40,7 +40,9 @@ WIDEST = 160  # columns, also on a narrower terminal: a wrapped row is readable,
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     setup, engine = Setup(), EngineConfig()
-    policies = "\n".join(f"  {name:<18} {about(name)}" for name in names())
+    lines = [f"  {name:<18} {about(name)}" for name in names()]
+    lines.insert(len(ADVISED), "for studies:")
+    policies = "\n".join(lines)
     bands = ", ".join(f"{one.prompts} {one.name}" for one in DIFFICULTIES)
     parser.epilog = f"""\
 policies, which are the recipes of goldilocks train:
