@@ -209,6 +209,31 @@ def test_what_is_trained_is_as_long_as_what_was_started(stop: str) -> None:
     assert np.mean(ratios) == pytest.approx(1, abs=0.03)
 
 
+def test_within_the_groups_of_a_prompt_frontier_trains_answers_as_long_as_those_it_generated() -> None:
+    """Chunks are waited for whole; which prompts are chosen, and that shifts the length over all, is another matter."""
+    prompts = 64
+    data = PassRates(tuple(range(prompts)), np.linspace(0.1, 0.9, prompts), np.full(prompts, 200.0))
+    setup = Setup(rollouts=15_000, target_groups=16, engine=EngineConfig(slots=256, spread=0.7, wait=0.0))
+    collector = recipe_settings("frontier", setup).collector(data.source(), repeat=True, name="frontier")
+    engine = SimulatedEngine(data, setup.engine, seed=3)
+    trained = [
+        rollout.tokens
+        for batch in batches(collector, engine, setup.rollouts)
+        for group in batch
+        for rollout in group.trained
+    ]
+    assert len(trained) > 7_500
+    assert np.mean(trained) / 200 == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.5])
+def test_where_all_prompts_are_alike_frontier_is_as_good_as_dapo(rate: float) -> None:
+    """Rates at which chance is small beside the two per cent: most groups of eight differ."""
+    runs = [outcome("frontier", constant(rate), seed=seed, rollouts=4_000) for seed in (1, 2)]
+    expected = 1_000 / 8 * (1 - rate**8 - (1 - rate) ** 8)
+    assert np.mean([one.informative_groups_per_1k_rollouts for one in runs]) > 0.98 * expected
+
+
 def test_partial_rollouts_shorten_steps_and_favour_no_length() -> None:
     """The longest answer is five times the mean; with ``finish`` a step waits for it."""
 
