@@ -328,7 +328,7 @@ def _left(own: tuple[Any, Any], moved: Any, trained: Any) -> Any:
 def _expected(values: Sequence[float], log_likelihoods: Sequence[float]) -> float:
     top = max(log_likelihoods)
     weights = [math.exp(one - top) for one in log_likelihoods]
-    return sum(map(operator.mul, weights, values)) / sum(weights)
+    return math.fsum(map(operator.mul, weights, values)) / math.fsum(weights)
 
 
 def log_likelihood(a: float, b: float, passes: int, trials: int) -> float:

@@ -37,12 +37,13 @@ class Division:
     keys: np.ndarray
 
 
-def after(precision: Any, weighted: Any, moves: Any, spread: Any, wander: Any, drift: float) -> tuple[Any, Any, Any]:
+def after(effect: Any, wander: float, drift: float) -> tuple[Any, Any, Any]:
     """Return mean and variance of an effect after its moves, and how much of their drift it has taken up.
 
     What was observed fades as effects wander; what is not observed is around 0, as wide as the spread. Numbers or
     arrays: a decision on one prompt has a few effects, and plain numbers are quicker for those.
     """
+    precision, weighted, moves, spread = effect
     faded = 1 + precision * wander * moves
     variance = 1 / (1 / spread + precision / faded)
     share = variance / faded
@@ -60,7 +61,7 @@ class Place:
         """Return the mean and the variance of the sum of the effects after their moves."""
         mean = variance = 0.0
         for row in self.rows:
-            one, own, _ = after(*row, wander, drift)
+            one, own, _ = after(row, wander, drift)
             mean, variance = mean + one, variance + own
         return mean, variance
 
@@ -100,7 +101,7 @@ class Effects:
 
     def sums(self, rows: np.ndarray, rng: np.random.Generator | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the mean and the variance of each prompt's sum; with ``rng``, of one draw of all effects."""
-        means, variances, _ = after(*self._effects.T, self.wander, self.drift)
+        means, variances, _ = after(self._effects.T, self.wander, self.drift)
         if rng is not None:
             means = means + np.sqrt(variances) * rng.standard_normal(len(means))
             variances = np.zeros_like(variances)
@@ -121,7 +122,7 @@ class Effects:
         says. ``expected`` is how much such an observation says on average: the step must not depend on how soon the
         observation was stopped, or strata whose groups stop at a success would seem easier than they are.
         """
-        now = [after(*row, self.wander, self.drift) for row in place.rows]
+        now = [after(row, self.wander, self.drift) for row in place.rows]
         own, lever = sum([variance for _, variance, _ in now]), sum([taken for _, _, taken in now])
         total = own + self._drift_variance * lever**2
         step = max(min(total * gradient / (1 + total * expected), 2.0), -2.0)
@@ -133,7 +134,7 @@ class Effects:
             left, mean = variance - variance**2 * shrink, mean + variance / total * step
             learnt.append((max(1 / left - 1 / spread, 1e-9), mean / left, 0.0, spread))
         self._effects[place.nodes] = learnt
-        return step * own / total
+        return float(step * own / total)
 
     def move(self, row: int) -> None:
         """Note that a group of this prompt was trained."""
