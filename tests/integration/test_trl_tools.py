@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("trl")
 
 import trl_world as world
+from datasets import Dataset
 from documented_metrics import undocumented
 
 from goldilocks.tasks.tiny_model import ASSISTANT, END, USER, build, character_tokenizer
@@ -184,3 +185,23 @@ def test_an_environment_rewards_its_own_rollout_and_a_run_goes_on(tmp_path: Path
     again = trainer(tmp_path, sections, **chosen)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert world.losses(again) == pytest.approx(world.losses(one), rel=1e-3, abs=1e-6)
+
+
+def test_several_environments_train_rows_that_have_no_prompt(tmp_path: Path) -> None:
+    """What an environment is reset with tells its prompts apart."""
+
+    class Backwards(Counter):
+        def reset(self, right: int, **_: Any) -> str:
+            self.calls = 0
+            return f"={right}"
+
+    rows = [{"environment": ("counter", "backwards")[number % 2], "right": number // 2} for number in range(16)]
+    chosen = {"environment_factory": {"counter": Counter, "backwards": Backwards}, "reward_funcs": None}
+    sections = {"filter_groups": {"enable": True}, "goldilocks": {"selector": "thompson"}, "gen_batch_size": 8}
+    one = trainer(tmp_path, sections, data=Dataset.from_list(rows), **chosen)
+    made = rows_of(one)
+    one.train()
+    asked = {row.prompt[-1]["content"] for row in made}
+    assert {True, False} == {text.startswith("=") for text in asked}
+    assert len(asked) >= 8
+    assert one.state.global_step == 2

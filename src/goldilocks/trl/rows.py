@@ -13,6 +13,7 @@ each row has. A row keeps its own part, so that rows of several rounds, and of e
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -283,13 +284,15 @@ def _text(content: list[dict[str, Any]]) -> str:
 
 
 class DatasetPrompts(TablePrompts):
-    """The prompts of TRL's data set."""
+    """The prompts of TRL's data set. Where environments write them, a row without a prompt is what its columns say."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, *, environments: bool = False) -> None:
         random_access = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
         require(random_access, "train_dataset", type(dataset).__name__, "a data set with a length and random access")
         columns = getattr(dataset, "column_names", None) or list(dataset[0])
-        require("prompt" in columns, "train_dataset", columns, "a data set with the column 'prompt'")
+        self._has_prompts = "prompt" in columns
+        known = self._has_prompts or environments
+        require(known, "train_dataset", columns, "a data set with the column 'prompt', or an environment_factory")
         self.images = next((column for column in columns if column in IMAGE_COLUMNS), None)
         known = self.images is None or splits_images()
         require(known, "train_dataset", self.images, "no images, unless every section is left out, with this TRL")
@@ -300,6 +303,10 @@ class DatasetPrompts(TablePrompts):
         return () if self.images is None else (self.images,)
 
     def messages(self) -> Iterable[Any]:
+        if not self._has_prompts:
+            return (
+                [{"role": "user", "content": json.dumps(row, sort_keys=True, default=str)}] for row in self._dataset
+            )
         named = hasattr(self._dataset, "column_names")
         return self._dataset["prompt"] if named else (row["prompt"] for row in self._dataset)
 

@@ -139,7 +139,8 @@ class CollectedTrainer(WholeCheckpoints):
         self._validate_by = settings.policies.validate_by
         processes = Processes(self.accelerator)
         dataset = self._remove_unused_columns(self.train_dataset, "training")
-        rows, prompts = CompletionRows(), DatasetPrompts(dataset)
+        environments = getattr(self, "environment_factories", None) is not None  # an older TRL has one at most
+        rows, prompts = CompletionRows(), DatasetPrompts(dataset, environments=environments)
         parts, n = self.args.steps_per_generation, self.num_generations
         sizes = Sizes(n, parts, self._text_tokenizer.pad_token_id, getattr(self, "pad_to_multiple_of", None))
         keeps = self._lacks_log_probs and settings.trains_older_groups
