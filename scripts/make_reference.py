@@ -70,8 +70,8 @@ log, where a source is another. `goldilocks doctor` lists the patches that are l
 loses without the others:
 
 ```
-ok    plug-in         live in a Ray worker, 10 additions
-ok    patches         11 of 11 live: process-group, critic-attention, trl-value-heads, log-probs, one-pass, …
+ok    plug-in         live in a Ray worker, 9 additions
+ok    patches         12 of 12 live: process-group, critic-attention, trl-value-heads, log-probs, one-pass, …
 ```
 
 With the package installed and nothing of ours asked for, every function is verl's own. The environment variable
@@ -93,6 +93,7 @@ running, hand the variable on: `++ray_kwargs.ray_init.runtime_env.env_vars.GOLDI
 |---|---|
 | `cpu` | verl does not run without it on a machine with no GPU, no flash-attn, or a TRL it does not know |
 | `speed` | the same values in less time |
+| `results` | what verl computes is wrong without it |
 | `reports` | a run that fails says why |
 | `algorithm` | an algorithm gets or measures what verl does not give it |
 | `trainer` | part of a trainer of ours, which applies it in its own processes whatever the variable says |

@@ -30,6 +30,8 @@ class Kind(str, Enum):
     """verl does not run on this machine unless it is applied: no GPU, no flash-attn, a TRL it does not know."""
     SPEED = "speed"
     """The same values in less time."""
+    RESULTS = "results"
+    """What verl computes is wrong without it."""
     REPORTS = "reports"
     """A run that fails says why."""
     ALGORITHM = "algorithm"

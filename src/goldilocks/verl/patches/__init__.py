@@ -18,6 +18,7 @@ PATCHES: tuple[Patch, ...] = (
     rows.ROWS_BY_LENGTH,
     log_probs.RESPONSE_LOGITS,
     rows.PACKED_ROWS,
+    trainers.CUDNN_ATTENTION,
     trainers.FAILURES_TOLD,
     trainers.FAILURES_HEARD,
     vllm.HELD_OUTPUTS,

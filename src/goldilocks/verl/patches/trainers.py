@@ -5,11 +5,12 @@ The wrappers that report failures are in ``verl.dispatch.failures``, which is im
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
 
-from goldilocks.verl.patch import Kind, Patch
+from goldilocks.verl.patch import Function, Kind, Patch
 
 FAILURES = "goldilocks.verl.dispatch.failures"
 
@@ -32,6 +33,31 @@ V0_TRAINER = Patch(
     changes="the trainer is RayPPOTrainerWithSampling",
     without="there is no way to our trainer on V0",
     needless_when="verl's V0 task runner takes the class of its trainer as an argument",
+)
+
+
+def without_cudnn(original: Function) -> Function:
+    """Make a training engine after cuDNN's attention is switched off in its process."""
+    from goldilocks.engine.cpu import avoid_cudnn
+
+    @functools.wraps(original)
+    def new(*args: Any, **kwargs: Any) -> Any:
+        avoid_cudnn()
+        return original(*args, **kwargs)
+
+    return new
+
+
+CUDNN_ATTENTION = Patch(
+    name="cudnn-attention",
+    kind=Kind.RESULTS,
+    module="verl.workers.engine.base",
+    replaced={"EngineRegistry.new": without_cudnn},
+    written_for={"EngineRegistry.new": "d9bbf786fdddb499"},
+    reason="since torch 2.11 masked attention on an H100 or H200 is cuDNN's, whose gradient is NaN at some lengths",
+    changes="attention is computed by torch's other kernels",
+    without="the gradient of a query may be NaN (pytorch issue 196678), and the run is lost",
+    needless_when="torch has a cuDNN that is right, or no longer takes it by default",
 )
 
 

@@ -8,6 +8,8 @@ import hashlib
 import importlib
 import inspect
 import logging
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,22 @@ def test_the_environment_chooses(
     if value is not None:
         monkeypatch.setenv(PATCHES_VARIABLE, value)
     assert {patch.name for patch in PATCHES if selected(patch)} == chosen
+
+
+@pytest.mark.parametrize(("value", "off"), [("none", False), ("cudnn-attention", True)])
+def test_cudnns_attention_is_switched_off_only_where_that_is_asked_for(value: str, off: bool) -> None:
+    """In a process of its own, which loads the plug-in as verl's workers do and makes a training engine."""
+    program = (
+        "import torch; torch.backends.cuda.enable_cudnn_sdp(True)\n"
+        "from verl.workers.engine import BaseEngine, EngineRegistry\n"
+        "engine = type('Engine', (BaseEngine,), {'__init__': lambda self: None})\n"
+        "EngineRegistry.register(model_type='test', backend='test', device='cpu')(engine)\n"
+        "assert isinstance(EngineRegistry.new('test', 'test'), engine)\n"
+        "print('off' if not torch.backends.cuda.cudnn_sdp_enabled() else 'on')"
+    )
+    env = {**os.environ, "VERL_PLATFORM": "cpu", "VERL_ENGINE_DEVICE": "cpu", PATCHES_VARIABLE: value}
+    ran = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert ran.stdout.split()[-1] == ("off" if off else "on")
 
 
 def test_a_word_that_is_no_patch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
