@@ -312,7 +312,7 @@ class Settings:
             return Adaptive(**chosen)
         if self.policies.allocator is None or self.policies.allocator == "fixed":
             oversampled = self.batch_filter_config.rollouts_to_generate if self.batch_filter_config else self.n
-            return Fixed(self.policies.allocator_kwargs.get("n", oversampled))
+            return build_allocator("fixed", {"n": oversampled, **self.policies.allocator_kwargs})
         n = {"n": self.n} if self.policies.allocator == "sequential" else {}
         return build_allocator(self.policies.allocator, {**n, **self.policies.allocator_kwargs})
 

@@ -9,9 +9,9 @@ import importlib
 import inspect
 from abc import ABC
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
-from goldilocks.errors import refuse_unknown, require, require_known
+from goldilocks.errors import refuse_unknown, require, require_known, require_type
 
 P = TypeVar("P", bound="Policy")
 
@@ -35,6 +35,10 @@ def build(kind: str, name: str, params: Mapping[str, Any], named: Mapping[str, t
     """Return the policy of this name with these parameters; ``named`` are ours of its kind, ``base`` their class."""
     cls = resolve(kind, name, named, base)
     refuse_unknown(f"goldilocks.{kind}_kwargs", params, inspect.signature(cls).parameters)
+    if name in named:  # a policy of ours checks the range of its numbers; that they are numbers is checked here
+        hints = get_type_hints(cls.__init__)
+        for key, value in params.items():
+            require_type(f"goldilocks.{kind}_kwargs.{key}", value, hints.get(key))
     try:
         return cls(**params)
     except ValueError:

@@ -103,46 +103,40 @@ def test_a_directory_of_verl_dumps_is_simulated(capsys: pytest.CaptureFixture[st
     assert result["mean_pass_rate"] == pytest.approx(0.5)
 
 
-def test_a_parameter_goes_to_the_policies_that_have_it(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--policy", "grpo", "--policy", "contrast")
-    plain, set_to_twelve = as_json(capsys, *words), as_json(capsys, *words, "--set", "allocator.max_n=12")
-    assert plain["policies"][0] == set_to_twelve["policies"][0]
-    assert plain["policies"][1] != set_to_twelve["policies"][1]
-
-
 def test_a_key_of_the_recipes_is_set_for_every_policy(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--policy", "dapo", "--policy", "contrast")
-    by_key = as_json(capsys, *words, "--set", "adaptive_rollout.max_n=12", "--set", "actor_rollout_ref.rollout.n=4")
-    by_part = as_json(capsys, *words, "--set", "allocator.max_n=12", "--set", "allocator.n=4")
-    assert by_key["policies"] == by_part["policies"]
+    words = ("--policy", "grpo", "--policy", "contrast")
+    plain, set_to_twelve = as_json(capsys, *words), as_json(capsys, *words, "--set", "adaptive_rollout.max_n=12")
+    assert plain["policies"][0] == set_to_twelve["policies"][0], "grpo does not read it"
+    assert plain["policies"][1] != set_to_twelve["policies"][1]
 
 
 def test_a_recipe_of_the_users_own_is_simulated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     own = tmp_path / "wide.yaml"
     own.write_text("defaults: [/recipe/contrast, _self_]\nadaptive_rollout: {max_n: 12, positive_threshold: 5e-1}\n")
     mine = as_json(capsys, "--policy", str(own))
-    ours = as_json(capsys, "--policy", "contrast", "--set", "allocator.max_n=12")
+    ours = as_json(capsys, "--policy", "contrast", "--set", "adaptive_rollout.max_n=12")
     assert {**mine["policies"][0], "policy": "contrast"} == ours["policies"][0]
 
 
 def test_settings_add_up(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--policy", "contrast", "--set", "allocator.max_n=12", "--set", "allocator.stop=balanced")
-    both = as_json(capsys, *words, "--set", "allocator.max_train_n=4")
-    untrimmed = as_json(capsys, *words, "--set", "allocator.max_train_n=none")
+    words = ("--policy", "contrast", "--set", "adaptive_rollout.max_n=12", "--set", "adaptive_rollout.stop=balanced")
+    both = as_json(capsys, *words, "--set", "adaptive_rollout.max_train_n=4")
+    untrimmed = as_json(capsys, *words, "--set", "adaptive_rollout.max_train_n=none")
     assert both["policies"][0]["token_share"]["trimmed"] > 0
     assert untrimmed["policies"][0]["token_share"]["trimmed"] == 0
 
 
 def test_a_part_of_the_users_own_takes_the_place_of_one(capsys: pytest.CaptureFixture[str]) -> None:
-    named = f"{Sixteen.__module__}:{Sixteen.__name__}"
-    own = as_json(capsys, "--policy", "contrast", "--set", f"allocator={named}", "--set", "allocator.n=5")
-    ours = as_json(capsys, "--policy", "dapo", "--set", "allocator.n=5")
-    assert {**own["policies"][0], "policy": "dapo"} == ours["policies"][0]
+    named, five = f"goldilocks.allocator={__name__}:Sixteen", "goldilocks.allocator_kwargs.n=5"
+    own = as_json(capsys, "--policy", "dapo", "--set", named, "--set", five)
+    ours = as_json(capsys, "--policy", "dapo", "--set", "actor_rollout_ref.rollout.n=5")
+    assert own["policies"] == ours["policies"]
 
 
 def test_settings_are_judged_together(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("--policy", "knapsack", "--set", "allocator.min_n=40", "--set", "allocator.mean_n=41")
-    assert as_json(capsys, *words, "--set", "allocator.max_n=42")["policies"][0]["rollouts"] == 500
+    sizes = [("min_n", 40), ("mean_n", 41), ("max_n", 42)]
+    words = [word for name, n in sizes for word in ("--set", f"goldilocks.allocator_kwargs.{name}={n}")]
+    assert as_json(capsys, "--policy", "knapsack", *words)["policies"][0]["rollouts"] == 500
 
 
 class Needy(Fixed):
@@ -168,23 +162,43 @@ class Needy(Fixed):
             ["--target-groups", "2001", "--no-repeat"],
             "target_groups=2001 is not accepted: at most 2000 without repeats",
         ),
-        (["--set", "allocator.n=-8"], "goldilocks.allocator_kwargs.n=-8 is not accepted"),
-        (["--set", "allocator.n=many"], "allocator.n='many' is not accepted: a whole number"),
-        (["--set", "allocator.n=2.5"], "allocator.n=2.5 is not accepted: a whole number"),
-        (["--set", "selector.target=true"], "selector.target=True is not accepted: a number"),
-        (["--policy", "contrast", "--set", "allocator.max_n=1"], "max_n=1 is not accepted"),
-        (["--policy", "knapsack", "--set", "allocator.min_n=64"], "kwargs.max_n=32 is not accepted: min_n=64"),
-        (["--policy", "grpo", "--set", "allocator.max_n=4"], "allocator.max_n fits none of the policies grpo"),
-        (["--set", "allocator.max_m=4"], "(did you mean 'max_n'?)"),
-        (["--set", "allocator"], "--set='allocator' is not accepted: KIND.PARAMETER=VALUE"),
+        (
+            ["--policy", "dapo", "--set", "goldilocks.allocator_kwargs.n=-8"],
+            "goldilocks.allocator_kwargs.n=-8 is not accepted: 1 or more",
+        ),
+        (
+            ["--policy", "dapo", "--set", "goldilocks.allocator_kwargs.n=many"],
+            "goldilocks.allocator_kwargs.n='many' is not accepted: a whole number",
+        ),
+        (
+            ["--policy", "dapo", "--set", "goldilocks.allocator_kwargs.n=2.5"],
+            "goldilocks.allocator_kwargs.n=2.5 is not accepted: a whole number",
+        ),
+        (
+            ["--policy", "thompson", "--set", "goldilocks.selector_kwargs.target=true"],
+            "goldilocks.selector_kwargs.target=True is not accepted: a number",
+        ),
+        (["--policy", "contrast", "--set", "adaptive_rollout.max_n=1"], "max_n=1 is not accepted"),
+        (
+            ["--policy", "knapsack", "--set", "goldilocks.allocator_kwargs.min_n=64"],
+            "kwargs.max_n=32 is not accepted: min_n=64",
+        ),
+        (["--policy", "knapsack", "--set", "goldilocks.allocator_kwargs.max_m=4"], "(did you mean 'max_n'?)"),
+        (["--set", "seed"], "--set='seed' is not accepted: KEY=VALUE with a key of the recipes"),
         (["--set", "engine.slots=4"], "--set='engine.slots=4' is not accepted"),
         (["--set", "adaptive_rolout.max_n=9"], "(did you mean 'adaptive_rollout.max_n'?)"),
         (["--set", "adaptive_rollout.max_n=many"], "adaptive_rollout.max_n='many' is not accepted: a whole number"),
         (["--set", "goldilocks.prior=oracle"], "goldilocks.prior='oracle' is not accepted: flat or strata; oracle"),
         (["--set", "batch_filter.enable=true"], "batch_filter.enable=True is not accepted: false"),
-        (["--set", f"allocator={__name__}:Needy"], ":Needy' cannot be made: TypeError"),
-        (["--set", "allocator=nobody"], "allocator='nobody' is not accepted: one of fixed"),
-        (["--set", "allocator=no.such:Class"], "allocator='no.such:Class' cannot be imported"),
+        (["--policy", "dapo", "--set", f"goldilocks.allocator={__name__}:Needy"], ":Needy' cannot be made: TypeError"),
+        (
+            ["--policy", "dapo", "--set", "goldilocks.allocator=nobody"],
+            "allocator='nobody' is not accepted: one of fixed",
+        ),
+        (
+            ["--policy", "dapo", "--set", "goldilocks.allocator=no.such:Class"],
+            "allocator='no.such:Class' cannot be imported",
+        ),
         (["--pass-rates", "no/such.jsonl"], "no/such.jsonl: no such file"),
         (["--pass-rates", "notes.txt"], "notes.txt: unknown extension '.txt'"),
     ],
@@ -228,7 +242,7 @@ class Interrupted(Fixed):
 
 
 def test_an_interrupt_ends_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--policy", "grpo", "--set", f"allocator={__name__}:Interrupted"]) == 130
+    assert main(["simulate", "--policy", "grpo", "--set", f"goldilocks.allocator={__name__}:Interrupted"]) == 130
     assert_one_line(capsys, "interrupted")
 
 
