@@ -8,8 +8,10 @@ it is printed as one line, and the exit status is 2.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import platform
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -84,11 +86,17 @@ class _Version(argparse.Action):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    args = argparse.Namespace()
     try:
         args = parse(words)
         return int(importlib.import_module(COMMANDS[args.command][0]).run(args) or 0)
     except (ValueError, OSError) as error:
-        print(f"goldilocks: {error}", file=sys.stderr)
+        said: object = error
+        if isinstance(error, shutil.Error):  # of several files; the first says what is wrong
+            said = error.args[0][0][2]
+        elif isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+            said = f"{error} ({getattr(args, 'out', 'the file is not known')})"
+        print(f"goldilocks: {said}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("goldilocks: interrupted", file=sys.stderr)

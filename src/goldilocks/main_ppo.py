@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from goldilocks.config.recipes import SECTIONS
+from goldilocks.config.recipes import added_or_changed
 from goldilocks.engine.cpu import PATCHES_VARIABLE, patches_env, platform_env
 from goldilocks.launch.machine import ADDRESS, find_device
 
@@ -25,7 +24,7 @@ def overrides(words: Sequence[str], *defaults: str, cpu: bool) -> list[str]:
     given = {_key(word) for word in words}
     added = [word for word in (f"{MODE}=goldilocks", *defaults) if _key(word) not in given]
     device = ["+device=cpu"] if cpu and "device" not in given else []
-    return [*device, *added, *(_added_or_changed(word) for word in words)]
+    return [*device, *added, *(added_or_changed(word) for word in words)]
 
 
 def on_cpu(words: Sequence[str]) -> bool:
@@ -85,11 +84,6 @@ def train(config: Any) -> None:
 
 def _key(word: str) -> str:
     return word.lstrip("+~").partition("=")[0]
-
-
-def _added_or_changed(word: str) -> str:
-    """Return ``++section.key=…`` for ``+section.key=…`` of ours: a recipe may have set the key already."""
-    return re.sub(rf"^\+(?=({'|'.join(SECTIONS)})\b)", "++", word)
 
 
 if __name__ == "__main__":

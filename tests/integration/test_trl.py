@@ -138,6 +138,33 @@ def test_a_limit_that_leaves_too_few_groups_is_an_error_and_nothing_generated_is
     assert (tmp_path / "checkpoint-0" / "goldilocks.npz").is_file()
 
 
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda completions: 1.0, r"reward_funcs=bad: 'float' object is not iterable; accepted: a list of a number"),
+        (
+            lambda completions: ["good"] * len(completions),
+            r"reward_funcs=bad: .*; accepted: a list of a number or None",
+        ),
+        (lambda completions: [None] * len(completions), r"rollouts failed in a row; .* the reward was None"),
+    ],
+)
+def test_a_reward_that_is_no_list_of_numbers_is_said_by_its_function(
+    returned: Any, message: str, tmp_path: Path
+) -> None:
+    def bad(completions: list[Any], **_: Any) -> Any:
+        return returned(completions)
+
+    trainer = world.trainer(tmp_path, sections={"filter_groups": {"enable": True}}, reward_funcs=bad, max_steps=1)
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        trainer.train()
+
+
+def test_a_section_that_has_no_keys_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="filter_groups=True is not accepted: a section of keys"):
+        world.trainer(tmp_path, sections={"filter_groups": True})
+
+
 @pytest.mark.parametrize(("policy", "groups"), [("backfill", 4), ("shrink", 0)])
 def test_underfill_policies(policy: str, groups: int, tmp_path: Path) -> None:
     filter_groups = {"enable": True, "max_num_gen_batches": 1, "on_exhausted": policy}

@@ -1,9 +1,10 @@
-"""The command itself: its versions."""
+"""The command itself: its versions, and what it says of a disk that is full and of paths that are not there."""
 
 from __future__ import annotations
 
 import platform
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -19,3 +20,22 @@ def test_the_version_says_what_it_runs_on(capsys: pytest.CaptureFixture[str]) ->
     assert printed["python"].split() == [platform.python_version(), platform.machine()]
     assert printed["verl"] == metadata.version("verl")
     assert printed["torch"] == metadata.version("torch")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux alone has a device that is always full")
+def test_a_full_disk_is_one_line_with_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run/rollouts").mkdir(parents=True)
+    (full := tmp_path / "page.html").symlink_to("/dev/full")
+    assert cli.main(["report", str(tmp_path / "run"), "--out", str(full)]) == 2
+    assert capsys.readouterr().err == f"goldilocks: [Errno 28] No space left on device ({full})\n"
+
+
+def test_a_path_that_does_not_exist_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["simulate", "--pass-rates"], ["advise"]):
+        assert cli.main([*words, "/no/such/file"]) == 2
+        assert capsys.readouterr().err == "goldilocks: /no/such/file: no such file\n"
+
+
+def test_a_model_needs_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["model", "make"]) == 2
+    assert capsys.readouterr().err == "goldilocks: --out=None is not accepted: a folder for the model\n"

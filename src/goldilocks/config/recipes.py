@@ -97,6 +97,11 @@ def read_keys(recipe: str) -> dict[str, Any]:
     return keys
 
 
+def added_or_changed(word: str) -> str:
+    """Return ``++section.key=…`` for ``+section.key=…`` of ours: a recipe may have set the key already."""
+    return re.sub(rf"^\+(?=({'|'.join(SECTIONS)}|algorithm\.filter_groups)\b)", "++", word)
+
+
 def refuse_sections(given: Mapping[str, Any], where: str = "") -> None:
     """Raise ``ValueError`` for a section without keys, or that neither verl nor Goldilocks has, with the nearest."""
     known = sorted(OURS + VERLS)

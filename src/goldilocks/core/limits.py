@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from goldilocks.core.statistics import KeepRate, StepStatistics
+from goldilocks.core.statistics import KeepRate, StepStatistics, in_words
 from goldilocks.errors import require
 from goldilocks.types import OnExhausted, OnFull
 
@@ -94,6 +94,9 @@ class Exhausted(ValueError):
     @classmethod
     def after(cls, limits: Limits, step: StepStatistics, gen_batch_size: int, kept: str, visits: str) -> Exhausted:
         batches, most = step.num_gen_batches(gen_batch_size), limits.max_num_gen_batches
+        if step.failures and not step.judged.rollouts:
+            reasons = ", ".join(f"{count} × {in_words(reason)}" for reason, count in step.failures.items())
+            return cls(f"{kept}: every rollout of the step failed ({reasons})")
         if 0 < most <= batches:
             return cls(
                 f"num_gen_batches={batches} >= max_num_gen_batches={most}. "
@@ -101,6 +104,6 @@ class Exhausted(ValueError):
             )
         return cls(
             f"{kept} and no more can be had: {step.rollouts_asked} rollouts "
-            f"of max_rollouts_per_step={limits.max_rollouts_per_step}, "
-            f"{step.tokens_arrived} tokens of max_tokens_per_step={limits.max_tokens_per_step}, {visits}"
+            f"of goldilocks.max_rollouts_per_step={limits.max_rollouts_per_step}, "
+            f"{step.tokens_arrived} tokens of goldilocks.max_tokens_per_step={limits.max_tokens_per_step}, {visits}"
         )

@@ -14,6 +14,7 @@ index. ``find_prompt`` finds the prompt in today's data, which may have another 
 from __future__ import annotations
 
 import math
+import reprlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ import numpy as np
 
 from goldilocks.core.allocators import Allocator
 from goldilocks.core.beliefs import Beliefs
+from goldilocks.core.policy import place_of
 from goldilocks.core.selectors import Selector
 from goldilocks.core.source import KeyedPositions, PromptOrder, Source
 from goldilocks.types import Failure, Group, Prompt, Request, Rollout
@@ -373,11 +375,17 @@ class PromptQueue:
         self._waiting.appendleft((index, n, True))
 
     def _choose(self) -> None:
-        rows = self._selector.choose(self._order, self._beliefs, self._batch, self._rng)
-        sizes = self._allocator.first(rows, self._beliefs)
+        choose, first, most = self._selector.choose, self._allocator.first, self._order.size - 1
+        found = choose(self._order, self._beliefs, self._batch, self._rng)
+        rows = np.asarray(found)
+        whole = rows.ndim == 1 and (rows.dtype.kind in "iu" or not len(rows))
+        for bad in rows[(rows < 0) | (rows > most)].tolist() if whole else [found]:
+            accepted = f"accepted: places of prompts, whole numbers from 0 to {most}"
+            raise ValueError(f"{place_of(choose)} returned {reprlib.repr(bad)}; {accepted}")
+        sizes = first(rows, self._beliefs)
         if len(sizes) != len(rows) or any(n < 1 for n in sizes):
-            name = type(self._allocator).__name__
-            raise ValueError(f"{name}.first gave {list(sizes)} for {len(rows)} prompts; accepted: 1 or more for each")
+            said = f"{place_of(first)} returned {list(sizes)} for {len(rows)} prompts"
+            raise ValueError(f"{said}; accepted: 1 or more for each")
         chosen = [int(row) for row in rows]
         self._order.claim(chosen)
         self._waiting.extend((index, n, False) for index, n in zip(chosen, sizes, strict=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from abc import ABC
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_type_hints
 
 from goldilocks.errors import refuse_unknown, require, require_known, require_type
@@ -29,6 +29,12 @@ class Policy(ABC):  # noqa: B024  # each family adds its own abstract methods
     def metrics(self) -> dict[str, float]:
         """Return what to log of this policy, under its own names."""
         return {}
+
+
+def place_of(method: Callable[..., Any]) -> str:
+    """Return a method's name with its file and line."""
+    code = inspect.unwrap(method).__code__
+    return f"{method.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def build(kind: str, name: str, params: Mapping[str, Any], named: Mapping[str, type[P]], base: type[P]) -> P:

@@ -17,6 +17,7 @@ from goldilocks.types import Event, Failure, Group, Rollout, Verdict, is_informa
 
 logger = logging.getLogger(__name__)
 
+NO_REWARD = "non_finite_reward"  # why a rollout failed
 TALLIES = ("judged", "kept")
 PRIOR_WEIGHT = 4.0  # groups that the user's expectation of the keep rate counts as
 FORGETTING = 0.9  # of the keep rate, per step: the policy moves, and the rate with it
@@ -263,6 +264,11 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
+def in_words(reason: str) -> str:
+    """Return why rollouts failed, for a user."""
+    return f"{reason}: the reward was None, NaN or infinite" if reason == NO_REWARD else reason
+
+
 class FiniteMetrics:
     """Drops metrics that are no numbers; each is said once."""
 
@@ -273,7 +279,7 @@ class FiniteMetrics:
         """Return the rollout without such metrics; a failure if its reward, or one of ``needed``, is no number."""
         bad = {name for name, value in rollout.metrics.items() if not math.isfinite(value)}
         if not math.isfinite(rollout.reward) or bad & needed:
-            return Failure(rollout.uid, rollout.index, "non_finite_reward", rollout.tokens)
+            return Failure(rollout.uid, rollout.index, NO_REWARD, rollout.tokens)
         if not bad:
             return rollout
         for name in sorted(bad - self._said):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from goldilocks.core.statistics import in_words
 from goldilocks.rewards import spent
 from goldilocks.types import Event, Failure, Paused, Request
 
@@ -67,7 +68,7 @@ class Backend(ABC):
 
     def explain(self, failure: Failure) -> str:
         """Return what a user should know when rollouts fail one after the other; ``failure`` is the last."""
-        return f"the last one: {failure.reason}"
+        return f"the last one: {in_words(failure.reason)}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a run that goes on needs of the backend, as JSON values and arrays."""

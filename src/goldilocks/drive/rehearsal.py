@@ -6,6 +6,7 @@ The prompts are the run's own. Answers are right as often as a coin, and have wh
 from __future__ import annotations
 
 import random
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -68,8 +69,10 @@ def rehearse(settings: Settings, source: Source) -> None:
         return
     except Exception as error:
         policies = ", ".join(f"{key}={name!r}" for key, name in own.items())
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        files = {sys.modules[name.partition(":")[0]].__file__ for name in own.values()}
+        frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename in files]
+        place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""  # else the message names it
         raise ValueError(
-            f"{policies}: in a rehearsal it raised {type(error).__name__}: {error} ({place.filename}:{place.lineno}); "
+            f"{policies}: in a rehearsal it raised {type(error).__name__}: {error}{place}; "
             "goldilocks.testing checks a policy of your own"
         ) from error

@@ -31,7 +31,7 @@ from goldilocks.tasks.arithmetic import check_tool
 from goldilocks.tasks.download import MODELS, download
 from goldilocks.tasks.registry import SPLITS, Task, WarmStart, create, write_split
 from goldilocks.tasks.tiny_model import TINY_MODELS
-from goldilocks.verl.checks import OUR_MODES
+from goldilocks.verl.checks import OUR_MODES, check_inputs
 
 FILES = ("train_files", "val_files")
 CHANGES, LONGEST = 6, 40  # keys that are shown, and characters of a value
@@ -39,7 +39,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
 
 
 def check_paths(config: DictConfig) -> None:
-    """Check that the model, the data and the reward function exist."""
+    """Check that the model, the data and the reward function exist, and that the data have prompts."""
     model = str(config.actor_rollout_ref.model.path)
     known = Path(model).expanduser().is_dir() or _HUB_NAME.fullmatch(model) is not None
     require(known, "actor_rollout_ref.model.path", model, "a folder that exists, or a name on the hub (org/name)")
@@ -48,6 +48,7 @@ def check_paths(config: DictConfig) -> None:
             there = "://" in file or Path(file).expanduser().is_file()
             made = "a file that exists; goldilocks data make TASK --out DIR makes such files"
             require(there, f"data.{key}", file, made)
+    check_inputs(config)
     rewards = {"reward.custom_reward_function.path": config.reward.custom_reward_function.path}
     for name, one in (reward_calls(config).functions or {}).items():
         rewards[f"goldilocks.rewards.functions.{name}.path"] = one.path
@@ -122,10 +123,7 @@ def _prompts(file: str, key: str) -> Iterable[Any]:
 
     if not file.endswith(".parquet") or "://" in file:
         return []
-    path = Path(file).expanduser()
-    columns = pq.read_schema(path).names
-    require(key in columns, "data.prompt_key", key, f"a column of {file!r}: {', '.join(columns)}")
-    return pq.read_table(path, columns=[key])[key].to_pylist()
+    return pq.read_table(Path(file).expanduser(), columns=[key])[key].to_pylist()
 
 
 def prompt_length(tokenizer: Any, prompt: Any) -> int:

@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from goldilocks.config.recipes import DEFAULT, ELSEWHERE, FILE, find, name_of, names, read_keys
+from goldilocks.config.recipes import DEFAULT, ELSEWHERE, FILE, added_or_changed, find, name_of, names, read_keys
 from goldilocks.dotted_keys import dotted_keys
 from goldilocks.errors import closest, require, require_known
 from goldilocks.filtering.config import (
@@ -67,7 +67,7 @@ def choose(words: Sequence[str], device: str) -> Choice:
             require_known(key, value, TRAINERS)
             overrides += [] if value == "verl" else [f"+trainer.{TRAINER}={value}"]
         elif word not in recipes:
-            overrides.append(word)
+            overrides.append(added_or_changed(word))
     recipe = recipes[0] if recipes else DEFAULT
     find(recipe)
     for group in GROUPS:

@@ -71,11 +71,11 @@ def read_records(path: Path | str) -> list[Record]:
         if not files:
             raise ValueError(f"{path}: no <step>.jsonl file in this directory, as verl's rollout_data_dir has them")
         return [row for file in files for row in read_records(file)]
+    if not path.exists():
+        raise ValueError(f"{path}: no such file")
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
         raise ValueError(f"{path}: unknown extension {path.suffix!r}; accepted are {', '.join(_READERS)}")
-    if not path.exists():
-        raise ValueError(f"{path}: no such file")
     rows = list(whole_rollouts(reader(path)))
     if not rows:
         raise ValueError(f"{path}: the file holds no rows")

@@ -364,6 +364,12 @@ class Sections:
     batch_filter: Section | None = None
     gen_batch_size: int | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("filter_groups", "adaptive_rollout", "goldilocks", "batch_filter"):
+            section = getattr(self, name)
+            accepted = "a section of keys, such as {'enable': True}"
+            require(section is None or isinstance(section, Mapping), name, section, accepted)
+
     @property
     def given(self) -> bool:
         """Whether the user asked for anything."""

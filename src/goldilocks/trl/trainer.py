@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,7 +233,13 @@ class CollectedTrainer(WholeCheckpoints):
         return part
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        try:
+            rewards: Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        except (TypeError, ValueError) as error:
+            if traceback.extract_tb(error.__traceback__)[-1].name != "_calculate_rewards":
+                raise  # a reward function's own
+            names = ", ".join(self.reward_func_names)
+            raise ValueError(f"reward_funcs={names}: {error}; accepted: a list of a number or None each") from error
         self._scored = Scored(prompts, completions, completion_ids_list, rewards)
         if self.collection is not None and not self.model.training:
             self._count_answers(inputs, rewards)

@@ -62,6 +62,25 @@ def check_names(config: DictConfig) -> None:
     require(mode in (None, "async"), key, mode, "async, which is verl's only mode and its default")
 
 
+def check_inputs(config: DictConfig) -> None:
+    """Refuse a number of steps that is none, and data files that are empty or have no prompts."""
+    from pyarrow import ArrowException, parquet
+
+    steps = config.trainer.total_training_steps
+    require(steps is None or type(steps) is int, "trainer.total_training_steps", steps, "a whole number, or null")
+    data = config.data
+    for split in SPLITS:
+        key = f"data.{split}_files"
+        for file in filter(Path.is_file, _parquet(data.get(f"{split}_files"))):
+            try:
+                rows, columns = parquet.read_metadata(file).num_rows, parquet.read_schema(file).names
+            except ArrowException as error:
+                raise ValueError(f"{key}={str(file)!r} is not accepted: a parquet file ({error})") from None
+            require(rows > 0, key, str(file), "a file with rows")
+            known = data.prompt_key in columns or value_at(config, "data.custom_cls.path")
+            require(known, "data.prompt_key", data.prompt_key, f"a column of {str(file)!r}: {', '.join(columns)}")
+
+
 def check_entry(config: DictConfig, *, ours: bool = False) -> None:
     """Look at the config of a run on verl before Ray is started; ``ours`` where its trainer is ours on V0.
 
@@ -75,6 +94,8 @@ def check_entry(config: DictConfig, *, ours: bool = False) -> None:
             if ours:
                 raise ValueError(said)
             logger.warning(said)
+    if ours:
+        check_inputs(config)
     check_settings(config)
     if not ours and (said := unread(config)):
         logger.warning(said)

@@ -125,8 +125,17 @@ def test_rewards_that_are_no_numbers_are_failures_too_and_end_the_run() -> None:
     def graded(requests: Sequence[Request]) -> Iterator[Event]:
         return (Rollout(request.uid, index, math.nan, 5) for request, index, _ in places(requests))
 
-    with pytest.raises(RuntimeError, match=rf"{MAX_FAILURES} rollouts failed in a row; .* non_finite_reward"):
+    with pytest.raises(RuntimeError, match=rf"{MAX_FAILURES} rollouts failed in a row; .* the reward was None"):
         Driver(plain_collector(), Rounds(graded), NoRows()).batch()
+
+
+def test_a_step_in_which_every_rollout_failed_is_not_called_too_difficult() -> None:
+    def graded(requests: Sequence[Request]) -> Iterator[Event]:
+        return (Rollout(request.uid, index, math.nan, 5) for request, index, _ in places(requests))
+
+    subject = plain_collector(filter=Variance(), limits=Limits(max_num_gen_batches=1, max_retries=0))
+    with pytest.raises(Exhausted, match=r"every rollout of the step failed \(\d+ × .*: the reward was None"):
+        Driver(subject, Rounds(graded), NoRows(), max_failures=math.inf).batch()
 
 
 def test_a_run_that_keeps_nothing_says_so_and_says_it_again_after_twice_as_many(caplog: Any) -> None:

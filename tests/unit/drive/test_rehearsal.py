@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from builders import settings
 
+from goldilocks.cli import main
 from goldilocks.core import ListSource
 from goldilocks.drive.rehearsal import rehearse
 
@@ -25,6 +26,16 @@ class Fine(Uniform):
 class Raises(Uniform):
     def choose(self, *args, **kwargs):
         return {}["difficulty"]
+
+
+class OutOfRange(Uniform):
+    def choose(self, pool, beliefs, k, rng):
+        return [0, 40]
+
+
+class Nothing(Uniform):
+    def choose(self, pool, beliefs, k, rng):
+        return None
 
 
 class NeedsAnArgument(Uniform):
@@ -57,6 +68,27 @@ def test_a_policy_that_raises_is_named_with_its_key_its_error_and_its_line(polic
     assert "goldilocks.selector='my_policies:Raises'" in str(told.value)
     line = POLICIES.splitlines().index('        return {}["difficulty"]') + 1
     assert f"{policies}:{line}" in str(told.value)
+
+
+@pytest.mark.parametrize(("name", "returned"), [("OutOfRange", "40"), ("Nothing", "None")])
+def test_a_selector_that_returns_no_place_of_a_prompt_is_named_with_its_line(
+    name: str, returned: str, policies: Path
+) -> None:
+    with pytest.raises(ValueError, match=rf"{name}\.choose .* returned {returned}; accepted: .* from 0 to 39") as told:
+        rehearse(settings(f"goldilocks.selector=my_policies:{name}"), SOURCE)
+    line = POLICIES.splitlines().index(f"class {name}(Uniform):") + 2
+    assert f"({policies}:{line})" in str(told.value)
+
+
+def test_the_simulator_says_what_a_policy_of_the_user_s_own_raised(
+    policies: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["simulate", "--policy", "grpo", "--rollouts", "100", "--set", "selector=my_policies:Raises"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "it raised KeyError: 'difficulty'" in said
+    assert f"({policies}:" in said
+    assert said.count("\n") == 1
 
 
 def test_a_policy_that_works_is_not_refused() -> None:

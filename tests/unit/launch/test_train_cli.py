@@ -7,7 +7,10 @@ import os
 import stat
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from omegaconf import OmegaConf
 
 from goldilocks.cli import main
 from goldilocks.launch import preflight
@@ -29,7 +32,7 @@ def pretend_that_model_and_data_are_there(folder: Path) -> None:
     (folder / "arithmetic/model").mkdir(parents=True)
     (folder / "arithmetic/data").mkdir()
     for split in ("train", "val"):
-        (folder / f"arithmetic/data/{split}.parquet").touch()
+        pq.write_table(pa.table({"prompt": ["1 + 1 ="]}), folder / f"arithmetic/data/{split}.parquet")
 
 
 def compose(*words: str):
@@ -78,6 +81,8 @@ def test_every_task_composes_on_a_gpu(task):
         (["goldilocks.budget.rollouts=0"], "goldilocks.budget.rollouts=0 is not accepted: a number above 0"),
         (["goldilocks.budget.rollouts=9", "trainer.use_v1=false"], "needs trainer.use_v1=True"),
         (["trainer=trl", "data.train_batch_size=4"], "ppo_mini_batch_size=32 is not accepted: a divisor of 4"),
+        (["trainer.total_training_steps=abc"], "trainer.total_training_steps='abc' is not accepted: a whole number"),
+        (["data.prompt_key=question"], "data.prompt_key='question' is not accepted: a column of "),
         (["task=gsm8k", "data.train_files=/no/such/file.parquet"], "data.train_files='/no/such/file.parquet'"),
     ],
 )
@@ -88,6 +93,27 @@ def test_bad_words_are_one_line_and_status_2(words, message, tmp_path, capsys):
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("rows", "accepted"), [([], "a file with rows"), (None, "a parquet file (")])
+@pytest.mark.parametrize("words", [["train"], ["train", "trainer=trl"], ["pass-rates", "--out", "rates.jsonl"]])
+def test_data_that_are_empty_or_no_parquet_are_one_line(words, rows, accepted, tmp_path, capsys, monkeypatch):
+    pretend_that_model_and_data_are_there(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "arithmetic/data/train.parquet"
+    file.write_bytes(b"")
+    if rows is not None:
+        pq.write_table(pa.table({"prompt": pa.array(rows, pa.string())}), file)
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"goldilocks: data.train_files={str(file)!r} is not accepted: {accepted}")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("word", ["+goldilocks.selector=thompson", "+algorithm.filter_groups.on_full=requeue"])
+def test_a_word_of_verls_own_command_line_is_taken_as_it_is(word):
+    key, _, value = word[1:].partition("=")
+    assert OmegaConf.select(compose("dapo", word), key) == value
 
 
 @pytest.mark.parametrize(

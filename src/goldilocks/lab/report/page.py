@@ -391,7 +391,10 @@ class LiveServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, report: LiveReport, port: int) -> None:
-        super().__init__((HOST, port), _Handler)
+        try:
+            super().__init__((HOST, port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise ValueError(f"--port={port} is not accepted: a free port, or 0 for any ({error})") from None
         self.report = report
 
     @property

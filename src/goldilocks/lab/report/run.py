@@ -51,8 +51,10 @@ class Run:
 
 
 def read_run(path: Path, name: str) -> Run:
-    """Read what is there. Raises ``ValueError`` if the directory does not exist."""
-    require(path.is_dir(), "RUN", str(path), "a run directory, as goldilocks train makes it")
+    """Read what is there. Raises ``ValueError`` if the directory has nothing of a run."""
+    made = any((path / name).exists() for name in ("config.yaml", METRICS, "rollouts", "checkpoints"))
+    accepted = "a run directory, as goldilocks train makes it: with config.yaml, metrics.jsonl, rollouts or checkpoints"
+    require(made or bool(checkpoints(path)), "RUN", str(path), accepted)
     missing: list[str] = []
     config = _config(path / "config.yaml", missing)
     history = _history(path / METRICS, missing)

@@ -27,6 +27,7 @@ from goldilocks.config.settings import Settings
 from goldilocks.core import Collector, Exhausted
 from goldilocks.dotted_keys import merged, with_value
 from goldilocks.drive.driver import Driver, Stalled
+from goldilocks.drive.rehearsal import rehearse
 from goldilocks.drive.rows import NoRows
 from goldilocks.errors import require
 from goldilocks.lab.simulate.engine import EngineConfig, SimulatedEngine
@@ -89,7 +90,9 @@ def simulate(
     name: str, settings: Settings, prompts: PassRates, setup: Setup, tell: Tell = lambda rollouts: None
 ) -> Outcome:
     """Spend the budget by these settings and return the yield. ``tell`` is called with the rollouts so far."""
-    collector = settings.collector(prompts.source(), repeat=setup.repeat, name=name)
+    source = prompts.source()
+    rehearse(settings, source)
+    collector = settings.collector(source, repeat=setup.repeat, name=name)
     engine = SimulatedEngine(prompts, setup.engine, seed=setup.seed)
     harvest = Harvest()
     try:

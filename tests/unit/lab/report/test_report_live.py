@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from goldilocks.cli import main
 from goldilocks.lab.report.page import HOST, LiveReport, LiveServer
 
 PATIENCE_S = 300  # for what is sure to happen: a busy machine is not a mistake
@@ -81,6 +82,14 @@ def test_other_paths_and_other_sites_get_nothing(begun: Path) -> None:
 def test_a_run_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a run directory"):
         LiveReport([tmp_path / "nowhere"])
+
+
+def test_a_port_that_is_in_use_is_named(begun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(begun) as server:
+        assert main(["report", "--live", "--port", str(server.server_port), str(begun)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"goldilocks: --port={server.server_port} is not accepted: a free port, or 0 for any")
+    assert said.count("\n") == 1
 
 
 def test_ctrl_c_ends_it_cleanly(begun: Path) -> None:

@@ -97,6 +97,7 @@ def test_a_run_s_name_is_text_too(tmp_path: Path) -> None:
 
 
 def test_the_page_of_an_empty_run_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
     made = make_page(read_runs([tmp_path]))
     assert made.plots == ()
     for line in made.missing:
@@ -112,6 +113,7 @@ def test_a_report_of_one_run_lies_in_it(dapo: Path, tmp_path: Path, capsys: pyte
 
 
 def test_what_is_missing_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "rollouts").mkdir()
     assert main(["report", str(tmp_path)]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[0].startswith(f"page     {tmp_path}/report.html")
@@ -121,7 +123,7 @@ def test_what_is_missing_is_printed(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 def test_several_runs_say_which_lacks_what(dapo: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
-    empty.mkdir()
+    (empty / "rollouts").mkdir(parents=True)
     written = write_report([dapo, empty], tmp_path / "both.html", png=False)
     assert "empty: config.yaml is not there" in written.missing
     assert "accounts/*_tokens: not logged by empty" in written.missing
@@ -130,7 +132,7 @@ def test_several_runs_say_which_lacks_what(dapo: Path, tmp_path: Path) -> None:
 def test_what_all_runs_lack_is_said_once_and_names_none(tmp_path: Path) -> None:
     runs = [tmp_path / name for name in ("one", "other", "third")]
     for run in runs:
-        run.mkdir()
+        (run / "rollouts").mkdir(parents=True)
     (runs[0] / "config.yaml").write_text("{}")
     made = make_page(read_runs(runs))
     assert "other, third: config.yaml is not there" in made.missing
@@ -145,7 +147,11 @@ def test_what_all_runs_lack_is_said_once_and_names_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["nowhere"], "goldilocks: RUN='nowhere' is not accepted: a run directory, as goldilocks train makes it\n"),
+        (
+            ["nowhere"],
+            "goldilocks: RUN='nowhere' is not accepted: a run directory, as goldilocks train makes it: "
+            "with config.yaml, metrics.jsonl, rollouts or checkpoints\n",
+        ),
         ([".", "--out", "x.pdf"], "goldilocks: --out='x.pdf' is not accepted: a file name that ends in .html\n"),
     ],
 )

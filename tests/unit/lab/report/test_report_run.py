@@ -69,7 +69,14 @@ def test_beliefs_without_texts_are_counted(dapo: Path, tmp_path: Path) -> None:
     assert any("the texts of" in text for text in run.missing)
 
 
-def test_an_empty_directory_is_reported_not_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("of something else")
+    with pytest.raises(ValueError, match=r"RUN='.*' is not accepted: a run directory, .* with config\.yaml"):
+        read_run(tmp_path, "notes")
+
+
+def test_a_run_that_has_just_begun_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
     run = read_run(tmp_path, "empty")
     assert len(run.history) == 0
     assert [text.split()[0] for text in run.missing] == ["config.yaml", "metrics.jsonl", "rollouts/", "checkpoints/"]

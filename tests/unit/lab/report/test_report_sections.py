@@ -103,6 +103,7 @@ def test_ratio_quantiles_are_ordered_and_the_clip_is_drawn(run: Run) -> None:
 
 
 def test_a_run_with_nothing_gives_notes_and_no_plots(tmp_path: Path) -> None:
+    (tmp_path / "rollouts").mkdir()
     empty = read_run(tmp_path, "empty")
     for make in SECTIONS:
         section = make([empty])
