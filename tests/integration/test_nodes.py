@@ -176,4 +176,4 @@ def test_two_nodes_train_and_a_killed_one_ends_the_run_which_goes_on(
     nodes.start(SECOND)
     status, said = end(start(nodes, arithmetic, *words, f"trainer.total_training_steps={saved + 2}"))
     assert status == 0, said
-    assert steps(run) == [saved + 1, saved + 2]
+    assert steps(run)[-2:] == [saved + 1, saved + 2]

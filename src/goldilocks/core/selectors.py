@@ -17,6 +17,7 @@ from goldilocks.errors import require
 from goldilocks.types import Group
 
 KWARGS = "goldilocks.selector_kwargs"
+COUNTS = ("judged", "informative", "explored", "explored_informative")
 HARD = 0.2  # the highest pass rate of a hard prompt
 
 
@@ -50,10 +51,15 @@ class Ranked(Selector):
 
     So every belief is tested, and no prompt is left out for ever. No prompt is chosen while it is in hand. Of a very
     large data set only a fresh random ``window`` is ranked.
+
+    The explored prompts are a uniform draw: where every prompt has as many rollouts, the share of informative groups
+    among them is what uniform sampling would have had.
     """
 
     explore: float = 0.1
     window: int = 262_144
+    _exploring: set[int] = field(default_factory=set, init=False)  # prompts whose groups are not judged yet
+    _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0), init=False)
 
     def __post_init__(self) -> None:
         require(0 <= self.explore <= 1, f"{KWARGS}.explore", self.explore, "a share of uniform draws in [0, 1]")
@@ -69,10 +75,27 @@ class Ranked(Selector):
         explored = pool.next(int(self.explore * k + rng.random()))
         explored = np.sort(explored[free[explored]])
         free[explored] = False
+        self._exploring.update(explored.tolist())
         rows, window = np.flatnonzero(free), max(self.window, k)
         if len(rows) > window:
             rows = np.sort(rng.choice(rows, window, replace=False, shuffle=False))
         return np.concatenate([explored, first_of(rows, self.rank(rows, beliefs, k, rng), k - len(explored))])
+
+    def learn(self, group: Group, *, informative: bool) -> None:
+        explored = group.prompt.index in self._exploring
+        self._exploring.discard(group.prompt.index)
+        if isinstance(self.allocator, Fixed):
+            for name, counts in zip(COUNTS, (True, informative, explored, explored and informative), strict=True):
+                self._counts[name] += counts
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"exploring": sorted(self._exploring), "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._exploring, self._counts = set(state["exploring"]), dict(state["counts"])
+
+    def metrics(self) -> dict[str, float]:
+        return {f"selector/{name}_groups": count for name, count in self._counts.items()}
 
 
 def first_of(rows: np.ndarray, ranks: np.ndarray, k: int) -> np.ndarray:

@@ -32,7 +32,7 @@ from goldilocks.drive.stopwatch import Stopwatch
 from goldilocks.errors import require
 from goldilocks.rewards import RewardFailed
 from goldilocks.runs.checkpoints import FILE, load_state, save_state
-from goldilocks.runs.costs import Budget, Meter
+from goldilocks.runs.costs import Budget, Meter, closing
 from goldilocks.types import Event, Failure, Group
 
 logger = logging.getLogger(__name__)
@@ -233,6 +233,11 @@ class Driver:
         self._check_sides(trained)
         spent = {"budget/spent": self.meter.share} if self.meter.budget.costs else {}
         return {**own, **plain, **spent}
+
+    def closing(self) -> str:
+        """Return the last line of a run; every trainer prints it."""
+        collector = self.collector
+        return f"Goldilocks: rollouts: {closing({**collector.accounts.metrics(), **collector.selector.metrics()})}"
 
     def _check_threshold(self, metrics: Mapping[str, float]) -> None:
         """Warn once where rewards differ and all are on one side of the threshold: nothing is learnt of the prompts."""

@@ -143,7 +143,7 @@ def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIME
                 join(config, env)
             changed = changes(run_dir, config)
             refuse_other_recipe(run_dir, choice, changed)
-            run_dir.begin()
+            run_dir.begin(appends=on_trl.chosen(config) or uses_collector(config))
             run_dir.config.write_text(_yaml(config))
             yield Launch(run_dir, config, env, changed)
 
@@ -191,8 +191,9 @@ def supervise(launch: Launch, line: LiveLine, stall_s: float = STALL_S, stop: th
     rollouts_per_step = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
     progress = Progress(_total_steps(config), rollouts_per_step, spent=[0.0] if budget_of(config).costs else [])
     started, stop = time.monotonic(), stop or threading.Event()
+    tail = Tail(run_dir.metrics)
     with contextlib.closing(line), Supervisor(run_dir, launch.env) as driver:
-        tail, life = Tail(run_dir.metrics), SignOfLife((run_dir.log, run_dir.metrics), stall_s)
+        life = SignOfLife((run_dir.log, run_dir.metrics), stall_s)
         while driver.running:
             line.show(_records(tail, progress), progress, time.monotonic() - started)
             if life.lost() or stop.wait(POLL_S):

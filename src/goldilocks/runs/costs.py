@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from goldilocks.core import Accounts
+from goldilocks.core.selectors import COUNTS
 from goldilocks.dotted_keys import value_at
 from goldilocks.errors import require
 from goldilocks.runs.history import History, Series, at_or_before, running_total, validation_accuracy
@@ -33,6 +34,7 @@ BATCH, MINI_BATCH = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_b
 EPOCHS, N = "actor_rollout_ref.actor.ppo_epochs", "actor_rollout_ref.rollout.n"
 BACKEND = "trainer.backend"
 
+ENOUGH = 20  # informative groups of explored prompts: the estimate's standard error is then a fifth
 BATCHES = 3  # an average over fewer is mostly luck
 TIMES = 4.0  # the hint is given if an update costs more than this many of GRPO's
 SCORE = "critic/score/mean"
@@ -240,6 +242,7 @@ class Progress:
     spent: list[float] = field(default_factory=list)  # shares of the budget, beginning with 0.0; empty without a budget
     stages: dict[str, float] = field(default_factory=dict)
     generated: list[int] = field(default_factory=list)  # rollouts in all, after each step
+    last: Mapping[str, float] = field(default_factory=dict)  # metrics of the last step
 
     def add(self, record: dict[str, Any]) -> None:
         """Take one line of metrics.jsonl: a validation, a training step, or both."""
@@ -255,6 +258,7 @@ class Progress:
         # The totals are the collector's; a trainer without one trains all that it generates.
         before, self.rollouts = self.rollouts, int(data.get(ROLLOUTS, self.rollouts + self.rollouts_per_step))
         self.generated.append(self.rollouts)
+        self.last = data
         self.tokens = int(data.get(TOKENS, self.tokens + data.get(LENGTH, 0.0) * (self.rollouts - before)))
         self.seconds.append(data.get(SECONDS, 0.0))
         self.validating += data.get(VALIDATING, 0.0)
@@ -312,7 +316,7 @@ class Progress:
         rows.append(("time", f"{clock(elapsed)} ({clock(elapsed - training)} start, validation and end)"))
         if self.steps_done:
             rows.append(("per step", f"{training / self.steps_done:.2f} s: {self._stages()}"))
-        rows.append(("rollouts", f"{self.rollouts:,} generated"))
+        rows.append(("rollouts", closing(self.last) if ROLLOUTS in self.last else f"{self.rollouts:,} generated"))
         rows.append(("tokens", f"{self.tokens:,} generated"))
         return rows
 
@@ -330,6 +334,20 @@ class Progress:
         rest = sum(self.seconds) / self.steps_done - known
         shown = {stage: value for stage, value in mean.items() if value >= 0.005} | {"rest": max(rest, 0.0)}
         return ", ".join(f"{stage} {value:.2f}" for stage, value in shown.items())
+
+
+def closing(metrics: Mapping[str, float]) -> str:
+    """Return what became of a run's rollouts, in one line; where it is known, beside what uniform sampling needs."""
+    generated, trained, dropped = (
+        int(metrics.get(f"accounts/{name}_rollouts", 0)) for name in ("generated", "trained", "filtered")
+    )
+    line = f"{generated:,} generated, {trained:,} trained ({trained / max(generated, 1):.0%})"
+    line += f", {dropped:,} in dropped groups" if dropped else ""
+    judged, found, explored, informative = (int(metrics.get(f"selector/{name}_groups", 0)) for name in COUNTS)
+    if informative < ENOUGH:
+        return line
+    needed = generated * found / judged * explored / informative
+    return f"{line}; uniform sampling would need about {needed:,.0f} for the same {found:,} informative groups"
 
 
 def clock(seconds: float) -> str:

@@ -82,9 +82,12 @@ class RunDir:
             file.flush()
             yield
 
-    def begin(self) -> None:
-        """Keep the logs and metrics of an earlier start under other names; the run resumes from its checkpoints."""
-        for file in (self.log, self.metrics, self.reason):
+    def begin(self, *, appends: bool) -> None:
+        """Keep the logs of an earlier start under other names; the run resumes from its checkpoints.
+
+        ``appends``: the trainer goes on with the metrics of earlier starts; else these are kept under another name too.
+        """
+        for file in (self.log, self.reason) if appends else (self.log, self.reason, self.metrics):
             set_aside(file)
         write_secret(self.secret)
 
@@ -184,11 +187,11 @@ class Lines:
 
 
 class Tail:
-    """The objects that were appended to a file since the last call of ``new``."""
+    """The objects that were appended to a file since the last call of ``new``; at first, since this was made."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = 0
+        self._offset = path.stat().st_size if path.exists() else 0
 
     def new(self) -> Iterator[Object]:
         """Yield the new objects. A line without its end is left for the next call, and a broken line is skipped."""

@@ -1,7 +1,7 @@
 """A run's metrics: by step, as verl's file logger wrote them; of several batches as of one; accuracy by columns.
 
-A step may be logged in several lines, one for validation and one for training. A resumed run logs to a new file and may
-repeat steps; the values of the newest start count. Only finite numbers are kept. A metric that was not logged has an
+A step may be logged in several lines, one for validation and one for training. A resumed run may repeat steps; the
+values of the newest start count. Only finite numbers are kept. A metric that was not logged has an
 empty series. The columns are those that ``goldilocks.validate_by`` names; their metrics are called ``val/level/3/acc``.
 
 Of several batches, counts are summed, and means are weighed by what they are over. The driver does so in the simulator
@@ -33,20 +33,17 @@ class History:
     steps: Mapping[int, Mapping[str, float]]
 
     @classmethod
-    def of(cls, *starts: Iterable[Mapping[str, Any]]) -> History:
-        """Make a history from ``{"step": N, "data": {…}}`` objects, one sequence for each start of the run."""
+    def of(cls, records: Iterable[Mapping[str, Any]]) -> History:
+        """Make a history from ``{"step": N, "data": {…}}`` objects. Where the step falls, the run was started again."""
         steps: dict[int, dict[str, float]] = {}
-        for records in starts:
-            started = False
-            for record in records:
-                step, data = record.get("step"), record.get("data")
-                if isinstance(step, int) and isinstance(data, dict):
-                    if not started:
-                        steps = {earlier: values for earlier, values in steps.items() if earlier <= step}
-                        started = True
-                    numbers = {name: float(value) for name, value in data.items() if _number(value)}
-                    steps.setdefault(step, {}).update(numbers)
-        return cls(dict(sorted(steps.items())))
+        for record in records:
+            step, data = record.get("step"), record.get("data")
+            if isinstance(step, int) and isinstance(data, dict):
+                if steps and step < next(reversed(steps)):
+                    steps = {earlier: values for earlier, values in steps.items() if earlier <= step}
+                numbers = {name: float(value) for name, value in data.items() if _number(value)}
+                steps.setdefault(step, {}).update(numbers)
+        return cls(steps)
 
     def __len__(self) -> int:
         return len(self.steps)

@@ -6,6 +6,7 @@ done.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,19 @@ CHARTS: dict[str, dict[str, list[str]]] = {
 }
 FAMILIES = ("adaptive_rollout", "batch", "belief", "difficulty", "length", "rejection", "reward", "selector")
 PARENTS = ("train/rollout_failures",)  # metrics that others are below: MLflow's folders cannot hold both
+
+
+def logged_before(trainer: Any) -> bytes:
+    """Return what an earlier start of the run has logged to the file that verl will open anew."""
+    path = log_file(trainer)
+    earlier = path.read_bytes() if trainer.resume_mode != "disable" and path.is_file() else b""
+    return earlier + b"\n" if earlier and not earlier.endswith(b"\n") else earlier
+
+
+def log_file(trainer: Any) -> Path:
+    """Return the file of verl's file logger; ``trainer`` is that section of the config."""
+    folder = Path(os.environ.get("VERL_FILE_LOGGER_ROOT", ".")).expanduser() / trainer.project_name
+    return Path(os.environ.get("VERL_FILE_LOGGER_PATH") or folder / f"{trainer.experiment_name}.jsonl")
 
 
 def show_grouped(backends: dict[str, Any], checkpoints: str) -> None:

@@ -243,6 +243,7 @@ class GroupDump:
     truth: str | None
     scores: list[float]
     answers: list[DumpedAnswer]
+    key: int | None = None  # the prompt's, in dumps of ours
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> GroupDump:
@@ -251,7 +252,8 @@ class GroupDump:
         ends = dict.fromkeys((max(scores), min(scores)))  # one where all are the same
         answers = [DumpedAnswer(_clean(rows[scores.index(score)]["output"]), score) for score in ends]
         truth = rows[0]["gts"]
-        return cls(_clean(rows[0]["input"]), None if truth is None else _clean(str(truth)), scores, answers)
+        asked, right = _clean(rows[0]["input"]), None if truth is None else _clean(str(truth))
+        return cls(asked, right, scores, answers, rows[0].get("key"))
 
     @property
     def pass_rate(self) -> float:

@@ -117,8 +117,9 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
         meter = None if self.collected is None else self.collected.driver.meter
         self._budget = BudgetCallback(settings.budget(), meter, processes)
         self.add_callback(self._budget)
-        if processes.first:
-            self._record = RunRecord(run_dir, sections.config(sizes), self._budget.metrics)
+        if self.collected is not None:
+            closing = self.collected.driver.closing
+            self._record = RunRecord(run_dir, sections.config(sizes), self._budget.metrics, closing)
             self.add_callback(self._record)
 
     def _queue(self, settings: Settings, prompts: DatasetPrompts) -> CollectedQueue:

@@ -252,13 +252,20 @@ def accuracy_name(value: str, samples: int) -> str:
 class RunRecord(TrainerCallback):
     """Writes on the first process only.
 
-    ``spent`` is what is known after an update alone, its seconds among it.
+    ``spent`` is what is known after an update alone, its seconds among it. ``closing`` is the run's last line.
     """
 
-    def __init__(self, path: Path, config: Mapping[str, Any], spent: Callable[[], Mapping[str, float]]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: Mapping[str, Any],
+        spent: Callable[[], Mapping[str, float]],
+        closing: Callable[[], str],
+    ) -> None:
         self._run = RunDir(path)
         self._config = config
         self._spent = spent
+        self._closing = closing
         self._batch: dict[str, float] = {}
         self._taken: dict[int, dict[str, float]] = {}  # by step, of batches that are not being trained yet
 
@@ -288,7 +295,8 @@ class RunRecord(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Keep what an earlier start of the run wrote, and write the configuration unless it is there."""
         self._run.path.mkdir(parents=True, exist_ok=True)
-        set_aside(self._run.metrics)
+        if not state.global_step:
+            set_aside(self._run.metrics)
         if not self._run.config.exists():
             config = {**self._config, "trl": json.loads(args.to_json_string())}
             self._run.config.write_text(yaml.safe_dump(config, sort_keys=False))
@@ -298,6 +306,9 @@ class RunRecord(TrainerCallback):
         self._write(state.global_step, {**self._batch, **self._spent()})
         kept = ("critic/", *TOTALS)
         self._batch = {name: value for name, value in self._batch.items() if name.startswith(kept)}
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        print(self._closing(), flush=True)
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any) -> None:
         """Write what only TRL knows: the loss of an update, the accuracy of an evaluation."""
@@ -320,6 +331,7 @@ def _answers(step: int, collection: Taken) -> Iterator[dict[str, Any]]:
             row = collection.rows[rollout.uid, rollout.index]
             yield {
                 "input": conversation_text(row.prompt),
+                "key": group.prompt.key,
                 "output": conversation_text(row.completion),
                 "gts": None,
                 "score": rollout.reward,

@@ -151,8 +151,8 @@ class CollectedTrainer(WholeCheckpoints):
         self._budget = BudgetCallback(settings.budget(), None if driver is None else driver.meter, processes)
         self._saved = Saved(self.collection, processes)
         self.add_callback(self._budget)
-        if processes.first:
-            self._record = RunRecord(run_dir, sections.config(self.args), self._update_metrics)
+        if driver is not None:
+            self._record = RunRecord(run_dir, sections.config(self.args), self._update_metrics, driver.closing)
             self.add_callback(self._record)
 
     def _guard_weights(self, action: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -21,7 +23,7 @@ def arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for part in ("model", "data"):
         (folder / part).mkdir(parents=True)
     for split in ("train", "val"):
-        (folder / "data" / f"{split}.parquet").touch()
+        pq.write_table(pa.table({"prompt": ["1 + 1 ="]}), folder / "data" / f"{split}.parquet")
     monkeypatch.setenv(preflight.VARIABLE, str(folder))
 
 

@@ -153,7 +153,7 @@ def test_where_the_user_hides_the_gpus_ray_still_counts_a_device_for_each_rank(t
 
 def test_a_name_on_the_hub_is_taken_for_a_model(tmp_path):
     for split in ("train", "val"):
-        (tmp_path / f"{split}.parquet").touch()
+        pq.write_table(pa.table({"prompt": ["1 + 1 ="]}), tmp_path / f"{split}.parquet")
     files = [f"data.{split}_files={tmp_path}/{split}.parquet" for split in ("train", "val")]
     check_paths(compose("actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B", *files))
 
@@ -163,7 +163,9 @@ def test_a_run_directory_keeps_what_an_earlier_try_left(tmp_path):
     first.metrics.write_text("one")
     first.checkpoints.mkdir()
     second = RunDir.create(tmp_path, "a")
-    second.begin()
+    second.begin(appends=True)
+    assert second.metrics.read_text() == "one"
+    second.begin(appends=False)
     assert not second.metrics.exists()
     assert (second.path / "metrics.1.jsonl").read_text() == "one"
     assert second.checkpoints.exists()

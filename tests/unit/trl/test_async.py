@@ -188,7 +188,7 @@ def test_the_wait_for_an_updates_samples_is_part_of_its_time(monkeypatch: pytest
     meter = costs.Meter(costs.Budget(), Accounts())
     budget = BudgetCallback(costs.Budget(), meter, None)  # type: ignore[arg-type]
     state = SimpleNamespace(global_step=1)
-    callbacks: list[Any] = [budget, on_disk.RunRecord(tmp_path, {}, budget.metrics)]
+    callbacks: list[Any] = [budget, on_disk.RunRecord(tmp_path, {}, budget.metrics, str)]
     budget.begin()
     for clock.now, event in ((30.0, "on_step_begin"), (60.0, "on_step_end")):
         for callback in callbacks:

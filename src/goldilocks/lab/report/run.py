@@ -2,7 +2,7 @@
 
 ====================================  ====================================================================
 ``config.yaml``                       the configuration, resolved
-``metrics.jsonl``                     a line per step, by verl's file logger; ``metrics.1.jsonl``, … of earlier starts
+``metrics.jsonl``                     a line per step; ``metrics.1.jsonl``, … of earlier starts on V0
 ``rollouts/<step>.jsonl``             answers, where ``trainer.rollout_data_dir`` points here
 ``checkpoints/global_step_N/…``       ``goldilocks.npz``, the collector with its beliefs about the prompts; TRL's are
                                       ``checkpoint-N/…``, there or in the run's own folder
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,10 @@ def read_run(path: Path, name: str) -> Run:
     """Read what is there. Raises ``ValueError`` if the directory has nothing of a run."""
     made = any((path / name).exists() for name in ("config.yaml", METRICS, "rollouts", "checkpoints"))
     accepted = "a run directory, as goldilocks train makes it: with config.yaml, metrics.jsonl, rollouts or checkpoints"
-    require(made or bool(checkpoints(path)), "RUN", str(path), accepted)
+    require(made or bool(checkpoints(path) or _earlier(path / METRICS)), "RUN", str(path), accepted)
     missing: list[str] = []
-    config = _config(path / "config.yaml", missing)
+    ours, hydras = path / "config.yaml", path / ".hydra" / "config.yaml"  # hydra.run.dir on verl's own command
+    config = _config(hydras if hydras.is_file() and not ours.is_file() else ours, missing)
     history = _history(path / METRICS, missing)
     dumps = _dumps(path / "rollouts", missing)
     beliefs = _beliefs(path, missing)
@@ -102,7 +104,7 @@ def _history(file: Path, missing: list[str]) -> History:
     if not starts:
         missing.append(f"{METRICS} is not there: no step has been logged (trainer.logger needs 'file')")
         return History({})
-    history = History.of(*starts)
+    history = History.of(chain(*starts))
     broken = sum(lines.broken for lines in starts)
     if broken:
         missing.append(f"{METRICS}: {_lines(broken)} not whole and left out")
@@ -146,8 +148,7 @@ def _lines(count: int) -> str:
 def prompt_texts(keys: Iterable[int], config: Mapping[str, Any], dumps: Sequence[Dump]) -> dict[int, str]:
     """Return the texts of these prompts, as far as they are found."""
     wanted, texts = set(keys), {}
-    for content, text in _contents(config, dumps):
-        key = content_key(content)
+    for key, text in _keyed(config, dumps):
         if key in wanted:
             texts[key] = text
             if len(texts) == len(wanted):
@@ -155,17 +156,18 @@ def prompt_texts(keys: Iterable[int], config: Mapping[str, Any], dumps: Sequence
     return texts
 
 
-def _contents(config: Mapping[str, Any], dumps: Sequence[Dump]) -> Iterator[tuple[object, str]]:
-    """Yield everything that a key may be the hash of, with its text."""
+def _keyed(config: Mapping[str, Any], dumps: Sequence[Dump]) -> Iterator[tuple[int, str]]:
+    """Yield the texts of prompts under the keys that they may have."""
     for dump in dumps:
         for group in dump.groups:
-            yield group.prompt, group.prompt
+            yield content_key(group.prompt) if group.key is None else group.key, group.prompt
     prompt = value_at(config, "data.prompt_key") or "prompt"
     media = [value_at(config, f"data.{key}") or column for key, column in MEDIA.items()]
     for file in _training_files(config):
         for row in _rows(file, [prompt, *media]):
             if prompt in row:
-                yield with_media(row[prompt], [row[name] for name in media if name in row]), _text(row[prompt])
+                content = with_media(row[prompt], [row[name] for name in media if name in row])
+                yield content_key(content), _text(row[prompt])
 
 
 def _training_files(config: Mapping[str, Any]) -> list[Path]:

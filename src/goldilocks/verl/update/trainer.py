@@ -22,7 +22,7 @@ from goldilocks.config.settings import Settings
 from goldilocks.drive.driver import Driver
 from goldilocks.losses.advantages import untrained_rollouts
 from goldilocks.rewards.calls import guard_if_asked
-from goldilocks.runs.loggers import show_grouped
+from goldilocks.runs.loggers import logged_before, show_grouped
 from goldilocks.types import Group
 from goldilocks.verl.checks import MANAGER, check_v1
 from goldilocks.verl.dispatch.backend import AgentLoops
@@ -90,6 +90,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
         config.algorithm.adv_estimator = estimator_for(self.settings)
         if self.settings.trains_older_groups:
             store_log_probs(config)
+        self._logged_before = logged_before(config.trainer)
         super().__init__(config)
 
     @property
@@ -109,6 +110,8 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
     @logger.setter
     def logger(self, tracking: Any) -> None:
         self._tracking = tracking
+        if "file" in tracking.logger:
+            tracking.logger["file"].fp.write(self._logged_before)
         show_grouped(tracking.logger, self.config.trainer.default_local_dir)
 
     def _build_replay_buffer(self) -> DriverSampler:
@@ -141,6 +144,7 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
         self.replay_buffer.backend.manager = agent_loop_manager
         self._end_with_this_update({})  # a run that is started again may have nothing left to do
         super().fit(agent_loop_manager)
+        print(self.driver.closing(), flush=True)
 
     # -- a step --------------------------------------------------------------------------------------------------------
 

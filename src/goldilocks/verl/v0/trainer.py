@@ -27,6 +27,8 @@ from goldilocks.engine.cpu import patches_env
 from goldilocks.errors import require
 from goldilocks.losses.log_probs import behaviour_log_probs, gap_sums, is_bypassed, mean_gap
 from goldilocks.rewards.calls import guard_if_asked
+from goldilocks.runs.files import set_aside
+from goldilocks.runs.loggers import log_file
 from goldilocks.types import Group
 from goldilocks.verl.checks import check_v0
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, ValidatesByColumn, changed
@@ -119,6 +121,8 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
         if not hasattr(self, "async_rollout_manager"):
             self.init_workers()
         trainer, rollout = self.config.trainer, self.config.actor_rollout_ref.rollout
+        if "file" in trainer.logger:
+            set_aside(log_file(trainer))  # verl opens it anew
         kept = trainer.balance_batch, trainer.total_epochs, rollout.n, trainer.test_freq, trainer.save_freq
         try:
             with self._keeping_what_was_generated():
@@ -129,6 +133,7 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
             self._shutdown_dump_executor()
         finally:
             trainer.balance_batch, trainer.total_epochs, rollout.n, trainer.test_freq, trainer.save_freq = kept
+        print(self.driver.closing(), flush=True)
 
     def _begin_training(self) -> None:
         """Change what ``fit`` reads from here on; its loggers already have the user's config."""

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pyarrow
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -27,7 +28,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "model").mkdir(parents=True)
     (root / "data").mkdir()
     for split in ("train", "val"):
-        (root / "data" / f"{split}.parquet").touch()
+        pq.write_table(pa.table({"prompt": ["1 + 1 ="]}), root / "data" / f"{split}.parquet")
     monkeypatch.setenv(preflight.VARIABLE, str(root))
 
 

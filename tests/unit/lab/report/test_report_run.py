@@ -14,7 +14,7 @@ from unit.lab.report.run_directories import HOSTILE, VALIDATION
 from goldilocks.hashing import content_key, with_media
 from goldilocks.lab.report.run import prompt_texts, read_run, read_runs, run_names
 from goldilocks.runs.history import History, at_or_before, increments, running_total
-from goldilocks.runs.records import MOST_STEPS, evenly, read_dumps
+from goldilocks.runs.records import MOST_STEPS, Dump, GroupDump, evenly, read_dumps
 
 
 def log(path: Path, *lines: str) -> Path:
@@ -59,6 +59,18 @@ def test_prompts_with_images_find_their_texts_too(tmp_path: Path) -> None:
     keys = [content_key(with_media("<image> which?", [image])) for image in images]
     assert len(set(keys)) == 2
     assert prompt_texts(keys, {"data": {"train_files": str(file)}}, []) == dict.fromkeys(keys, "<image> which?")
+
+
+def test_a_run_of_verls_own_command_has_the_config_that_hydra_wrote(dapo: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(dapo, tmp_path / "copy"))
+    (copy / ".hydra").mkdir()
+    (copy / "config.yaml").rename(copy / ".hydra" / "config.yaml")
+    assert read_run(copy, "copy").texts == read_run(dapo, "dapo").texts
+
+
+def test_a_dump_that_has_the_keys_of_its_prompts_has_their_texts() -> None:
+    group = GroupDump("user: 1 + 1", None, [1.0], [], key=7)
+    assert prompt_texts([7, 8], {}, [Dump(1, (group,))]) == {7: "user: 1 + 1"}
 
 
 def test_beliefs_without_texts_are_counted(dapo: Path, tmp_path: Path) -> None:
@@ -120,6 +132,8 @@ def test_a_run_that_was_started_again_is_one_history(tmp_path: Path) -> None:
     assert list(history.steps) == list(range(1, 12))
     assert history.steps[10] == {"a": 1.0, "b": 1.0, "c": 2.0}
     assert history.series("a")[11] == 2.0
+    log(tmp_path, *first, *second)  # a trainer of ours goes on with the file
+    assert read_run(tmp_path, "whole").history == history
 
 
 def test_running_totals_and_increments_undo_each_other() -> None:
