@@ -21,7 +21,7 @@ import goldilocks
 from goldilocks.core import Collector, Limits
 from goldilocks.core.allocators import Adaptive
 from goldilocks.core.filters import Variance
-from goldilocks.core.selectors import Greso
+from goldilocks.core.selectors import Greso, Thompson
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.losses.policy_loss import clipping_metrics
@@ -106,7 +106,7 @@ def collector_names() -> set[str]:
         if place % 2 == 0:
             collector.reject([batch[0].uid], "batch_filter")
         names |= set(collector.metrics())
-    return names
+    return names | set(Thompson().metrics())
 
 
 def filter_names() -> set[str]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from documented_metrics import METRICS, OURS
 
-from goldilocks.runs.loggers import CHARTS, FAMILIES, InFolders, show_grouped
+from goldilocks.runs.files import Lines
+from goldilocks.runs.history import History
+from goldilocks.runs.loggers import CHARTS, FAMILIES, InFolders, log_file, logged_before, show_grouped
 
 LOGGED = {"train/informative_groups": 3.0, "filter/dropped/too_hard": 2.0, "reward/brevity": -0.5}
 
@@ -91,3 +94,25 @@ def test_no_metric_is_below_another_in_the_folders_of_mlflow() -> None:
     assert len(logged) == len(names)
     assert [name for name in logged if any(other.startswith(f"{name}/") for other in logged)] == []
     assert [name for name in logged if not re.fullmatch(r"[/\w.\- :]+", name)] == []  # mlflow's own rule
+
+
+def test_verls_file_logger_goes_on_with_what_an_earlier_start_has_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from verl.utils.tracking import FileLogger
+
+    monkeypatch.setenv("VERL_FILE_LOGGER_ROOT", str(tmp_path))
+    trainer = SimpleNamespace(project_name="mine", experiment_name="first", resume_mode="auto")
+    assert logged_before(trainer) == b""
+    for step in (1, 2):
+        earlier = logged_before(trainer)
+        logger = FileLogger("mine", "first")
+        logger.fp.write(earlier)
+        logger.log({"a": step}, step)
+        logger.finish()
+    with log_file(trainer).open("ab") as file:
+        file.write(b'{"step": 3')  # killed while it wrote
+    assert History.of(Lines(log_file(trainer))).series("a") == {1: 1.0, 2: 2.0}
+    assert logged_before(trainer).endswith(b'{"step": 3\n')
+    trainer.resume_mode = "disable"
+    assert logged_before(trainer) == b""
