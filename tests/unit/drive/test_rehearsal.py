@@ -83,7 +83,7 @@ def test_a_selector_that_returns_no_place_of_a_prompt_is_named_with_its_line(
 def test_the_simulator_says_what_a_policy_of_the_user_s_own_raised(
     policies: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["simulate", "--policy", "grpo", "--rollouts", "100", "--set", "selector=my_policies:Raises"]
+    words = ["simulate", "--policy", "grpo", "--rollouts", "100", "--set", "goldilocks.selector=my_policies:Raises"]
     assert main(words) == 2
     said = capsys.readouterr().err
     assert "it raised KeyError: 'difficulty'" in said

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from goldilocks.cli import main
-from goldilocks.launch import machine, preflight
+from goldilocks.launch import machine
 from goldilocks.launch.machine import SIZES, THREADS, find_device, is_private, share_of_cores
 from goldilocks.launch.recipe import choose
 from goldilocks.launch.train import Launch, prepared
@@ -24,7 +24,7 @@ def arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (folder / part).mkdir(parents=True)
     for split in ("train", "val"):
         pq.write_table(pa.table({"prompt": ["1 + 1 ="]}), folder / "data" / f"{split}.parquet")
-    monkeypatch.setenv(preflight.VARIABLE, str(folder))
+    monkeypatch.setenv("GOLDILOCKS_TASK", str(folder))
 
 
 def launch(tmp_path: Path, *words: str) -> Launch:

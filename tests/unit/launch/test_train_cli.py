@@ -13,7 +13,6 @@ import pytest
 from omegaconf import OmegaConf
 
 from goldilocks.cli import main
-from goldilocks.launch import preflight
 from goldilocks.launch.preflight import check_paths
 from goldilocks.launch.recipe import choose, compose_config, names, quoted
 from goldilocks.launch.train import prepared
@@ -25,7 +24,7 @@ from goldilocks.verl.checks import unread
 
 @pytest.fixture(autouse=True)
 def _no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(preflight.VARIABLE, str(tmp_path / "arithmetic"))
+    monkeypatch.setenv("GOLDILOCKS_TASK", str(tmp_path / "arithmetic"))
 
 
 def pretend_that_model_and_data_are_there(folder: Path) -> None:

@@ -14,7 +14,6 @@ import yaml
 from goldilocks.cli import main
 from goldilocks.lab.compare.arm import EqualCost, combinations, parse_grid
 from goldilocks.lab.compare.study import recipe_digest
-from goldilocks.launch import preflight
 
 ENOUGH = ["--budget", "rollouts=64", "--seeds", "1"]
 ON_FULL = "algorithm.filter_groups.on_full"
@@ -29,7 +28,7 @@ def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "data").mkdir()
     for split in ("train", "val"):
         pq.write_table(pa.table({"prompt": ["1 + 1 ="]}), root / "data" / f"{split}.parquet")
-    monkeypatch.setenv(preflight.VARIABLE, str(root))
+    monkeypatch.setenv("GOLDILOCKS_TASK", str(root))
 
 
 @pytest.mark.parametrize(
