@@ -15,8 +15,6 @@ import psutil
 import pytest
 from run_files import json_lines
 
-from goldilocks.launch import preflight
-
 from .conftest import PATIENCE_S, SMALL, processes_of, wait_for
 
 pytestmark = pytest.mark.integration
@@ -63,7 +61,7 @@ def train(arithmetic: Path, tmp_path: Path) -> Train:
                 "trainer.total_training_steps=2",
                 *words,
             ],
-            env={**os.environ, preflight.VARIABLE: str(arithmetic), "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "GOLDILOCKS_TASK": str(arithmetic), "HF_HUB_OFFLINE": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
