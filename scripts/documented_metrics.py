@@ -110,6 +110,8 @@ METRICS: dict[str, str] = {
     "belief/worth": "rollouts of a prompt that the prior counts as: 1 (prompts of one stratum differ at will) to 64",
     "belief/drift": "what training a group adds to the log-odds of its strata, as believed",
     "belief/wander": "variance, in squared log-odds, that training a group adds to its strata, as believed",
+    "belief/<column>/<value>": "pass rate that is believed of the training prompts with this value of a column of both "
+    "`goldilocks.strata.columns` and `goldilocks.validate_by`: the mean of 256 at most",
     "belief/skill": "share of the log-loss of the mean pass rate that beliefs save on the last 512 groups or so",
     "allocator/price": "`sequential`: what the run earns per token (`goldilocks.cost`): informative groups, or signal",
     "allocator/given_up": "`sequential`: groups given up before they had n rollouts, since the run began",

@@ -7,6 +7,7 @@ group of our own, ``goldilocks.*``, for everything the policies can do beyond th
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -37,7 +38,7 @@ from goldilocks.filtering.config import (
     PPOFilterConfig,
 )
 from goldilocks.runs.costs import Budget
-from goldilocks.runs.history import metric_name
+from goldilocks.runs.history import belief_name, metric_name
 from goldilocks.types import MIN_STD, REWARD, Cost, OnExhausted, OnFull
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ FINAL_METRIC = "seq_final_reward"  # after the KL penalty, which is known once l
 ON_STALE_WEIGHTS = ("warn", "error")
 UNNAMED = (None, REWARD)  # verl's own default is the reward: it cannot be told from a metric that nobody named
 REWARD_METRICS = ("seq_reward", FINAL_METRIC)  # the summed token-level score
+SHOWN = 256  # prompts, spread evenly, whose mean belief is logged for a value of a column of validate_by
 PRIORS = ("flat", "strata", "oracle")
 
 
@@ -287,8 +289,14 @@ class Settings:
         """Return beliefs about the prompts of a source; ``goldilocks.prior`` says where they begin."""
         divisions: list[Division] = []
         names: list[str] = []
+        shown: dict[str, np.ndarray] = {}
         if self.policies.prior == "strata":
             divisions = self.strata().of(source, _tell_strata)
+            for column in [one for one in self.strata().columns if one in self.policies.validate_by]:
+                values = source.column(column, "goldilocks.strata.columns")
+                labels = np.array([belief_name(column, value) for value in values])
+                rows = {str(name): np.flatnonzero(labels == name) for name in np.unique(labels)}
+                shown |= {name: own[:: math.ceil(len(own) / SHOWN)] for name, own in rows.items()}
         elif self.policies.prior == "oracle":
             (column,) = self.strata().columns
             told = [metric_name(column, value) for value in source.column(column, "goldilocks.strata.columns")]
@@ -302,6 +310,7 @@ class Settings:
             positive_threshold=self.adaptive.positive_threshold,
             cost=Cost.parse("goldilocks.cost", self.policies.cost),
             names=names,
+            shown=shown,
         )
 
     def allocator(self) -> Allocator:

@@ -51,8 +51,12 @@ class Beliefs:
         positive_threshold: float = POSITIVE_THRESHOLD,
         cost: Cost = Cost.TOKENS,
         names: Sequence[str] = (),
+        shown: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """``names``: the metric that tells the rate of each stratum of the first division, for studies (``tell``)."""
+        """``names``: the metric that tells the rate of each stratum of the first division, for studies (``tell``).
+
+        ``shown``: metrics of the mean pass rate that is believed of some prompts.
+        """
         size = len(keys)
         self.keys = np.asarray(keys, dtype=np.uint64)
         self.metric = metric
@@ -75,7 +79,7 @@ class Beliefs:
         self._log_tokens = 0.0  # mean log-length of the first answers: what effects of length are around
         self._judged = 0  # groups, since ``recent`` was last faded
         self._score = {"belief": 0.0, "mean": 0.0, "passes": 0.0, "groups": 0.0}
-        self._names = names
+        self._names, self._shown = names, shown or {}
         self._told = np.zeros(len(names))  # log-odds
 
     def __len__(self) -> int:
@@ -268,6 +272,7 @@ class Beliefs:
             "belief/drift": self.rates.drift,
             "belief/wander": self.rates.wander,
             "belief/skill": 1 - self._score["belief"] / self._score["mean"] if self._score["mean"] else 0.0,
+            **{name: float(self.pass_rate(rows).mean()) for name, rows in self._shown.items()},
         }
 
     # -- state ---------------------------------------------------------------------------------------------------------

@@ -99,8 +99,16 @@ def _number(value: Any) -> bool:
 
 def metric_name(column: str, value: Any) -> str:
     """Return the metric of the accuracy over the rows whose column has this value."""
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"val/{column}/{text}/acc"
+    return f"val/{column}/{_as_word(value)}/acc"
+
+
+def belief_name(column: str, value: Any) -> str:
+    """Return the metric of the pass rate that is believed of the training prompts whose column has this value."""
+    return f"belief/{column}/{_as_word(value)}"
+
+
+def _as_word(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def column_and_value(metric: str) -> tuple[str, str] | None:

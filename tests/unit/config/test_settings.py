@@ -253,6 +253,18 @@ def test_the_prior_is_named_and_strata_are_columns_or_the_shape_of_the_text() ->
     assert (len(level.rates.spreads), len(level.rates)) == (1, 1 + 2)  # that of all prompts, and two levels
 
 
+def test_the_belief_of_each_value_that_is_validated_by_is_logged_with_strata_by_that_column() -> None:
+    source = ListSource([str(row) for row in range(1_000)], columns={"level": [1, 5] * 500, "kind": ["a"] * 1_000})
+    keys = ["goldilocks.prior=strata", "goldilocks.strata.columns=[level,kind]", "goldilocks.validate_by=[level]"]
+    beliefs = settings(*keys).beliefs(source)
+    for row in range(200):
+        beliefs.learn_rate(row, 8 * (row % 2), 8)
+    low, high = (beliefs.metrics()[f"belief/level/{level}"] for level in (1, 5))
+    assert low < 0.1
+    assert high > 0.9
+    assert "belief/kind/a" not in beliefs.metrics()
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -6,7 +6,7 @@ The ratio of a sequence is shown by quantile, with how often it is clipped on ei
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import altair as alt
@@ -16,13 +16,22 @@ from goldilocks.lab.report import draw
 from goldilocks.lab.report.draw import Plot, Point, Section, run_colour
 from goldilocks.lab.report.run import Run
 from goldilocks.runs.costs import COSTS, Cost
-from goldilocks.runs.history import History, Series, column_and_value, metric_name, place_of, validated_source
+from goldilocks.runs.history import (
+    History,
+    Series,
+    belief_name,
+    column_and_value,
+    metric_name,
+    place_of,
+    validated_source,
+)
 from goldilocks.sheet import Sheet
 
 SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 MOST_LABELS = 5  # runs that are named at the end of their line; more would cover the lines
 ROW, MARGIN = 22, 60  # pixels of a value in a heat map, and of the axis below
 CHARACTER_WIDTH, LINE_HEIGHT = 0.027, 0.075  # of a label, as a share of the plot
+SHOWN_BY_COLUMN = (("accuracy", "Accuracy", metric_name), ("belief", "Believed pass rate", belief_name))
 RATIO = "actor/seq_importance_ratio"
 _QUANTILE = re.compile(rf"{RATIO}[/_](?P<level>min|max|p\d+)")
 _ENDS = {"min": 0.0, "max": 100.0}
@@ -135,12 +144,14 @@ def by_column(runs: Sequence[Run]) -> Section:
         plot
         for place, (column, values) in enumerate(columns.items(), start=1)
         for number, run in enumerate(runs)
-        for plot in _over_time(runs, number, run, place, column, values)
+        for shown in SHOWN_BY_COLUMN
+        for plot in _over_time(runs, number, run, place, column, values, shown)
     ]
     return Section(
         "by-column",
         "What was learnt",
-        "Validation accuracy by the columns of the data: what was learnt, and what is still out of reach.",
+        "Validation accuracy by the columns of the data: what was learnt, and what is still out of reach. Below it, "
+        "with strata by that column, what was believed of the training prompts: how far beliefs lag behind.",
         plots,
         _notes(runs, bool(columns)),
         sheets=[_table(runs, column, values) for column, values in columns.items()],
@@ -176,12 +187,20 @@ def _logged(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _over_time(
-    runs: Sequence[Run], number: int, run: Run, place: int, column: str, values: Sequence[str]
+    runs: Sequence[Run],
+    number: int,
+    run: Run,
+    place: int,
+    column: str,
+    values: Sequence[str],
+    shown: tuple[str, str, Callable[[str, str], str]],
 ) -> list[Plot]:
     """Return a heat map: a row for each value, a cell for each validation."""
+    kind, heading, metric = shown
+    validated = {step for value in values for step in accuracy(run, column, value)}
     rows: list[Point] = []
     for value in values:
-        series = accuracy(run, column, value)
+        series = {step: one for step, one in run.history.series(metric(column, value)).items() if step in validated}
         for step, end in draw.until_next(list(series)).items():
             rows.append({"from": step, "to": end, "value": value, "accuracy": draw.rounded(series[step])})
     chart = draw.heat_map(
@@ -191,7 +210,7 @@ def _over_time(
         alt.Tooltip("value:N", title=column),
         alt.Tooltip("accuracy:Q", format=".1%"),
     )
-    name, title = f"accuracy-by-column-{place}-{number + 1}", draw.titled(runs, run, f"Accuracy by {column}")
+    name, title = f"{kind}-by-column-{place}-{number + 1}", draw.titled(runs, run, f"{heading} by {column}")
     height = ROW * len(values) + MARGIN
     return [Plot(name, title, chart, rows, hint="darker: more often right", height=height)] if rows else []
 

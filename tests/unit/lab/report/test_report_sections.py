@@ -177,6 +177,17 @@ def test_a_smoothed_series_has_the_same_steps(values: dict[int, float]) -> None:
     assert all(min(values.values()) - 1e-3 <= value <= max(values.values()) + 1e-3 for value in smooth.values())
 
 
+def test_what_was_believed_is_shown_below_each_validation_by_column(run: Run) -> None:
+    logged = [
+        {"step": 0, "data": {"val/level/1/acc": 0.1, "belief/level/1": 0.5}},
+        {"step": 1, "data": {"belief/level/1": 0.2}},
+        {"step": 2, "data": {"val/level/1/acc": 0.9, "belief/level/1": 0.6}},
+    ]
+    section = by_column([replace(run, history=History.of(logged))])
+    assert [row["accuracy"] for row in plot(section, "accuracy-by-column-1-1").values] == [0.1, 0.9]
+    assert [row["accuracy"] for row in plot(section, "belief-by-column-1-1").values] == [0.5, 0.6]
+
+
 def test_accuracy_by_column_has_each_validation_and_its_ends(run: Run) -> None:
     logged = [
         {"step": step, "data": {f"val/level/{level}/acc": step / 10 / level for level in (10, 2, 1)}} for step in (0, 4)
