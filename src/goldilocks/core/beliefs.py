@@ -143,16 +143,14 @@ class Beliefs:
 
     def learn_rate(self, row: int, passes: int, trials: int) -> None:
         """Learn from how many of a prompt's rollouts passed."""
-        place = self.rates.of(row)
-        own = float(self.positives[row]), float(self.negatives[row])
+        own, effects = (float(self.positives[row]), float(self.negatives[row])), self.rates.of(row)
         since, trained = float(self.level[row]), float(self.moves[row])
-        if trained or any(moves for _, _, moves, _ in place.rows):
+        if trained or any(moves for _, _, moves, _ in effects):
             for j, wander in enumerate(WANDERS):
-                mean, variance = place.sum(wander, self.rates.drift)
-                a, b = self._beta(mean, variance, own, since, wander * trained)
+                a, b = self._beta(*self.rates.level(effects, wander), own, since, wander * trained)
                 self._wanders[j] = MEMORY * self._wanders[j] + log_likelihood(a, b, passes, trials)
             self.rates.wander = _expected(WANDERS, self._wanders)
-        mean, variance = place.sum(self.rates.wander, self.rates.drift)
+        mean, variance = self.rates.level(effects, self.rates.wander)
         beside = mean, variance, own, since, self.rates.wander * trained
         self._keep_score(self._beta(*beside), passes, trials)
         if len(self.rates):
@@ -174,7 +172,7 @@ class Beliefs:
                 return spread * n / (a + b + n)
 
             self._size += 0.02 * (trials - self._size)
-            mean += self.rates.learn(place, slope * (ups - downs), information(trials), information(self._size))
+            mean += self.rates.learn(row, slope * (ups - downs), information(trials), information(self._size))
         left = _left(own, mean - since, self.rates.wander * trained)
         self.positives[row], self.negatives[row] = own[0] * left + passes, own[1] * left + trials - passes
         self.level[row], self.moves[row] = mean, 0
@@ -190,11 +188,10 @@ class Beliefs:
     def _learn_length(self, row: int, tokens: float, trials: int) -> None:
         self._log_tokens = self._log_tokens or math.log(max(tokens, 1.0))
         if len(self.lengths):
-            place = self.lengths.of(row)
-            mean, _ = place.sum(self.lengths.wander, self.lengths.drift)
+            mean, _ = self.lengths.level(self.lengths.of(row), LENGTH_WANDERS)
             seen = math.log(max(tokens, 1.0)) - self._log_tokens
             information = 1 / (LENGTH_NOISE * (1 + 1 / trials))  # prompts of a stratum differ as their answers do
-            self.lengths.learn(place, (seen - mean) * information, information, information)
+            self.lengths.learn(row, (seen - mean) * information, information, information)
         before = int(self.visits[row])
         self.tokens[row] = 0.5 * (self.tokens[row] + tokens) if before else tokens
 
@@ -227,7 +224,7 @@ class Beliefs:
 
     def posterior_of(self, row: int) -> tuple[float, float]:
         """Return the two parameters of one prompt's Beta."""
-        mean, variance = self.rates.of(row).sum(self.rates.wander, self.rates.drift)
+        mean, variance = self.rates.level(self.rates.of(row), self.rates.wander)
         if len(self._told):
             mean, variance = float(self._told[self.rates.stratum(row)]), 0.0
         own, trained = (float(self.positives[row]), float(self.negatives[row])), float(self.moves[row])
@@ -258,7 +255,7 @@ class Beliefs:
         """Return the same for one prompt."""
         if self.cost is Cost.ROLLOUTS:
             return 1.0
-        shared = math.exp(self._log_tokens + self.lengths.of(row).sum(self.lengths.wander, self.lengths.drift)[0])
+        shared = math.exp(self._log_tokens + self.lengths.level(self.lengths.of(row), LENGTH_WANDERS)[0])
         seen = min(int(self.visits[row]), 4)
         return (shared + seen * float(self.tokens[row])) / (1 + seen)
 

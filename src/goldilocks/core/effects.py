@@ -50,22 +50,6 @@ def after(effect: Any, wander: float, drift: float) -> tuple[Any, Any, Any]:
     return share * (weighted + precision * drift * moves), variance, share * precision * moves
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The effects of one prompt: which they are, and the row of each in ``Effects``."""
-
-    nodes: np.ndarray
-    rows: list[list[float]]
-
-    def sum(self, wander: float, drift: float) -> tuple[float, float]:
-        """Return the mean and the variance of the sum of the effects after their moves."""
-        mean = variance = 0.0
-        for row in self.rows:
-            one, own, _ = after(row, wander, drift)
-            mean, variance = mean + one, variance + own
-        return mean, variance
-
-
 class Effects:
     """``spread``: the variance of all divisions together, before anything is known. No division: every sum is 0."""
 
@@ -94,10 +78,18 @@ class Effects:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def of(self, row: int) -> Place:
-        """Return the effects of one prompt."""
-        nodes = self._nodes[row]
-        return Place(nodes, self._effects[nodes].tolist())
+    def of(self, row: int) -> list[list[float]]:
+        """Return the effects of one prompt, as they are kept."""
+        effects: list[list[float]] = self._effects[self._nodes[row]].tolist()
+        return effects
+
+    def level(self, effects: list[list[float]], wander: float) -> tuple[float, float]:
+        """Return the mean and the variance of the sum of one prompt's effects; ``sums`` does the same for many."""
+        mean = variance = 0.0
+        for effect in effects:
+            one, own, _ = after(effect, wander, self.drift)
+            mean, variance = mean + one, variance + own
+        return mean, variance
 
     def sums(self, rows: np.ndarray, rng: np.random.Generator | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the mean and the variance of each prompt's sum; with ``rng``, of one draw of all effects."""
@@ -115,14 +107,15 @@ class Effects:
         """Return the stratum of each prompt in the first division."""
         return np.asarray(self._nodes[rows, 1] - 1)  # the first node is that of all prompts
 
-    def learn(self, place: Place, gradient: float, information: float, expected: float) -> float:
+    def learn(self, row: int, gradient: float, information: float, expected: float) -> float:
         """Move the effects by one observation of their sum; return by how much the sum moved.
 
         ``gradient`` is that of the observation's log-likelihood at the sum after its moves, ``information`` how much it
         says. ``expected`` is how much such an observation says on average: the step must not depend on how soon the
         observation was stopped, or strata whose groups stop at a success would seem easier than they are.
         """
-        now = [after(row, self.wander, self.drift) for row in place.rows]
+        before = self.of(row)
+        now = [after(effect, self.wander, self.drift) for effect in before]
         own, lever = sum([variance for _, variance, _ in now]), sum([taken for _, _, taken in now])
         total = own + self._drift_variance * lever**2
         step = max(min(total * gradient / (1 + total * expected), 2.0), -2.0)
@@ -130,10 +123,10 @@ class Effects:
         self.drift += self._drift_variance * lever / total * step
         self._drift_variance += DRIFT_CHANGES - (self._drift_variance * lever) ** 2 * shrink
         learnt = []
-        for (mean, variance, _), (_, _, _, spread) in zip(now, place.rows, strict=True):
+        for (mean, variance, _), (_, _, _, spread) in zip(now, before, strict=True):
             left, mean = variance - variance**2 * shrink, mean + variance / total * step
             learnt.append((max(1 / left - 1 / spread, 1e-9), mean / left, 0.0, spread))
-        self._effects[place.nodes] = learnt
+        self._effects[self._nodes[row]] = learnt
         return float(step * own / total)
 
     def move(self, row: int) -> None:
