@@ -35,7 +35,7 @@ def small_model(folder: Path) -> str:
     """Save an untrained model of 85 thousand parameters that reads and writes any text."""
     tokenizer = character_tokenizer(string.printable)
     model = build(tokenizer, seed=0)
-    model.config.max_position_embeddings = 512
+    model.config.max_position_embeddings = 2048
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return f"actor_rollout_ref.model.path={folder}"

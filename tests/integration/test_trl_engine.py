@@ -205,3 +205,28 @@ def test_on_a_gpu_the_batch_stays_on_the_host_and_the_model_does_not(iterations:
     assert next(trainer.model.parameters()).is_cuda
     assert all(value.device.type == "cpu" for part in trainer._buffered_inputs for value in part.values())
     assert all(map(torch.isfinite, map(torch.tensor, world.losses(trainer))))
+
+
+@pytest.mark.parametrize(("slots", "rounds"), [(16, [16]), (None, [4, 4, 4, 4])], ids=["engine", "generate"])
+def test_a_batch_of_one_group_fills_the_slots_of_the_engine(
+    slots: int | None, rounds: list[int], tmp_path: Path
+) -> None:
+    """Four prompts may be open, and no group is kept; TRL's own generation has as many rows as its batch."""
+
+    def wrong(completions: list[Any], **_: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    filtered = {"enable": True, "max_num_gen_batches": 1}
+    sections = {"filter_groups": filtered, "gen_batch_size": 4, "engine_slots": slots}
+    trainer = world.trainer(tmp_path, sections=sections, per_device_train_batch_size=4, reward_funcs=wrong)
+    asked: list[int] = []
+    generate = trainer._generate_round
+
+    def counted(inputs: list[Any], *args: Any) -> Any:
+        asked.append(len(inputs))
+        return generate(inputs, *args)
+
+    trainer._generate_round = counted
+    with pytest.raises(ValueError, match="max_num_gen_batches"):
+        trainer.train()
+    assert asked == rounds

@@ -37,7 +37,7 @@ class EngineRollouts:
         require(slots >= 1, "engine_slots", slots, "1 or more rollouts at a time")
         check(args)
         self._args = args
-        self._slots = slots
+        self.slots = slots
         self._eos_ids, self._pad_id = eos_ids, pad_id
         self._device = device
         self._dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
@@ -88,7 +88,7 @@ class EngineRollouts:
             own = auto.from_config(copy.deepcopy(model.config), dtype=self._dtype)
         return Engine(
             own.eval(),
-            slots=self._slots,
+            slots=self.slots,
             max_length=length,
             eos_ids=self._eos_ids,
             pad_id=self._pad_id,

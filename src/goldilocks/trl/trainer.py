@@ -170,7 +170,9 @@ class CollectedTrainer(WholeCheckpoints):
         order = SamplerOrder(prompts, groups=groups, shuffle=self.shuffle_dataset, seed=seed)
         config = settings.gate_config
         gate = None if config is None else CompletionGate(config, settings.seed, rows)
-        backend = Rounds(collection.events, room=self.args.generation_batch_size)
+        # TRL's own generation is sized for its batch; our engine has slots, which a batch of one group leaves idle.
+        slots = 0 if self._engine is None else self._engine.slots * self.accelerator.num_processes
+        backend = Rounds(collection.events, room=max(self.args.generation_batch_size, slots))
         parts = self.reward_func_names if len(self.reward_func_names) > 1 else ()
         collector = settings.collector(prompts, order, components=parts)
         return Driver(collector, backend, rows, gate, budget=settings.budget())
