@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 from run_files import json_lines
 
-from goldilocks.launch import preflight
-
 from .conftest import PATIENCE_S, SMALL, processes_of, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.runs(3)]
@@ -25,7 +23,7 @@ BUDGET = 48  # of rollouts: grpo makes 32 an update, so its second one is the la
 def compare(arithmetic: Path, out: Path) -> subprocess.Popen[str]:
     """The comparison of ``examples/``, in its tiny form."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    chosen = {"MODEL": "tiny", "BUDGET": f"rollouts={BUDGET}", preflight.VARIABLE: str(arithmetic), "PATH": path}
+    chosen = {"MODEL": "tiny", "BUDGET": f"rollouts={BUDGET}", "GOLDILOCKS_TASK": str(arithmetic), "PATH": path}
     return subprocess.Popen(
         ["bash", str(SCRIPT), "both", "--seeds", "1", "--out", str(out), "adaptive_rollout.max_n=8", *SMALL],
         env={**os.environ, "HF_HUB_OFFLINE": "1", **chosen},

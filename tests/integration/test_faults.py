@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from goldilocks.launch import preflight
-
 from .conftest import PATIENCE_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.runs(3)]
@@ -28,7 +26,7 @@ def test_a_run_that_is_killed_twice_trains_no_group_twice_and_loses_none(
 ) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--kills", "2", *options, "--out", str(tmp_path)],
-        env={**os.environ, preflight.VARIABLE: str(arithmetic), "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, "GOLDILOCKS_TASK": str(arithmetic), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
         timeout=2 * PATIENCE_S,

@@ -23,7 +23,6 @@ import psutil
 import pytest
 
 from goldilocks.engine.cpu import platform_env
-from goldilocks.launch import preflight
 
 from .conftest import PATIENCE_S, SMALL
 
@@ -109,7 +108,7 @@ def start(nodes: Nodes, arithmetic: Path, *words: str) -> subprocess.Popen[str]:
     """``goldilocks …`` on the nodes."""
     return subprocess.Popen(
         [sys.executable, "-m", "goldilocks.cli", *words],
-        env=environment(**nodes.env, **{preflight.VARIABLE: str(arithmetic)}),
+        env=environment(**nodes.env, GOLDILOCKS_TASK=str(arithmetic)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -22,7 +22,7 @@ from goldilocks.tasks.tiny_model import tiny_model
 @pytest.fixture(autouse=True)
 def _empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(preflight.VARIABLE, raising=False)
+    monkeypatch.delenv("GOLDILOCKS_TASK", raising=False)
 
 
 def composed(*words):
@@ -60,7 +60,7 @@ def test_data_of_ones_own_are_left_alone(tmp_path):
 
 
 def test_a_folder_of_ones_own_has_the_data(tmp_path, monkeypatch):
-    monkeypatch.setenv(preflight.VARIABLE, str(tmp_path / "mine"))
+    monkeypatch.setenv("GOLDILOCKS_TASK", str(tmp_path / "mine"))
     assert composed("task=ladder_tiny", "task.train=6").data.val_files == str(tmp_path / "mine/data/val.parquet")
     other = composed("task=ladder_tiny", f"task.folder={tmp_path}/other", "task.train=6")
     assert len(rows(other)) == 6
