@@ -47,7 +47,8 @@ def test_gsm8k_is_taught_then_trained_on_its_other_half(tmp_path: Path) -> None:
     records = logged(tmp_path / "run")
     steps = [record for record in records if "actor/grad_norm" in record]
     assert [step["train/informative_groups"] for step in steps] == [8, 8]
-    assert all(step["accounts/reward_failures"] == 0 for step in steps)
+    assert all(step["accounts/reward_calls"] > 0 for step in steps)
+    assert all(step.get("accounts/reward_failures", 0) == 0 for step in steps)
     accuracies = [
         value for record in records for key, value in record.items() if key.endswith("openai/gsm8k/acc/mean@1")
     ]
