@@ -321,7 +321,7 @@ class Settings:
             return Adaptive(**chosen)
         if self.policies.allocator is None or self.policies.allocator == "fixed":
             oversampled = self.batch_filter_config.rollouts_to_generate if self.batch_filter_config else self.n
-            return build_allocator("fixed", {"n": oversampled, **self.policies.allocator_kwargs})
+            return build_allocator("fixed", {"n": self.policies.allocator_kwargs.get("n", oversampled)})
         n = {"n": self.n} if self.policies.allocator == "sequential" else {}
         return build_allocator(self.policies.allocator, {**n, **self.policies.allocator_kwargs})
 

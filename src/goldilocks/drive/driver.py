@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 MAX_REFILLS = 32  # of one batch: a gate that rejects this often rejects everything
 MAX_FAILURES = 64  # in a row: it is not bad luck any more
-FLAT_BATCHES = 4  # generation batches without a group that is kept, after which it is said
+FLAT_BATCHES, FLAT_GROUPS = 4, 64  # generation batches, and groups, without one that is kept, after which it is said
 FLAT = (
     "the last %d groups were all dropped, and the keep rate is %.4f: update %d may never come. Look at the reward "
     "function, the data and filter/dropped/* of the last step; algorithm.filter_groups.max_num_gen_batches ends such "
@@ -87,7 +87,8 @@ class Driver:
         self.epochs = epochs or Epochs(collector)
         self.watch = Stopwatch()
         self._max_failures = max_failures
-        self._flat_limit = FLAT_BATCHES * collector.gen_batch_size  # groups in a row without one kept: it is said
+        self._flat_least = max(FLAT_BATCHES * collector.gen_batch_size, FLAT_GROUPS)
+        self._flat_limit = self._flat_least  # groups in a row without one kept: it is said
         self._threshold_fits: bool | None = None  # known after the first step with enough groups whose rewards differ
         self._sides_said = False
         self._refills = 0  # of this batch
@@ -166,7 +167,7 @@ class Driver:
             self._flat_limit = 2 * flat
             logger.warning(FLAT, flat, self.collector.keep_rate, self.collector.step)
         elif not flat:
-            self._flat_limit = FLAT_BATCHES * self.collector.gen_batch_size
+            self._flat_limit = self._flat_least
 
     def _stop(self) -> None:
         """Wait until nothing is being generated, since the trainer is about to train; free rows that no batch needs."""
