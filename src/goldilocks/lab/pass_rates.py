@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     turns = config.actor_rollout_ref.rollout.multi_turn.enable
     require(not turns, "actor_rollout_ref.rollout.multi_turn.enable", turns, "False: a pass asks for single answers")
     provide(config)
-    check_paths(config)
+    check_paths(config, ["train"])
     console = Console(stderr=True)
     data, model_path = dataset(config, "train"), str(Path(config.actor_rollout_ref.model.path).expanduser())
     asked = _asked(data, model_path, args)

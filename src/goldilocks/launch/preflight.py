@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -38,17 +38,18 @@ CHANGES, LONGEST = 6, 40  # keys that are shown, and characters of a value
 _HUB_NAME = re.compile(r"[A-Za-z0-9._-]+/[A-Za-z0-9._-]+")
 
 
-def check_paths(config: DictConfig) -> None:
+def check_paths(config: DictConfig, splits: Sequence[str] = SPLITS) -> None:
     """Check that the model, the data and the reward function exist, and that the data have prompts."""
     model = str(config.actor_rollout_ref.model.path)
     known = Path(model).expanduser().is_dir() or _HUB_NAME.fullmatch(model) is not None
     require(known, "actor_rollout_ref.model.path", model, "a folder that exists, or a name on the hub (org/name)")
-    for key in FILES:
+    for split in splits:
+        key = f"{split}_files"
         for file in files_of(config.data[key]):
             there = "://" in file or Path(file).expanduser().is_file()
             made = "a file that exists; goldilocks data make TASK --out DIR makes such files"
             require(there, f"data.{key}", file, made)
-    check_inputs(config)
+    check_inputs(config, splits)
     rewards = {"reward.custom_reward_function.path": config.reward.custom_reward_function.path}
     for name, one in (reward_calls(config).functions or {}).items():
         rewards[f"goldilocks.rewards.functions.{name}.path"] = one.path

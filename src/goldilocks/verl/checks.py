@@ -62,14 +62,14 @@ def check_names(config: DictConfig) -> None:
     require(mode in (None, "async"), key, mode, "async, which is verl's only mode and its default")
 
 
-def check_inputs(config: DictConfig) -> None:
+def check_inputs(config: DictConfig, splits: Sequence[str] = SPLITS) -> None:
     """Refuse a number of steps that is none, and data files that are empty or have no prompts."""
     from pyarrow import ArrowException, parquet
 
     steps = config.trainer.total_training_steps
     require(steps is None or type(steps) is int, "trainer.total_training_steps", steps, "a whole number, or null")
     data = config.data
-    for split in SPLITS:
+    for split in splits:
         key = f"data.{split}_files"
         for file in filter(Path.is_file, _parquet(data.get(f"{split}_files"))):
             try:

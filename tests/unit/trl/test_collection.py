@@ -131,7 +131,7 @@ def test_what_a_validation_costs_on_every_process_is_in_the_checkpoint(wire: Wir
 
 def test_what_ends_the_first_process_ends_the_others(wire: Wire) -> None:
     for limits, kind, text in (
-        (Limits(max_num_gen_batches=1), Exhausted, "Generated too many batches"),
+        (Limits(max_num_gen_batches=1), Exhausted, "every rollout of the step failed (12 × empty_response)"),
         (Limits(), RuntimeError, f"{MAX_FAILURES} rollouts failed in a row; the last one: empty_response"),
     ):
         first, second = both(wire, 0, limits)

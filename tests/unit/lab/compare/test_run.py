@@ -338,8 +338,8 @@ def test_of_verl_every_mini_batch_is_an_update_and_trl_logs_each(tmp_path, train
 
 def test_accuracy_by_level_is_read_where_it_was_logged(tmp_path):
     path = write_run(tmp_path / "run", "dapo", steps=12)
-    with (path / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 0, "data": {"val/level/3/acc": 0.25, "val/level/10/acc": 0.5}}) + "\n")
+    first = json.dumps({"step": 0, "data": {"val/level/3/acc": 0.25, "val/level/10/acc": 0.5}})
+    (path / "metrics.jsonl").write_text(first + "\n" + (path / "metrics.jsonl").read_text())
     read = read_result(Arm("run", "dapo", 1, {}, EqualCost("rollouts", 100)), path, wall_seconds=90)
     assert [one.levels for one in read.validations] == [{"level": {"3": 0.25, "10": 0.5}}, {}, {}, {}]
 

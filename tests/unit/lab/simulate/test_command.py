@@ -200,7 +200,7 @@ class Needy(Fixed):
             "allocator='no.such:Class' cannot be imported",
         ),
         (["--pass-rates", "no/such.jsonl"], "no/such.jsonl: no such file"),
-        (["--pass-rates", "notes.txt"], "notes.txt: unknown extension '.txt'"),
+        (["--pass-rates", __file__], ".py: unknown extension '.py'"),
     ],
 )
 def test_a_mistake_gets_one_line(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
