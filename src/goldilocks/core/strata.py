@@ -28,6 +28,7 @@ PIECES = 2**17  # of texts that are remembered
 CHUNK = 65_536  # prompts between two words of progress
 _NUMBER = re.compile(r"\d+")
 _WORD = re.compile(r"#\d+|\w+|[^\w\s]")
+_DIGITS = str.maketrans("123456789", "0" * 9)  # of a number only its length counts
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 Tell = Callable[[int, int], None]  # how many prompts of how many are done
@@ -102,12 +103,12 @@ def text_labels(texts: Sequence[str], tell: Tell = lambda done, size: None) -> l
     keys = {name: np.zeros(size, dtype=np.uint64) for name in ("first", "frame", "words")}
     counts = np.zeros(size, dtype=np.int64)
     for row, text in enumerate(texts):
-        parts = text.lower().split()
+        parts = text.lower().translate(_DIGITS).split()
         counted, kept, frame = zip(*map(pieces.__getitem__, parts), strict=True) if parts else ((), (), ())
         counts[row] = sum(counted)
         keys["first"][row] = content_key(words(parts[0])[0]) if parts else 0
-        keys["frame"][row] = content_key(" ".join(dict.fromkeys(filter(None, frame))))
-        keys["words"][row] = content_key(" ".join(filter(None, kept)))
+        keys["frame"][row] = content_key("".join(dict.fromkeys(frame))[:-1])
+        keys["words"][row] = content_key("".join(kept)[:-1])
         if row % CHUNK == CHUNK - 1:
             tell(row + 1, size)
     length, numbers, digits = counts & MANY, counts >> BITS & MANY, counts >> 2 * BITS
@@ -129,7 +130,7 @@ class Pieces(dict[str, tuple[int, str, str]]):
     def __missing__(self, piece: str) -> tuple[int, str, str]:
         tokens, numbers = words(piece), _NUMBER.findall(piece)
         counted = len(tokens) + (len(numbers) << BITS) + (sum(map(len, numbers)) << 2 * BITS)
-        kept, frame = (" ".join([one for one in tokens if one in some]) for some in (self.frequent, self.common))
+        kept, frame = ("".join([f"{one} " for one in tokens if one in some]) for some in (self.frequent, self.common))
         if len(self) < PIECES:
             self[piece] = counted, kept, frame
         return counted, kept, frame
