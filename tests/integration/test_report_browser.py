@@ -46,7 +46,7 @@ def pages(runs: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[st
     """One run, two runs, a run that has made one step, a run that is empty."""
     root = tmp_path_factory.mktemp("pages")
     empty = root / "empty"
-    empty.mkdir()
+    (empty / "rollouts").mkdir(parents=True)
     begun = write_run(root / "begun", steps=1)
     chosen = {"one": runs[:1], "two": runs, "begun": [begun], "empty": [empty]}
     made = {name: write_report(paths, root / f"{name}.html", png=False).page for name, paths in chosen.items()}

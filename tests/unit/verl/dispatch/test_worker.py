@@ -48,7 +48,8 @@ def test_cancelled_sessions_are_aborted_and_charged_and_the_drain_waits_for_them
         assert not drained.done()  # two are at the server
         await worker.cancel(["g0"])
         assert (await drained).left == 0
-        return (await worker.so_far(False)).events  # charged to the step that they were cancelled in
+        charged = (await worker.so_far(False)).events  # to the step that they were cancelled in
+        return sorted(charged, key=lambda event: event.index)
 
     assert asyncio.run(run()) == [Failure("g0", index, "cancelled", len(ABORTED)) for index in range(2)]
 
