@@ -44,6 +44,8 @@ def teach(model: str, out: Path, taught: Lessons, plan: WarmStart) -> None:
         loss = warm_start(pupil, tokenizer, taught, optimizer, plan.steps, title, plan.seed, plan.batch)
     pupil.to(kept).save_pretrained(out)
     tokenizer.save_pretrained(out)
+    del pupil, optimizer
+    torch.cuda.empty_cache()  # 24 GiB of an H200 after GSM8K's lessons, which the runs would lack
     said = f"{name} has had {plan.steps} × {plan.batch} lessons, loss {loss:.3f}, {time.monotonic() - started:.0f} s"
     Console(stderr=True).print(said, highlight=False)
 

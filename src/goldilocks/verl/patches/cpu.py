@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,19 @@ from goldilocks.verl.patch import Function, Kind, Patch
 
 
 def gloo_group_on_cpu(original: Function) -> Function:
-    """Ask torch for one backend on the CPU: verl asks for ``cpu:gloo,cpu:gloo``, which torch rejects."""
+    """Ask torch for one backend on the CPU: verl asks for ``cpu:gloo,cpu:gloo``, which torch rejects.
+
+    A worker that is alone listens on any free port: the one that verl chose for it was free some seconds ago.
+    """
 
     @functools.wraps(original)
     def initialize_global_process_group_ray(timeout_second: int | None = None, backend: str | None = None) -> None:
         from verl.utils.device import get_device_name
 
-        if backend is None and get_device_name() == "cpu":
-            backend = "cpu:gloo"
+        if get_device_name() == "cpu":
+            backend = backend or "cpu:gloo"
+            if os.environ.get("WORLD_SIZE", "1") == "1":
+                os.environ["MASTER_PORT"] = "0"
         original(timeout_second=timeout_second, backend=backend)
 
     return initialize_global_process_group_ray
@@ -30,7 +36,7 @@ PROCESS_GROUP = Patch(
     module="verl.utils.distributed",
     replaced={"initialize_global_process_group_ray": gloo_group_on_cpu},
     written_for={"initialize_global_process_group_ray": "761a94d1a2e058d3"},
-    reason="verl asks torch for two backends for one device on the CPU, which torch rejects",
+    reason="verl asks torch for two backends for one device on the CPU, which torch rejects, and for a port that was free before",
     changes="nothing where there is an accelerator",
     without="no worker starts",
     needless_when="verl names one backend where the accelerator is the CPU",

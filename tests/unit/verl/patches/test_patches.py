@@ -250,6 +250,25 @@ def _with_gradient(function: Any, logits: torch.Tensor, labels: torch.Tensor) ->
     return out.detach(), leaf.grad
 
 
+ALONE = """
+import os, socket, torch
+from verl.utils import distributed
+
+with socket.socket() as taken:
+    taken.bind(("", 0))
+    taken.listen()
+    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(taken.getsockname()[1]))
+    distributed.initialize_global_process_group_ray()
+print(torch.distributed.get_backend(), torch.distributed.get_world_size())
+"""
+
+
+def test_a_worker_that_is_alone_starts_although_its_port_was_taken_meanwhile() -> None:
+    run = [sys.executable, "-c", ALONE]
+    found = subprocess.run(run, env=os.environ | platform_env("cpu"), capture_output=True, text=True, check=False)
+    assert found.stdout.split() == ["cpu:gloo", "1"], found.stderr[-2000:]
+
+
 def test_a_critic_gets_the_attention_its_config_names(tmp_path: Path) -> None:
     from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
     from verl.utils.model import load_valuehead_model
