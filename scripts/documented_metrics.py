@@ -100,10 +100,10 @@ METRICS: dict[str, str] = {
     "val/failed_answers": "V1: answers of a validation that have no reward, since the rollout or the reward function "
     "failed; verl's `acc` counts them as wrong, its `acc_success_only` and the accuracy by column leave them out",
     # Policies.
-    "selector/judged_groups": "`thompson`, `frontier`, with a fixed n: groups judged since the run began",
-    "selector/informative_groups": "of these, groups whose rewards differ",
-    "selector/explored_groups": "of those judged, groups of prompts that were drawn uniformly (`explore`)",
-    "selector/explored_informative_groups": "of the explored, groups whose rewards differ",
+    "selector/informative_groups": "`thompson`, `frontier`: groups judged since the run began whose rewards differ",
+    "selector/explored_groups": "groups of prompts that were drawn uniformly (`explore`)",
+    "selector/uniform_rollouts": "rollouts that uniform sampling would need for as many informative groups, by the "
+    "explored ones; from 20 of them that differ, and with n rollouts a prompt or `sequential`",
     "selector/greso_p": "`greso`: probability that a prompt with a streak of one visit without variance is tried",
     "selector/greso_skipped": "`greso`: prompts skipped since the run began",
     "belief/strata": "`goldilocks.prior=strata`: strata over all divisions of the prompts",

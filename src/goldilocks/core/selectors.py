@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from goldilocks.core.allocators import Allocator, Fixed
+from goldilocks.core.allocators import Allocator, Fixed, Sequential
 from goldilocks.core.beliefs import Beliefs
 from goldilocks.core.policy import Policy, build
 from goldilocks.core.source import PromptOrder
 from goldilocks.errors import require
-from goldilocks.types import Group
+from goldilocks.types import MIN_STD, Group
 
 KWARGS = "goldilocks.selector_kwargs"
-COUNTS = ("judged", "informative", "explored", "explored_informative")
+ENOUGH = 20  # explored groups that differed: the estimate of what uniform sampling needs is then a fifth off
 HARD = 0.2  # the highest pass rate of a hard prompt
 
 
@@ -52,14 +54,18 @@ class Ranked(Selector):
     So every belief is tested, and no prompt is left out for ever. No prompt is chosen while it is in hand. Of a very
     large data set only a fresh random ``window`` is ranked.
 
-    The explored prompts are a uniform draw: where every prompt has as many rollouts, the share of informative groups
-    among them is what uniform sampling would have had.
+    The explored prompts are a uniform draw: ``metrics`` says by them what uniform sampling would need. Where groups are
+    given up, their share of informative groups is the product-limit estimate: how often rollout t was the first that
+    differed, of the groups that got as far. Those that were given up were the less likely ones, so it is rather too
+    high, and what is said to be needed rather too low.
     """
 
     explore: float = 0.1
     window: int = 262_144
     _exploring: set[int] = field(default_factory=set, init=False)  # prompts whose groups are not judged yet
-    _counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0), init=False)
+    _informative: int = field(default=0, init=False)
+    _reached: Counter[int] = field(default_factory=Counter, init=False)  # explored groups that agreed before rollout t
+    _differed: Counter[int] = field(default_factory=Counter, init=False)  # of these, where rollout t differed
 
     def __post_init__(self) -> None:
         require(0 <= self.explore <= 1, f"{KWARGS}.explore", self.explore, "a share of uniform draws in [0, 1]")
@@ -82,20 +88,31 @@ class Ranked(Selector):
         return np.concatenate([explored, first_of(rows, self.rank(rows, beliefs, k, rng), k - len(explored))])
 
     def learn(self, group: Group, *, informative: bool) -> None:
-        explored = group.prompt.index in self._exploring
-        self._exploring.discard(group.prompt.index)
-        if isinstance(self.allocator, Fixed):
-            for name, counts in zip(COUNTS, (True, informative, explored, explored and informative), strict=True):
-                self._counts[name] += counts
+        self._informative += informative
+        if group.prompt.index in self._exploring:
+            self._exploring.discard(group.prompt.index)
+            first, *rest = group.rewards
+            differs = next((t for t, reward in enumerate(rest, 2) if abs(reward - first) > MIN_STD), None)
+            self._reached.update(range(2, (differs or len(group)) + 1))
+            self._differed.update([differs] if differs else [])
 
     def state_dict(self) -> dict[str, Any]:
-        return {"exploring": sorted(self._exploring), "counts": dict(self._counts)}
+        counts = {"reached": self._reached, "differed": self._differed}
+        pairs = {name: sorted(counter.items()) for name, counter in counts.items()}
+        return {"exploring": sorted(self._exploring), "informative": self._informative, **pairs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._exploring, self._counts = set(state["exploring"]), dict(state["counts"])
+        self._exploring, self._informative = set(state["exploring"]), state["informative"]
+        self._reached, self._differed = Counter(dict(state["reached"])), Counter(dict(state["differed"]))
 
     def metrics(self) -> dict[str, float]:
-        return {f"selector/{name}_groups": count for name, count in self._counts.items()}
+        counts = {"informative_groups": self._informative, "explored_groups": self._reached[2]}
+        found: dict[str, float] = {f"selector/{name}": count for name, count in counts.items()}
+        if isinstance(self.allocator, (Fixed, Sequential)) and self._differed.total() >= ENOUGH:
+            n = self.allocator.size()[1]
+            agree = math.prod(1 - self._differed[t] / self._reached[t] for t in range(2, n + 1) if self._reached[t])
+            found["selector/uniform_rollouts"] = n * self._informative / (1 - agree)
+        return found
 
 
 def first_of(rows: np.ndarray, ranks: np.ndarray, k: int) -> np.ndarray:

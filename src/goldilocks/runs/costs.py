@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from goldilocks.core import Accounts
-from goldilocks.core.selectors import COUNTS
 from goldilocks.dotted_keys import value_at
 from goldilocks.errors import require
 from goldilocks.runs.history import History, Series, at_or_before, running_total, validation_accuracy
@@ -34,7 +33,6 @@ BATCH, MINI_BATCH = "data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_b
 EPOCHS, N = "actor_rollout_ref.actor.ppo_epochs", "actor_rollout_ref.rollout.n"
 BACKEND = "trainer.backend"
 
-ENOUGH = 20  # informative groups of explored prompts: the estimate's standard error is then a fifth
 BATCHES = 3  # an average over fewer is mostly luck
 TIMES = 4.0  # the hint is given if an update costs more than this many of GRPO's
 SCORE = "critic/score/mean"
@@ -343,11 +341,10 @@ def closing(metrics: Mapping[str, float]) -> str:
     )
     line = f"{generated:,} generated, {trained:,} trained ({trained / max(generated, 1):.0%})"
     line += f", {dropped:,} in dropped groups" if dropped else ""
-    judged, found, explored, informative = (int(metrics.get(f"selector/{name}_groups", 0)) for name in COUNTS)
-    if informative < ENOUGH:
+    found, needed = (metrics.get(f"selector/{name}", 0) for name in ("informative_groups", "uniform_rollouts"))
+    if not needed:
         return line
-    needed = generated * found / judged * explored / informative
-    return f"{line}; uniform sampling would need about {needed:,.0f} for the same {found:,} informative groups"
+    return f"{line}; uniform sampling would need about {needed:,.0f} for the same {found:,.0f} informative groups"
 
 
 def clock(seconds: float) -> str:
