@@ -121,8 +121,8 @@ def warnings(table: Table) -> list[str]:
         lines.append(f"arms differ in {key}, which may be what sets them apart: {arms}")
     timed = next((one.seeds for one in table.clocks if one.cost.kind == "seconds"), ())
     if len(timed) < table.rows[0].seeds:
-        which = f"of seeds {', '.join(map(str, timed))} alone" if timed else "not compared"
-        lines.append(f"seconds are {which}: other arms ran at the same time as others (--parallel 1)")
+        which = f"of seeds {', '.join(map(str, timed))} alone: the other" if timed else "not compared:"
+        lines.append(f"seconds are {which} arms ran beside others (--parallel 1 keeps them apart)")
     error = 0.5 / math.sqrt(len(SHARES) * table.answers) if table.answers else 0.0
     if error > MOST_ERROR:
         times = math.ceil((error / MOST_ERROR) ** 2)
