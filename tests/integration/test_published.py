@@ -53,6 +53,7 @@ def test_gsm8k_is_taught_then_trained_on_its_other_half(tmp_path: Path) -> None:
         value for record in records for key, value in record.items() if key.endswith("openai/gsm8k/acc/mean@1")
     ]
     assert len(accuracies) >= 2
+    assert any("/difficulty/" in key for record in records for key in record), "accuracy by steps of the solution"
 
 
 @pytest.mark.runs(4)
