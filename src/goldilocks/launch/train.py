@@ -143,7 +143,8 @@ def prepared(choice: Choice, runs: Path, name: str, reward_timeout: float = TIME
                 join(config, env)
             changed = changes(run_dir, config)
             refuse_other_recipe(run_dir, choice, changed)
-            run_dir.begin(appends=on_trl.chosen(config) or uses_collector(config))
+            goes_on = config.trainer.resume_mode != "disable"
+            run_dir.begin(appends=goes_on and (on_trl.chosen(config) or uses_collector(config)))
             run_dir.config.write_text(_yaml(config))
             yield Launch(run_dir, config, env, changed)
 

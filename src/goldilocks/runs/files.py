@@ -187,17 +187,24 @@ class Lines:
 
 
 class Tail:
-    """The objects that were appended to a file since the last call of ``new``; at first, since this was made."""
+    """The objects that were appended to a file since the last call of ``new``; at first, since this was made.
+
+    Another file that takes the place of the first is read from its beginning.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._offset = path.stat().st_size if path.exists() else 0
+        there = path.stat() if path.exists() else None
+        self._inode, self._offset = (there.st_ino, there.st_size) if there else (0, 0)
 
     def new(self) -> Iterator[Object]:
         """Yield the new objects. A line without its end is left for the next call, and a broken line is skipped."""
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
+            inode = os.fstat(file.fileno()).st_ino
+            if inode != self._inode:
+                self._inode, self._offset = inode, 0
             file.seek(self._offset)
             for line in file:
                 if not line.endswith(b"\n"):

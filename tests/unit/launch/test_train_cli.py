@@ -17,7 +17,7 @@ from goldilocks.launch.preflight import check_paths
 from goldilocks.launch.recipe import choose, compose_config, names, quoted
 from goldilocks.launch.train import prepared
 from goldilocks.runs.costs import Progress, clock
-from goldilocks.runs.files import RunDir, Tail
+from goldilocks.runs.files import RunDir
 from goldilocks.runs.history import validation_accuracy
 from goldilocks.verl.checks import unread
 
@@ -185,6 +185,18 @@ def test_a_second_start_is_refused_while_the_first_trains(tmp_path, capsys):
         assert again.changed == ""
 
 
+@pytest.mark.parametrize("words", [[], ["trainer=trl"]], ids=["verl", "trl"])
+def test_a_run_that_begins_anew_keeps_the_metrics_of_its_earlier_start(words, tmp_path):
+    pretend_that_model_and_data_are_there(tmp_path)
+    runs, metrics = tmp_path / "runs", []
+    for resume_mode in ("auto", "auto", "disable"):
+        with prepared(choose([*words, f"trainer.resume_mode={resume_mode}"], "cpu"), runs, "one") as launch:
+            metrics.append(launch.run_dir.metrics.exists())
+            launch.run_dir.metrics.write_text("logged")
+    assert metrics == [False, True, False]
+    assert (runs / "one" / "metrics.1.jsonl").read_text() == "logged"
+
+
 def test_a_run_goes_on_with_its_own_recipe_alone(tmp_path, capsys):
     pretend_that_model_and_data_are_there(tmp_path)
     runs = tmp_path / "runs"
@@ -208,18 +220,6 @@ def test_a_run_goes_on_with_its_own_recipe_alone(tmp_path, capsys):
 def test_a_run_cannot_be_named_out_of_its_directory(tmp_path):
     with pytest.raises(ValueError, match="--name="):
         RunDir.create(tmp_path, "../elsewhere")
-
-
-def test_the_tail_waits_for_the_end_of_a_line(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    tail = Tail(path)
-    assert list(tail.new()) == []
-    path.write_text('{"step": 1, "data": {}}\n{"step"')
-    assert [record["step"] for record in tail.new()] == [1]
-    with path.open("a") as file:
-        file.write(': 2, "data": {}}\n')
-    assert [record["step"] for record in tail.new()] == [2]
-    assert list(tail.new()) == []
 
 
 def test_progress_adds_up_what_verl_logs():

@@ -101,3 +101,11 @@ def test_a_tail_gives_what_is_new_and_passes_over_what_is_broken(file: Path) -> 
         open_file.write(": 2}\n")
     assert list(tail.new()) == [{"a": 2}]
     assert list(tail.new()) == []
+
+
+def test_a_tail_reads_a_new_file_of_the_same_name_from_its_beginning(file: Path) -> None:
+    file.write_text('{"a": "of an earlier start"}\n')
+    tail = Tail(file)
+    file.rename(file.with_name("earlier"))
+    file.write_text('{"a": 1}\n')
+    assert list(tail.new()) == [{"a": 1}]

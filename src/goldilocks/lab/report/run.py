@@ -2,7 +2,7 @@
 
 ====================================  ====================================================================
 ``config.yaml``                       the configuration, resolved
-``metrics.jsonl``                     a line per step; ``metrics.1.jsonl``, … of earlier starts on V0
+``metrics.jsonl``                     a line per step; ``metrics.1.jsonl``, … of earlier starts
 ``rollouts/<step>.jsonl``             answers, where ``trainer.rollout_data_dir`` points here
 ``checkpoints/global_step_N/…``       ``goldilocks.npz``, the collector with its beliefs about the prompts; TRL's are
                                       ``checkpoint-N/…``, there or in the run's own folder

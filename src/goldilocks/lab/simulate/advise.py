@@ -156,8 +156,6 @@ def against_dapo(arms: Sequence[Arm], prompts: PassRates, args: argparse.Namespa
             drawn = prompts.drawn(np.random.default_rng(seed))
             bar.update(task, description=f"seed {seed}: dapo")
             dapo = course(arms[0], drawn, setup, args.n)
-            few = "fewer, or more prompts: dapo fills no batch in three passes"
-            require(dapo.shape[1] > 1, "--target-groups", args.target_groups, few)
             for arm in arms[1:]:
                 bar.update(task, advance=1, description=f"seed {seed}: {arm.name}")
                 own = course(arm, drawn, setup, args.n, enough=dapo[0, -1])
@@ -183,7 +181,11 @@ def course(arm: Arm, prompts: PassRates, setup: Setup, n: int, enough: float = n
         points.append((informative, engine.submitted, collector.accounts.generated_tokens, engine.clock))
         if informative >= enough:
             break
-    return np.array(points, dtype=float).T
+    found = np.array(points, dtype=float).T
+    in_a_pass = np.interp(setup.rollouts / max(PASSES.values()), found[1], found[0])
+    few = f"fewer, or more prompts: {arm.name} fills no batch with an informative group"
+    require(in_a_pass > 0, "--target-groups", setup.target_groups, few)
+    return found
 
 
 def share(own: np.ndarray, dapo: np.ndarray, rollouts: int) -> list[float]:

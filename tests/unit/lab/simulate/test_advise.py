@@ -135,11 +135,8 @@ def test_a_sample_of_the_prompts_keeps_what_belongs_together(tmp_path):
         (RATES, ["--seeds", "1"], "--seeds=1 is not accepted: 2 or more"),
         (RATES, ["--n", "1"], "--n=1 is not accepted: 2 or more"),
         (RATES, ["--columns", "topic"], "='topic' is not accepted: a column of the data: "),
-        (
-            RATES,
-            ["--target-groups", "512"],
-            "--target-groups=512 is not accepted: fewer, or more prompts: dapo fills no",
-        ),
+        (RATES, ["--target-groups", "512"], "=512 is not accepted: fewer, or more prompts: dapo fills no batch with"),
+        ((0.01,), ["--target-groups", "20"], "fewer, or more prompts: frontier with strata by text fills no batch"),
         ((0.0,), [], "pass_rate=0.0 is not accepted: more than 0 and less than 1 as the mean of all prompts"),
     ],
 )
