@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from goldilocks.runs.checkpoints import load_state, torn, trl_checkpoints, updates_of
-from goldilocks.runs.records import group_uids, read_records
+from goldilocks.runs.records import group_uid, read_records
 from goldilocks.types import Account
 
 CLASSES = [account.value for account in Account]
@@ -55,7 +55,7 @@ def dumped(run: Path, step: int) -> list[str]:
         rows = read_records(run / "rollouts" / f"{step}.jsonl")
     except (OSError, ValueError):
         return []
-    return [uid for uid in group_uids(rows) if not uid.startswith("pad")]
+    return [uid for uid in map(group_uid, rows) if not uid.startswith("pad")]
 
 
 class Step:

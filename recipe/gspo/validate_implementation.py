@@ -21,7 +21,7 @@ import yaml
 from goldilocks.config.settings import Settings
 from goldilocks.core import Collector, ListSource
 from goldilocks.launch.recipe import choose, compose_config
-from goldilocks.runs.records import group_uids, read_records
+from goldilocks.runs.records import group_uid, read_records
 from goldilocks.types import Account, Group, Rollout, mean_and_std
 
 HERE = Path(__file__).resolve().parent
@@ -150,10 +150,9 @@ def collect(built: Collector) -> tuple[Group, ...]:
 
 def trained_groups(dump: Path) -> dict[str, list[float]]:
     """The scores of every group in verl's dump of a step; padding is no group."""
-    rows = read_records(dump)
     groups: dict[str, list[float]] = defaultdict(list)
-    for uid, row in zip(group_uids(rows), rows, strict=True):
-        if not uid.startswith("pad"):
+    for row in read_records(dump):
+        if not (uid := group_uid(row)).startswith("pad"):
             groups[uid].append(float(str(row["score"])))
     return dict(groups)
 

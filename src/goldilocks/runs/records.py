@@ -97,25 +97,15 @@ def _rollout(numbered: tuple[int, dict[str, Any]]) -> object:
     return (str(row["step"]), split_row_key(str(uid))) if part else number
 
 
-def group_uids(rows: Sequence[Mapping[str, object]], column: str | None = None) -> list[str]:
-    """Return the group of each row: from ``column``, else from ``uid``, else from the columns of verl's dumps.
+def group_uid(row: Mapping[str, object]) -> str:
+    """Return the group of a row of verl's dumps.
 
-    A verl V1 dump's ``uid`` is the sample's key, so the group is what precedes its last two numbers. A V0 dump names no
-    group: rows of one step with the same ``input`` are taken as one, so a prompt drawn twice in a step is one group.
+    V0 names no group: rows of one step with the same ``input`` are one, so a prompt drawn twice in a step is one group.
     """
-    return [_group_uid(row, number, column) for number, row in enumerate(rows)]
-
-
-def _group_uid(row: Mapping[str, object], number: int, column: str | None) -> str:
-    dumped_by_verl = row.keys() >= VERL_DUMP_KEYS
-    if column is None and "uid" not in row and dumped_by_verl:
+    if "uid" not in row:
         return f"{row['step']}/{row['input']}"
-    name = column or "uid"
-    if row.get(name) is None:
-        raise ValueError(f"row {number}: no column {name!r} that says which group it belongs to; there are {list(row)}")
-    uid = str(row[name])
-    named = column is None and dumped_by_verl and _ROW_KEY.fullmatch(uid) is not None
-    return split_row_key(uid)[0] if named else uid
+    found = _ROW_KEY.fullmatch(uid := str(row["uid"]))
+    return found["group"] if found else uid
 
 
 def first_column(names: Sequence[str], columns: Iterable[str]) -> str | None:
@@ -130,11 +120,11 @@ def present(row: Mapping[str, object], column: str) -> object:
     return row[column]
 
 
-def number(row: Mapping[str, object], column: str, *, finite: bool = True) -> float:
+def number(row: Mapping[str, object], column: str) -> float:
     """Return the number in a column; a bool is the number it counts as."""
     value = present(row, column)
-    if not isinstance(value, (int, float)) or (finite and not math.isfinite(value)):
-        raise ValueError(f"{column}={value!r} is not accepted: {'a finite' if finite else 'a'} number")
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{column}={value!r} is not accepted: a finite number")
     return float(value)
 
 
@@ -290,7 +280,7 @@ def _read_dump(file: Path, modified: int, size: int) -> Dump:
     malformed = 0
     for row in whole_rollouts(lines):
         if _is_answer(row):
-            groups.setdefault(group_uids([row])[0], []).append(row)
+            groups.setdefault(group_uid(row), []).append(row)
         else:
             malformed += 1
     return Dump(int(file.stem), tuple(map(GroupDump.of, groups.values())), lines.broken + malformed)

@@ -12,7 +12,7 @@ from run_files import write_records
 
 from goldilocks.runs.records import (
     columns_of,
-    group_uids,
+    group_uid,
     read_dumps,
     read_records,
     row_key,
@@ -67,23 +67,15 @@ def test_blank_lines_of_a_jsonl_file_are_no_rows(tmp_path: Path) -> None:
 
 def test_verl_v1_dumps_are_grouped_by_what_precedes_session_and_index() -> None:
     rows = [verl_row(1, 0.0, uid="3f_a_0_0"), verl_row(1, 0.0, uid="3f_a_11_0"), verl_row(1, 0.0, uid="whole")]
-    assert group_uids(rows) == ["3f_a", "3f_a", "whole"]
+    assert list(map(group_uid, rows)) == ["3f_a", "3f_a", "whole"]
 
 
 def test_verl_v0_dumps_are_grouped_by_prompt_within_a_step() -> None:
-    assert group_uids([verl_row(1, 0.0), verl_row(1, 1.0), verl_row(2, 1.0)]) == ["1/2+2=", "1/2+2=", "2/2+2="]
-
-
-def test_a_uid_that_is_not_verls_is_taken_as_it_is() -> None:
-    assert group_uids([{"uid": "task_1_2"}, {"uid": 7}]) == ["task_1_2", "7"]
-    assert group_uids([verl_row(1, 0.0, uid="a_0_0", prompt_id="a_0_0")], column="prompt_id") == ["a_0_0"]
-
-
-def test_a_row_without_a_group_is_named() -> None:
-    with pytest.raises(ValueError, match=r"row 1: no column 'uid'.*\['reward'\]"):
-        group_uids([{"uid": "a"}, {"reward": 1.0}])
-    with pytest.raises(ValueError, match="row 0: no column 'prompt'"):
-        group_uids([{"uid": "a"}], column="prompt")
+    assert list(map(group_uid, [verl_row(1, 0.0), verl_row(1, 1.0), verl_row(2, 1.0)])) == [
+        "1/2+2=",
+        "1/2+2=",
+        "2/2+2=",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +117,7 @@ def test_verls_own_writer_is_read_back(tmp_path: Path) -> None:
     v1_class._write_generations(*samples, {"uid": ["u_0_0", "u_1_0"]}, str(tmp_path), 4)
     rows = read_records(tmp_path)
     assert rows[0] == {"input": "2+2=", "output": "4", "gts": "4", "score": 1.0, "step": 3, "acc": 1}
-    assert group_uids(rows) == ["3/2+2=", "3/2+2=", "u", "u"]
+    assert list(map(group_uid, rows)) == ["3/2+2=", "3/2+2=", "u", "u"]
     assert json.loads((tmp_path / "4.jsonl").read_text().splitlines()[0])["uid"] == "u_0_0"
 
 
@@ -153,7 +145,7 @@ def test_parts_of_a_rollout_in_a_dump_are_one_row(tmp_path: Path) -> None:
     read = read_records(tmp_path)
     assert [row["output"] for row in read] == ["00\n01", "10", "20\n21\n22"]
     assert [row["uid"] for row in read] == ["g_0_0", "g_1_0", "g_2_0"]
-    assert group_uids(read) == ["g"] * 3
+    assert list(map(group_uid, read)) == ["g"] * 3
     (dump,) = read_dumps(tmp_path)
     assert [group.scores for group in dump.groups] == [[1.0, 1.0, 1.0]]
 
