@@ -65,11 +65,6 @@ def changed() -> list[str]:
     return [function.__qualname__ for function, known in KNOWN if digest(function) != known]
 
 
-def check_trl() -> None:
-    """Warn where TRL has changed under our feet."""
-    warn_of(changed(), VERSION)
-
-
 class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: ignore[misc]
     """``AsyncGRPOTrainer`` and, if asked for, dynamic sampling, adaptive rollouts and selectors.
 
@@ -95,7 +90,7 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
     ) -> None:
         sections = Sections(filter_groups, adaptive_rollout, goldilocks, batch_filter, gen_batch_size)
         if sections.given:
-            check_trl()
+            warn_of(changed(), VERSION)
             check(sections, kwargs)
         super().__init__(*args, **kwargs)
         self._collects = sections.given

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_utils import TrainOutput
 
@@ -41,25 +41,20 @@ from goldilocks.core import Exhausted
 from goldilocks.core.source import conversation_text
 from goldilocks.drive.rows import MemoryRows, Place
 from goldilocks.errors import require
+from goldilocks.losses.log_probs import WeightsGuard, gap_sums, has_experts, mean_gap
 from goldilocks.runs import checkpoints
 from goldilocks.runs.checkpoints import FILE
-from goldilocks.runs.costs import SCORE, SECONDS
+from goldilocks.runs.costs import LENGTH, SCORE, SECONDS, SPENT, Budget, Meter
 from goldilocks.runs.files import RunDir, set_aside
 from goldilocks.runs.history import column_and_value, validated_source
+from goldilocks.runs.records import row_key
 from goldilocks.trl.collection import Batch, Collection, Processes
-from goldilocks.trl.rows import COUNTS
+from goldilocks.trl.rows import COUNTS, LOG_PROBS, SAMPLED
 
 if TYPE_CHECKING:
     Base = Any  # a trainer of TRL's, which comes behind the mixin
 else:
     Base = object
-from typing import Any
-
-from torch import nn
-
-from goldilocks.losses.log_probs import WeightsGuard, gap_sums, has_experts, mean_gap
-from goldilocks.runs.costs import Budget, Meter
-from goldilocks.trl.rows import LOG_PROBS, SAMPLED
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +63,6 @@ ANOTHER_NUMBER = (
     "%s was written by %d processes, and this run has %d: updates that its batch had left are not made, and the run "
     "goes on with a new batch"
 )
-LENGTH = "response_length/mean"
 TOTALS = ("accounts/", "data/", "budget/")
 _encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder for each line
 # What TRL logs, by the name that a report knows.
@@ -336,7 +330,7 @@ def _answers(step: int, collection: Taken) -> Iterator[dict[str, Any]]:
                 "gts": None,
                 "score": rollout.reward,
                 "step": step,
-                "uid": f"{rollout.uid}_{rollout.index}_0",
+                "uid": row_key(rollout.uid, rollout.index, 0),
                 "advantage": collection.trained[rollout.uid, rollout.index],
             }
 
@@ -393,7 +387,7 @@ class BudgetCallback(TrainerCallback):
     def metrics(self) -> dict[str, float]:
         """Return the seconds of the last update and, with a budget, the share of it that is spent."""
         assert self._meter is not None
-        spent = {"budget/spent": self._meter.share} if self._budget.costs else {}
+        spent = {SPENT: self._meter.share} if self._budget.costs else {}
         return {SECONDS: self._seconds, **spent}
 
 

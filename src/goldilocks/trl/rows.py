@@ -250,7 +250,7 @@ def join_images(rows: Sequence[Mapping[str, Tensor]], prompt: int, completion: i
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:
-    """Join parts that are as many as they are; the other dimensions are padded to the largest."""
+    """Concatenate along the first dimension; pad the others to the largest."""
     shape = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
     return torch.cat([_widened(part, shape) for part in parts])
 

@@ -42,7 +42,7 @@ def changed(trainer: type[Any]) -> list[str]:
 
 
 def check_trl(trainer: type[Any]) -> None:
-    """Warn where TRL has changed under our feet; say plainly what is missing."""
+    """Warn of functions that differ from those of the tested versions; raise ``ImportError`` where one is missing."""
     kind, versions = ("RLOOTrainer", "1.16") if issubclass(trainer, RLOOTrainer) else ("GRPOTrainer", VERSIONS)
     missing = [name for name in KNOWN if not hasattr(trainer, name)]
     if missing:

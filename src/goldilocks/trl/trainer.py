@@ -327,7 +327,7 @@ class CollectedTrainer(WholeCheckpoints):
     # -- a loss --------------------------------------------------------------------------------------------------------
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """TRL's loss; rows that only fill the batch up do not make it smaller, nor those left out larger."""
+        """TRL's loss; its normalisation ignores padding rows and counts skipped ones."""
         scale = inputs.get(SCALE)
         if self._only_signal:
             inputs, share = shortcuts.with_signal(inputs)
