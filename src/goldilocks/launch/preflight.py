@@ -24,7 +24,7 @@ from goldilocks.config.recipes import CONFIG
 from goldilocks.config.sections import read_section, reward_calls
 from goldilocks.dotted_keys import values
 from goldilocks.errors import require
-from goldilocks.launch.recipe import TRAINER, Choice
+from goldilocks.launch.recipe import Choice
 from goldilocks.runs.costs import Budget
 from goldilocks.runs.files import RunDir, cache_folder, make_folder
 from goldilocks.tasks.arithmetic import check_tool
@@ -90,8 +90,7 @@ def _short(value: object) -> str:
 
 def refuse_other_recipe(run: RunDir, choice: Choice, changed: str) -> None:
     """Raise ``ValueError`` where the run was started with another recipe, task or trainer; else note this start's."""
-    trainer = " trainer=trl" if f"+trainer.{TRAINER}=trl" in choice.overrides else ""
-    now = f"{choice.name} task={choice.task}{trainer}"
+    now = f"{choice.name} task={choice.task}{' trainer=trl' if choice.on_trl else ''}"
     before = run.started_as.read_text() if run.started_as.exists() else now
     accepted = f"another name: {run.path} is a run of {before}, and this is {now} ({changed})"
     require(now == before, "--name", run.path.name, accepted)

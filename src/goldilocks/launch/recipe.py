@@ -52,6 +52,10 @@ class Choice:
         """Return the recipe's name; of a file, the file's."""
         return name_of(self.recipe)
 
+    @property
+    def on_trl(self) -> bool:
+        return f"+trainer.{TRAINER}=trl" in self.overrides
+
 
 def choose(words: Sequence[str], device: str) -> Choice:
     """Separate the recipe, ``task=``, ``device=`` and ``trainer=`` from the overrides."""

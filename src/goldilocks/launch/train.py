@@ -213,8 +213,8 @@ def _few_updates(config: DictConfig, progress: Progress) -> str | None:
 
 
 def _engine(choice: Choice) -> str:
-    on_trl = f"+trainer.{TRAINER}=trl" in choice.overrides  # TRL takes our engine into its own process
-    return f"actor_rollout_ref.rollout.name={'transformers' if on_trl else rollout_engine(choice.device)}"
+    # TRL takes our engine into its own process.
+    return f"actor_rollout_ref.rollout.name={'transformers' if choice.on_trl else rollout_engine(choice.device)}"
 
 
 def _environment(choice: Choice, config: DictConfig, run_dir: RunDir) -> dict[str, str]:

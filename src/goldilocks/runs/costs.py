@@ -76,7 +76,7 @@ class Spending:
 
 def spending(history: History, config: Mapping[str, Any]) -> Spending:
     """Return the spending by the metrics or, if they lack it, by the configuration."""
-    seconds = running_total(history.series("timing_s/step"))
+    seconds = running_total(history.series(SECONDS))
     rollouts = history.series(ROLLOUTS) or _planned_rollouts(history, config)
     tokens = history.series(TOKENS) or _trained_tokens(history, rollouts)
     return Spending({"rollouts": rollouts, "tokens": tokens, "seconds": seconds})
@@ -86,7 +86,7 @@ def _planned_rollouts(history: History, config: Mapping[str, Any]) -> Series:
     prompts, n = value_at(config, BATCH), value_at(config, N)
     if not isinstance(prompts, int) or not isinstance(n, int):
         return {}
-    return running_total({step: float(prompts * n) for step in history.series("critic/score/mean")})
+    return running_total({step: float(prompts * n) for step in history.series(SCORE)})
 
 
 def _trained_tokens(history: History, rollouts: Series) -> Series:

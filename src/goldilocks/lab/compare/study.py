@@ -42,7 +42,7 @@ from goldilocks.runs.history import History, by_column, validation_accuracy
 
 TUNING_SEED = 1_000
 PACKAGES = ("goldilocks-rl", "verl", "trl", "vllm", "torch", "transformers")  # whose versions an arm keeps
-GRID, ONE_AT_A_TIME = ORDERS = ("grid", "one-at-a-time")  # how tuning goes through the grid
+ORDERS = (GRID := "grid", "one-at-a-time")  # how tuning goes through the grid
 SHARES = tuple(1 - number / VALIDATIONS for number in range(3))  # of a cost: accuracy there is the mean at these
 Origin = Callable[[], Mapping[str, str]]
 Levels = Mapping[str, Mapping[str, float]]  # accuracies by column and value

@@ -23,6 +23,7 @@ from goldilocks.dotted_keys import values, with_value
 from goldilocks.drive.driver import Driver
 from goldilocks.errors import require
 from goldilocks.lab.interval import Interval
+from goldilocks.lab.simulate.command import WIDEST
 from goldilocks.lab.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.lab.simulate.pass_rates import LENGTH_COLUMNS, PROMPT_COLUMNS, SCORE_COLUMNS, PassRates, read_pass_rates
 from goldilocks.lab.simulate.run import Setup, batches, recipe_config, settings_of
@@ -37,7 +38,6 @@ OF_A_RUN = {*PROMPT_COLUMNS, *SCORE_COLUMNS, *LENGTH_COLUMNS, *TEXT_COLUMNS, "gt
 FEW = 32  # values of a column; more divide the prompts too finely
 COLUMNS = 3  # are found at most: those that tell most
 LITTLE, ALL = 0.02, 0.999  # share of the variance of pass rates: a column tells more; only the answers tell the other
-WIDEST = 160  # columns, also on a narrower terminal
 
 Shares = Mapping[tuple[str, str], Interval]  # of what dapo spends, by pass and cost
 
@@ -128,12 +128,12 @@ def telling_columns(prompts: PassRates) -> list[str]:
     """Return the columns of few values that tell pass rates apart, the best first; one that repeats another is not."""
     rate, told = prompts.pass_rate, {}
     for name, column in prompts.columns.items():
-        words = name not in OF_A_RUN and all(isinstance(value, (str, int, float)) for value in column)
-        _, places = np.unique(list(map(str, column)), return_inverse=True) if words else ([], np.zeros(len(rate), int))
-        count = places.max() + 1
-        if 1 < count <= min(FEW, len(rate) // 4) and rate.std() > 0:
+        if name in OF_A_RUN or not all(isinstance(value, (str, int, float)) for value in column):
+            continue
+        values, places = np.unique(list(map(str, column)), return_inverse=True)
+        if 1 < len(values) <= min(FEW, len(rate) // 4) and rate.std() > 0:
             means = np.bincount(places, rate) / np.bincount(places)
-            left = ((rate - means[places]) ** 2).sum() / (len(rate) - count)
+            left = ((rate - means[places]) ** 2).sum() / (len(rate) - len(values))
             told[name] = 1 - left / rate.var(ddof=1)
     found: list[str] = []
     kept = {()}
