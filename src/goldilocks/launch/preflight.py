@@ -173,7 +173,9 @@ def provide(config: DictConfig) -> None:
     verls = ours.with_name("test.parquet")  # as verl's own preparation of GSM8K calls it
     if config.data.val_files == str(ours) and verls.is_file() and not ours.exists():
         config.data.val_files = str(verls)
-    if not Path(model.path).is_dir():
+    if (local := Path(model.path).expanduser()).is_dir():
+        model.path = str(local)
+    else:
         model.path = TINY_MODELS.get(model.path) or (str(download(model.path)) if model.path in MODELS else model.path)
     if section and section.get("warm_start") and not Path(model.path).is_relative_to(section.folder):
         model.path = _taught(model.path, section, read_section(WarmStart, "task.warm_start", config))

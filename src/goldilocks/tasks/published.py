@@ -141,7 +141,8 @@ class Math(Published):
 
     def _problem(self, row: Mapping[str, Any]) -> Problem:
         """Return a problem from a row of any of the published forms: level and subject have several names."""
-        truth = row.get("answer") or boxed_answer(str(row.get("solution", ""))) or ""
+        answer = row.get("answer")
+        truth = str(answer) if answer not in (None, "") else boxed_answer(str(row.get("solution", ""))) or ""
         level = re.sub(r"\D", "", f"{row.get('level', row.get('difficulty', ''))}".removesuffix(".0")) or "0"
         subject = row.get("type") or row.get("subject") or f"{row.get('unique_id', '')}/".split("/")[1]
         kind = str(subject).lower().replace("&", "and").replace(" ", "_")

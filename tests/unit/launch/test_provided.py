@@ -124,6 +124,14 @@ def test_a_warm_start_is_given_once_and_its_half_is_never_trained(tmp_path, caps
     assert without.actor_rollout_ref.model.path == str(tmp_path / "model")
 
 
+def test_a_model_below_the_users_home_has_its_lessons_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    small_model(tmp_path / "model")
+    named = ["actor_rollout_ref.model.path='~/model'", "task.warm_start.steps=1"]
+    config = gsm8k_small(gsm8k_files(tmp_path / "gsm8k"), *named)
+    assert (Path(config.actor_rollout_ref.model.path) / "config.json").is_file()
+
+
 def test_other_files_in_the_folder_are_other_data(tmp_path):
     word = gsm8k_files(tmp_path / "gsm8k")
     first = composed("task=gsm8k_small", word, "task.warm_start=null").task.folder

@@ -125,6 +125,12 @@ def test_math_has_levels_and_subjects_and_trains_no_test_problem(competition, ca
     assert train[0].question.endswith("within \\boxed{}.")
 
 
+def test_an_answer_that_is_published_as_a_number_is_compared_as_text(tmp_path):
+    (tmp_path / "test.json").write_text('[{"problem": "What is $1-1$?", "answer": 0}]')
+    (problem,) = Math(str(tmp_path)).problems("val", None, 0)
+    assert problem.answer == "0"
+
+
 @pytest.mark.parametrize(
     ("answer", "truth"),
     [
