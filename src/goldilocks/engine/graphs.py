@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from goldilocks.engine import kernels, layers
+from goldilocks.engine import kernels
 from goldilocks.engine.attention import KernelWindow
 from goldilocks.engine.decoder import Decoder, Sampled
-from goldilocks.engine.layers import settle_rotary
+from goldilocks.engine.layers import Fused, fits, settle_rotary
 from goldilocks.engine.sampling import cut
 
 SMALLEST = 8  # rows of the smallest graph: with fewer, a step takes as long
@@ -36,7 +36,7 @@ class GraphDecoder(Decoder):
         self._drawn = torch.zeros(self.stride, 3, slots, device=device)
         super().__init__(model, slots, max_length, pad_id, device)
         settle_rotary(model)
-        self._fused = layers.Fused(model, max_length) if FUSED_LAYERS and layers.fits(model) else None
+        self._fused = Fused(model, max_length) if FUSED_LAYERS and fits(model) else None
         torch.cuda.empty_cache()  # weights that were laid side by side left their old places
 
     def release(self) -> None:
@@ -48,7 +48,7 @@ class GraphDecoder(Decoder):
 
     def bucket(self, rows: int) -> int:
         """The next power of two."""
-        return min(self.slots, max(SMALLEST, _power_of_two(rows)))
+        return min(self.slots, max(SMALLEST, 1 << (rows - 1).bit_length()))
 
     def _fill(self, rows: Tensor, tokens: Tensor) -> None:
         if self._fused is None:
@@ -104,8 +104,3 @@ class GraphDecoder(Decoder):
         positions = self._positions[:rows, None]
         window = KernelWindow(self.store, self._positions[:rows])
         return self._forward(self._tokens[:rows, None], positions, self._last(positions), window)
-
-
-def _power_of_two(number: int) -> int:
-    """The smallest that is not less."""
-    return 1 << (number - 1).bit_length()

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -102,11 +102,14 @@ def check_prompts(config: DictConfig) -> None:
     data = config.data
     if data.get("filter_overlong_prompts") or data.get("truncation", "error") != "error":
         return
+    import pyarrow.parquet as pq
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(Path(config.actor_rollout_ref.model.path).expanduser().as_posix())
-    for file in (file for key in FILES for file in files_of(data[key])):
-        lengths = [prompt_length(tokenizer, prompt) for prompt in _prompts(file, data.get("prompt_key", "prompt"))]
+    files, key = [file for name in FILES for file in files_of(data[name])], data.get("prompt_key", "prompt")
+    for file in (file for file in files if file.endswith(".parquet") and "://" not in file):
+        prompts = pq.read_table(Path(file).expanduser(), columns=[key])[key].to_pylist()
+        lengths = [prompt_length(tokenizer, prompt) for prompt in prompts]
         longer = sum(length > data.max_prompt_length for length in lengths)
         longest = f"{max(lengths, default=0)}, the tokens of the longest prompt; {longer} of {len(lengths)} prompts of"
         accepted = f"{longest} {file!r} are longer (data.filter_overlong_prompts=True drops them)"
@@ -116,14 +119,6 @@ def check_prompts(config: DictConfig) -> None:
 def files_of(value: Any) -> list[str]:
     """Return the files of a key that takes one or several."""
     return [str(file) for file in value] if isinstance(value, ListConfig | list | tuple) else [str(value)]
-
-
-def _prompts(file: str, key: str) -> Iterable[Any]:
-    import pyarrow.parquet as pq
-
-    if not file.endswith(".parquet") or "://" in file:
-        return []
-    return pq.read_table(Path(file).expanduser(), columns=[key])[key].to_pylist()
 
 
 def prompt_length(tokenizer: Any, prompt: Any) -> int:

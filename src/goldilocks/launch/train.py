@@ -87,11 +87,11 @@ def run(args: argparse.Namespace) -> int:
         engine, path = launch.config.actor_rollout_ref.rollout.name, _relative(launch.run_dir)
         console.print(f"{choice.name} on {choice.device}, rollouts by {trainer or engine}, {path}")
         if launch.changed:
-            console.print(f"changed since its last start: {launch.changed}", soft_wrap=True, markup=False)
+            console.print(f"changed since its last start: {launch.changed}", soft_wrap=True)
         settings = Settings.from_config(launch.config) if trainer or uses_collector(launch.config) else None
         notes = [settings.summary() if settings else unread(launch.config), "" if trainer else untested("verl")]
         for note in filter(None, notes):
-            console.print(note, soft_wrap=True, markup=False, highlight=False)
+            console.print(note, soft_wrap=True, highlight=False)
         with interruptible(), Board(console) as board:
             draw = partial(board.draw, name)
             line = LiveLine(console, draw, notice=lambda seen: _few_updates(launch.config, seen))

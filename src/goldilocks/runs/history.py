@@ -41,8 +41,9 @@ class History:
             if isinstance(step, int) and isinstance(data, dict):
                 if steps and step < next(reversed(steps)):
                     steps = {earlier: values for earlier, values in steps.items() if earlier <= step}
-                numbers = {name: float(value) for name, value in data.items() if _number(value)}
-                steps.setdefault(step, {}).update(numbers)
+                numbers = {name: value for name, value in data.items() if isinstance(value, (int, float))}
+                finite = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
+                steps.setdefault(step, {}).update(finite)
         return cls(steps)
 
     def __len__(self) -> int:
@@ -91,10 +92,6 @@ def running_total(series: Series) -> Series:
 
 def at_or_before(series: Series, step: int) -> float | None:
     return next((value for when, value in reversed(series.items()) if when <= step), None)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def metric_name(column: str, value: Any) -> str:

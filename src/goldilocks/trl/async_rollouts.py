@@ -9,6 +9,7 @@ known yet; its advantage is computed with the batch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import queue
 import threading
@@ -101,10 +102,12 @@ class AskedRollouts(Unpaused):
         if within is None and not self._in_flight:
             return
         answers: queue.Queue[Answer] = self._worker.rollout_buffer
-        found = self._waited(answers, within)
-        while found is not None:
-            yield self._event(found)
-            found = _next(answers)
+        if (found := self._waited(answers, within)) is None:
+            return
+        yield self._event(found)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                yield self._event(answers.get_nowait())
 
     def cancel(self, uids: Sequence[str]) -> None:
         self._in_flight = {place for place in self._in_flight if place[0] not in uids}
@@ -152,13 +155,6 @@ def _reason(error: str) -> str:
     if error.startswith(f"{ENDS_THE_RUN}: "):
         return ENDS_THE_RUN
     return "error" if error else "empty_response"
-
-
-def _next(answers: queue.Queue[Answer]) -> Answer | None:
-    try:
-        return answers.get_nowait()
-    except queue.Empty:
-        return None
 
 
 class MicroBatches(set[int]):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,19 +54,14 @@ class EngineRollouts:
         ``limits`` are the most tokens of each.
         """
         longest = max(len(prompt) + limit for prompt, limit in zip(prompts, limits, strict=True))
-        engine = self._ready(model, version(model, step), longest)
+        engine, args = self._ready(model, version(model, step), longest), self._args
+        drawn = partial(SamplingParams, temperature=args.temperature, top_p=args.top_p, top_k=args.top_k or -1)
         for number, (prompt, seed, limit) in enumerate(zip(prompts, seeds, limits, strict=True)):
-            engine.submit(str(number), prompt, self._sampling(seed, limit))
+            engine.submit(str(number), prompt, drawn(max_tokens=limit, seed=seed))
         found: dict[str, Generation] = {}
         while engine.busy:
             found |= {one.request_id: one for one in engine.step()}
         return [found[str(number)] for number in range(len(prompts))]
-
-    def _sampling(self, seed: int, limit: int) -> SamplingParams:
-        args = self._args
-        return SamplingParams(
-            max_tokens=limit, temperature=args.temperature, top_p=args.top_p, top_k=args.top_k or -1, seed=seed
-        )
 
     def _ready(self, model: nn.Module, version: Version, length: int) -> Engine:
         """Return an engine whose cache is long enough, with the weights of this version."""

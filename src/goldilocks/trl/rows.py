@@ -104,7 +104,22 @@ class CompletionRows(MemoryRows[Row]):
 
     def packed(self, rows: Mapping[Place, Row]) -> list[dict[str, Any]]:
         """Return these rows as JSON values and numpy arrays."""
-        return [_packed(place, row) for place, row in rows.items()]
+        return [
+            {
+                "uid": uid,
+                "index": index,
+                "tensors": {  # numpy has no bfloat16
+                    name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+                    for name, tensor in row.tensors.items()
+                },
+                "rewards": np.array(row.rewards, dtype=np.float64),
+                "prompt": row.prompt,
+                "completion": row.completion,
+                "truncated": row.truncated,
+                "tool_tokens": row.tool_tokens,
+            }
+            for (uid, index), row in rows.items()
+        ]
 
     def unpack(self, state: Sequence[Mapping[str, Any]]) -> tuple[()]:
         """Take back what ``packed`` returned; nothing that was unfinished can go on."""
@@ -117,25 +132,10 @@ class CompletionRows(MemoryRows[Row]):
         return ()
 
 
-def _packed(place: Place, row: Row) -> dict[str, Any]:
-    return {
-        "uid": place[0],
-        "index": place[1],
-        "tensors": {
-            name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # numpy has no bfloat16
-            for name, tensor in row.tensors.items()
-        },
-        "rewards": torch.tensor(row.rewards, dtype=torch.float64).numpy(),
-        "prompt": row.prompt,
-        "completion": row.completion,
-        "truncated": row.truncated,
-        "tool_tokens": row.tool_tokens,
-    }
-
-
 def split_rows(output: Mapping[str, Any], ids: Sequence[Sequence[int]]) -> list[dict[str, Tensor]]:
     """Return the tensors of each row of what TRL made, without padding. ``ids`` are the completions as lists."""
-    columns = {name: value.cpu() for name, value in output.items() if _per_row(name, value)}
+    tensors = {name: value for name, value in output.items() if isinstance(value, Tensor) and value.ndim > 0}
+    columns = {name: value.cpu() for name, value in tensors.items() if name not in OWN and name not in IMAGES}
     by_token = columns["completion_ids"].shape[1:]
     prompts = columns["prompt_mask"].sum(1).tolist()
     rows = []
@@ -150,10 +150,6 @@ def split_rows(output: Mapping[str, Any], ids: Sequence[Sequence[int]]) -> list[
         rows.append(row)
     seen = split_images(output, prompts, [len(one) for one in ids])
     return [{**row, **own} for row, own in zip(rows, seen, strict=True)]
-
-
-def _per_row(name: str, value: Any) -> bool:
-    return name not in OWN and name not in IMAGES and isinstance(value, Tensor) and value.ndim > 0
 
 
 def join_rows(rows: Sequence[Row], pad_token: int, multiple: int | None) -> dict[str, Any]:

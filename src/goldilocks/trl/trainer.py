@@ -132,7 +132,11 @@ class CollectedTrainer(WholeCheckpoints):
             check_trl(self.trl)
             self._collect(sections, Path(run_dir or self.args.output_dir))
         if self._engine is not None or getattr(self.args, "use_vllm", False):
-            self._guard_weights((goldilocks or {}).get("on_stale_weights", Policies.on_stale_weights))
+            guard = weights_guard(
+                self.args, self.model, (goldilocks or {}).get("on_stale_weights", Policies.on_stale_weights)
+            )
+            self._weights_guard = WeightsGuardCallback(guard, self.accelerator, self._metrics["train"])
+            self.add_callback(self._weights_guard)
 
     def _collect(self, sections: Sections, run_dir: Path) -> None:
         """Put the collector in the place of TRL's batches."""
@@ -154,12 +158,6 @@ class CollectedTrainer(WholeCheckpoints):
         if driver is not None:
             self._record = RunRecord(run_dir, sections.config(self.args), self._update_metrics, driver.closing)
             self.add_callback(self._record)
-
-    def _guard_weights(self, action: str) -> None:
-        """Watch an engine that has weights of its own."""
-        guard = weights_guard(self.args, self.model, action)
-        self._weights_guard = WeightsGuardCallback(guard, self.accelerator, self._metrics["train"])
-        self.add_callback(self._weights_guard)
 
     def _driver(
         self, settings: Settings, prompts: DatasetPrompts, rows: CompletionRows, collection: Collection

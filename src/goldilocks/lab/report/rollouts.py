@@ -65,28 +65,21 @@ def _given(runs: Sequence[Run]) -> list[Plot]:
     chart = draw.line_plot(runs, ("mean", "rollouts per prompt"), form="~r", scale=scale)
     hint = "log scale"
     if len(runs) == 1:
-        rows += _extremes(runs[0])
-        chart = draw.layered(_band(scale), chart)
+        fewest, most = (draw.thinned(_positive(runs[0], name)) for name in (FEWEST, MOST))
+        rows += [{"step": step, "fewest": low, "most": most[step]} for step, low in fewest.items() if step in most]
+        band = (
+            alt.Chart(draw.data())
+            .mark_area(opacity=0.13, color=run_colour(0))
+            .encode(x=draw.step_axis(), y=alt.Y("fewest:Q", scale=scale), y2=alt.Y2("most:Q"))
+            .transform_filter("isValid(datum.fewest)")
+        )
+        chart = draw.layered(band, chart)
         hint = "line: mean; band: fewest to most"
     return [Plot("rollouts-per-prompt", "Rollouts per prompt", chart, rows, hint=hint)]
 
 
 def _positive(run: Run, name: str) -> dict[int, float]:
     return {step: value for step, value in run.history.series(name).items() if value > 0}
-
-
-def _extremes(run: Run) -> list[Point]:
-    fewest, most = draw.thinned(_positive(run, FEWEST)), draw.thinned(_positive(run, MOST))
-    return [{"step": step, "fewest": low, "most": most[step]} for step, low in fewest.items() if step in most]
-
-
-def _band(scale: alt.Scale) -> alt.Chart:
-    return (
-        alt.Chart(draw.data())
-        .mark_area(opacity=0.13, color=run_colour(0))
-        .encode(x=draw.step_axis(), y=alt.Y("fewest:Q", scale=scale), y2=alt.Y2("most:Q"))
-        .transform_filter("isValid(datum.fewest)")
-    )
 
 
 def lengths(runs: Sequence[Run]) -> Section:

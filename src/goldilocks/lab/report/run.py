@@ -163,17 +163,13 @@ def _keyed(config: Mapping[str, Any], dumps: Sequence[Dump]) -> Iterator[tuple[i
             yield content_key(group.prompt) if group.key is None else group.key, group.prompt
     prompt = value_at(config, "data.prompt_key") or "prompt"
     media = [value_at(config, f"data.{key}") or column for key, column in MEDIA.items()]
-    for file in _training_files(config):
-        for row in _rows(file, [prompt, *media]):
+    files = value_at(config, "data.train_files")
+    for file in files if isinstance(files, list) else [files]:
+        for row in _rows(Path(str(file)).expanduser(), [prompt, *media]):
             if prompt in row:
                 content = with_media(row[prompt], [row[name] for name in media if name in row])
-                yield content_key(content), _text(row[prompt])
-
-
-def _training_files(config: Mapping[str, Any]) -> list[Path]:
-    files = value_at(config, "data.train_files")
-    names = [files] if isinstance(files, str) else files if isinstance(files, list) else []
-    return [Path(name).expanduser() for name in names if isinstance(name, str)]
+                is_chat = isinstance(row[prompt], list)
+                yield content_key(content), conversation_text(row[prompt]) if is_chat else str(row[prompt])
 
 
 def _rows(file: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -187,7 +183,3 @@ def _rows(file: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
     except (pa.ArrowException, KeyError, IndexError):  # keys are shown in place of texts
         return
-
-
-def _text(prompt: object) -> str:
-    return conversation_text(prompt) if isinstance(prompt, list) else str(prompt)
