@@ -1,4 +1,4 @@
-"""What both of verl's trainers share: the driver in their checkpoints and at their end, and validation by column.
+"""What both of verl's trainers share: data as prompts, the driver in checkpoints and at the end, validation by column.
 
 Invariant: the state lies in the folder of the weights it belongs to, ``global_step_N``, and nowhere else. A run that
 ends because a batch cannot be filled saves the weights of its last update, with everything generated since; so the
@@ -16,27 +16,81 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from omegaconf import DictConfig, open_dict
+from torch.utils.data import SequentialSampler
 
 from goldilocks.config.settings import Settings
 from goldilocks.core import Collector, Exhausted
+from goldilocks.core.source import TablePrompts
 from goldilocks.dotted_keys import value_at
 from goldilocks.drive.driver import Driver, Epochs
 from goldilocks.drive.rehearsal import rehearse
+from goldilocks.hashing import MEDIA
 from goldilocks.runs.checkpoints import FILE
 from goldilocks.runs.history import accuracy_by, value_of
-from goldilocks.verl.source import DatasetSource, loader_order
 from goldilocks.verl.tested import untested
 
 logger = logging.getLogger(__name__)
 
 Batch = dict[str, Any]
+
+
+class DatasetSource(TablePrompts):
+    """The prompts of verl's data set."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        self.table = getattr(dataset, "dataframe", None)
+        super().__init__(len(dataset))
+
+    def messages(self) -> Iterable[Any]:
+        """The chat messages of each prompt, without building training rows if the data set allows it."""
+        key = getattr(self.dataset, "prompt_key", None)
+        if self.table is not None and key is not None:
+            messages: Iterable[Any] = self.table[key]
+            return messages
+        return (self.dataset[index]["raw_prompt"] for index in range(len(self.dataset)))
+
+    def media(self) -> Sequence[str]:
+        if getattr(self.dataset, "prompt_key", None) is None:
+            return ()  # the messages are whole
+        names = (getattr(self.dataset, key, None) for key in MEDIA)
+        return [str(name) for name in names if name in getattr(self.table, "column_names", ())]
+
+
+def loader_order(sampler: Any) -> Callable[[int], np.ndarray]:
+    """Return a function from the epoch to the order in which a data loader with this sampler visits the data.
+
+    The order of any epoch must be known without going through the epochs before it: only samplers that depend on
+    nothing but their seed are accepted.
+    """
+    from torchdata.stateful_dataloader.sampler import RandomSampler
+
+    size = len(sampler)
+    if isinstance(sampler, SequentialSampler):
+        return lambda epoch: np.arange(size)
+    if not (type(sampler) is RandomSampler and not sampler.replacement and size == len(sampler.data_source)):
+        raise ValueError(
+            f"train_sampler={type(sampler).__name__} is not accepted: a SequentialSampler, or torchdata's "
+            "RandomSampler over all data. To choose prompts, write a selector (goldilocks.selector)"
+        )
+    state = sampler.generator.get_state()
+
+    def order(epoch: int) -> np.ndarray:
+        generator = torch.Generator()
+        generator.set_state(state)
+        for _ in range(epoch):
+            torch.randperm(size, generator=generator)
+        return torch.randperm(size, generator=generator).numpy()
+
+    return order
 
 
 class DriverCheckpoint:

@@ -20,7 +20,7 @@ from verl.trainer.ppo.utils import create_rl_sampler
 
 from goldilocks.core.source import undecoded
 from goldilocks.hashing import content_key
-from goldilocks.verl.source import DatasetSource, loader_order
+from goldilocks.verl.driven import DatasetSource, loader_order
 
 SIZE = 20
 

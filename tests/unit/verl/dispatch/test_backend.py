@@ -19,8 +19,8 @@ from goldilocks.drive.driver import MAX_FAILURES, Driver
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch.backend import AgentLoops, NeverPausing
 from goldilocks.verl.dispatch.session import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED
+from goldilocks.verl.driven import DatasetSource
 from goldilocks.verl.estimators import several_rows_estimator
-from goldilocks.verl.source import DatasetSource
 
 CONFIG = OmegaConf.create(
     {
