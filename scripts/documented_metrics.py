@@ -107,7 +107,7 @@ METRICS: dict[str, str] = {
     "selector/greso_p": "`greso`: probability that a prompt with a streak of one visit without variance is tried",
     "selector/greso_skipped": "`greso`: prompts skipped since the run began",
     "belief/strata": "`goldilocks.prior=strata`: strata over all divisions of the prompts",
-    "belief/worth": "rollouts of a prompt that the prior counts as: 1 (prompts of one stratum differ at will) to 64",
+    "belief/worth": "rollouts of a prompt that the prior counts as: 0.5 (prompts of one stratum differ at will) to 64",
     "belief/drift": "what training a group adds to the log-odds of its strata, as believed",
     "belief/wander": "variance, in squared log-odds, that training a group adds to its strata, as believed",
     "belief/<column>/<value>": "pass rate that is believed of the training prompts with this value of a column of both "
