@@ -1,4 +1,4 @@
-"""Before a worker of Ray's is started: the config is checked, and what it names is made or fetched.
+"""Before training starts: the config is checked, and what it names is made or fetched.
 
 Every error is one line. Models and data are made or fetched the first time, then kept in the user's cache, where the
 YAML file of a task finds them by ``task.folder``. Invariants: a folder in the cache is whole, since it is made beside

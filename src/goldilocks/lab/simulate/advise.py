@@ -34,10 +34,12 @@ from goldilocks.types import is_informative
 COSTS = ("rollouts", "tokens", "engine steps")
 PASSES = {"first pass": 1, "three passes": 3}
 WORTHWHILE = 0.95  # of dapo's tokens; a smaller gain is not worth a change
-OF_A_RUN = {*PROMPT_COLUMNS, *SCORE_COLUMNS, *LENGTH_COLUMNS, *TEXT_COLUMNS, "gts", "pass_rate", "step"}  # no strata
+# What a run has written of its answers: no strata.
+OF_A_RUN = {*PROMPT_COLUMNS, *SCORE_COLUMNS, *LENGTH_COLUMNS, *TEXT_COLUMNS, "gts", "pass_rate", "step"}
 FEW = 32  # values of a column; more divide the prompts too finely
-COLUMNS = 3  # are found at most: those that tell most
-LITTLE, ALL = 0.02, 0.999  # share of the variance of pass rates: a column tells more; only the answers tell the other
+COLUMNS = 3  # at most: those that tell most
+# Of the variance of pass rates: a column that explains less tells nothing, one that explains more is made of answers.
+LITTLE, ALL = 0.02, 0.999
 
 Shares = Mapping[tuple[str, str], Interval]  # of what dapo spends, by pass and cost
 
@@ -125,7 +127,7 @@ def recipes(columns: Sequence[str], readable: bool) -> list[Arm]:
 
 
 def telling_columns(prompts: PassRates) -> list[str]:
-    """Return the columns of few values that tell pass rates apart, the best first; one that repeats another is not."""
+    """Return the columns of few values that tell pass rates apart, the best first, none that repeats another."""
     rate, told = prompts.pass_rate, {}
     for name, column in prompts.columns.items():
         if name in OF_A_RUN or not all(isinstance(value, (str, int, float)) for value in column):
@@ -197,7 +199,7 @@ def share(own: np.ndarray, dapo: np.ndarray, rollouts: int) -> list[float]:
 
 def advice(held: Mapping[Arm, Shares]) -> tuple[Arm, str]:
     """Return the recipe to take, and why in a sentence."""
-    alike = [arm for arm in held if arm.recipe != "adaptive"]  # whose groups of two are cheap, and have less signal
+    alike = [arm for arm in held if arm.recipe != "adaptive"]  # its groups of two are cheap, and have less signal
     tokens = {arm: [held[arm][during, "tokens"] for during in PASSES] for arm in alike}
     best = min(tokens, key=lambda arm: sum(one.mean for one in tokens[arm]))
     first, three = map(_shown, tokens[best])
