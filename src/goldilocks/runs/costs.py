@@ -43,7 +43,7 @@ STAGES = ("gen", "reward", "old_log_prob", "ref", "values", "adv", "update_criti
 
 
 @dataclass(frozen=True)
-class Cost:
+class CostKind:
     """A kind of cost. ``name`` is its field in the plots, ``title`` the axis label, ``form`` the number format."""
 
     name: str
@@ -52,9 +52,9 @@ class Cost:
 
 
 COSTS = (
-    Cost("rollouts", "rollouts generated"),
-    Cost("tokens", "tokens generated"),
-    Cost("seconds", "seconds of training"),
+    CostKind("rollouts", "rollouts generated"),
+    CostKind("tokens", "tokens generated"),
+    CostKind("seconds", "seconds of training"),
 )
 COST_NAMES = tuple(cost.name for cost in COSTS)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from trl import GRPOTrainer, RLOOTrainer
 
 from goldilocks.trl.collection import Rewards
-from goldilocks.trl.rows import Row
+from goldilocks.trl.rows import CompletionRow
 from goldilocks.trl.shortcuts import only_signal_allowed
 from goldilocks.trl.trainer import CollectedTrainer
 
@@ -43,7 +43,7 @@ class GoldilocksGRPOTrainer(CollectedTrainer, GRPOTrainer):  # type: ignore[misc
         weights = self.reward_weights.cpu()
         each, scale, aggregation = weights.tolist(), self.scale_rewards, self.multi_objective_aggregation
 
-        def found(groups: Sequence[Sequence[Row]]) -> list[Tensor]:
+        def found(groups: Sequence[Sequence[CompletionRow]]) -> list[Tensor]:
             values = [torch.tensor([row.rewards for row in group]) for group in groups]
             return advantages(values, weights, scale, aggregation)
 
@@ -74,15 +74,15 @@ class GoldilocksRLOOTrainer(CollectedTrainer, RLOOTrainer):  # type: ignore[misc
         weights, bounds = self.reward_weights.tolist(), self.reward_clip_range
         beta, normalize = self.beta, self.normalize_advantages
 
-        def score(row: Row) -> float:
+        def score(row: CompletionRow) -> float:
             """Return the clipped reward; filters and selectors judge it without the penalty."""
             reward = row.reward(weights)
             return min(max(reward, bounds[0]), bounds[1]) if bounds else reward
 
-        def found(groups: Sequence[Sequence[Row]]) -> list[Tensor]:
+        def found(groups: Sequence[Sequence[CompletionRow]]) -> list[Tensor]:
             return leave_one_out([torch.tensor([penalized(row) for row in one]) for one in groups], normalize=normalize)
 
-        def penalized(row: Row) -> float:
+        def penalized(row: CompletionRow) -> float:
             return score(row) - beta * float(row.tensors[KL]) if beta else score(row)
 
         return Rewards(self.reward_func_names, score, found)

@@ -50,7 +50,7 @@ seed_of_rollout: ContextVar[int] = ContextVar("seed_of_rollout")  # each task ha
 turns_of_rollout: ContextVar[list[int]] = ContextVar("turns_of_rollout")  # the tokens of each turn that is finished
 
 
-class Samples(tuple[RolloutSample, ...]):
+class RolloutSamples(tuple[RolloutSample, ...]):
     """What is trained of one rollout: a sample, or several where its conversation was rewritten on the way."""
 
     __slots__ = ()
@@ -64,7 +64,7 @@ class Samples(tuple[RolloutSample, ...]):
         return self[0].completion
 
 
-class SampleRows(MemoryRows[Samples]):
+class SampleRows(MemoryRows[RolloutSamples]):
     """The samples of each rollout, in the memory of the first process."""
 
     def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
@@ -77,7 +77,7 @@ class SampleRows(MemoryRows[Samples]):
         self.groups = {}
         for packed in load_state(folder / ROWS)["rows"]:
             uid, index = packed["place"]
-            self.put((uid, index), Samples(RolloutSample(**one) for one in packed["samples"]))
+            self.put((uid, index), RolloutSamples(RolloutSample(**one) for one in packed["samples"]))
         return ()
 
 
@@ -96,7 +96,7 @@ class AskedRollouts(Unpaused):
         seeds = Round.of(tuple(requests), self._seed).seeds
         for (request, number, _), seed in zip(places(requests), seeds, strict=True):
             self._in_flight.add((request.uid, number))
-            self._worker.tell(Ask((request.uid, number), request.prompt.index, seed))
+            self._worker.tell(RolloutAsk((request.uid, number), request.prompt.index, seed))
 
     def events(self, within: float | None = None) -> Iterator[Event]:
         if within is None and not self._in_flight:
@@ -135,7 +135,7 @@ class AskedRollouts(Unpaused):
         if not answer.samples:
             self._error = answer.error or "no token to train"
             return Failure(uid, index, _reason(answer.error), answer.tokens)
-        self._rows.put(answer.place, Samples(answer.samples))
+        self._rows.put(answer.place, RolloutSamples(answer.samples))
         values = answer.samples[0].metrics
         metrics = {name.removeprefix(PREFIX): value for name, value in values.items() if name.startswith(PREFIX)}
         return Rollout(
@@ -279,7 +279,7 @@ class CollectedQueue:
 
 
 @dataclass(frozen=True)
-class Ask:
+class RolloutAsk:
     """One rollout of a row of the data set."""
 
     place: Place
@@ -345,8 +345,8 @@ class AskedLoop(_AsyncRolloutLoop):  # type: ignore[misc]
         while (asked := self._inbox.queue.get()) is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._take, asked)
 
-    def _take(self, asked: Ask | Cancel) -> None:
-        if isinstance(asked, Ask):
+    def _take(self, asked: RolloutAsk | Cancel) -> None:
+        if isinstance(asked, RolloutAsk):
             task = self._tasks[asked.place] = asyncio.get_running_loop().create_task(self._answer(asked))
             task.add_done_callback(lambda _: self._tasks.pop(asked.place, None))
             return
@@ -354,7 +354,7 @@ class AskedLoop(_AsyncRolloutLoop):  # type: ignore[misc]
             if place[0] in asked.uids:
                 task.cancel()  # closes the connection, so the server stops writing
 
-    async def _answer(self, ask: Ask) -> None:
+    async def _answer(self, ask: RolloutAsk) -> None:
         async with self._places:
             turns: list[int] = []
             seed_of_rollout.set(ask.seed)
@@ -372,7 +372,7 @@ class AskedLoop(_AsyncRolloutLoop):  # type: ignore[misc]
     def _send(self, answer: Answer) -> None:
         self.rollout_buffer.put(replace(answer, costs=spent.read()))
 
-    async def _rolled_out(self, ask: Ask) -> Answer:
+    async def _rolled_out(self, ask: RolloutAsk) -> Answer:
         row, version = self.dataset[ask.row], self.model_version
         tools = {tool.__name__: tool for tool in self._standalone_tools}
         completion, ids, sequences, calls, failures, reward = await self._generate_one(
@@ -428,7 +428,7 @@ class AskedWorker(AsyncRolloutWorker):  # type: ignore[misc]
         self._asked.cancel_join_thread()  # a child that has died reads nothing, and this process must end all the same
         self._loop_kwargs["inbox"] = Inbox(self._asked)
 
-    def tell(self, *asked: Ask | Cancel) -> None:
+    def tell(self, *asked: RolloutAsk | Cancel) -> None:
         """Have the child do this."""
         for one in asked:
             self._asked.put(one)

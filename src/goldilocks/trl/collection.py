@@ -22,7 +22,7 @@ from goldilocks.drive.driver import Driver
 from goldilocks.drive.rows import Place
 from goldilocks.hashing import hashed
 from goldilocks.rewards import spent
-from goldilocks.trl.rows import LOG_PROBS, SAMPLED, CompletionRows, DatasetPrompts, Row, join_rows
+from goldilocks.trl.rows import LOG_PROBS, SAMPLED, CompletionRow, CompletionRows, DatasetPrompts, join_rows
 from goldilocks.types import Event, Failure, Group, Request, Rollout
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class Generated:
     """What TRL made of this process's share of a round: its tensors, and the rows in them."""
 
     output: dict[str, Any]
-    rows: list[Row]
+    rows: list[CompletionRow]
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class Rewards:
     """How TRL makes one score and one advantage of several reward functions."""
 
     names: Sequence[str]
-    score: Callable[[Row], float]
-    advantages: Callable[[Sequence[Sequence[Row]]], list[Tensor]]  # of each row, by group
+    score: Callable[[CompletionRow], float]
+    advantages: Callable[[Sequence[Sequence[CompletionRow]]], list[Tensor]]  # of each row, by group
 
 
 Seeds = Callable[[], list[int]]  # one for each row of a round, where somebody asks for them
 Generate = Callable[[list[dict[str, Any]], int, Seeds], Generated]
-LogProbs = Callable[[list[Row]], list[Tensor]]
+LogProbs = Callable[[list[CompletionRow]], list[Tensor]]
 
 
 class Collection:
@@ -132,7 +132,7 @@ class Collection:
         for (request, number, _), row in zip(places(requests), self._generate_round(decided), strict=True):
             yield _event(request.uid, number, row, self._rewards)
 
-    def _generate_round(self, decided: Round) -> list[Row]:
+    def _generate_round(self, decided: Round) -> list[CompletionRow]:
         """Generate this process's share of a round; return the rows of all processes."""
         self._together = True
         requests = decided.requests
@@ -154,7 +154,7 @@ class Collection:
         """Have the first process take over what reward functions have cost since the last round, on every process."""
         self._gathered([])
 
-    def _gathered(self, rows: list[Row]) -> list[Row]:
+    def _gathered(self, rows: list[CompletionRow]) -> list[CompletionRow]:
         """Return the rows of all processes; the first one takes over what the others' reward functions have cost."""
         parts = self._processes.gathered([(rows, spent.read())])
         if self._processes.first:
@@ -236,7 +236,7 @@ class Collection:
             self.rows.put(place, lacking[place].with_log_probs(values))
 
 
-def _event(uid: str, number: int, row: Row, rewards: Rewards) -> Rollout | Failure:
+def _event(uid: str, number: int, row: CompletionRow, rewards: Rewards) -> Rollout | Failure:
     """Return what became of a rollout."""
     tokens = row.tokens
     if not tokens:

@@ -54,7 +54,7 @@ Section = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Row:
+class CompletionRow:
     """One rollout: its tensors by TRL's names, the value of each reward function, and both texts."""
 
     tensors: Mapping[str, Tensor]
@@ -79,20 +79,20 @@ class Row:
         applied = [w * r for w, r in zip(weights, self.rewards, strict=True) if not math.isnan(r)]
         return math.fsum(applied) if applied else math.nan
 
-    def silent(self) -> Row:
+    def silent(self) -> CompletionRow:
         """Return a row of the same shape that trains nothing: it fills a batch up."""
         emptied = [name for name in ("completion_mask", LOG_PROB) if name in self.tensors]
         return replace(self, tensors={**self.tensors, **{name: self.tensors[name] * 0 for name in emptied}})
 
-    def with_log_probs(self, log_probs: Tensor) -> Row:
+    def with_log_probs(self, log_probs: Tensor) -> CompletionRow:
         return replace(self, tensors={**self.tensors, LOG_PROBS: log_probs})
 
-    def with_own_log_probs(self) -> Row:
+    def with_own_log_probs(self) -> CompletionRow:
         """Return a row whose log-probs are those of the pass that trains it: NaN until then."""
         return self.with_log_probs(torch.full(self.tensors["completion_ids"].shape, math.nan))
 
 
-class CompletionRows(MemoryRows[Row]):
+class CompletionRows(MemoryRows[CompletionRow]):
     """The rows of all processes, on every process."""
 
     def save(self, rollouts: Iterable[Rollout], folder: Path) -> None:
@@ -102,7 +102,7 @@ class CompletionRows(MemoryRows[Row]):
     def load(self, folder: Path) -> tuple[()]:
         return self.unpack(load_state(folder / FILE)["rows"])
 
-    def packed(self, rows: Mapping[Place, Row]) -> list[dict[str, Any]]:
+    def packed(self, rows: Mapping[Place, CompletionRow]) -> list[dict[str, Any]]:
         """Return these rows as JSON values and numpy arrays."""
         return [
             {
@@ -127,7 +127,7 @@ class CompletionRows(MemoryRows[Row]):
         for packed in state:
             tensors = {name: torch.from_numpy(array) for name, array in packed["tensors"].items()}
             rest = [packed[name] for name in ("prompt", "completion", "truncated", "tool_tokens")]
-            row = Row(tensors, tuple(packed["rewards"].tolist()), *rest)
+            row = CompletionRow(tensors, tuple(packed["rewards"].tolist()), *rest)
             self.put((packed["uid"], packed["index"]), row)
         return ()
 
@@ -152,7 +152,7 @@ def split_rows(output: Mapping[str, Any], ids: Sequence[Sequence[int]]) -> list[
     return [{**row, **own} for row, own in zip(rows, seen, strict=True)]
 
 
-def join_rows(rows: Sequence[Row], pad_token: int, multiple: int | None) -> dict[str, Any]:
+def join_rows(rows: Sequence[CompletionRow], pad_token: int, multiple: int | None) -> dict[str, Any]:
     """Return the columns that TRL trains on, padded as TRL pads them."""
     fill = {"prompt_ids": pad_token, "completion_ids": pad_token, "tool_mask": 1}
     names = [name for name in rows[0].tensors if all(name in row.tensors for row in rows)]

@@ -48,9 +48,9 @@ from goldilocks.trl.rows import (
     IMAGES,
     LOG_PROBS,
     CompletionGate,
+    CompletionRow,
     CompletionRows,
     DatasetPrompts,
-    Row,
     SamplerOrder,
     Section,
     Sections,
@@ -214,7 +214,9 @@ class CollectedTrainer(WholeCheckpoints):
         return Generated(
             output,
             [
-                Row(one, tuple(own), prompt, completion, is_truncated(ids, longest, self._ends), tool_tokens=tools)
+                CompletionRow(
+                    one, tuple(own), prompt, completion, is_truncated(ids, longest, self._ends), tool_tokens=tools
+                )
                 for one, own, prompt, completion, ids, tools in zip(
                     tensors, rewards, prompts, completions, scored.ids, by_tools, strict=True
                 )
@@ -310,7 +312,7 @@ class CollectedTrainer(WholeCheckpoints):
     # -- log-probs -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _log_probs(self, rows: list[Row]) -> list[Tensor]:
+    def _log_probs(self, rows: list[CompletionRow]) -> list[Tensor]:
         """Return the log-probs of each row's completion under the policy of now."""
         columns = self._on_device(join_rows(rows, self._text_tokenizer.pad_token_id, None))
         seen = {name: value for name, value in columns.items() if name in IMAGES}

@@ -32,15 +32,15 @@ from goldilocks.testing import check_backend, check_rows
 from goldilocks.trl import on_disk
 from goldilocks.trl.async_rollouts import (
     Answer,
-    Ask,
     AskedLoop,
     AskedRollouts,
     AskedWorker,
     Cancel,
     CollectedQueue,
     MicroBatches,
+    RolloutAsk,
+    RolloutSamples,
     SampleRows,
-    Samples,
 )
 from goldilocks.trl.async_trainer import _asynchronous, _sizes, check
 from goldilocks.trl.on_disk import BudgetCallback
@@ -62,9 +62,9 @@ class Echo:
         self.rollout_buffer: queue.Queue[Answer] = queue.Queue()
         self._told = 0
 
-    def tell(self, *asked: Ask | Cancel) -> None:
+    def tell(self, *asked: RolloutAsk | Cancel) -> None:
         for one in asked:
-            if isinstance(one, Ask):
+            if isinstance(one, RolloutAsk):
                 self._told += 1
                 failed = self._told % 3 == 0
                 answer = Answer(one.place, error="no answer") if failed else Answer(one.place, (sample(1.0),), 1, 2)
@@ -96,7 +96,7 @@ def test_a_worker_that_is_gone_ends_the_wait() -> None:
 def test_a_child_that_reads_no_more_does_not_keep_the_trainer_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(async_rollout_worker, "is_vllm_available", lambda: True)
     worker = AskedWorker()
-    worker.tell(Ask(("g" * 2**20, 0), 0, 1))  # more than the pipe holds
+    worker.tell(RolloutAsk(("g" * 2**20, 0), 0, 1))  # more than the pipe holds
     pipe = os.dup(worker._asked._reader.fileno())
     worker._asked.close()
     end = threading.Thread(target=worker._asked.join_thread, daemon=True)  # what Python does before it exits
@@ -130,7 +130,7 @@ def test_a_cancelled_rollout_has_cost_the_turns_that_it_finished(monkeypatch: py
 
     async def cancelled() -> Answer:
         loop = TwoTurns()
-        loop._take(Ask(("g0", 0), 0, 1))
+        loop._take(RolloutAsk(("g0", 0), 0, 1))
         await loop.second_turn.wait()
         loop._take(Cancel(("g0",)))
         await asyncio.gather(*loop._tasks.values(), return_exceptions=True)
@@ -141,13 +141,13 @@ def test_a_cancelled_rollout_has_cost_the_turns_that_it_finished(monkeypatch: py
 
 
 class Refused(TwoTurns):
-    async def _rolled_out(self, ask: Ask) -> Answer:
+    async def _rolled_out(self, ask: RolloutAsk) -> Answer:
         raise RewardFailed("the judge is busy")
 
 
 def answered(loop: TwoTurns) -> Answer:
     async def main() -> Answer:
-        loop._take(Ask(("g0", 0), 0, 1))
+        loop._take(RolloutAsk(("g0", 0), 0, 1))
         await asyncio.gather(*loop._tasks.values())
         return loop.rollout_buffer.get_nowait()
 
@@ -160,7 +160,7 @@ def test_a_reward_that_must_not_fail_ends_the_run_from_the_child_too() -> None:
 
 
 class Judged(TwoTurns):
-    async def _rolled_out(self, ask: Ask) -> Answer:
+    async def _rolled_out(self, ask: RolloutAsk) -> Answer:
         spent.add(calls=2, retries=1, cost=0.25)
         return Answer(ask.place, (sample(1.0),), 1, 2)
 
@@ -175,11 +175,11 @@ def test_what_reward_functions_cost_in_the_child_is_counted_by_the_trainer() -> 
 
 
 def test_samples_come_back_from_disk_as_they_were() -> None:
-    def same(one: Samples, other: Samples) -> bool:
+    def same(one: RolloutSamples, other: RolloutSamples) -> bool:
         ids = [np.array_equal(a.input_ids, b.input_ids) for a, b in zip(one, other, strict=True)]
         return all(ids) and [a.metrics for a in one] == [b.metrics for b in other]
 
-    check_rows(SampleRows, [Samples([sample(1.0)]), Samples([sample(0.0), sample(0.5)])], same=same)
+    check_rows(SampleRows, [RolloutSamples([sample(1.0)]), RolloutSamples([sample(0.0), sample(0.5)])], same=same)
 
 
 def test_the_wait_for_an_updates_samples_is_part_of_its_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

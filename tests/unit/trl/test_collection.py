@@ -20,7 +20,7 @@ from goldilocks.drive.driver import MAX_FAILURES, Driver
 from goldilocks.rewards.calls import RewardCosts
 from goldilocks.trl.collection import Collection, Generated, Processes, Rewards, Sizes
 from goldilocks.trl.on_disk import Saved
-from goldilocks.trl.rows import CompletionRows, Row
+from goldilocks.trl.rows import CompletionRow, CompletionRows
 
 SECONDS = 60  # a process that waits this long waits for ever
 REWARDS = Rewards(["right"], lambda row: row.reward([1.0]), lambda groups: [torch.zeros(len(one)) for one in groups])
@@ -80,7 +80,7 @@ def collected(wire: Wire, rank: int, tokens: int, limits: Limits) -> Any:
         wire.add(calls=len(inputs), seconds=1.5 + rank)
         ids = torch.ones(tokens, dtype=torch.long)
         tensors = dict.fromkeys(("prompt_ids", "prompt_mask", "completion_ids", "completion_mask"), ids)
-        return Generated({}, [Row(tensors, (float(place % 2),), "", "") for place in range(len(inputs))])
+        return Generated({}, [CompletionRow(tensors, (float(place % 2),), "", "") for place in range(len(inputs))])
 
     try:
         subject.collect(generate, lambda rows: [], REWARDS)

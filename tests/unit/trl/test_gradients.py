@@ -19,7 +19,7 @@ from trl import GRPOConfig
 from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.trl import shortcuts
 from goldilocks.trl.collection import SCALE
-from goldilocks.trl.rows import LOG_PROBS, Row, join_rows
+from goldilocks.trl.rows import LOG_PROBS, CompletionRow, join_rows
 
 LOSSES = ["grpo", "dapo", "dr_grpo", "sapo"]
 BONUS = 0.2 if hasattr(GRPOConfig, "entropy_coef") else 0.0  # the oldest TRL has no entropy bonus
@@ -50,11 +50,11 @@ def gradient(of: Any, inputs: dict[str, Any]) -> Tensor:
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> tuple[Row, float]:
+def rows(draw: st.DrawFn) -> tuple[CompletionRow, float]:
     """A rollout and its advantage: short or long, truncated, silent, of now or of a policy far away."""
     prompt, completion = draw(st.integers(1, 9)), draw(st.integers(1, 9))
     ids = draw(st.lists(st.integers(0, 15), min_size=prompt + completion, max_size=prompt + completion))
-    row = Row(
+    row = CompletionRow(
         {
             "prompt_ids": torch.tensor(ids[:prompt]),
             "prompt_mask": torch.ones(prompt, dtype=torch.long),
@@ -72,7 +72,7 @@ def rows(draw: st.DrawFn) -> tuple[Row, float]:
     return row, draw(st.sampled_from([0.0, 0.0, 1.5, -2.5]))
 
 
-def micro_batch(drawn: list[tuple[Row, float]], older: bool) -> dict[str, Any]:
+def micro_batch(drawn: list[tuple[CompletionRow, float]], older: bool) -> dict[str, Any]:
     columns = join_rows([row for row, _ in drawn], pad_token=0, multiple=None)
     if not older:
         del columns[LOG_PROBS]
@@ -88,7 +88,7 @@ def micro_batch(drawn: list[tuple[Row, float]], older: bool) -> dict[str, Any]:
 @settings(max_examples=8, deadline=None)
 @given(loss=st.sampled_from(LOSSES), drawn=st.lists(rows(), min_size=1, max_size=6), older=st.booleans())
 def test_a_finite_loss_has_a_finite_gradient_and_rows_without_signal_have_no_part_in_it(
-    bf16: bool, loss: str, drawn: list[tuple[Row, float]], older: bool
+    bf16: bool, loss: str, drawn: list[tuple[CompletionRow, float]], older: bool
 ) -> None:
     inputs = micro_batch(drawn, older)
     whole, part = (gradient(trainer(loss, bf16, only_signal), inputs) for only_signal in (False, True))
@@ -107,7 +107,7 @@ FILLED = 16
 def nine(silent: int = 0) -> dict[str, Any]:
     """Nine answers of different lengths, and rows that fill the batch up."""
     rows = [
-        Row(
+        CompletionRow(
             {
                 "prompt_ids": ids[:2],
                 "prompt_mask": torch.ones(2, dtype=torch.long),
@@ -188,11 +188,11 @@ def accumulated(of: Any, parts: list[dict[str, Any]]) -> Tensor:
     return torch.stack([gradient(of, part) for part in parts]).sum(0)
 
 
-def plain(ids: list[int], advantage: float) -> tuple[Row, float]:
+def plain(ids: list[int], advantage: float) -> tuple[CompletionRow, float]:
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
     values = (ids[:2], [1, 1], ids[2:], [1, 1])
     tensors = {name: torch.tensor(value) for name, value in zip(names, values, strict=True)}
-    return Row(tensors, (0.0,), None, None).with_own_log_probs(), advantage
+    return CompletionRow(tensors, (0.0,), None, None).with_own_log_probs(), advantage
 
 
 PARTS = [

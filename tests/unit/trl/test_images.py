@@ -9,7 +9,7 @@ import torch
 from datasets import Dataset, Features, Image, Value
 from PIL import Image as Picture
 
-from goldilocks.trl.rows import DatasetPrompts, Row, join_rows, split_rows, splits_images, texts_alone
+from goldilocks.trl.rows import CompletionRow, DatasetPrompts, join_rows, split_rows, splits_images, texts_alone
 
 PAD = 9
 
@@ -37,7 +37,7 @@ def again(made: dict[str, Any]) -> dict[str, Any]:
         row[: int(mask.sum())].tolist()
         for row, mask in zip(made["completion_ids"], made["completion_mask"], strict=True)
     ]
-    return join_rows([Row(one, (1.0,), "", "") for one in split_rows(made, ids)], PAD, None)
+    return join_rows([CompletionRow(one, (1.0,), "", "") for one in split_rows(made, ids)], PAD, None)
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -66,11 +66,11 @@ def test_rows_of_rounds_with_other_images_and_with_none_make_one_batch() -> None
     first = batch([1, 1], pixel_values=torch.rand(2, 1, 3, 4, 4))
     second = batch([2, 2], pixel_values=torch.rand(2, 2, 3, 2, 2))
     ids = [[5], [5, 5]]
-    rows = [Row(one, (1.0,), "", "") for made in (first, second) for one in split_rows(made, ids)]
+    rows = [CompletionRow(one, (1.0,), "", "") for made in (first, second) for one in split_rows(made, ids)]
     assert join_rows(rows, PAD, None)["pixel_values"].shape == (4, 2, 3, 4, 4)
     plain = {name: value for name, value in batch([0, 0]).items() if name != "num_images"}
     llava = batch([1, 1], pixel_values=torch.rand(2, 3, 2, 2))
-    mixed = [Row(one, (1.0,), "", "") for made in (plain, llava) for one in split_rows(made, ids)]
+    mixed = [CompletionRow(one, (1.0,), "", "") for made in (plain, llava) for one in split_rows(made, ids)]
     columns = join_rows(mixed, PAD, None)
     assert columns["num_images"] == [0, 0, 1, 1]
     assert torch.equal(columns["pixel_values"], llava["pixel_values"])

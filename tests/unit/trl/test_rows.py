@@ -8,14 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goldilocks.trl.rows import CompletionRows, Row, join_rows, split_rows
+from goldilocks.trl.rows import CompletionRow, CompletionRows, join_rows, split_rows
 from goldilocks.types import Rollout
 
 PAD = 9
 lengths = st.tuples(st.integers(1, 6), st.integers(1, 5))
 
 
-def rows(sizes: list[tuple[int, int]], *, tools: bool = False) -> list[Row]:
+def rows(sizes: list[tuple[int, int]], *, tools: bool = False) -> list[CompletionRow]:
     generator = torch.Generator().manual_seed(len(sizes))
     made = []
     for prompt, completion in sizes:
@@ -29,7 +29,7 @@ def rows(sizes: list[tuple[int, int]], *, tools: bool = False) -> list[Row]:
         if tools:
             tensors["tool_mask"] = torch.arange(completion) % 2
         by_tools = (completion + 1) // 2 if tools else 0
-        made.append(Row(tensors, (1.0, 0.0), "two", "four", tool_tokens=by_tools))
+        made.append(CompletionRow(tensors, (1.0, 0.0), "two", "four", tool_tokens=by_tools))
     return made
 
 
@@ -49,7 +49,7 @@ def test_what_is_joined_can_be_split_again(sizes: list[tuple[int, int]], multipl
 def test_a_row_is_apart_from_the_batch_it_came_in() -> None:
     columns = join_rows(rows([(2, 3), (1, 4)]), PAD, None)
     (first, _) = split_rows(columns, [[1, 2, 3], [1, 2, 3, 4]])
-    row = Row(first, (1.0,), "two", "four")
+    row = CompletionRow(first, (1.0,), "two", "four")
     assert row.tokens == 3
     before = row.tensors["completion_ids"].tolist()
     columns["completion_ids"].fill_(0)

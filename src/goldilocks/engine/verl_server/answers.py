@@ -19,7 +19,7 @@ class Answers(NamedTuple):
     busy_s: float | None = None  # seconds that the engine has spent on its steps, since it was built; None: unknown
 
 
-class Batch:
+class Unanswered:
     """Answers that are being made, as tasks of the running event loop. One that fails, fails alone."""
 
     def __init__(self, asked: Mapping[str, Coroutine[Any, Any, Any]]) -> None:
@@ -65,7 +65,7 @@ class ManyAnswers:
             name: self.generate(prompt_ids=list(prompt), sampling_params=dict(params), request_id=name)
             for name, prompt, params in requests
         }
-        _batches(self)[batch] = Batch(asked)
+        _batches(self)[batch] = Unanswered(asked)
         return await self.more_answers(batch)
 
     async def more_answers(self, batch: str) -> Answers:
@@ -85,8 +85,8 @@ def add_to_vllm() -> None:
         setattr(vLLMHttpServer, name, getattr(ManyAnswers, name))
 
 
-def _batches(server: Any) -> dict[str, Batch]:
-    batches: dict[str, Batch] = vars(server).setdefault("goldilocks_batches", {})
+def _batches(server: Any) -> dict[str, Unanswered]:
+    batches: dict[str, Unanswered] = vars(server).setdefault("goldilocks_batches", {})
     return batches
 
 

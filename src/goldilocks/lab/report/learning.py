@@ -15,7 +15,7 @@ from goldilocks.dotted_keys import value_at
 from goldilocks.lab.report import draw
 from goldilocks.lab.report.draw import Plot, Point, Section, run_colour
 from goldilocks.lab.report.run import Run
-from goldilocks.runs.costs import COSTS, Cost
+from goldilocks.runs.costs import COSTS, CostKind
 from goldilocks.runs.history import (
     History,
     Series,
@@ -71,7 +71,7 @@ def learning(runs: Sequence[Run]) -> Section:
     )
 
 
-def _validation(runs: Sequence[Run], metric: str, cost: Cost) -> list[Plot]:
+def _validation(runs: Sequence[Run], metric: str, cost: CostKind) -> list[Plot]:
     source = validated_source(metric) or metric
     rows: list[Point] = []
     for run in runs:
@@ -87,7 +87,7 @@ def _validation(runs: Sequence[Run], metric: str, cost: Cost) -> list[Plot]:
     return [Plot(f"accuracy-{draw.file_word(source)}-by-{cost.name}", title, chart, rows + ends)]
 
 
-def _reward(runs: Sequence[Run], cost: Cost) -> list[Plot]:
+def _reward(runs: Sequence[Run], cost: CostKind) -> list[Plot]:
     rows = [row for run in runs for row in _against(cost, run, draw.with_trend(run, reward(run.history), "value"))]
     if not rows:
         return []
@@ -95,18 +95,18 @@ def _reward(runs: Sequence[Run], cost: Cost) -> list[Plot]:
     return [Plot(f"reward-by-{cost.name}", f"Reward while training, by {cost.name}", chart, rows)]
 
 
-def _cost_axis(cost: Cost) -> alt.X:
+def _cost_axis(cost: CostKind) -> alt.X:
     axis = draw.number_axis(cost.title, cost.form)
     return alt.X(cost.name, type="quantitative", axis=axis, scale=alt.Scale(nice=False))
 
 
-def _against(cost: Cost, run: Run, rows: Sequence[Point]) -> list[Point]:
+def _against(cost: CostKind, run: Run, rows: Sequence[Point]) -> list[Point]:
     """Return the rows with what had been spent by then."""
     spent = [(row, run.spending.until(cost.name, row["step"])) for row in rows]
     return [{**row, cost.name: draw.rounded(x)} for row, x in spent if x is not None]
 
 
-def _ends(rows: Sequence[Point], cost: Cost) -> list[Point]:
+def _ends(rows: Sequence[Point], cost: CostKind) -> list[Point]:
     """Return a label for the end of each line, moved up if it would cover another.
 
     A line that ends early has its label behind its end, a line over the full width above it.
@@ -147,23 +147,18 @@ def by_column(runs: Sequence[Run]) -> Section:
         for shown in SHOWN_BY_COLUMN
         for plot in _over_time(runs, number, run, place, column, values, shown)
     ]
+    lacking = draw.lacking(runs, lambda run: columns_of([run]), "accuracy by column (goldilocks.validate_by)")
+    # Runs that were validated as a whole miss nothing.
+    nothing = [] if validation_metrics(runs) else ["accuracy by column: nothing was validated"]
     return Section(
         "by-column",
         "What was learnt",
         "Validation accuracy by the columns of the data: what was learnt, and what is still out of reach. Below it, "
         "with strata by that column, what was believed of the training prompts: how far beliefs lag behind.",
         plots,
-        _notes(runs, bool(columns)),
+        lacking if columns else nothing,
         sheets=[_table(runs, column, values) for column, values in columns.items()],
     )
-
-
-def _notes(runs: Sequence[Run], validated_by_column: bool) -> list[str]:
-    """Say what is missing; a run that was validated as a whole misses nothing."""
-    if validated_by_column:
-        return draw.lacking(runs, lambda run: columns_of([run]), "accuracy by column (goldilocks.validate_by)")
-    validated = any(validated_source(name) for run in runs for name in run.history.names)
-    return [] if validated else ["accuracy by column: nothing was validated"]
 
 
 def columns_of(runs: Sequence[Run]) -> list[str]:

@@ -45,7 +45,7 @@ Shares = Mapping[tuple[str, str], Interval]  # of what dapo spends, by pass and 
 
 
 @dataclass(frozen=True)
-class Arm:
+class Candidate:
     """A recipe, the columns of its strata, and what these are called."""
 
     recipe: str
@@ -115,14 +115,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def recipes(columns: Sequence[str], readable: bool) -> list[Arm]:
+def recipes(columns: Sequence[str], readable: bool) -> list[Candidate]:
     """Return the recipes to simulate, ``dapo`` first; strata are by the columns, and by texts that can be read."""
     strata = [(tuple(columns), " and ".join(columns))] if columns else []
     strata += [((), "text")] if readable else []
     return [
-        *map(Arm, ("dapo", "grpo", "adaptive")),
-        Arm("dapo_strata", *strata[0]) if strata else Arm("dapo_strata"),
-        *(Arm("frontier", *one) for one in strata or [((), "")]),
+        *map(Candidate, ("dapo", "grpo", "adaptive")),
+        Candidate("dapo_strata", *strata[0]) if strata else Candidate("dapo_strata"),
+        *(Candidate("frontier", *one) for one in strata or [((), "")]),
     ]
 
 
@@ -146,9 +146,9 @@ def telling_columns(prompts: PassRates) -> list[str]:
     return found[:COLUMNS]
 
 
-def against_dapo(arms: Sequence[Arm], prompts: PassRates, args: argparse.Namespace) -> dict[Arm, Shares]:
+def against_dapo(arms: Sequence[Candidate], prompts: PassRates, args: argparse.Namespace) -> dict[Candidate, Shares]:
     """Return what each recipe but the first spends for the same informative groups, as shares of the first's."""
-    shares: dict[Arm, list[np.ndarray]] = {arm: [] for arm in arms[1:]}
+    shares: dict[Candidate, list[np.ndarray]] = {arm: [] for arm in arms[1:]}
     a_pass = len(prompts) * args.n
     errors = Console(stderr=True)
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
@@ -170,7 +170,7 @@ def against_dapo(arms: Sequence[Arm], prompts: PassRates, args: argparse.Namespa
     }
 
 
-def course(arm: Arm, prompts: PassRates, setup: Setup, n: int, enough: float = np.inf) -> np.ndarray:
+def course(arm: Candidate, prompts: PassRates, setup: Setup, n: int, enough: float = np.inf) -> np.ndarray:
     """Return, at the start and at every full batch, the informative groups and each cost so far, in rows."""
     config = with_value(recipe_config(arm.recipe), "actor_rollout_ref.rollout.n", n)
     if arm.columns:
@@ -197,7 +197,7 @@ def share(own: np.ndarray, dapo: np.ndarray, rollouts: int) -> list[float]:
     return [cost / of_dapo for cost, of_dapo in zip(mine, its, strict=True)]
 
 
-def advice(held: Mapping[Arm, Shares]) -> tuple[Arm, str]:
+def advice(held: Mapping[Candidate, Shares]) -> tuple[Candidate, str]:
     """Return the recipe to take, and why in a sentence."""
     alike = [arm for arm in held if arm.recipe != "adaptive"]  # its groups of two are cheap, and have less signal
     tokens = {arm: [held[arm][during, "tokens"] for during in PASSES] for arm in alike}
@@ -206,7 +206,7 @@ def advice(held: Mapping[Arm, Shares]) -> tuple[Arm, str]:
     figures = f"{first} of dapo's tokens for the same informative groups in a first pass, {three} over three"
     if any(one.mean <= WORTHWHILE and one.mean + (one.half or 0) < 1 for one in tokens[best]):
         return best, f"use {best.name}: {figures}"
-    return Arm("dapo"), f"prompts are alike: stay with dapo ({best.name}, the best of the others, has {figures})"
+    return Candidate("dapo"), f"prompts are alike: stay with dapo ({best.name}, the best of the others, has {figures})"
 
 
 def _shown(one: Interval) -> str:

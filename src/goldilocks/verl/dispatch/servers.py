@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from ray import cloudpickle
 
-from goldilocks.engine.verl_server.answers import Answers, Batch, Outcome, Packed, Requests
+from goldilocks.engine.verl_server.answers import Answers, Outcome, Packed, Requests, Unanswered
 from goldilocks.verl.fields import HOLDS
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def _sent(server: Any, name: str, requests: Requests) -> tuple[Any, list[Outcome
 
 async def collected(calls: Mapping[str, Coroutine[Any, Any, Any]]) -> AsyncIterator[Answers]:
     """Await one call for each request; yield their outcomes as they come."""
-    batch = Batch(calls)
+    batch = Unanswered(calls)
     while batch.left:
         yield Answers(await batch.more())
 

@@ -129,7 +129,7 @@ class GenerationBatches(Rounds):
         self._calls += [(len(output), output.meta_info.pop("timing", {})) for output in outputs]
         return outputs
 
-    def _answers(self, output: DataProto) -> Iterator[tuple[Row, dict[str, Any]]]:
+    def _answers(self, output: DataProto) -> Iterator[tuple[ProtoRow, dict[str, Any]]]:
         """Yield each row that verl generated, and what a ``Rollout`` says of it."""
         if "rm_scores" not in output.batch:
             raise ValueError("verl returned rollouts without rewards, and groups are judged by their rewards")
@@ -237,18 +237,18 @@ class CollectingManager:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ProtoRow:
     """One rollout: a tensor or a value for each field."""
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any]
 
-    def with_fields_of(self, other: Row) -> Row:
+    def with_fields_of(self, other: ProtoRow) -> ProtoRow:
         """Return a row with the fields of both; the other row wins."""
-        return Row({**self.tensors, **other.tensors}, {**self.values, **other.values})
+        return ProtoRow({**self.tensors, **other.tensors}, {**self.values, **other.values})
 
 
-class ProtoRows(MemoryRows[Row]):
+class ProtoRows(MemoryRows[ProtoRow]):
     """Rows that become verl's ``DataProto``."""
 
     def of_batch(self, groups: Sequence[Group], policy: int) -> DataProto:
@@ -282,16 +282,16 @@ class ProtoRows(MemoryRows[Row]):
     def load(self, folder: Path) -> tuple[()]:
         """Take back what ``save`` wrote; nothing that was unfinished can go on."""
         for uid, index, tensors, values in load_rows(folder):
-            self.put((uid, index), Row(tensors, values))
+            self.put((uid, index), ProtoRow(tensors, values))
         return ()
 
 
-def rows_of(batch: DataProto) -> Iterator[Row]:
+def rows_of(batch: DataProto) -> Iterator[ProtoRow]:
     """The batch, row by row."""
     columns = {name: column.unbind(0) for name, column in batch.batch.items()}
     for place in range(len(batch)):
         tensors = {name: column[place].clone() for name, column in columns.items()}
-        yield Row(tensors, {name: column[place] for name, column in batch.non_tensor_batch.items()})
+        yield ProtoRow(tensors, {name: column[place] for name, column in batch.non_tensor_batch.items()})
 
 
 def pad_to(batch: DataProto, divisor: int) -> DataProto:

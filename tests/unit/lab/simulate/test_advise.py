@@ -13,7 +13,7 @@ from run_files import write_records
 from goldilocks.cli import main
 from goldilocks.lab.interval import Interval
 from goldilocks.lab.simulate import PassRates, read_pass_rates
-from goldilocks.lab.simulate.advise import COSTS, PASSES, Arm, Shares, advice, recipes, share, telling_columns
+from goldilocks.lab.simulate.advise import COSTS, PASSES, Candidate, Shares, advice, recipes, share, telling_columns
 
 RATES = (0.97, 0.4, 0.02, 0.0, 0.0)  # by how many digits a sum has
 
@@ -96,10 +96,10 @@ def shares(first: Interval, three: Interval) -> Shares:
     ids=["both", "three passes alone", "the interval reaches 1", "less than a twentieth"],
 )
 def test_a_recipe_is_advised_if_its_interval_is_below_1_and_its_gain_worth_a_change(first, three, stay):
-    frontier, grpo, adaptive = Arm("frontier", (), "text"), Arm("grpo"), Arm("adaptive")
+    frontier, grpo, adaptive = Candidate("frontier", (), "text"), Candidate("grpo"), Candidate("adaptive")
     level, cheap = shares(Interval(1.0, 0.0), Interval(1.0, 0.0)), shares(Interval(0.5, 0.1), Interval(0.5, 0.1))
     arm, sentence = advice({grpo: level, adaptive: cheap, frontier: shares(first, three)})  # cheap: in groups of two
-    assert arm == (Arm("dapo") if stay else frontier)
+    assert arm == (Candidate("dapo") if stay else frontier)
     assert sentence.startswith(
         "prompts are alike: stay with dapo (frontier with strata by text" if stay else "use fron"
     )
@@ -108,7 +108,9 @@ def test_a_recipe_is_advised_if_its_interval_is_below_1_and_its_gain_worth_a_cha
     )
 
 
-@pytest.mark.parametrize("arm", [Arm("frontier", ("level", "type"), "level and type"), *recipes([], readable=False)])
+@pytest.mark.parametrize(
+    "arm", [Candidate("frontier", ("level", "type"), "level and type"), *recipes([], readable=False)]
+)
 def test_the_words_for_verl_are_keys_that_verl_takes(arm):
     words = shlex.split(arm.commands().splitlines()[1].partition("… ")[2])
     with initialize_config_module("verl.trainer.config", version_base=None):

@@ -15,7 +15,7 @@ from verl import DataProto
 
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.types import Group, Prompt, Rollout
-from goldilocks.verl.v0.backend import BatchFilter, GenerationBatches, ProtoRows, Row
+from goldilocks.verl.v0.backend import BatchFilter, GenerationBatches, ProtoRow, ProtoRows
 
 MASK = torch.ones(4, dtype=torch.long)
 GATES = PPOFilterConfig(target_group_size=3, enable_two_gate_filter=True, gate_always=True)
@@ -26,7 +26,9 @@ def test_a_row_is_refused_by_its_own_log_probs_in_whatever_order_an_allocator_tr
     for index in range(4):
         written = torch.full((4,), -1.0 if index else -0.1)  # only the first differs from the policy
         scores = torch.tensor([0.0, 0.0, 0.0, float(index % 2)])
-        rows.put(("g0", index), Row({"rm_scores": scores, "response_mask": MASK, "rollout_log_probs": written}, {}))
+        rows.put(
+            ("g0", index), ProtoRow({"rm_scores": scores, "response_mask": MASK, "rollout_log_probs": written}, {})
+        )
     rollouts = tuple(Rollout("g0", index, float(index % 2), 4, version=1) for index in range(4))
     group = Group("g0", Prompt("a", 0), rollouts, version=1)
     for trained in (rollouts, rollouts[::-1]):

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from goldilocks.types import Rollout
-from goldilocks.verl.v0.backend import ProtoRows, Row, merge_timings
+from goldilocks.verl.v0.backend import ProtoRow, ProtoRows, merge_timings
 
 
 def test_rows_that_wait_survive_on_disk_field_by_field(tmp_path):
     store = ProtoRows()
-    row = Row({"ids": torch.arange(3)}, {"acc": np.float64(0.5), "raw_prompt": [{"role": "user"}], "turns": None})
+    row = ProtoRow({"ids": torch.arange(3)}, {"acc": np.float64(0.5), "raw_prompt": [{"role": "user"}], "turns": None})
     store.put(("g1", 0), row)
     store.put(("g2", 3), row)
     store.save([Rollout("g2", 3, reward=0.5, tokens=3)], tmp_path / "rows")
@@ -28,7 +28,7 @@ def test_rows_that_wait_survive_on_disk_field_by_field(tmp_path):
 
 def test_a_field_that_cannot_be_saved_is_named(tmp_path):
     store = ProtoRows()
-    store.put(("g1", 0), Row({}, {"image": object()}))
+    store.put(("g1", 0), ProtoRow({}, {"image": object()}))
     with pytest.raises(ValueError, match=r"neither a tensor nor a JSON value, .*: object"):
         store.save([Rollout("g1", 0, reward=0.5, tokens=3)], tmp_path / "rows")
 
