@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -252,13 +253,18 @@ def _records(tail: Tail, progress: Progress) -> bool:
     return before != (progress.step, len(progress.validations), progress.steps_done)
 
 
-def _total_steps(config: DictConfig) -> int:
-    """Return the number of steps as verl counts it: set, or epochs times the batches of the training files."""
+def _total_steps(config: DictConfig) -> float:
+    """Return the number of steps as verl counts it: set, or epochs times the batches of the training files.
+
+    It is infinite where these are no parquet files on this machine: nobody knows it then.
+    """
     if config.trainer.total_training_steps:
         return int(config.trainer.total_training_steps)
     import pyarrow.parquet as pq
 
-    files = [Path(file).expanduser() for file in files_of(config.data.train_files) if file.endswith(".parquet")]
+    files = [Path(file).expanduser() for file in files_of(config.data.train_files)]
+    if not all(file.suffix == ".parquet" and file.is_file() for file in files):
+        return math.inf
     rows = sum(pq.read_metadata(file).num_rows for file in files)
     return rows // config.data.train_batch_size * config.trainer.total_epochs
 

@@ -227,7 +227,7 @@ class Meter:
 class Progress:
     """The state of a run; ``add`` takes verl's records in order."""
 
-    total_steps: int
+    total_steps: float  # infinite where it is not known
     rollouts_per_step: int
     step: int = 0
     rollouts: int = 0
@@ -277,19 +277,21 @@ class Progress:
 
     @property
     def eta(self) -> float | None:
-        """Return the seconds to the end by the mean of the last ten steps, or None before the first step."""
+        """Return the seconds to the end by the mean of the last ten steps, or None where they are not known."""
         recent = self.seconds[-10:]
         if not recent:
             return None
         a_step = sum(recent) / len(recent) + self.validating / self.steps_done
-        return a_step * min(self.total_steps - self.step, self._budget_left(len(recent)))
+        left = min(self.total_steps - self.step, self._budget_left(len(recent)))
+        return a_step * left if math.isfinite(left) else None
 
     def line(self) -> str:
         """``step 12/60 · reward 0.41 · validation 0.35 → 0.47 · 3,072 rollouts · 1:05 left``
 
         With a budget: ``step 12 · 41% of the budget · …``
         """
-        parts = [f"step {self.step}" if self.spent else f"step {self.step}/{self.total_steps}"]
+        uncounted = self.spent or math.isinf(self.total_steps)
+        parts = [f"step {self.step}" if uncounted else f"step {self.step}/{self.total_steps}"]
         if self.spent:
             parts.append(f"{self.spent[-1]:.0%} of the budget")
         if self.reward is not None:

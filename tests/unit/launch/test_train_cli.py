@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -137,6 +138,16 @@ def test_a_run_says_at_its_start_what_decides_or_what_has_no_effect(words, said,
     assert main(["train", *words, "trainer.total_training_steps=2", "--runs", str(tmp_path), "--name", "run"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if said in line]
     assert len(lines) == 1
+
+
+def test_a_run_on_data_that_are_elsewhere_has_no_known_number_of_steps(tmp_path, monkeypatch, capsys):
+    pretend_that_model_and_data_are_there(tmp_path)
+    monkeypatch.setattr("sys.executable", "/bin/true")
+    words = ["data.train_files='hdfs://far/train.parquet'", "trainer.total_training_steps=null"]
+    assert main(["train", *words, "--runs", str(tmp_path), "--name", "run"]) == 0
+    progress = Progress(total_steps=math.inf, rollouts_per_step=32)
+    progress.add({"step": 3, "data": {"critic/score/mean": 0.5, "timing_s/step": 2.0}})
+    assert (progress.line(), progress.done, progress.eta) == ("step 3 · reward 0.50 · 32 rollouts", 0.0, None)
 
 
 def test_a_run_of_verls_own_trainer_with_our_defaults_says_nothing(tmp_path):
