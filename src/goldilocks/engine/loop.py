@@ -28,7 +28,7 @@ class EngineFailed(RuntimeError):
 
 
 class OutcomeQueue:
-    """OutcomeQueue on their way from the engine's thread to a coroutine, which is woken once for all new ones."""
+    """Outcomes on their way from the engine's thread to a coroutine, which is woken once for all new ones."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
