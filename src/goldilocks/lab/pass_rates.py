@@ -24,7 +24,7 @@ from goldilocks.errors import require
 from goldilocks.hashing import content_key, hashed
 from goldilocks.launch.machine import find_device
 from goldilocks.launch.on_trl import PROMPT, SCORE, Grader, dataset
-from goldilocks.launch.preflight import check_paths, provide
+from goldilocks.launch.preflight import check_paths, prompt_tokens, provide
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.rewards.calls import guard
 from goldilocks.runs.files import Lines
@@ -191,15 +191,6 @@ class Model:
         return True
 
 
-def prompt_tokens(tokenizer: Any, messages: Any) -> list[int]:
-    """Return the tokens of a prompt by the model's chat template, or of a plain text."""
-    if isinstance(messages, str):
-        return list(tokenizer(messages)["input_ids"])
-    chat = [{"role": message["role"], "content": message["content"]} for message in messages]
-    text = tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
 def _fill(
     model: Model,
     missing: Sequence[Asked],
@@ -210,7 +201,7 @@ def _fill(
 ) -> None:
     """Generate, grade and write under a progress bar, a prompt as soon as its last answer is there."""
     by_uid = {one.uid: one for one in missing}
-    started, rollouts, tokens = time.monotonic(), 0, 0
+    started, prompts, rollouts, tokens = time.monotonic(), 0, 0, 0
     counts = "{task.completed}/{task.total} prompts"
     columns = ("[progress.description]{task.description}", BarColumn(), counts, TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
@@ -218,10 +209,14 @@ def _fill(
         for uid, answers in _answers(model, missing, args):
             one = by_uid[uid]
             append([one.rollout(index, text, grade(one.row, text), size) for index, (text, size) in enumerate(answers)])
-            rollouts, tokens = rollouts + len(answers), tokens + sum(size for _, size in answers)
+            prompts, rollouts = prompts + 1, rollouts + len(answers)
+            tokens += sum(size for _, size in answers)
             bar.advance(line)
     seconds = time.monotonic() - started
     console.print(f"{rollouts:,} answers, {tokens:,} tokens, {seconds:.0f} s", highlight=False)
+    if left_out := len(missing) - prompts:
+        said = f"{left_out:,} prompts are left out: longer than data.max_prompt_length={model.longest_prompt}"
+        console.print(said, highlight=False, soft_wrap=True)
 
 
 def _answers(

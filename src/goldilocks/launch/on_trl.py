@@ -26,7 +26,7 @@ from goldilocks.config.sections import reward_calls
 from goldilocks.config.settings import REWARD_METRICS
 from goldilocks.dotted_keys import values
 from goldilocks.errors import require
-from goldilocks.launch.preflight import files_of, prompt_length
+from goldilocks.launch.preflight import files_of, prompt_tokens
 from goldilocks.launch.recipe import TRAINER, verl_defaults
 from goldilocks.rewards import RewardFailed, RewardTimeout, is_number
 from goldilocks.rewards.calls import PATH, SCORE, guarded, reward_of
@@ -394,7 +394,7 @@ def _short(rows: Any, config: DictConfig) -> Any:
 
     tokenizer = AutoTokenizer.from_pretrained(Path(config.actor_rollout_ref.model.path).expanduser().as_posix())
     longest = config.data.max_prompt_length
-    return rows.filter(lambda row: prompt_length(tokenizer, row[PROMPT]) <= longest)
+    return rows.filter(lambda row: len(prompt_tokens(tokenizer, row[PROMPT])) <= longest)
 
 
 class Grader:

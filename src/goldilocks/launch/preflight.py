@@ -109,7 +109,7 @@ def check_prompts(config: DictConfig) -> None:
     files, key = [file for name in FILES for file in files_of(data[name])], data.get("prompt_key", "prompt")
     for file in (file for file in files if file.endswith(".parquet") and "://" not in file):
         prompts = pq.read_table(Path(file).expanduser(), columns=[key])[key].to_pylist()
-        lengths = [prompt_length(tokenizer, prompt) for prompt in prompts]
+        lengths = [len(prompt_tokens(tokenizer, prompt)) for prompt in prompts]
         longer = sum(length > data.max_prompt_length for length in lengths)
         longest = f"{max(lengths, default=0)}, the tokens of the longest prompt; {longer} of {len(lengths)} prompts of"
         accepted = f"{longest} {file!r} are longer (data.filter_overlong_prompts=True drops them)"
@@ -121,11 +121,11 @@ def files_of(value: Any) -> list[str]:
     return [str(file) for file in value] if isinstance(value, ListConfig | list | tuple) else [str(value)]
 
 
-def prompt_length(tokenizer: Any, prompt: Any) -> int:
+def prompt_tokens(tokenizer: Any, prompt: Any) -> list[int]:
     """Return the tokens of a prompt, a text or a conversation, as the policy reads it."""
     if isinstance(prompt, str):
-        return len(tokenizer.encode(prompt))
-    return len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False))
+        return list(tokenizer.encode(prompt))
+    return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False))
 
 
 # -- models and data that a config names -------------------------------------------------------------------------------

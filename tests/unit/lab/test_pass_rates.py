@@ -90,7 +90,9 @@ def test_the_prompts_are_those_that_a_run_with_these_words_trains_on(words, tmp_
 
 def test_answers_that_are_not_there_are_not_counted(words, tmp_path, capsys):
     assert passed([*words, "data.max_prompt_length=1"], tmp_path / "rates.jsonl") == []
-    assert "0 answers, 0 tokens" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "0 answers, 0 tokens" in said
+    assert f"{PROMPTS} prompts are left out: longer than data.max_prompt_length=1" in said
 
 
 @pytest.mark.parametrize("precision", [torch.bfloat16, torch.float32])
