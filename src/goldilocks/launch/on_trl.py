@@ -316,6 +316,8 @@ def check(config: DictConfig) -> None:
     ratio, accepted = optim.lr_warmup_steps_ratio, "0 without trainer.total_training_steps; or set lr_warmup_steps"
     counted = not ratio or optim.lr_warmup_steps > 0 or steps is not None
     require(counted, "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio", ratio, accepted)
+    path, accepted = config.trainer.resume_from_path, "the folder of a checkpoint, with trainer.resume_mode=resume_path"
+    require(bool(path) or config.trainer.resume_mode != "resume_path", "trainer.resume_from_path", path, accepted)
 
 
 def _schedule(config: DictConfig, updates: int) -> dict[str, Any]:

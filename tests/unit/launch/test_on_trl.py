@@ -162,6 +162,11 @@ def test_every_row_of_a_mini_batch_is_trained_whatever_the_micro_batch(
     assert found["per_device_train_batch_size"] * found["steps_per_generation"] == prompts * n
 
 
+def test_to_go_on_from_a_path_needs_one() -> None:
+    with pytest.raises(ValueError, match="resume_from_path=None is not accepted: the folder of a checkpoint, with"):
+        on_trl.check(composed("trainer.resume_mode=resume_path"))
+
+
 def test_a_warm_up_by_a_share_of_a_run_of_unknown_length_is_refused() -> None:
     words = ["trainer.total_training_steps=null", f"{ACTOR}.optim.lr_warmup_steps_ratio=0.1"]
     with pytest.raises(ValueError, match=r"lr_warmup_steps_ratio=0\.1 is not accepted: 0 without"):
