@@ -359,7 +359,8 @@ class BudgetCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Raise ``Over`` where nothing is left to do: the Trainer makes an update before it looks."""
         self._running = False
-        spent = bool(self._budget.costs) and self._processes.decided(lambda: self._spent()[0])
+        bounded, meter = bool(self._budget.costs), self._meter
+        spent = bounded and self._processes.decided(lambda: meter is not None and meter.share >= 1)
         if spent or state.global_step >= state.max_steps:
             raise Over
 

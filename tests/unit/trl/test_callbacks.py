@@ -1,4 +1,4 @@
-"""The guard for old weights on TRL: which log-probs are compared, and when a gap is judged."""
+"""The guard for old weights on TRL: which log-probs are compared, and when a gap is judged; validations of a budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import trl_world as world
 from torch import nn
 from transformers import Qwen2Config, Qwen3MoeConfig, Qwen3VLMoeConfig
 
-from goldilocks.trl.on_disk import is_comparable, is_exact, trainers_log_probs
+from goldilocks.core import Accounts
+from goldilocks.runs.costs import Budget, Meter
+from goldilocks.trl.collection import Processes
+from goldilocks.trl.on_disk import BudgetCallback, is_comparable, is_exact, trainers_log_probs
 from goldilocks.trl.rows import LOG_PROBS
 
 NAN = torch.nan
@@ -37,6 +40,17 @@ def test_rows_that_carry_the_engines_own_log_probs_are_left_out() -> None:
     own, fresh = trainers_log_probs({"completion_mask": WRITTEN, LOG_PROBS: old}, NOW, SAMPLES)
     assert own.tolist() == [[-1.0, -2.0], [-4.0, -4.0], [-1.25, 0.0]]
     assert fresh.tolist() == [[True, True], [False, False], [True, False]]
+
+
+def test_a_run_that_goes_on_with_a_smaller_budget_is_validated_at_its_next_update() -> None:
+    accounts, processes = Accounts(), Processes(SimpleNamespace(num_processes=1, process_index=0))
+    accounts.generated_rollouts = 60
+    budget = Budget(rollouts=100, validations=2)
+    callback = BudgetCallback(budget, Meter(budget, accounts), processes)
+    state, control = SimpleNamespace(global_step=3, max_steps=9), SimpleNamespace(should_training_stop=False)
+    callback.on_train_begin(None, state, control)  # type: ignore[arg-type]
+    callback.on_step_begin(None, state, control)  # type: ignore[arg-type]
+    assert callback.on_step_end(None, state, control).should_evaluate  # type: ignore[arg-type]
 
 
 def test_tokens_of_tools_are_left_out() -> None:
