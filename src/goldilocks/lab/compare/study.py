@@ -161,11 +161,11 @@ class Study:
         return {recipe: max(own, key=lambda trial: trial[1])[0] for recipe, own in trials.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what decides the arms, as JSON values. The baselines decide only how they are shown."""
+        """Return what decides each arm, as JSON values: neither the baselines nor the number of seeds do."""
         grid = {key: list(values) for key, values in self.grid.items()}
         recipes = {recipe: recipe_digest(recipe) for recipe in self.recipes}
         values = {**asdict(self), "recipes": recipes, "overrides": list(self.overrides), "grid": grid}
-        return {key: value for key, value in values.items() if key != "against"}
+        return {key: value for key, value in values.items() if key not in ("against", "seeds")}
 
 
 def recipe_digest(recipe: str) -> str:

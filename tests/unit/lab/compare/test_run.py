@@ -272,7 +272,6 @@ def test_two_at_work_in_one_folder_is_an_error(tmp_path):
 @pytest.mark.parametrize(
     "other",
     [
-        study(seeds=3),
         study("grpo"),
         study(cost=EqualCost("tokens", 9)),
         study(overrides=("data.seed=1",)),
@@ -284,6 +283,14 @@ def test_another_study_in_the_same_folder_is_an_error(tmp_path, other):
         pass
     with pytest.raises(ValueError, match="has another study"), StudyFolder.open(tmp_path, other):
         pass
+
+
+def test_more_seeds_add_arms_to_a_study_that_has_ended(tmp_path):
+    first, more = Runner(), Runner()
+    run(tmp_path, study("grpo", seeds=1), first)
+    run(tmp_path, study("grpo", seeds=3), more)
+    assert len(first.turns) == 1
+    assert len(more.turns) == 2
 
 
 def test_what_is_left_is_judged_by_the_arms_before():

@@ -105,11 +105,11 @@ def test_bad_words_are_one_line_and_nothing_is_made(words, message, capsys, tmp_
 
 
 def test_a_folder_with_another_study_is_refused_and_the_difference_named(capsys, tmp_path: Path):
-    (tmp_path / "study.json").write_text(json.dumps({"recipes": {"grpo": recipe_digest("grpo")}, "seeds": 3}))
+    (tmp_path / "study.json").write_text(json.dumps({"recipes": {"grpo": recipe_digest("grpo")}, "tune_seeds": 3}))
     assert main(["compare", "grpo", *ENOUGH, "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert "has another study: cost is null, not" in error
-    assert "seeds is 3, not 1" in error
+    assert "tune_seeds is 3, not 1" in error
     assert "recipes" not in error
     assert error.count("\n") == 1
 
