@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import faults
 import psutil
 import pytest
 
@@ -19,15 +17,6 @@ from goldilocks.runs.checkpoints import save_state
 from goldilocks.types import Account
 
 CLASSES = [account.value for account in Account]
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture(scope="module")
-def faults() -> Iterator[ModuleType]:
-    """The script, which finds its checks beside it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        yield importlib.import_module("faults")
 
 
 class History:
@@ -67,27 +56,27 @@ class History:
 
 
 @pytest.fixture
-def history(faults: ModuleType, tmp_path: Path) -> History:
+def history(tmp_path: Path) -> History:
     return History(tmp_path / "run", CLASSES)
 
 
-def found(faults: ModuleType, run: Path, killed_after: tuple[int, ...] = ()) -> dict[str, int]:
+def found(run: Path, killed_after: tuple[int, ...] = ()) -> dict[str, int]:
     return {name: len(lines) for name, lines in faults.history_faults(run, 2, killed_after).items() if lines}
 
 
-def test_a_whole_run_has_no_faults(faults: ModuleType, history: History) -> None:
-    assert found(faults, history.write()) == {}
+def test_a_whole_run_has_no_faults(history: History) -> None:
+    assert found(history.write()) == {}
 
 
-def test_a_run_on_trl_is_checked_by_the_same_rules(faults: ModuleType, tmp_path: Path) -> None:
+def test_a_run_on_trl_is_checked_by_the_same_rules(tmp_path: Path) -> None:
     history = History(tmp_path / "run", CLASSES, checkpoint="checkpoint-")
-    assert found(faults, history.write()) == {}
+    assert found(history.write()) == {}
     again = History(tmp_path / "again", CLASSES, checkpoint="checkpoint-")
     again.trained[2] = ["g2"]
-    assert found(faults, again.write()) == {"kept groups lost": 1}
+    assert found(again.write()) == {"kept groups lost": 1}
 
 
-def test_of_a_run_on_trl_the_last_whole_checkpoint_counts(faults: ModuleType, tmp_path: Path) -> None:
+def test_of_a_run_on_trl_the_last_whole_checkpoint_counts(tmp_path: Path) -> None:
     run = History(tmp_path / "run", CLASSES, checkpoint="checkpoint-").write()
     assert (faults.checkpointed(run), faults.is_saving(run)) == (0, True)
     (run / "checkpoints" / "checkpoint-1" / "trainer_state.json").write_text("{}")
@@ -96,42 +85,40 @@ def test_of_a_run_on_trl_the_last_whole_checkpoint_counts(faults: ModuleType, tm
     assert (faults.checkpointed(run), faults.is_saving(run)) == (2, False)
 
 
-def test_a_group_in_two_steps_was_trained_twice(faults: ModuleType, history: History) -> None:
+def test_a_group_in_two_steps_was_trained_twice(history: History) -> None:
     history.trained[2] = ["g0"]
     history.kept[2] = ["g1"]
-    assert found(faults, history.write()) == {"groups trained twice": 1}
+    assert found(history.write()) == {"groups trained twice": 1}
 
 
-def test_a_kept_group_that_is_neither_trained_nor_kept_is_lost(faults: ModuleType, history: History) -> None:
+def test_a_kept_group_that_is_neither_trained_nor_kept_is_lost(history: History) -> None:
     history.trained[2] = ["g2"]
-    assert found(faults, history.write()) == {"kept groups lost": 1}
+    assert found(history.write()) == {"kept groups lost": 1}
 
 
 @pytest.mark.parametrize("left", [None, "", '{"input": "1+1='])
 def test_a_life_that_was_killed_before_its_dump_has_trained_what_its_checkpoint_no_longer_carries(
-    faults: ModuleType, history: History, left: str | None
+    history: History, left: str | None
 ) -> None:
     run = history.write()
     dump = run / "rollouts" / "2.jsonl"
     dump.unlink() if left is None else dump.write_text(left)
-    assert found(faults, run, killed_after=(2,)) == {}
-    assert found(faults, run, killed_after=(1,)) == {"kept groups lost": 1, "accounts that do not go on": 1}
+    assert found(run, killed_after=(2,)) == {}
+    assert found(run, killed_after=(1,)) == {"kept groups lost": 1, "accounts that do not go on": 1}
 
 
 @pytest.mark.parametrize("change", [{"trained": 2}, {"generated": 5}])
-def test_accounts_that_begin_anew_or_do_not_sum_are_found(
-    faults: ModuleType, history: History, change: dict[str, int]
-) -> None:
+def test_accounts_that_begin_anew_or_do_not_sum_are_found(history: History, change: dict[str, int]) -> None:
     history.accounts[2] |= change
-    assert set(found(faults, history.write())) == {"accounts that do not go on"}
+    assert set(found(history.write())) == {"accounts that do not go on"}
 
 
-def life(faults: ModuleType, victim: str, **changes: Any) -> Any:
+def life(victim: str, **changes: Any) -> Any:
     known = {"training": True, "moment": 1.0, "first": 0, "last": 2, "reason": "the run failed: ", "left_running": 0}
     return faults.Life(victim=victim, seconds=60.0, **{**known, **changes})
 
 
-def campaign(faults: ModuleType, out: Path, lives: list[Any], found: dict[str, list[str]] | None) -> Path:
+def campaign(out: Path, lives: list[Any], found: dict[str, list[str]] | None) -> Path:
     out.mkdir()
     (out / "lives.jsonl").write_text("".join(json.dumps(vars(one)) + "\n" for one in lives))
     if found is not None:
@@ -139,12 +126,10 @@ def campaign(faults: ModuleType, out: Path, lives: list[Any], found: dict[str, l
     return out
 
 
-def test_the_tables_of_several_campaigns_are_summed(
-    faults: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lives = [life(faults, "driver"), life(faults, "server", training=False)]
+def test_the_tables_of_several_campaigns_are_summed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lives = [life("driver"), life("server", training=False)]
     whole = {"groups trained twice": [], "kept groups lost": []}
-    folders = [campaign(faults, tmp_path / name, lives, whole) for name in "ab"]
+    folders = [campaign(tmp_path / name, lives, whole) for name in "ab"]
     assert faults.summary(folders) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["driver", "2", "2", "4", "60", "s"] in lines
@@ -154,20 +139,20 @@ def test_the_tables_of_several_campaigns_are_summed(
 
 
 def test_one_fault_or_a_campaign_that_did_not_end_is_enough_to_fail(
-    faults: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    good = campaign(faults, tmp_path / "a", [life(faults, "worker")], {"kept groups lost": []})
-    bad = campaign(faults, tmp_path / "b", [life(faults, "worker")], {"kept groups lost": ["g7 of step 3"]})
-    cut = campaign(faults, tmp_path / "c", [life(faults, "worker")], None)
+    good = campaign(tmp_path / "a", [life("worker")], {"kept groups lost": []})
+    bad = campaign(tmp_path / "b", [life("worker")], {"kept groups lost": ["g7 of step 3"]})
+    cut = campaign(tmp_path / "c", [life("worker")], None)
     assert faults.summary([good, bad]) == 1
     assert "g7 of step 3" in capsys.readouterr().out
     assert faults.summary([good, cut]) == 1
 
 
-def test_a_campaign_that_is_interrupted_goes_on_with_the_lives_of_its_seed(faults: ModuleType, tmp_path: Path) -> None:
-    lives = [life(faults, "driver"), life(faults, "server")]
+def test_a_campaign_that_is_interrupted_goes_on_with_the_lives_of_its_seed(tmp_path: Path) -> None:
+    lives = [life("driver"), life("server")]
     assert faults.lives_of(tmp_path) == []
-    assert faults.lives_of(campaign(faults, tmp_path / "a", lives, None)) == lives
+    assert faults.lives_of(campaign(tmp_path / "a", lives, None)) == lives
     assert faults.plan(1, 2, 20.0) == faults.plan(1, 2, 20.0)
     assert len({faults.plan(1, number, 20.0) for number in range(20)}) == 20
     assert {faults.plan(seed, 0, 20.0).victim for seed in range(50)} == set(faults.VICTIMS)
@@ -180,7 +165,7 @@ def test_a_campaign_that_is_interrupted_goes_on_with_the_lives_of_its_seed(fault
     }
 
 
-def test_the_reason_is_the_line_that_names_it_whatever_libraries_print_before(faults: ModuleType) -> None:
+def test_the_reason_is_the_line_that_names_it_whatever_libraries_print_before() -> None:
     error = (
         "Writing model shards:   0%|   | 0/1\ngoldilocks: the run failed: ActorDiedError\ngoldilocks: everything: log\n"
     )
@@ -188,7 +173,7 @@ def test_the_reason_is_the_line_that_names_it_whatever_libraries_print_before(fa
     assert faults.named("") == ""
 
 
-def test_a_process_that_changes_its_name_after_it_was_seen_is_killed_all_the_same(faults: ModuleType) -> None:
+def test_a_process_that_changes_its_name_after_it_was_seen_is_killed_all_the_same() -> None:
     process = subprocess.Popen(["bash", "-c", "read; exec sleep 600"], stdin=subprocess.PIPE)
     seen = psutil.Process(process.pid)
     assert process.stdin is not None

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
-from typing import Any
 
+import gradient
 import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def gradient(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("gradient")
-
-
-def test_the_gradient_of_fixed_groups_is_the_true_one_by_rloo_and_an_eighth_short_by_their_own_mean(gradient) -> None:
+def test_the_gradient_of_fixed_groups_is_the_true_one_by_rloo_and_an_eighth_short_by_their_own_mean() -> None:
     for p in gradient.RATES:
         assert gradient.sizes(gradient.Fixed(8), gradient.ESTIMATORS["rloo"], p)[0] == pytest.approx(1)
         assert gradient.sizes(gradient.Fixed(8), gradient.ESTIMATORS["grpo, no std"], p)[0] == pytest.approx(7 / 8)
 
 
-def test_groups_of_every_rule_end_with_certainty_and_their_gradient_has_the_right_sign(gradient) -> None:
+def test_groups_of_every_rule_end_with_certainty_and_their_gradient_has_the_right_sign() -> None:
     for rule in gradient.rules().values():
         for p in gradient.RATES:
             assert sum(gradient.ends(rule, p).values()) == pytest.approx(1)
             assert all(gradient.sizes(rule, estimator, p)[0] > 0 for estimator in gradient.ESTIMATORS.values())
 
 
-def test_answers_drawn_from_a_bandit_have_the_expected_gradient(gradient) -> None:
+def test_answers_drawn_from_a_bandit_have_the_expected_gradient() -> None:
     """Four answers, one right; the gradient in all logits, of groups that the rule ended, with advantages by row."""
     rng, draws = np.random.default_rng(0), 6_000
     policy = np.array([0.2, 0.4, 0.3, 0.1])  # the first is right
@@ -53,7 +46,7 @@ def test_answers_drawn_from_a_bandit_have_the_expected_gradient(gradient) -> Non
         assert total / rollouts == pytest.approx(size * true, abs=0.05 * size * p), name
 
 
-def test_the_page_has_the_figures_of_the_benchmark(gradient) -> None:
+def test_the_page_has_the_figures_of_the_benchmark() -> None:
     page = (ROOT / "docs/priors.md").read_text()
     for name, estimator in gradient.ESTIMATORS.items():
         for rule, allocator in gradient.rules().items():
