@@ -19,7 +19,7 @@ FLAGS = (
 )
 
 
-def start(profile: Path) -> webdriver.Chrome:
+def start_browser(profile: Path) -> webdriver.Chrome:
     options = webdriver.ChromeOptions()
     options.binary_location = str(CHROMIUM)
     for flag in (*FLAGS.split(), f"--user-data-dir={profile}"):

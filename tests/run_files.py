@@ -28,3 +28,18 @@ def write_records(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 def logged(run: Path) -> list[dict[str, Any]]:
     """Return what ``metrics.jsonl`` has of each record."""
     return [record["data"] for record in json_lines(run / "metrics.jsonl")]
+
+
+def groups_in(dump: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows that a step has trained by group, padding left out."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in json_lines(dump):
+        group = row["uid"].rsplit("_", 2)[0]
+        if not group.startswith("pad"):
+            groups.setdefault(group, []).append(row)
+    return groups
+
+
+def batches_of(run: Path) -> list[dict[str, list[dict[str, Any]]]]:
+    """Return the rows of every step's batch by group, in the order of the steps."""
+    return [groups_in(dump) for dump in sorted((run / "rollouts").glob("*.jsonl"), key=lambda dump: int(dump.stem))]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
@@ -13,6 +14,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from goldilocks.tasks.tiny_model import build, character_tokenizer
 from goldilocks.trl import GoldilocksGRPOTrainer
 from goldilocks.trl.rows import SAMPLED
+from goldilocks.types import Account
 
 QUESTIONS = 24
 ARGUMENTS = ("peft_config", "eval_dataset", "callbacks", "tools", "environment_factory")  # of the trainer itself
@@ -81,6 +83,29 @@ def trainer(out: Path, *, ours: Any = True, sections: Any = None, data: Any = No
         **extra,
         **(sections or {}),
     )
+
+
+def run(out: Path, sections: Any = None, resume: Any = None, **chosen: Any) -> Any:
+    """Train to the end; return the trainer."""
+    one = trainer(out, sections=sections, **chosen)
+    one.train(resume_from_checkpoint=resume)
+    return one
+
+
+def assert_same_training(ours: Any, theirs: Any) -> None:
+    """Both have gone the same way: prompts and completions, losses and weights."""
+    for column in ("prompt", "completion"):
+        assert list(ours._logs[column]) == list(theirs._logs[column])
+    assert list(ours._logs["advantages"]) == pytest.approx(list(theirs._logs["advantages"]), abs=1e-5)
+    assert losses(ours) == losses(theirs)
+    assert torch.equal(weights(ours), weights(theirs))
+    assert any(losses(ours))
+
+
+def assert_accounts_sum(metrics: dict[str, float]) -> None:
+    """Every rollout that was generated is in one account."""
+    found = [metrics[f"accounts/{account}_rollouts"] for account in Account]
+    assert sum(found) == metrics["accounts/generated_rollouts"]
 
 
 def measured_round(one: Any) -> tuple[Callable[..., Any], list[float]]:

@@ -61,12 +61,10 @@ class Run:
         """The end of the log, to show when an assertion fails."""
         return "\n".join(self.log.splitlines()[-lines:])
 
-    def assert_trained(self, *steps: int) -> None:
-        """Ended well, logged exactly these steps, and at each the rollout's probabilities were the trainer's."""
-        assert self.status == 0, self.tail()
-        trained = [step for step in self.steps if "actor/grad_norm" in step]
-        assert [step["step"] for step in trained] == list(steps)
-        for step in trained:
+    def updates(self) -> dict[int, dict[str, float]]:
+        """What was logged of each update; at each the rollout's probabilities were the trainer's."""
+        updates = {int(step["step"]): step for step in self.steps if "actor/grad_norm" in step}
+        for step in updates.values():
             assert step["training/rollout_probs_diff_valid"] == 1
             assert step["training/rollout_probs_diff_max"] < 1e-5
             # Of verl's pass for old_log_probs; our trainer needs none where a batch is one optimizer step.
@@ -74,6 +72,7 @@ class Run:
                 assert step["rollout_corr/log_ppl_diff_max"] < 1e-5
                 assert step["rollout_corr/log_ppl_diff_min"] > -1e-5
             assert 0 < step["actor/grad_norm"] < 1e3
+        return updates
 
 
 Launch = Callable[..., Run]
@@ -137,6 +136,42 @@ def launch(task: Task, tmp_path: Path) -> Iterator[Launch]:
         _end(process, folder)
 
 
+GOLDILOCKS = (sys.executable, "-m", "goldilocks.cli")
+
+
+def start(*command: str, folder: Path | None = None, **env: str) -> subprocess.Popen[str]:
+    """Start a command offline, with this Python's commands first in its path."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", **env}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=env, cwd=folder, text=True, **pipes)
+
+
+def end(process: subprocess.Popen[str], runs: Path | None = None) -> tuple[int, str]:
+    """Its status and everything that it said; of one that fails the ends of the logs below ``runs``, too."""
+    out, err = process.communicate(timeout=2 * PATIENCE_S)
+    logs = runs.glob("**/log") if runs and process.returncode else ()
+    return process.returncode, "\n".join([out + err, *(log.read_text(errors="replace")[-4000:] for log in logs)])
+
+
+def run_scripted(script: str, folder: Path, runs: list[dict[str, Any]], processes: int = 1) -> str:
+    """Make runs by a script of ``tests/``, one after the other, by itself or under accelerate; return what it said."""
+    two = [
+        *("-m", "accelerate.commands.launch", "--multi_gpu", f"--num_processes={processes}", "--num_machines=1"),
+        *("--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"),
+    ]
+    files = [folder / f"options{place}.json" for place in range(len(runs))]
+    for file, options in zip(files, runs, strict=True):
+        Path(options["out"]).mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(options))
+    words = [*(two if processes > 1 else []), "-m", script, *map(str, files)]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    done = start(sys.executable, *words, PYTHONPATH=path, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    out, err = done.communicate(timeout=PATIENCE_S)
+    assert done.returncode == 0, err[-4000:]
+    return out
+
+
 # For ``goldilocks train`` on it: updates of a few rollouts, where what is tested is everything around them.
 SMALL = [
     "data.train_batch_size=8",
@@ -145,6 +180,15 @@ SMALL = [
     "actor_rollout_ref.rollout.n=4",
     "actor_rollout_ref.rollout.max_num_seqs=32",
 ]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from browser import start_browser
+
+    driver = start_browser(tmp_path_factory.mktemp("profile"))
+    yield driver
+    driver.quit()
 
 
 @pytest.fixture(scope="session")

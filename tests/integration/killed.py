@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from run_files import json_lines
+from run_files import groups_in
 
 from .conftest import Launch, Run, kill
 
@@ -42,12 +41,7 @@ def dumped_every_step(folder: Path) -> list[str]:
 
 def trained_groups(folder: Path, step: int) -> dict[str, list[float]]:
     """The scores of every group trained in a step, padding left out."""
-    groups: dict[str, list[float]] = defaultdict(list)
-    for row in json_lines(folder / f"{step}.jsonl"):
-        uid = row["uid"].rsplit("_", 2)[0]
-        if not uid.startswith("pad"):
-            groups[uid].append(row["score"])
-    return dict(groups)
+    return {uid: [row["score"] for row in rows] for uid, rows in groups_in(folder / f"{step}.jsonl").items()}
 
 
 def assert_none_twice(*steps: dict[str, list[float]]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import AVAILABLE, WHY_NOT, script, start, wait
+from browser import AVAILABLE, WHY_NOT, script, wait
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -60,13 +60,6 @@ def opening() -> Opening:
     arms = [result(recipe, seed=seed, levels=levels) for seed in (1, 2) for recipe in whole.recipes]
     results = Results((), tuple(arms))
     return make_opening(results, make_table(whole, results), "The arms")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    driver = start(tmp_path_factory.mktemp("profile"))
-    yield driver
-    driver.quit()
 
 
 def show(browser: webdriver.Chrome, address: str, size: tuple[int, int] = DESK, theme: str = "light") -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import AVAILABLE, WHY_NOT, script, start, wait
+from browser import AVAILABLE, WHY_NOT, script, wait
 from selenium import webdriver
 from selenium.webdriver.common.by import By
 
@@ -50,13 +50,6 @@ def address(site: Path) -> Iterator[str]:
 class Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing of requests."""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    driver = start(tmp_path_factory.mktemp("profile"))
-    yield driver
-    driver.quit()
 
 
 def click(browser: webdriver.Chrome, selector: str, text: str) -> None:

@@ -6,31 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from run_files import json_lines, logged
+from run_files import batches_of, json_lines, logged
 
 pytest.importorskip("trl")
 
 import trl_world as world
 from documented_metrics import undocumented
 
+from goldilocks.cli import main
 from goldilocks.core import Exhausted
+from goldilocks.drive.driver import MAX_REFILLS
+from goldilocks.runs.checkpoints import last_whole
 
 SECTIONS: list[dict[str, Any]] = [{}, {"goldilocks": {}}, {"filter_groups": {"enable": False}}]
 
 
 def assert_same_training(out: Path, sections: dict[str, Any], **chosen: Any) -> None:
-    """Both trainers go the same way: prompts and completions, losses and weights."""
-    theirs = world.trainer(out / "theirs", ours=False, **chosen)
-    theirs.train()  # making a trainer seeds everything: the other one is made afterwards
-    ours = world.trainer(out / "ours", sections=sections, **chosen)
-    ours.train()
-    for column in ("prompt", "completion"):
-        assert list(ours._logs[column]) == list(theirs._logs[column])
-    assert list(ours._logs["advantages"]) == pytest.approx(list(theirs._logs["advantages"]), abs=1e-5)
-    assert world.losses(ours) == world.losses(theirs)
-    assert torch.equal(world.weights(ours), world.weights(theirs))
-    assert any(world.losses(ours))
+    theirs = world.run(out / "theirs", ours=False, **chosen)
+    world.assert_same_training(world.run(out / "ours", sections, **chosen), theirs)
 
 
 @pytest.mark.parametrize("sections", SECTIONS, ids=["no section", "empty section", "disabled"])
@@ -44,66 +37,43 @@ def test_with_everything_off_batches_are_split_accumulated_and_used_again_as_in_
     assert_same_training(tmp_path, {"goldilocks": {}}, num_iterations=2, beta=0.1, max_steps=9, **chosen)
 
 
-def batches(out: Path) -> list[list[dict[str, Any]]]:
-    """Return the rollouts of each batch, as the run's record has them."""
-    files = sorted((out / "rollouts").glob("*.jsonl"), key=lambda file: int(file.stem))
-    return [json_lines(file) for file in files]
-
-
-def by_group(batch: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in batch:
-        groups.setdefault(row["uid"].rpartition("_")[0].rpartition("_")[0], []).append(row)
-    return groups
-
-
-def test_dynamic_sampling_trains_full_batches_of_groups_that_differ(tmp_path: Path) -> None:
-    trainer = world.trainer(tmp_path, sections={"filter_groups": {"enable": True, "max_carry_steps": 2}})
-    trainer.train()
-    for batch in batches(tmp_path):
-        groups = by_group(batch)
+def test_dynamic_sampling_trains_full_batches_of_groups_that_differ_and_the_run_becomes_a_report(
+    tmp_path: Path,
+) -> None:
+    sections = {"filter_groups": {"enable": True, "max_carry_steps": 2}}
+    trainer = world.run(tmp_path, sections, log_completions=True, save_strategy="steps", save_steps=4)
+    advantages = set()
+    for groups in batches_of(tmp_path):
         assert len(groups) == 4
         for rows in groups.values():
             assert len({row["score"] for row in rows}) == 2
             assert sum(row["advantage"] for row in rows) == pytest.approx(0, abs=1e-5)
-    logged = [record for record in trainer.state.log_history if "loss" in record]
-    assert all(record["frac_reward_zero_std"] == 0 for record in logged)
-    assert logged[-1]["accounts/filtered_rollouts"] > 0
-    assert not undocumented(logged[-1])
-    of = logged[-1]
-    classes = [
-        name for name in of if name.startswith("accounts/") and name.endswith("_rollouts") and name.count("/") == 1
-    ]
-    assert sum(of[name] for name in classes) == 2 * of["accounts/generated_rollouts"]
+            advantages |= {row["advantage"] for row in rows}
+    updates = [record for record in trainer.state.log_history if "loss" in record]
+    assert all(record["frac_reward_zero_std"] == 0 for record in updates)
+    assert updates[-1]["accounts/filtered_rollouts"] > 0
+    assert not undocumented(updates[-1])
+    world.assert_accounts_sum(updates[-1])
+    table = {
+        value for value in trainer._logs["advantages"] if value == value
+    }  # of completions: those that were trained
+    assert table
+    assert table <= advantages
 
-
-def test_what_is_carried_is_trained_against_the_policy_that_wrote_it(tmp_path: Path) -> None:
-    """The log-probs of a carried row are those before the update: the new policy's are others."""
-    sections = {"filter_groups": {"enable": True}, "gen_batch_size": 8}
-    trainer = world.trainer(tmp_path, sections=sections, max_steps=1)
-    trainer.train()
-    collection = trainer.collection
-    assert collection is not None
-    assert collection.batch is not None
-    waiting = [collection.rows[place] for place in collection.batch.waiting]
-    assert waiting
-    now = trainer._log_probs(waiting)
-    before = [row.tensors["old_per_token_logps"] for row in waiting]
-    assert any(not torch.allclose(one, other) for one, other in zip(now, before, strict=True))
-    trainer = world.trainer(tmp_path / "again", sections=sections, max_steps=3)
-    trainer.train()
-    assert any(world.losses(trainer))
+    assert main(["report", str(tmp_path), "--no-png"]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "informative groups" in page
+    assert "Prompts and beliefs" in page
 
 
 def test_adaptive_rollouts_train_groups_of_different_sizes(tmp_path: Path) -> None:
     adaptive = {"enable": True, "max_n": 12, "rollouts_per_batch": 3, "min_rollouts": 2, "stop": "contrast"}
     chosen = {"loss_type": "grpo", "per_device_train_batch_size": 8, "steps_per_generation": 2, "max_steps": 6}
-    trainer = world.trainer(tmp_path, sections={"adaptive_rollout": adaptive}, **chosen)
-    trainer.train()
-    sizes = {len(rows) for batch in batches(tmp_path) for rows in by_group(batch).values()}
+    trainer = world.run(tmp_path, {"adaptive_rollout": adaptive}, **chosen)
+    sizes = {len(rows) for groups in batches_of(tmp_path) for rows in groups.values()}
     assert len(sizes) > 1
     assert max(sizes) <= 12
-    assert all(len(by_group(batch)) == 4 for batch in batches(tmp_path))
+    assert all(len(groups) == 4 for groups in batches_of(tmp_path))
     assert all(abs(loss) < 10 for loss in world.losses(trainer))
 
 
@@ -119,11 +89,10 @@ def test_adaptive_rollouts_train_groups_of_different_sizes(tmp_path: Path) -> No
     ids=["thompson", "greso", "strata", "batch_filter", "pilot"],
 )
 def test_policies_of_the_core_drive_trl(sections: dict[str, Any], tmp_path: Path) -> None:
-    trainer = world.trainer(tmp_path, sections=sections, max_steps=2)
-    trainer.train()
+    trainer = world.run(tmp_path, sections, max_steps=2)
     assert trainer.state.global_step == 2
-    assert len(batches(tmp_path)) == 2
-    assert "batch_filter" not in sections or all(len(rows) <= 4 for rows in by_group(batches(tmp_path)[0]).values())
+    assert len(batches_of(tmp_path)) == 2
+    assert "batch_filter" not in sections or all(len(rows) <= 4 for rows in batches_of(tmp_path)[0].values())
 
 
 def never(completions: list[Any], **_: Any) -> list[float]:
@@ -136,6 +105,31 @@ def test_a_limit_that_leaves_too_few_groups_is_an_error_and_nothing_generated_is
     with pytest.raises(Exhausted, match=r"num_gen_batches=2 >= max_num_gen_batches=2"):
         trainer.train()
     assert (tmp_path / "checkpoint-0" / "goldilocks.npz").is_file()
+
+
+def test_a_gate_that_refuses_everything_ends_the_run_and_its_state_is_saved(tmp_path: Path) -> None:
+    rounds: list[int] = []
+
+    def reward(completions: list[Any], right: list[int], **columns: Any) -> list[float]:
+        rounds.append(len(completions))
+        assert len(rounds) <= 1 + MAX_REFILLS, "the limit counts the refills of a batch"
+        return world.reward(completions, right, **columns)
+
+    sections = {"batch_filter": {"enable": True, "reward_threshold": 2.0}, "engine_slots": 16}
+    trainer = world.trainer(tmp_path, sections=sections, reward_funcs=reward)
+    with pytest.raises(
+        Exhausted, match=rf"After {MAX_REFILLS} refills .* What was generated is saved in .*checkpoint-0"
+    ):
+        trainer.train()
+    assert len(rounds) == 1 + MAX_REFILLS
+    assert last_whole(tmp_path) == tmp_path / "checkpoint-0"
+    world.run(tmp_path, {**sections, "batch_filter": {"enable": True}}, resume=True, max_steps=4)
+    lines = [line for line in logged(tmp_path) if "critic/score/mean" in line]
+    assert lines[-1]["accounts/rejected_rollouts"] >= sum(rounds)
+    # Groups without variance are refused after they were kept, and others take their place.
+    later = [(line["batch/total_groups_generated"], line["train/groups_rejected"]) for line in lines[1:]]
+    assert any(rejected for _, rejected in later)
+    assert all(judged == 4 + rejected for judged, rejected in later)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +165,7 @@ def test_underfill_policies(policy: str, groups: int, tmp_path: Path) -> None:
     trainer = world.trainer(tmp_path, sections={"filter_groups": filter_groups}, reward_funcs=never, max_steps=1)
     if groups:
         trainer.train()
-        assert len(by_group(batches(tmp_path)[0])) == groups
+        assert len(batches_of(tmp_path)[0]) == groups
         assert world.losses(trainer) == [0.0]
     else:  # there is nothing at all to train on
         with pytest.raises(Exhausted):
@@ -184,9 +178,9 @@ def test_several_reward_functions_peft_and_evaluation_are_trls(tmp_path: Path) -
     def short(completions: list[Any], **_: Any) -> list[float | None]:
         return [None if place % 5 == 0 else float(len(one[0]["content"]) < 4) for place, one in enumerate(completions)]
 
-    trainer = world.trainer(
+    trainer = world.run(
         tmp_path,
-        sections={"filter_groups": {"enable": True, "metric": "reward"}},
+        {"filter_groups": {"enable": True, "metric": "reward"}},
         reward_funcs=[world.reward, short],
         reward_weights=[1.0, 0.5],
         multi_objective_aggregation="normalize_then_sum",
@@ -198,7 +192,6 @@ def test_several_reward_functions_peft_and_evaluation_are_trls(tmp_path: Path) -
         max_steps=2,
         beta=0.05,
     )
-    trainer.train()
     evaluations = [record["eval_reward"] for record in trainer.state.log_history if "eval_reward" in record]
     assert len(evaluations) == 1
     lines = json_lines(tmp_path / "metrics.jsonl")
@@ -209,8 +202,7 @@ def test_several_reward_functions_peft_and_evaluation_are_trls(tmp_path: Path) -
 def test_a_budget_ends_training(tmp_path: Path) -> None:
     sections = {"goldilocks": {"budget": {"rollouts": 40, "validations": 2}}}
     evaluated = {"eval_dataset": world.dataset(4), "eval_strategy": "steps", "eval_steps": 1}
-    trainer = world.trainer(tmp_path, sections=sections, max_steps=20, per_device_eval_batch_size=4, **evaluated)
-    trainer.train()
+    trainer = world.run(tmp_path, sections, max_steps=20, per_device_eval_batch_size=4, **evaluated)
     assert trainer.state.global_step == 3  # of 16 rollouts each
     assert [one["step"] for one in trainer.state.log_history if "eval_reward" in one] == [2, 3]  # at 0.5 and 1 of it
     lines = logged(tmp_path)
@@ -218,35 +210,11 @@ def test_a_budget_ends_training(tmp_path: Path) -> None:
 
 
 def test_a_budget_of_seconds_ends_training_by_the_clock_that_is_logged(tmp_path: Path) -> None:
-    trainer = world.trainer(tmp_path, sections={"goldilocks": {"budget": {"seconds": 1e-3}}}, max_steps=20)
-    trainer.train()
+    trainer = world.run(tmp_path, {"goldilocks": {"budget": {"seconds": 1e-3}}}, max_steps=20)
     assert trainer.state.global_step == 1
     (line,) = (line for line in logged(tmp_path) if "budget/spent" in line)
     assert line["budget/spent"] == pytest.approx(line["timing_s/step"] / 1e-3)
     assert line["budget/spent"] >= 1
-
-
-def test_a_run_becomes_a_report(tmp_path: Path) -> None:
-    from goldilocks.cli import main
-
-    run = tmp_path / "run"
-    trainer = world.trainer(
-        run, sections={"filter_groups": {"enable": True}}, save_strategy="steps", save_steps=2, max_steps=2
-    )
-    trainer.train()
-    assert main(["report", str(run), "--no-png"]) == 0
-    page = (run / "report.html").read_text()
-    assert "informative groups" in page
-    assert "Prompts and beliefs" in page
-
-
-def test_the_table_of_completions_has_the_advantage_of_what_was_trained(tmp_path: Path) -> None:
-    trainer = world.trainer(tmp_path, sections={"filter_groups": {"enable": True}}, log_completions=True, max_steps=1)
-    trainer.train()
-    logged = [value for value in trainer._logs["advantages"] if value == value]
-    trained = [row["advantage"] for row in batches(tmp_path)[0]]
-    assert logged
-    assert set(logged) <= set(trained)
 
 
 def recipe_on_trl(out: Path, recipe: str, *words: str) -> list[dict[str, Any]]:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +16,13 @@ import trl_async_world as asynchronous
 import trl_world as world
 from documented_metrics import undocumented
 from peft import LoraConfig
-from run_files import json_lines
+from run_files import batches_of, json_lines
 from trl.experimental.async_grpo import AsyncGRPOTrainer
 
 from goldilocks.core import Exhausted
 from goldilocks.runs.checkpoints import last_whole
+
+from .conftest import run_scripted
 
 
 @pytest.fixture(autouse=True)
@@ -36,17 +35,6 @@ def run(out: Path, *, seeded: bool = True, resume: str | None = None, **chosen: 
         trainer = asynchronous.trainer(out, address, **chosen)
         trainer.train(resume_from_checkpoint=resume)
     return trainer
-
-
-def batches(out: Path) -> list[dict[str, list[dict[str, Any]]]]:
-    """Return the rollouts of each batch by group."""
-    found = []
-    for file in sorted((out / "rollouts").glob("*.jsonl"), key=lambda file: int(file.stem)):
-        groups: dict[str, list[dict[str, Any]]] = {}
-        for row in json_lines(file):
-            groups.setdefault(row["uid"].split("_")[0], []).append(row)
-        found.append(groups)
-    return found
 
 
 def test_with_everything_off_it_trains_what_trl_trains(tmp_path: Path) -> None:
@@ -68,7 +56,7 @@ def half_flat() -> Any:
 def test_dynamic_sampling_trains_full_batches_of_groups_that_differ(tmp_path: Path) -> None:
     chosen = {"sections": {"filter_groups": {"enable": True, "max_carry_steps": 3}, "gen_batch_size": 4}}
     trainer = run(tmp_path / "run", data=half_flat(), **chosen)
-    taken = batches(tmp_path / "run")
+    taken = batches_of(tmp_path / "run")
     assert len(taken) >= 4  # the next one is taken while the last one is trained
     for groups in taken:
         assert len(groups) == 2
@@ -85,8 +73,7 @@ def test_dynamic_sampling_trains_full_batches_of_groups_that_differ(tmp_path: Pa
         assert line["accounts/generated_rollouts"] == record["accounts/generated_rollouts"]
     assert of["accounts/filtered_rollouts"] > 0
     assert max(record["train/age_max"] for record in logged if "train/age_max" in record) <= 3
-    names = [one for one in of if one.startswith("accounts/") and one.endswith("_rollouts") and one.count("/") == 1]
-    assert sum(of[name] for name in names) == 2 * of["accounts/generated_rollouts"]
+    world.assert_accounts_sum(of)
     assert not undocumented(trainer.collected.batch.metrics)
 
 
@@ -96,7 +83,7 @@ def test_adaptive_groups_selectors_and_priors_train_in_micro_batches_of_any_size
     policies = {"selector": "thompson", "prior": "strata", "strata": {"columns": ["right"]}}
     sections = {"adaptive_rollout": adaptive, "goldilocks": policies, "filter_groups": {"enable": True}}
     trainer = run(tmp_path / "run", data=half_flat(), sections=sections, token_budget=40, max_steps=6)
-    sizes = {len(rows) for groups in batches(tmp_path / "run") for rows in groups.values()}
+    sizes = {len(rows) for groups in batches_of(tmp_path / "run") for rows in groups.values()}
     assert max(sizes) <= 8
     assert trainer.state.global_step == 6
     assert any(world.losses(trainer))
@@ -114,7 +101,7 @@ def test_a_rollout_whose_reward_fails_is_lost_and_the_run_goes_on(tmp_path: Path
     assert last["accounts/failed_rollouts"] > 0
     assert last["accounts/failed_tokens"] >= last["accounts/failed_rollouts"]  # each was generated to its end
     assert all(
-        row["input"] != "3+0=" for groups in batches(tmp_path / "run") for rows in groups.values() for row in rows
+        row["input"] != "3+0=" for groups in batches_of(tmp_path / "run") for rows in groups.values() for row in rows
     )
 
 
@@ -171,13 +158,7 @@ def test_a_limit_that_leaves_too_few_groups_is_an_error_and_nothing_generated_is
     assert whole == out / f"checkpoint-{trained}"
     sections = {**sections, "filter_groups": {**limited, "max_num_gen_batches": 0}}
     run(out, sections=sections, reward_funcs=Alternates(40), resume=str(whole), max_steps=trained + 1, **chosen)
-    assert f"g{differ - 1}" in batches(out)[trained]
-
-
-TWO_PROCESSES = [
-    *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"),
-    *("--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"),
-]
+    assert f"g{differ - 1}" in batches_of(out)[trained]
 
 
 @pytest.mark.slow
@@ -185,18 +166,12 @@ def test_two_processes_train_one_batch_with_trls_own_child_process(tmp_path: Pat
     out, ended = tmp_path / "run", tmp_path / "ended"
     sections = {"filter_groups": {"enable": True, "max_carry_steps": 3}, "goldilocks": {"selector": "thompson"}}
     never = {"filter_groups": {"enable": True, "min_std": 9.0, "max_num_gen_batches": 2}}
-    files = [tmp_path / f"options{place}.json" for place in range(2)]
     asynchronous.model_folder(tmp_path)
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     with asynchronous.Server(seeded=True).running() as address:
-        for folder, own, file in ((out, sections, files[0]), (ended, never, files[1])):
-            folder.mkdir()
-            options = {"out": str(folder), "sections": own, "per_device_train_batch_size": 4, "max_steps": 3}
-            file.write_text(json.dumps({**options, "address": address}))
-        command = [sys.executable, *TWO_PROCESSES, "-m", "trl_async_script", *map(str, files)]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+        common = {"per_device_train_batch_size": 4, "max_steps": 3, "address": address}
+        own = {out: sections, ended: never}
+        runs = [{"out": str(folder), "sections": chosen, **common} for folder, chosen in own.items()]
+        run_scripted("trl_async_script", tmp_path, runs, processes=2)
     first, second = (json.loads((out / f"seen{rank}.json").read_text()) for rank in range(2))
     errors = [json.loads((ended / f"seen{rank}.json").read_text())["error"] for rank in range(2)]
     assert f"What was generated is saved in {ended / 'checkpoint-0'}." in errors[0] == errors[1]
@@ -205,6 +180,6 @@ def test_two_processes_train_one_batch_with_trls_own_child_process(tmp_path: Pat
     assert any(first["losses"])
     last = [one["data"] for one in json_lines(out / "metrics.jsonl") if "timing_s/step" in one["data"]][-1]
     assert last["accounts/reward_calls"] >= last["accounts/trained_rollouts"] > 0  # by the judge, in the child
-    for groups in batches(out):
+    for groups in batches_of(out):
         assert len(groups) == 2
         assert all(len({row["score"] for row in rows}) == 2 for rows in groups.values())

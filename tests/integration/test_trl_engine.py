@@ -19,16 +19,7 @@ from goldilocks.trl.rows import LOG_PROBS
 
 GAP = "rollout/weights_gap"
 FILTERED = {"filter_groups": {"enable": True}}
-CARRIES = {
-    "reward_funcs": world.every_third,
-    "seed": 5,
-}  # at gen_batch_size=8 one group of the second batch
-
-
-def trained(out: Path, sections: dict[str, Any], **chosen: Any) -> Any:
-    trainer = world.trainer(out, sections=sections, **chosen)
-    trainer.train()
-    return trainer
+CARRIES = {"reward_funcs": world.every_third, "seed": 5}  # at gen_batch_size=8 one group of the second batch
 
 
 def test_the_engine_samples_from_the_policy_that_is_trained(tmp_path: Path) -> None:
@@ -38,6 +29,7 @@ def test_the_engine_samples_from_the_policy_that_is_trained(tmp_path: Path) -> N
     trainer.train()
     assert max(found) < 1e-4
     assert len(found) >= 3 * 16
+    assert trainer.model.config._attn_implementation == "sdpa"  # the engine has its own
 
 
 def test_the_engine_samples_from_the_adapter_that_is_trained(tmp_path: Path) -> None:
@@ -78,28 +70,18 @@ def test_yesterdays_weights_end_a_run_that_asked_for_it(tmp_path: Path) -> None:
     assert trainer.state.global_step == 2  # the first had the right weights; the third saw it for the second time
 
 
-def test_the_right_weights_pass_also_where_rows_are_carried(tmp_path: Path) -> None:
-    sections = {**FILTERED, "goldilocks": {"on_stale_weights": "error"}, "engine_slots": 8, "gen_batch_size": 8}
-    trainer: Any = world.trainer(tmp_path, sections=sections, max_steps=4, **CARRIES)
-    trainer.train()
-    logged = [record for record in trainer.state.log_history if GAP in record]
-    assert len(logged) == 4
-    assert max(record[GAP] for record in logged) < 1e-5
-    assert max(record["train/age_max"] for record in logged) > 0
-
-
 def test_two_runs_with_one_seed_sample_the_same_answers(tmp_path: Path) -> None:
-    one, other = (trained(tmp_path / name, {"goldilocks": {}, "engine_slots": 5}, max_steps=2) for name in "ab")
+    one, other = (world.run(tmp_path / name, {"goldilocks": {}, "engine_slots": 5}, max_steps=2) for name in "ab")
     assert list(one._logs["completion"]) == list(other._logs["completion"])
     assert torch.equal(world.weights(one), world.weights(other))
-    third = trained(tmp_path / "c", {"goldilocks": {}, "engine_slots": 5}, max_steps=2, seed=4)
+    third = world.run(tmp_path / "c", {"goldilocks": {}, "engine_slots": 5}, max_steps=2, seed=4)
     assert list(one._logs["completion"]) != list(third._logs["completion"])
 
 
 def test_without_a_section_every_batch_has_noise_of_its_own(tmp_path: Path) -> None:
     """The same four prompts in the same rows, by the same weights."""
     chosen = {"data": world.dataset(4), "shuffle_dataset": False, "learning_rate": 0.0}
-    one, two = (trained(tmp_path / str(steps), {"engine_slots": 8}, max_steps=steps, **chosen) for steps in (1, 2))
+    one, two = (world.run(tmp_path / str(steps), {"engine_slots": 8}, max_steps=steps, **chosen) for steps in (1, 2))
     assert list(one._logs["prompt"]) == list(two._logs["prompt"])[-len(one._logs["prompt"]) :]
     assert list(one._logs["completion"]) != list(two._logs["completion"])[-len(one._logs["completion"]) :]
 
@@ -107,8 +89,8 @@ def test_without_a_section_every_batch_has_noise_of_its_own(tmp_path: Path) -> N
 @pytest.mark.parametrize("loss", ["grpo", "dapo", "dr_grpo"])
 def test_leaving_out_rows_without_signal_changes_no_weight(loss: str, tmp_path: Path) -> None:
     chosen = {"loss_type": loss, "per_device_train_batch_size": 8, "steps_per_generation": 2, "max_steps": 3}
-    whole = trained(tmp_path / "whole", {"goldilocks": {}}, **chosen)
-    part = trained(tmp_path / "part", {"goldilocks": {}, "only_signal": True}, **chosen)
+    whole = world.run(tmp_path / "whole", {"goldilocks": {}}, **chosen)
+    part = world.run(tmp_path / "part", {"goldilocks": {}, "only_signal": True}, **chosen)
     assert part._only_signal
     flat = [one["frac_reward_zero_std"] for one in part.state.log_history if "frac_reward_zero_std" in one]
     assert any(0 < one < 1 for one in flat)
@@ -126,11 +108,12 @@ def test_a_batch_without_any_signal_lets_the_momentum_move_on(tmp_path: Path) ->
 
         return reward
 
-    whole = trained(tmp_path / "whole", {"goldilocks": {}}, max_steps=2, reward_funcs=reward_once())
-    part = trained(tmp_path / "part", {"goldilocks": {}, "only_signal": True}, max_steps=2, reward_funcs=reward_once())
+    whole = world.run(tmp_path / "whole", {"goldilocks": {}}, max_steps=2, reward_funcs=reward_once())
+    signal = {"goldilocks": {}, "only_signal": True}
+    part = world.run(tmp_path / "part", signal, max_steps=2, reward_funcs=reward_once())
     assert world.losses(part)[1] == world.losses(whole)[1] == 0
     assert torch.allclose(world.weights(part), world.weights(whole), atol=2e-4)
-    once = trained(tmp_path / "once", {"goldilocks": {}}, max_steps=1, reward_funcs=reward_once())
+    once = world.run(tmp_path / "once", {"goldilocks": {}}, max_steps=1, reward_funcs=reward_once())
     assert not torch.allclose(world.weights(part), world.weights(once), atol=2e-3)
 
 
@@ -140,8 +123,9 @@ def test_rows_without_signal_are_computed_where_the_loss_has_a_kl_term(tmp_path:
 
 @pytest.mark.parametrize("slots", [None, 8])
 def test_carried_groups_are_trained_against_the_policy_that_wrote_them(slots: int | None, tmp_path: Path) -> None:
-    sections = {**FILTERED, "gen_batch_size": 8, "engine_slots": slots}
-    trainer = world.trainer(tmp_path, sections=sections, max_steps=3, **CARRIES)
+    """The weights are the right ones, so that a run which asked to be ended by others goes on."""
+    sections = {**FILTERED, "gen_batch_size": 8, "engine_slots": slots, "goldilocks": {"on_stale_weights": "error"}}
+    trainer: Any = world.trainer(tmp_path, sections=sections, max_steps=4, **CARRIES)
     moved: list[float] = []
     before = trainer.collection._output
 
@@ -161,6 +145,9 @@ def test_carried_groups_are_trained_against_the_policy_that_wrote_them(slots: in
     assert moved
     assert min(moved) > 1e-3, "the stored log-probs are not those of the policy of now"
     assert all(loss == loss for loss in world.losses(trainer))
+    gaps = [record[GAP] for record in trainer.state.log_history if GAP in record]
+    assert len(gaps) == (4 if slots else 0)
+    assert max(gaps, default=0) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -190,18 +177,12 @@ def test_the_engine_is_refused_where_no_process_has_all_weights(tmp_path: Path) 
         world.trainer(tmp_path, ours=Sharded, sections={"engine_slots": 4})
 
 
-def test_the_engine_leaves_the_attention_of_the_model_that_is_trained_alone(tmp_path: Path) -> None:
-    trainer = trained(tmp_path, {"engine_slots": 8}, max_steps=1)
-    assert trainer._engine._engine is not None
-    assert trainer.model.config._attn_implementation == "sdpa"
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("iterations", [1, 2])
 def test_on_a_gpu_the_batch_stays_on_the_host_and_the_model_does_not(iterations: int, tmp_path: Path) -> None:
     """With two updates of a batch TRL asks for the log-probs of its rows while it makes the batch."""
     sections = {**FILTERED, "engine_slots": 8}
-    trainer = trained(tmp_path, sections, max_steps=4, num_iterations=iterations, use_cpu=False)
+    trainer = world.run(tmp_path, sections, max_steps=4, num_iterations=iterations, use_cpu=False)
     assert next(trainer.model.parameters()).is_cuda
     assert all(value.device.type == "cpu" for part in trainer._buffered_inputs for value in part.values())
     assert all(map(torch.isfinite, map(torch.tensor, world.losses(trainer))))

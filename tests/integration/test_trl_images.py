@@ -79,21 +79,15 @@ def dataset(size: int = 12) -> Dataset:
     )
 
 
-def run(out: Path, sections: Any = None, resume: str | None = None, ours: Any = True, **chosen: Any) -> Any:
+def run(out: Path, sections: Any = None, **chosen: Any) -> Any:
     made = processor()
     options = {"processing_class": made, "model": model(made.tokenizer), "data": dataset(), **chosen}
-    trainer = world.trainer(out, ours=ours, sections=sections, **options)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
+    return world.run(out, sections, **options)
 
 
 def test_with_everything_off_it_trains_what_trl_trains(tmp_path: Path) -> None:
     theirs = run(tmp_path / "theirs", ours=False, max_steps=2)
-    ours = run(tmp_path / "ours", {"goldilocks": {}}, max_steps=2)
-    assert list(ours._logs["completion"]) == list(theirs._logs["completion"])
-    assert world.losses(ours) == world.losses(theirs)
-    assert torch.equal(world.weights(ours), world.weights(theirs))
-    assert any(world.losses(ours))
+    world.assert_same_training(run(tmp_path / "ours", {"goldilocks": {}}, max_steps=2), theirs)
 
 
 SECTIONS = {
@@ -122,7 +116,5 @@ def test_rloo_trains_on_images(tmp_path: Path) -> None:
 
 
 def test_the_engine_is_refused(tmp_path: Path) -> None:
-    made = processor()
-    chosen = {"processing_class": made, "model": model(made.tokenizer), "data": dataset()}
     with pytest.raises(ValueError, match="engine_slots=4 is not accepted: none with a model that sees images"):
-        world.trainer(tmp_path, sections={"engine_slots": 4}, **chosen)
+        run(tmp_path, {"engine_slots": 4})

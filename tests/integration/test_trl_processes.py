@@ -7,9 +7,6 @@ done nothing: in a process with a history torch may choose other kernels (``proc
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +18,15 @@ import trl_world as world
 
 from goldilocks.runs.checkpoints import last_whole
 
+from .conftest import run_scripted
+
 ENDED = 0
 KILLED = -9
 ADAPTIVE = {"enable": True, "max_n": 9, "rollouts_per_batch": 3, "stop": "contrast"}
 
 
-def start(folder: Path, runs: list[dict[str, Any]], *launcher: str) -> subprocess.CompletedProcess[str]:
-    """Make the runs by ``trl_script``, one after the other, by itself or under a launcher."""
-    files = [folder / f"options{place}.json" for place in range(len(runs))]
-    for file, options in zip(files, runs, strict=True):
-        Path(options["out"]).mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(options))
-    command = [sys.executable, *launcher, "-m", "trl_script", *map(str, files)]
-    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done
-
-
 def seen(out: Path, rank: int = 0) -> dict[str, Any]:
     return dict(json.loads((out / f"seen{rank}.json").read_text()))
-
-
-TWO_PROCESSES = [
-    *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1"),
-    *("--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0"),
-]
 
 
 JUDGED = {
@@ -86,7 +65,8 @@ def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of runs that the same two processes made."""
     folder = tmp_path_factory.mktemp("two_processes")
     runs = {"judged": JUDGED, "decided": DECIDED, "shared": {**SHARED, "per_device_train_batch_size": 4}}
-    start(folder, [{"out": str(folder / name), **options} for name, options in runs.items()], *TWO_PROCESSES)
+    options = [{"out": str(folder / name), **chosen} for name, chosen in runs.items()]
+    run_scripted("trl_script", folder, options, processes=2)
     return folder
 
 
@@ -155,8 +135,8 @@ def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
         whole, killed = str(folder / name / "whole"), str(folder / name / "killed")
         own = {"out": killed, "kill": step}, {"out": whole}, {"out": killed, "resume": True}
         runs += [{**common, **one} for one in own]
-    done = start(folder, runs)
-    assert json.loads(done.stdout.splitlines()[-1]) == [KILLED, ENDED, ENDED] * len(CUT), done.stderr[-4000:]
+    said = run_scripted("trl_script", folder, runs)
+    assert json.loads(said.splitlines()[-1]) == [KILLED, ENDED, ENDED] * len(CUT), said
     return folder
 
 

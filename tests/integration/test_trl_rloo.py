@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,14 @@ from goldilocks.trl import GoldilocksRLOOTrainer
 from goldilocks.trl.rows import LOG_PROB
 
 KL = {"beta": 0.5, "reward_clip_range": (0.0, 1.0)}
+run = functools.partial(world.run, ours=GoldilocksRLOOTrainer)
 TWICE = {"beta": 0.0, "num_iterations": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
-
-
-def run(out: Path, sections: dict[str, Any] | None = None, resume: str | None = None, **chosen: Any) -> Any:
-    trainer = world.trainer(out, ours=GoldilocksRLOOTrainer, sections=sections, **chosen)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
 
 
 @pytest.mark.parametrize("chosen", [KL, TWICE], ids=["penalty", "two updates a batch"])
 def test_with_everything_off_it_trains_what_trl_trains(chosen: dict[str, Any], tmp_path: Path) -> None:
-    theirs = world.trainer(tmp_path / "theirs", ours=RLOOTrainer, **chosen)
-    theirs.train()
-    ours = run(tmp_path / "ours", {"goldilocks": {}}, **chosen)
-    assert list(ours._logs["completion"]) == list(theirs._logs["completion"])
-    assert world.losses(ours) == world.losses(theirs)
-    assert torch.equal(world.weights(ours), world.weights(theirs))
-    assert any(world.losses(ours))
+    theirs = world.run(tmp_path / "theirs", ours=RLOOTrainer, **chosen)
+    world.assert_same_training(run(tmp_path / "ours", {"goldilocks": {}}, **chosen), theirs)
 
 
 def test_a_batch_put_together_from_rows_has_trls_advantages(tmp_path: Path) -> None:
