@@ -59,11 +59,19 @@ def test_rollouts_of_several_rows_count_once_and_tools_of_cancelled_ones_are_tol
     )
 
 
+LORA = [
+    "actor_rollout_ref.model.lora_rank=4",  # of all layers, and without model.lora.merge, as verl has it by default
+    "actor_rollout_ref.actor.optim.lr=1e-2",
+    "+goldilocks.on_stale_weights=error",
+]
+
+
 @pytest.mark.runs(2)
 def test_a_paused_conversation_goes_on_after_an_update_and_after_a_kill_calls_its_tool_once_again_at_most(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, task: Task, tmp_path: Path
 ) -> None:
-    overrides = [*with_agent(tmp_path, monkeypatch, cut=False), *of_all_lengths(task, tmp_path)]
+    """With an adapter: our server has none, it samples from base and adapter merged, in each life of the run."""
+    overrides = [*with_agent(tmp_path, monkeypatch, cut=False), *of_all_lengths(task, tmp_path), *LORA]
     before = killed(launch, tmp_path, *overrides)
     saved = before.saved
     run = launch(*overrides, f"trainer.total_training_steps={saved + 2}", "trainer.resume_mode=auto")
@@ -73,5 +81,9 @@ def test_a_paused_conversation_goes_on_after_an_update_and_after_a_kill_calls_it
     assert all(step["accounts/tool_tokens"] > 0 for step in (*before.run.steps, *run.steps))
     for life in (before.run, run):
         assert len(answered(life)) == len(set(answered(life)))
+        assert any("rollout/weights_gap" in step for step in life.steps)
+        for step in life.steps:  # of an adapter that moves: an update is larger than what rounding explains
+            assert step.get("rollout/weights_gap", 0.0) < 1e-5
+            assert step["actor/grad_norm"] > 0
     after = [trained_groups(tmp_path / "rollouts", step) for step in (saved + 1, saved + 2)]
     assert_none_twice(*before.trained.values(), *after)

@@ -13,7 +13,7 @@ from run_files import json_lines
 from .agent import answered, with_agent
 from .conftest import Launch, Task
 from .killed import assert_none_twice, dumped_every_step, killed, trained_groups
-from .test_lora import LORA
+from .test_agents import LORA
 from .test_partial import REWARD, untaught
 from .test_trainer import FILTER, assert_accounts_sum, assert_full_of_signal
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ import psutil
 import pytest
 from run_files import json_lines
 
-from .conftest import PATIENCE_S, SMALL, processes_of, wait_for
+from .conftest import GOLDILOCKS, PATIENCE_S, SMALL, end, processes_of, start, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -47,25 +45,9 @@ def train(arithmetic: Path, tmp_path: Path) -> Train:
         *words: str, within: float = PATIENCE_S, during: Callable[[Path, subprocess.Popen[str]], None] | None = None
     ) -> Trained:
         folder = tmp_path / "runs" / "test"
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "goldilocks.cli",
-                "train",
-                "--name",
-                "test",
-                "--runs",
-                str(tmp_path / "runs"),
-                *SMALL,
-                "trainer.total_training_steps=2",
-                *words,
-            ],
-            env={**os.environ, "GOLDILOCKS_TASK": str(arithmetic), "HF_HUB_OFFLINE": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        where = ("--name", "test", "--runs", str(tmp_path / "runs"))
+        words = ("train", *where, *SMALL, "trainer.total_training_steps=2", *words)
+        process = start(*GOLDILOCKS, *words, GOLDILOCKS_TASK=str(arithmetic))
         if during is not None:
             during(folder, process)
         out, err = process.communicate(timeout=within)
@@ -79,13 +61,35 @@ def records(run: Path) -> list[dict]:
     return json_lines(run / "metrics.jsonl")
 
 
+JUDGE = """
+seen = set()
+
+async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    name = (extra_info or {}).get("index"), solution_str
+    if name not in seen:
+        seen.add(name)
+        raise ConnectionError("the judge is busy")
+    return {"score": -float(len(solution_str)), "cost": 0.25}
+"""
+
+
 @pytest.mark.runs(2)
-def test_a_run_ends_at_its_budget_with_a_summary_and_goes_on_when_it_is_given_more(train):
+def test_a_run_with_a_judge_ends_at_its_budget_with_a_summary_and_goes_on_when_it_is_given_more(train, tmp_path):
+    """The judge is a second reward and fails at first."""
+    path = tmp_path / "judge.py"
+    path.write_text(JUDGE)
+    judged = [
+        f"goldilocks.rewards.functions={{answer: {{weight: 1.0}}, brevity: {{path: {path}, weight: 0.01}}}}",
+        "goldilocks.rewards.retries=1",
+        "goldilocks.rewards.backoff=0",
+        "goldilocks.rewards.concurrency=4",
+    ]
+
     def trained() -> list[tuple[int, float]]:
         key = "accounts/generated_rollouts"
         return [(one["step"], one["data"][key]) for one in records(done.run) if key in one["data"]]
 
-    done = train("goldilocks.budget.rollouts=48", "trainer.total_training_steps=1000")
+    done = train(*judged, "goldilocks.budget.rollouts=48", "trainer.total_training_steps=1000")
     assert done.status == 0, done.err + done.log
     assert "step 2 · 133% of the budget" in done.out
     assert "validation" in done.out
@@ -93,9 +97,16 @@ def test_a_run_ends_at_its_budget_with_a_summary_and_goes_on_when_it_is_given_mo
     assert trained() == [(1, 32), (2, 64)]
     assert (done.run / "config.yaml").exists()
     assert (done.run / "checkpoints/global_step_2").is_dir()
+    *_, last = [one["data"] for one in records(done.run) if "reward/brevity" in one["data"]]
+    assert last["reward/brevity"] < 0 <= last["reward/answer"]
+    assert last["train/rollout_failures"] == 0
+    calls, retries, cost = (last[f"accounts/reward_{what}"] for what in ("calls", "retries", "cost"))
+    assert retries > 0  # each new answer is refused once
+    assert calls - retries == 8 * cost  # two functions for each answer, of which one says what it costs
+    assert "accounts/reward_failures" not in last
 
     seconds = sum(one["data"].get("timing_s/step", 0.0) for one in records(done.run))
-    resumed = train(f"goldilocks.budget.seconds={seconds + 1e-3}", "trainer.total_training_steps=1000")
+    resumed = train(*judged, f"goldilocks.budget.seconds={seconds + 1e-3}", "trainer.total_training_steps=1000")
     assert resumed.status == 0, resumed.err + resumed.log
     said = "what was spent before counts, and the next update takes more than is left"
     assert trained() == [(1, 32), (2, 64), (3, 96)], said
@@ -119,12 +130,7 @@ GONE_S = 20.0
         ("supervisor", "launch.driver"),
         ("driver", "gcs_server"),
         ("supervisor", "dashboard/agent.py"),  # of Ray's processes the one that is the last to notice
-        pytest.param("supervisor", "gcs_server", marks=pytest.mark.slow),
-        pytest.param("driver", "dashboard/agent.py", marks=pytest.mark.slow),
-        pytest.param("supervisor", "ray::TaskRunner", marks=pytest.mark.slow),
-        pytest.param("driver", "ray::TaskRunner", marks=pytest.mark.slow),
         pytest.param("supervisor", "ray::AgentLoopWorker", marks=pytest.mark.slow),
-        pytest.param("driver", "ray::AgentLoopWorker", marks=pytest.mark.slow),
     ],
 )
 def test_nothing_is_left_of_a_run_whose_supervisor_or_driver_was_killed_when_there_was(train, killed, there):
@@ -169,47 +175,7 @@ def test_a_reward_function_that_raises_or_hangs_ends_the_run_with_the_reason(
     assert message in done.err, done.err + done.log
 
 
-JUDGE = """
-seen = set()
-
-async def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    name = (extra_info or {}).get("index"), solution_str
-    if name not in seen:
-        seen.add(name)
-        raise ConnectionError("the judge is busy")
-    return {"score": -float(len(solution_str)), "cost": 0.25}
-"""
-
-
-@pytest.mark.slow
-def test_a_judge_that_fails_at_first_is_a_second_reward_and_its_calls_are_in_the_accounts(train, tmp_path):
-    path = tmp_path / "judge.py"
-    path.write_text(JUDGE)
-    functions = f"{{answer: {{weight: 1.0}}, brevity: {{path: {path}, weight: 0.01}}}}"
-    done = train(
-        f"goldilocks.rewards.functions={functions}",
-        "goldilocks.rewards.retries=1",
-        "goldilocks.rewards.backoff=0",
-        "goldilocks.rewards.concurrency=4",
-        "trainer.save_freq=2",
-    )
-    assert done.status == 0, done.err + done.log
-    *_, last = [line["data"] for line in json_lines(done.run / "metrics.jsonl") if "reward/brevity" in line["data"]]
-    assert last["reward/brevity"] < 0 <= last["reward/answer"]
-    assert last["train/rollout_failures"] == 0
-    calls, retries, cost = (last[f"accounts/reward_{what}"] for what in ("calls", "retries", "cost"))
-    assert retries > 0  # each new answer is refused once
-    assert calls - retries == 8 * cost  # two functions for each answer, of which one says what it costs
-    assert "accounts/reward_failures" not in last
-
-
 def test_doctor_finds_the_plugin_in_a_ray_worker(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "goldilocks.cli", "doctor", "--runs", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "live in a Ray worker" in done.stdout
+    status, said = end(start(*GOLDILOCKS, "doctor", "--runs", str(tmp_path)))
+    assert status == 0, said
+    assert "live in a Ray worker" in said
