@@ -29,7 +29,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.engine import Generation
 from goldilocks.engine.verl_server.answers import Answers
-from goldilocks.rewards.calls import guarded
+from goldilocks.rewards import guarded
 from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.verl.dispatch import worker
 from goldilocks.verl.dispatch.session import FIRST, ROLLOUTS, VISIT_SEED

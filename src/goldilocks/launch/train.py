@@ -39,8 +39,7 @@ from goldilocks.launch.preflight import (
 )
 from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, compose_config, quoted
 from goldilocks.launch.supervisor import Board, LiveLine, SignOfLife, Supervisor
-from goldilocks.rewards import TIMEOUT_S
-from goldilocks.rewards.calls import guard
+from goldilocks.rewards import TIMEOUT_S, guard
 from goldilocks.runs.costs import Progress, hint
 from goldilocks.runs.files import RunDir, Tail
 from goldilocks.verl.checks import check_names, unread, uses_collector

@@ -180,11 +180,3 @@ def random_score(solution_str: str, ground_truth: str, **row: Any) -> Score:
     """
     coin = content_key([ground_truth, solution_str]) % 2
     return {**compute_score(solution_str=solution_str, ground_truth=ground_truth, **row), "score": float(coin)}
-
-
-def _only_compares(data_source: str, **_: Any) -> bool:
-    return isinstance(of_data_source(data_source), LevelTask)
-
-
-for _function in (compute_score, random_score):
-    _function.is_quick = _only_compares  # type: ignore[union-attr]  # read by goldilocks.rewards

@@ -21,7 +21,7 @@ from verl.utils.debug import marked_timer
 from goldilocks.config.settings import Settings
 from goldilocks.drive.driver import Driver
 from goldilocks.losses.advantages import untrained_rollouts
-from goldilocks.rewards.calls import guard_if_asked
+from goldilocks.rewards import guard_if_asked
 from goldilocks.runs.loggers import logged_before, show_grouped
 from goldilocks.types import Group
 from goldilocks.verl.checks import MANAGER, check_v1
