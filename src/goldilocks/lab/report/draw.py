@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -66,6 +66,11 @@ class Section:
     legend: Sequence[tuple[str, str]] = ()
     columns: int = 2
     sheets: Sequence[Sheet] = ()
+
+
+def with_values(plots: Iterable[Plot]) -> list[Plot]:
+    """Return the plots that have something to show."""
+    return [plot for plot in plots if plot.values]
 
 
 def data() -> alt.NamedData:
@@ -127,11 +132,10 @@ def trend_plot(
     scale: alt.Scale | None = None,
     hint: str = "",
     below: Sequence[alt.Chart] = (),
-) -> list[Plot]:
-    """Return a plot of one series by step, drawn over the charts ``below``; none if no run has it."""
+) -> Plot:
+    """Return a plot of one series by step, drawn over the charts ``below``."""
     rows = [row for run in runs for row in with_trend(run, series(run), y[0])]
-    chart = line_plot(runs, y, form="~r", scale=scale)
-    return [Plot(name, title, layered(*below, chart), rows, hint=hint)] if rows else []
+    return Plot(name, title, layered(*below, line_plot(runs, y, form="~r", scale=scale)), rows, hint=hint)
 
 
 def dashed_lines(

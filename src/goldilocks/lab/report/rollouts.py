@@ -50,17 +50,15 @@ def rollouts(runs: Sequence[Run]) -> Section:
         "rollouts",
         "Rollouts per prompt",
         "How many rollouts a prompt got before it was judged, and how many groups with differing rewards they gave.",
-        [*_given(runs), *informative],
+        draw.with_values([_given(runs), informative]),
         draw.lacking(runs, lambda run: run.history.series(MEAN), "rollouts per prompt")
         + draw.lacking(runs, lambda run: run.history.series(INFORMATIVE), "informative groups"),
     )
 
 
-def _given(runs: Sequence[Run]) -> list[Plot]:
+def _given(runs: Sequence[Run]) -> Plot:
     """Plot rollouts per prompt on a log scale, since policies differ by factors; steps without a group are left out."""
     rows = [row for run in runs for row in draw.with_trend(run, _positive(run, MEAN), "mean")]
-    if not rows:
-        return []
     scale = alt.Scale(type="log", base=2, nice=False)
     chart = draw.line_plot(runs, ("mean", "rollouts per prompt"), form="~r", scale=scale)
     hint = "log scale"
@@ -75,7 +73,7 @@ def _given(runs: Sequence[Run]) -> list[Plot]:
         )
         chart = draw.layered(band, chart)
         hint = "line: mean; band: fewest to most"
-    return [Plot("rollouts-per-prompt", "Rollouts per prompt", chart, rows, hint=hint)]
+    return Plot("rollouts-per-prompt", "Rollouts per prompt", chart, rows, hint=hint)
 
 
 def _positive(run: Run, name: str) -> dict[int, float]:
@@ -97,22 +95,20 @@ def lengths(runs: Sequence[Run]) -> Section:
         "lengths",
         "Kept and generated length",
         "Mean tokens per answer. If the kept answers are shorter than the generated ones, short answers are favoured.",
-        [*_lengths(runs), *ratio],
+        draw.with_values([_lengths(runs), ratio]),
         draw.lacking(runs, lambda run: run.history.first_of(*GENERATED), "generated length")
         + draw.lacking(runs, lambda run: run.history.series(KEPT), "kept length"),
     )
 
 
-def _lengths(runs: Sequence[Run]) -> list[Plot]:
+def _lengths(runs: Sequence[Run]) -> Plot:
     rows: list[Point] = []
     for run in runs:
         for kind, series in (("generated", run.history.first_of(*GENERATED)), ("kept", run.history.series(KEPT))):
             rows += [{**row, "of": kind} for row in draw.with_trend(run, series, "tokens")]
-    if not rows:
-        return []
     y = alt.Y("trend:Q", axis=draw.number_axis("tokens per answer"), scale=alt.Scale(zero=False))
     chart = draw.dashed_lines(runs, "of", {"kept": [1, 0], "generated": [4, 4]}, y, "tokens:Q")
-    return [Plot("lengths", "Length", chart, rows, hint="solid: kept; dashed: generated")]
+    return Plot("lengths", "Length", chart, rows, hint="solid: kept; dashed: generated")
 
 
 def bin_of(rate: float) -> str:
@@ -127,17 +123,16 @@ def pass_rates(runs: Sequence[Run]) -> Section:
     for number, run in enumerate(runs):
         trained = {dump.step: [group.pass_rate for group in dump.groups] for dump in run.dumps}
         believed = {one.step: [row.pass_rate for row in one.rows] for one in run.beliefs}
-        if trained:
-            plots.append(_over_time(number, "trained", draw.titled(runs, run, "Groups trained"), trained, BINS))
+        plots.append(_over_time(number, "trained", draw.titled(runs, run, "Groups trained"), trained, BINS))
         if len(believed) > 1:
             title = draw.titled(runs, run, "Believed pass rates")
             plots.append(_over_time(number, "believed", title, believed, BELIEF_BINS))
-    plots += _beliefs_now(runs)
+    plots.append(_beliefs_now(runs))
     return Section(
         "pass-rates",
         "How hard the prompts were",
         "The share of prompts at each pass rate. A group at 0 or at 1 teaches nothing: every advantage in it is zero.",
-        plots,
+        draw.with_values(plots),
         draw.lacking(runs, lambda run: run.dumps, "pass rates of trained groups", "no answers in rollouts/")
         + draw.lacking(runs, lambda run: run.beliefs, "believed pass rates", "no beliefs in checkpoints/"),
     )
@@ -170,17 +165,14 @@ def _over_time(number: int, kind: str, title: str, rates: Mapping[int, Sequence[
     return Plot(f"pass-rates-{kind}-{number + 1}", title, chart, rows, hint="darker: more groups")
 
 
-def _beliefs_now(runs: Sequence[Run]) -> list[Plot]:
+def _beliefs_now(runs: Sequence[Run]) -> Plot:
     rows: list[Point] = []
-    for run in runs:
-        if run.beliefs:
-            shares = _histogram([row.pass_rate for row in run.beliefs[-1].rows])
-            rows += [
-                {"run": run.name, "rate": (place + 0.5) / 10, "share": draw.rounded(shares[name])}
-                for place, name in enumerate(BELIEF_BINS)
-            ]
-    if not rows:
-        return []
+    for run in filter(lambda run: run.beliefs, runs):
+        shares = _histogram([row.pass_rate for row in run.beliefs[-1].rows])
+        rows += [
+            {"run": run.name, "rate": (place + 0.5) / 10, "share": draw.rounded(shares[name])}
+            for place, name in enumerate(BELIEF_BINS)
+        ]
     base = alt.Chart(draw.data()).encode(
         x=alt.X("rate:Q", axis=draw.number_axis("believed pass rate", "~r"), scale=alt.Scale(domain=[0, 1])),
         y=alt.Y("share:Q", axis=draw.number_axis("share of prompts visited", "~%"), stack=None),
@@ -188,7 +180,7 @@ def _beliefs_now(runs: Sequence[Run]) -> list[Plot]:
         tooltip=draw.tips("run:N", alt.Tooltip("rate:Q", title="pass rate"), alt.Tooltip("share:Q", format=".1%")),
     )
     chart = base.mark_line(interpolate="monotone", point=alt.OverlayMarkDef(size=30))
-    return [Plot("beliefs", "Believed pass rates at the last checkpoint", chart, rows, wide=True)]
+    return Plot("beliefs", "Believed pass rates at the last checkpoint", chart, rows, wide=True)
 
 
 def accounts(history: History) -> dict[str, Series]:
