@@ -40,6 +40,7 @@ from goldilocks.lab.report.learning import by_column, learning, ratios, reward, 
 from goldilocks.lab.report.rollouts import INFORMATIVE, accounts, lengths, pass_rates, rollouts, tokens
 from goldilocks.lab.report.run import METRICS, Run, read_runs
 from goldilocks.runs.checkpoints import checkpoints
+from goldilocks.runs.costs import clock
 from goldilocks.runs.history import validated_source
 from goldilocks.runs.records import GROUPS_WITH_ANSWERS, Dump, dump_files, evenly
 
@@ -91,7 +92,9 @@ def make_page(runs: Sequence[Run], *, live: str | None = None, opening: Opening 
     sections = [section for section in made if section.plots or section.sheets or section.notes]
     plots = tuple(plot for section in (*(opening.sections if opening else ()), *sections) for plot in section.plots)
     prompts, prompt_note = _prompts(runs)
-    absent = _absent(runs)
+    lines = dict.fromkeys(line for run in runs for line in run.missing)
+    lacking = {line: [run.name for run in runs if line in run.missing] for line in lines}
+    absent = {line: "" if len(names) == len(runs) else ", ".join(names) for line, names in lacking.items()}
     html = _environment().get_template("page.html").render(
         title=opening.title if opening else " · ".join(run.name for run in runs),
         opening=opening,
@@ -115,13 +118,6 @@ def make_page(runs: Sequence[Run], *, live: str | None = None, opening: Opening 
     )  # fmt: skip
     of_runs = [f"{names}: {line}" if names else line for line, names in absent.items()]
     return Page(html, plots, (*of_runs, *(note for section in sections for note in section.notes)))
-
-
-def _absent(runs: Sequence[Run]) -> dict[str, str]:
-    """Return every line of what is missing once, with the names of the runs that lack it; none if all of them do."""
-    lines = dict.fromkeys(line for run in runs for line in run.missing)
-    lacking = {line: [run.name for run in runs if line in run.missing] for line in lines}
-    return {line: "" if len(names) == len(runs) else ", ".join(names) for line, names in lacking.items()}
 
 
 def _prompts(runs: Sequence[Run]) -> tuple[list[list[Any]], str]:
@@ -207,7 +203,7 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
         _figure("updates", "of the policy", runs, lambda run: len(reward(run.history)) or None, _count, ranked=False),
         _figure("rollouts", "all generated", runs, lambda run: run.spending.total("rollouts"), _count, ranked=False),
         _figure("tokens", "all generated", runs, lambda run: run.spending.total("tokens"), _large, ranked=False),
-        _figure("wall-clock", "all steps", runs, lambda run: run.spending.total("seconds"), _duration, ranked=False),
+        _figure("wall-clock", "all steps", runs, lambda run: run.spending.total("seconds"), clock, ranked=False),
         _figure("tokens trained", "of all tokens", runs, _trained_share, _percent),
         _figure("informative groups", "per 1,000 rollouts", runs, _informative, _tenths),
     ]
@@ -222,18 +218,14 @@ def _accuracy(runs: Sequence[Run], metric: str) -> list[Figure]:
     if len(runs) == 1 or len(known) < len(runs):
         return [final]
     budget = min(known)
-    paid = f"after {_large(budget)} each"
-    equal = _figure("at equal rollouts", paid, runs, lambda run: _after(run, metric, budget), _percent)
-    return [final, equal]
 
+    def within(run: Run) -> float | None:
+        """Return the last validation within the budget."""
+        validations = run.history.series(metric).items()
+        paid = [value for step, value in validations if (run.spending.until("rollouts", step) or 0.0) <= budget]
+        return paid[-1] if paid else None
 
-def _after(run: Run, metric: str, rollouts: float) -> float | None:
-    """Return the last validation within this many rollouts."""
-    found = None
-    for step, value in run.history.series(metric).items():
-        if (run.spending.until("rollouts", step) or 0.0) <= rollouts:
-            found = value
-    return found
+    return [final, _figure("at equal rollouts", f"after {_large(budget)} each", runs, within, _percent)]
 
 
 def _figure(
@@ -275,15 +267,6 @@ def _large(value: float) -> str:
         if value >= unit:
             return f"{value / unit:.3g}{name}"
     return f"{value:.0f}"
-
-
-def _duration(seconds: float) -> str:
-    minutes = seconds / 60
-    if minutes < 1:
-        return f"{seconds:.0f} s"
-    if minutes < 120:
-        return f"{minutes:.0f} min"
-    return f"{int(minutes // 60)} h {int(minutes % 60):02d} min"
 
 
 @dataclass(frozen=True)

@@ -264,7 +264,10 @@ def _shares(there: Mapping[str, Mapping[str, Series]], used: Sequence[str]) -> P
 
 def _steps(number: int, title: str, wide: bool, totals: Mapping[str, Series]) -> Plot:
     order = account_order(list(totals))
-    edges = _edges(sorted({step for series in totals.values() for step in series}))
+    steps = sorted({step for series in totals.values() for step in series})
+    size = -(-len(steps) // MOST_BARS) or 1  # of a stretch; the last may be shorter
+    stretches = [steps[start : start + size] for start in range(0, len(steps), size)]
+    edges = [(stretch[0], stretch[-1]) for stretch in stretches]
     sampled = {
         account: increments({edge: at_or_before(totals[account], edge) or 0.0 for _, edge in edges})
         for account in order
@@ -283,12 +286,6 @@ def _steps(number: int, title: str, wide: bool, totals: Mapping[str, Series]) ->
         )
     )
     return Plot(f"tokens-by-step-{number + 1}", title, chart, rows, wide=wide)
-
-
-def _edges(steps: Sequence[int]) -> list[tuple[int, int]]:
-    """Return stretches of steps as pairs of first and last; all but the last have the same length."""
-    size = -(-len(steps) // MOST_BARS) or 1
-    return [(steps[start], steps[min(start + size, len(steps)) - 1]) for start in range(0, len(steps), size)]
 
 
 def _stack(start: int, end: int, counts: Mapping[str, float]) -> list[Point]:

@@ -107,7 +107,7 @@ def _history(file: Path, missing: list[str]) -> History:
     history = History.of(chain(*starts))
     broken = sum(lines.broken for lines in starts)
     if broken:
-        missing.append(f"{METRICS}: {_lines(broken)} not whole and left out")
+        missing.append(f"{METRICS}: lines that are not whole and left out: {broken}")
     if not history:
         missing.append(f"{METRICS} holds no step")
     return history
@@ -125,7 +125,7 @@ def _dumps(directory: Path, missing: list[str]) -> list[Dump]:
         missing.append("rollouts/ holds no answers: trainer.rollout_data_dir did not point there")
     broken = sum(dump.broken for dump in dumps)
     if broken:
-        missing.append(f"rollouts/: {_lines(broken)} not whole and left out")
+        missing.append(f"rollouts/: lines that are not whole and left out: {broken}")
     return [dump for dump in dumps if dump.groups]
 
 
@@ -141,18 +141,14 @@ def _beliefs(path: Path, missing: list[str]) -> list[SavedBeliefs]:
     return read
 
 
-def _lines(count: int) -> str:
-    return "1 line is" if count == 1 else f"{count} lines are"
-
-
 def prompt_texts(keys: Iterable[int], config: Mapping[str, Any], dumps: Sequence[Dump]) -> dict[int, str]:
     """Return the texts of these prompts, as far as they are found."""
     wanted, texts = set(keys), {}
     for key, text in _keyed(config, dumps):
+        if len(texts) == len(wanted):
+            break
         if key in wanted:
             texts[key] = text
-            if len(texts) == len(wanted):
-                break
     return texts
 
 

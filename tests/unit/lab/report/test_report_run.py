@@ -103,7 +103,7 @@ def test_a_cut_last_line_is_left_out_and_said(tmp_path: Path) -> None:
     whole = line(1, a=1.0) + line(2, a=2.0)
     run = read_run(log(tmp_path, whole, line(3, a=3.0)[:-7]), "cut")
     assert run.history.series("a") == {1: 1.0, 2: 2.0}
-    assert "metrics.jsonl: 1 line is not whole and left out" in run.missing
+    assert "metrics.jsonl: lines that are not whole and left out: 1" in run.missing
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "null\n", "[1, 2]\n", '{"step": 1}\n', "\xff\xfe\n"])
@@ -176,7 +176,7 @@ def test_answers_that_are_not_whole_are_counted(tmp_path: Path) -> None:
     run = read_run(tmp_path, "cut")
     assert [group.scores for dump in run.dumps for group in dump.groups] == [[1.0]]
     assert [answer.text for answer in run.dumps[0].groups[0].answers] == ["? a"]
-    assert "rollouts/: 2 lines are not whole and left out" in run.missing
+    assert "rollouts/: lines that are not whole and left out: 2" in run.missing
 
 
 def test_a_group_keeps_its_best_and_its_worst_answer(dapo: Path) -> None:
