@@ -26,8 +26,6 @@ from goldilocks.hashing import content_key
 from goldilocks.lab.compare.arm import GROUPS, MINI_BATCH, SEEDS, STEPS, Arm, EqualCost, combinations, parse_grid
 from goldilocks.lab.compare.show import LEGEND, in_markdown, notes, settings, tables
 from goldilocks.lab.compare.study import (
-    GRID,
-    ORDERS,
     TUNING_SEED,
     Result,
     Results,
@@ -80,8 +78,6 @@ the same command goes on where it was interrupted: an arm that has ended is not 
     add("--tune-budget", metavar="COST=N", help="what each try may spend (default: the budget)")
     add("--tune-seeds", metavar="K", type=int, default=1, help="tries of each combination; the best mean is "
         "chosen (default %(default)s)")  # fmt: skip
-    add("--tune-order", choices=ORDERS, default=GRID, help="every combination, or one key after the other, with the "
-        "best of the keys before it (default %(default)s)")  # fmt: skip
     add("--stall-timeout", metavar="S", type=float, default=STALL_S, help="seconds without a sign of life after which "
         "an arm is ended and started anew (default %(default)s)")  # fmt: skip
 
@@ -132,7 +128,6 @@ def _study(args: argparse.Namespace) -> Study:
         grid=parse_grid(args.tune),
         tune_cost=tune_cost,
         tune_seeds=args.tune_seeds,
-        tune_order=args.tune_order,
         against=tuple(filter(None, args.against.split(","))),
     )
 
@@ -266,9 +261,7 @@ def run_study(
     """Tune, choose, and run what is reported; ``parallel`` arms at a time. An interrupt sets ``stop``."""
     costs = [study.tuning_cost.amount] * study.number_of_tries + [study.cost.amount] * len(study.recipes) * study.seeds
     crew = _Crew(costs, folder, run_arm, parallel, stop or threading.Event())
-    tuned: tuple[Result, ...] = ()
-    while arms := study.tuning_arms(tuned):
-        tuned += crew.run(arms)
+    tuned = crew.run(study.tuning_arms())
     return Results(tuned, crew.run(study.reported_arms(study.choose(tuned))))
 
 

@@ -1,11 +1,10 @@
 """A study: the recipes, the cost of each run, the number of seeds, the grid of tuning, and the study's folder.
 
 Every recipe is tuned over the same grid, with seeds that are not reported; its best values are run over the other
-seeds. ``one-at-a-time`` tries the values of the first key, the others at the middle of their lists; then those of the
-second key with the best of the first, and so on. The folder has ``study.json``, a run directory for each arm, in it
-``arm.json`` from the arm's beginning and ``result.json`` from its end: what it spent and trained, its accuracy at each
-validation, and its origin. Invariants: a result is whole or not there; what is in the folder belongs to one study, of
-recipes that have not changed since; one process works in it; a folder that no arm was begun in is left alone.
+seeds. The folder has ``study.json``, a run directory for each arm, in it ``arm.json`` from the arm's beginning and
+``result.json`` from its end: what it spent and trained, its accuracy at each validation, and its origin. Invariants: a
+result is whole or not there; what is in the folder belongs to one study, of recipes that have not changed since; one
+process works in it; a folder that no arm was begun in is left alone.
 
 Accuracy at a cost is the mean over the last few validations, since one of them is as much luck as the differences that
 are looked for. Two validations can have the same cost, since an update may train what an earlier one generated.
@@ -17,7 +16,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -42,7 +40,6 @@ from goldilocks.runs.history import History, by_column, validation_accuracy
 
 TUNING_SEED = 1_000
 PACKAGES = ("goldilocks-rl", "verl", "trl", "vllm", "torch", "transformers")  # whose versions an arm keeps
-ORDERS = (GRID := "grid", "one-at-a-time")  # how tuning goes through the grid
 SHARES = tuple(1 - number / VALIDATIONS for number in range(3))  # of a cost: accuracy there is the mean at these
 Origin = Callable[[], Mapping[str, str]]
 Levels = Mapping[str, Mapping[str, float]]  # accuracies by column and value
@@ -60,7 +57,6 @@ class Study:
     grid: Grid = field(default_factory=dict)
     tune_cost: EqualCost | None = None
     tune_seeds: int = 1
-    tune_order: str = GRID
     against: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -72,7 +68,6 @@ class Study:
             raise ValueError(f"{twice!r} is named twice; name each recipe once")
         require(1 <= self.seeds < TUNING_SEED, "--seeds", self.seeds, f"1 to {TUNING_SEED - 1}")
         require(self.tune_seeds >= 1, "--tune-seeds", self.tune_seeds, "1 or more")
-        require(self.tune_order in ORDERS, "--tune-order", self.tune_order, " or ".join(ORDERS))
         unknown = next((name for name in self.against if name_of(name) not in names), None)
         require(unknown is None, "--against", unknown, f"recipes of the study: {', '.join(names)}")
 
@@ -98,44 +93,19 @@ class Study:
 
     @property
     def number_of_tries(self) -> int:
-        """Return the number of tuning runs; the values of the later ones may not be known yet."""
-        sizes = [len(values) for values in self.grid.values()]
-        of_recipe = math.prod(sizes) if self.tune_order == GRID else 1 + sum(size - 1 for size in sizes)
-        return len(self.recipes) * self.tune_seeds * of_recipe if of_recipe > 1 else 0
+        """Return the number of tuning runs."""
+        of_recipe = self.tune_seeds * len(self.combinations)
+        return len(self.recipes) * of_recipe if len(self.combinations) > 1 else 0
 
-    def tuning_arms(self, tuned: Sequence[Result] = ()) -> list[Arm]:
-        """Return the tuning arms to run next, after these results; empty when tuning is over."""
-        if not self.number_of_tries:
-            return []
-        known = {(one.recipe, one.seed, tuple(one.settings.items())) for one in tuned}
-        tries = {recipe: self.tries(recipe, tuned) for recipe in self.recipes}
+    def tuning_arms(self) -> list[Arm]:
+        """Return an arm for every seed of tuning, combination and recipe."""
         return [
-            self._tuning_arm(recipe, settings, seed)
+            Arm(f"tune-{name_of(recipe)}-{number}-seed{seed}", recipe, seed, settings, self.tuning_cost)
             for seed in range(TUNING_SEED, TUNING_SEED + self.tune_seeds)
-            for place in range(max(map(len, tries.values())))
-            for recipe, own in tries.items()
-            for settings in own[place : place + 1]
-            if (recipe, seed, tuple(settings.items())) not in known
+            for number, settings in enumerate(self.combinations, start=1)
+            for recipe in self.recipes
+            if self.number_of_tries
         ]
-
-    def _tuning_arm(self, recipe: str, settings: Values, seed: int) -> Arm:
-        number = 1 + self.combinations.index(dict(settings))
-        return Arm(f"tune-{name_of(recipe)}-{number}-seed{seed}", recipe, seed, settings, self.tuning_cost)
-
-    def tries(self, recipe: str, tuned: Sequence[Result] = ()) -> list[dict[str, str]]:
-        """Return the combinations to try for a recipe, as far as these results decide them."""
-        if self.tune_order == GRID:
-            return self.combinations
-        best = {key: values[(len(values) - 1) // 2] for key, values in self.grid.items()}
-        found: list[dict[str, str]] = []
-        for key, values in self.grid.items():
-            line = [{**best, key: value} for value in values]
-            found += [one for one in line if one not in found]
-            trials = self._means(recipe, line, tuned)
-            if len(trials) < len(line):
-                break
-            best = dict(max(trials, key=lambda trial: trial[1])[0])
-        return found
 
     def reported_arms(self, chosen: Mapping[str, Values]) -> list[Arm]:
         """Return an arm for every recipe and seed, seed by seed, so that half a study already compares something."""
@@ -147,11 +117,8 @@ class Study:
 
     def trials(self, recipe: str, tuned: Sequence[Result]) -> list[tuple[Values, float]]:
         """Return the combinations that were tried for a recipe, each with its mean accuracy over the tuning seeds."""
-        return self._means(recipe, self.tries(recipe, tuned), tuned)
-
-    def _means(self, recipe: str, tries: Sequence[Values], tuned: Sequence[Result]) -> list[tuple[Values, float]]:
         own = [result for result in tuned if result.recipe == recipe]
-        tried = ([one for one in own if one.settings == settings] for settings in tries)
+        tried = ([one for one in own if one.settings == settings] for settings in self.combinations)
         return [(ones[0].settings, fmean(one.accuracy_at(self.tuning_cost) for one in ones)) for ones in tried if ones]
 
     def choose(self, tuned: Sequence[Result]) -> dict[str, Values]:

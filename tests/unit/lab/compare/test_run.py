@@ -87,23 +87,6 @@ def test_with_several_tuning_seeds_the_best_mean_is_chosen_and_one_lucky_try_is_
     assert any("tuning before it, 2 seeds: 4 arms" in note for note in notes(made))
 
 
-def test_one_key_after_the_other_each_is_tried_with_the_best_of_those_before(tmp_path):
-    """``grpo`` is best at lr=1 and ``dapo`` at lr=2, whatever ``b`` is; of ``b`` all values are equal."""
-    grid = {"b": ("4", "5", "6"), "lr": ("1", "2")}
-    whole = study(tune_order="one-at-a-time", tune_seeds=2, grid=grid)
-    runner = Runner()
-    results = run(tmp_path, whole, runner)
-    of_dapo = [dict(one.settings) for one in results.tuned if one.recipe == "dapo" and one.seed == TUNING_SEED]
-    assert of_dapo == [{"b": b, "lr": "1"} for b in "456"] + [{"b": "4", "lr": "2"}]
-    assert len(results.tuned) == whole.number_of_tries == 2 * 2 * 4
-    assert [turn.number for turn in runner.turns] == list(range(1, whole.arms + 1))
-    assert whole.choose(results.tuned) == {"grpo": {"b": "4", "lr": "1"}, "dapo": {"b": "4", "lr": "2"}}
-    assert [len(whole.trials(recipe, results.tuned)) for recipe in whole.recipes] == [4, 4]
-    again = Runner()
-    assert run(tmp_path, whole, again) == results
-    assert again.ran == []
-
-
 def test_of_equally_good_settings_the_first_is_chosen(tmp_path):
     settings = study(grid={"other": ("1", "2")})
     results = run(tmp_path, settings, Runner())
@@ -275,7 +258,6 @@ def test_two_at_work_in_one_folder_is_an_error(tmp_path):
         study("grpo"),
         study(cost=EqualCost("tokens", 9)),
         study(overrides=("data.seed=1",)),
-        study(tune_order="one-at-a-time"),
     ],
 )
 def test_another_study_in_the_same_folder_is_an_error(tmp_path, other):
