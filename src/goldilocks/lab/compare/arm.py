@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -105,42 +105,31 @@ class Arm:
 
 
 def unit_words(recipe: str, settings: Values, overrides: Sequence[str]) -> list[str]:
-    """Return the tuned values as overrides, with ``groups_per_update`` in the keys that it stands for."""
+    """Return the tuned values as overrides, with ``groups_per_update`` in the keys that it stands for.
+
+    A batch size that the words or the recipe name stays, and is cut into mini-batches.
+    """
     plain = [f"{key}={value}" for key, value in settings.items() if key != GROUPS]
     if GROUPS not in settings:
         return plain
     text = settings[GROUPS]
     groups = int(text) if text.isdecimal() else 0
     require(groups >= 1, f"--tune {GROUPS}", text, "whole numbers above 0")
-    return [*_sizes(groups, _config(recipe, [*overrides, *plain])), *plain]
-
-
-def _sizes(groups: int, config: Mapping[str, object]) -> list[str]:
-    """Return the sizes of a batch. One that the words or the recipe name stays, and is cut into mini-batches."""
+    config = read_recipe(recipe)  # Hydra composes the rest, which no size depends on
+    for word in (*overrides, *plain):
+        override = OverridesParser.create().parse_override(word)
+        config = with_value(config, override.key_or_group, override.value())
     batch = value_at(config, BATCH)
     if isinstance(batch, int):
         require(batch % groups == 0, GROUPS, groups, f"a divisor of {BATCH}={batch}")
-        return [f"{MINI_BATCH}={groups}"]
-    drops = any(value_at(config, key) for key in FILTERS)
-    return [f"{BATCH}={groups}", f"{MINI_BATCH}={groups}", *(_rounds(groups, config) if drops else [])]
-
-
-def _rounds(groups: int, config: Mapping[str, object]) -> list[str]:
-    """Return the size of a generation batch and the limit on their number, unless the words name the size."""
-    if value_at(config, GENERATED) is not None or value_at(config, OVERSAMPLING) not in (None, 1):
-        return []
-    limit = value_at(config, LIMIT) or 0
-    return [f"{GENERATED}={groups * PROMPTS_PER_GROUP}", *([f"{LIMIT}={limit * ROUNDS}"] if limit > 0 else [])]
-
-
-def _config(recipe: str, overrides: Iterable[str]) -> dict[str, object]:
-    """Return the keys that a recipe and the overrides set. Hydra composes the rest, which no size depends on."""
-    config = read_recipe(recipe)
-    parser = OverridesParser.create()
-    for word in overrides:
-        override = parser.parse_override(word)
-        config = with_value(config, override.key_or_group, override.value())
-    return config
+        return [f"{MINI_BATCH}={groups}", *plain]
+    sizes = [f"{BATCH}={groups}", f"{MINI_BATCH}={groups}"]
+    sized = value_at(config, GENERATED) is not None or value_at(config, OVERSAMPLING) not in (None, 1)
+    if any(value_at(config, key) for key in FILTERS) and not sized:
+        sizes.append(f"{GENERATED}={groups * PROMPTS_PER_GROUP}")
+        limit = value_at(config, LIMIT) or 0
+        sizes += [f"{LIMIT}={limit * ROUNDS}"] if limit > 0 else []
+    return [*sizes, *plain]
 
 
 def parse_grid(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -182,19 +171,12 @@ def edges(grid: Grid, recipe: str, chosen: Values) -> list[Edge]:
     """
     found = []
     for key, values in grid.items():
-        numbers = [_number(value) for value in values]
-        known = [number for number in numbers if number is not None]
-        if len(values) < 2 or len(known) < len(values):
+        try:
+            numbers = [float(value) for value in values]
+        except ValueError:
             continue
-        ends = {min(known): "lowest", max(known): "highest"}
+        ends = {min(numbers): "lowest", max(numbers): "highest"}
         least = key in SIZES and float(chosen[key]) == 1
-        side = None if least else ends.get(float(chosen[key]))
+        side = None if least or len(values) < 2 else ends.get(float(chosen[key]))
         found += [Edge(recipe, key, chosen[key], side)] if side else []
     return found
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -38,7 +38,7 @@ from goldilocks.lab.compare.study import (
 from goldilocks.lab.compare.table import Table, make_table
 from goldilocks.launch.machine import find_device, share_of_cores
 from goldilocks.launch.preflight import check_paths, files_of, provide
-from goldilocks.launch.recipe import Choice, choose, quoted
+from goldilocks.launch.recipe import choose, quoted
 from goldilocks.launch.supervisor import Board, LiveLine
 from goldilocks.launch.train import STALL_S, check_keys, composed, interruptible, prepared, supervise
 from goldilocks.runs.costs import Progress, clock
@@ -47,7 +47,6 @@ OUT = Path("runs/compare")
 WIDEST = 180  # columns, also on a narrower terminal: a wrapped row is readable, a truncated one is not
 # Keys that are the same for every arm.
 OWN = ("goldilocks.budget", "goldilocks.study", "trainer.val_before_train", "trainer.test_freq", "trainer.resume_mode")
-TRIES = 2  # of an arm: a port in use or a lack of memory may be gone the next time
 OBJECT_STORE = 1 << 30  # bytes, of each of several Rays; alone, Ray takes a third of the machine's memory
 
 
@@ -108,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
             return status
         table = make_table(study, results)
         _write(study, results, table, folder)
-    _show(table, folder)
+    _show(table, args.out)
     return 0
 
 
@@ -213,7 +212,7 @@ def _write(study: Study, results: Results, table: Table, folder: StudyFolder) ->
         write_pictures(study, results, table, folder)
 
 
-def _show(table: Table, folder: StudyFolder) -> None:
+def _show(table: Table, folder: Path) -> None:
     console = Console(width=WIDEST)
     for sheet in tables(table):
         console.print(f"\n{sheet.title}\n", highlight=False, markup=False)
@@ -222,7 +221,7 @@ def _show(table: Table, folder: StudyFolder) -> None:
     for note in notes(table):
         console.print(note, highlight=False, markup=False)
     for pattern in ("table.*", "curves*.png", "report.html"):
-        for file in sorted(folder.path.glob(pattern)):
+        for file in sorted(folder.glob(pattern)):
             console.print(str(file), highlight=False, markup=False)
 
 
@@ -296,37 +295,33 @@ class _Crew:
         """Return the arm's result, from its folder if it has ended, and count its cost."""
         if self.stop.is_set():
             raise ArmFailed(f"arm {arm.name} was not begun")
+        with self.lock:
+            number, self.begun = self.begun, self.begun + 1
+            cost, after = self.costs[number], sum(self.costs[number + 1 :])
+            before = self.cost_before, after, self.seconds_before
+        turn = Turn(number + 1, len(self.costs), cost, *before, self.parallel)
         try:
-            result = self.folder.result(arm)
-            turn = self._begin()
-            if result is None:
-                result = self._try(arm, turn)
-                result = self.folder.finish(arm, result)
+            result = self.folder.result(arm) or self.folder.finish(arm, self._try(arm, turn))
         except ArmFailed:
             raise
         except BaseException:  # a user error would hit the next arm too
             self.stop.set()
             raise
         with self.lock:
-            self.cost_before += turn.cost
+            self.cost_before += cost
             self.seconds_before += result.wall_seconds
         return result
 
-    def _begin(self) -> Turn:
-        with self.lock:
-            number, self.begun = self.begun, self.begun + 1
-        cost, after = self.costs[number], sum(self.costs[number + 1 :])
-        return Turn(number + 1, len(self.costs), cost, self.cost_before, after, self.seconds_before, self.parallel)
-
     def _try(self, arm: Arm, turn: Turn) -> Result:
-        for left in reversed(range(TRIES)):
-            self.folder.begin(arm)
-            try:
-                return self.run_arm(arm, turn)
-            except ArmFailed:
-                if not left or self.stop.is_set():
-                    raise
-        raise AssertionError("an arm is tried at least once")
+        """Run the arm, and once more if it fails: a port in use or a lack of memory may be gone the next time."""
+        self.folder.begin(arm)
+        try:
+            return self.run_arm(arm, turn)
+        except ArmFailed:
+            if self.stop.is_set():
+                raise
+        self.folder.begin(arm)
+        return self.run_arm(arm, turn)
 
 
 @dataclass(frozen=True)
@@ -346,10 +341,18 @@ class Launcher:
     def __call__(self, arm: Arm, turn: Turn) -> Result:
         """Run the arm to its end. Its failure is printed at once, since the other arms may run for hours."""
         title = f"arm {turn.number}/{turn.of} {arm.name}"
-        line = LiveLine(self.console, partial(self.board.draw, title), partial(_line, title, turn))
+
+        def described(line: str, progress: Progress, elapsed: float) -> str:
+            left = "" if progress.eta is None else f" · study {clock(turn.seconds_left(elapsed, progress.eta))} left"
+            return f"{title} · {line}{left}"
+
+        line = LiveLine(self.console, partial(self.board.draw, title), described)
         with ExitStack() as stack:
             with self.composing:
-                launch = stack.enter_context(prepared(self._choice(arm, turn), self.folder.path, arm.name))
+                shared = [f"++ray_kwargs.ray_init.object_store_memory={OBJECT_STORE}"] if turn.at_once > 1 else []
+                tuning = self.tuning if arm.seed >= TUNING_SEED else ()
+                choice = choose(arm.command([*shared, *self.study.overrides, *tuning]), self.device)
+                launch = stack.enter_context(prepared(choice, self.folder.path, arm.name))
                 launch = replace(launch, env=share_of_cores(turn.at_once) | launch.env)
             outcome = supervise(launch, line, self.stall_s, self.stop)
         if outcome.failure is not None:
@@ -357,25 +360,11 @@ class Launcher:
             self.console.print(failed, highlight=False, markup=False, soft_wrap=True)
             raise ArmFailed(failed)
         result = read_result(arm, launch.run_dir.path, outcome.seconds, alone=turn.at_once == 1)
-        self.console.print(_summary(title, arm, result), highlight=False, markup=False, soft_wrap=True)
+        tried = f" ({settings(arm.settings)})" if arm.settings else ""
+        first, last = result.validations[0].accuracy, result.validations[-1].accuracy
+        ended = (
+            f"{title}{tried}: {first:.1%} → {last:.1%}, {result.rollouts:,.0f} rollouts, {result.updates} updates, "
+            f"{clock(result.wall_seconds)}"
+        )
+        self.console.print(ended, highlight=False, markup=False, soft_wrap=True)
         return result
-
-    def _choice(self, arm: Arm, turn: Turn) -> Choice:
-        shared = [f"++ray_kwargs.ray_init.object_store_memory={OBJECT_STORE}"] if turn.at_once > 1 else []
-        tuning = self.tuning if arm.seed >= TUNING_SEED else ()
-        return choose(arm.command([*shared, *self.study.overrides, *tuning]), self.device)
-
-
-def _line(title: str, turn: Turn, line: str, progress: Progress, elapsed: float) -> str:
-    """Return the arm's line with the time left of the study."""
-    left = "" if progress.eta is None else f" · study {clock(turn.seconds_left(elapsed, progress.eta))} left"
-    return f"{title} · {line}{left}"
-
-
-def _summary(title: str, arm: Arm, result: Result) -> str:
-    first, last = result.validations[0].accuracy, result.validations[-1].accuracy
-    tried = f" ({settings(arm.settings)})" if arm.settings else ""
-    return (
-        f"{title}{tried}: {first:.1%} → {last:.1%}, {result.rollouts:,.0f} rollouts, {result.updates} updates, "
-        f"{clock(result.wall_seconds)}"
-    )

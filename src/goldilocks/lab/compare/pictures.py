@@ -15,7 +15,7 @@ import numpy as np
 from goldilocks.config.recipes import name_of
 from goldilocks.lab.compare.show import BEFORE, NOT_REACHED, by_seed, caption, spent, tables, warnings
 from goldilocks.lab.compare.study import Results, Study, StudyFolder
-from goldilocks.lab.compare.table import Clock, Price, RecipeRow, Table
+from goldilocks.lab.compare.table import Price, RecipeRow, Table
 from goldilocks.lab.interval import Interval
 from goldilocks.lab.report import draw
 from goldilocks.lab.report.draw import Plot, Point, Section
@@ -49,19 +49,15 @@ def curves(table: Table, results: Results) -> list[Plot]:
         chart = draw.layered(band, base.mark_line().encode(y=y))
         seeds = "one seed" if len(clock.seeds) == 1 else f"mean and 95% band over {len(clock.seeds)} seeds"
         name, title = f"curves-{kind.name}" if number else "curves", f"Accuracy by {kind.name}"
-        plots.append(Plot(name, title, chart, _curve(table, results, clock), hint=seeds, height=360, wide=True))
+        spent = np.linspace(0, clock.cost.amount, PARTS + 1)
+        rows: list[Point] = []
+        for row in table.rows:
+            arms = [one for one in results.reported if one.recipe == row.recipe and one.seed in clock.seeds]
+            found = np.array([one.accuracies(clock.cost.kind, spent) for one in arms])
+            for cost, known in zip(spent.tolist(), found.T.tolist(), strict=True):
+                rows.append({"recipe": name_of(row.recipe), "cost": cost, **_accuracy(Interval.of(known))})
+        plots.append(Plot(name, title, chart, rows, hint=seeds, height=360, wide=True))
     return plots
-
-
-def _curve(table: Table, results: Results, clock: Clock) -> list[Point]:
-    costs = np.linspace(0, clock.cost.amount, PARTS + 1)
-    rows: list[Point] = []
-    for row in table.rows:
-        arms = [one for one in results.reported if one.recipe == row.recipe and one.seed in clock.seeds]
-        seeds = np.array([one.accuracies(clock.cost.kind, costs) for one in arms])
-        for cost, known in zip(costs.tolist(), seeds.T.tolist(), strict=True):
-            rows.append({"recipe": name_of(row.recipe), "cost": cost, **_accuracy(Interval.of(known))})
-    return rows
 
 
 def _accuracy(value: Interval) -> Point:
@@ -135,14 +131,9 @@ def levels(table: Table, column: str) -> Plot:
     y = alt.Y("accuracy:Q", axis=draw.number_axis("accuracy", "~%"))
     line = base.mark_line(point=alt.OverlayMarkDef(size=40)).encode(y=y)
     title, hint = f"Accuracy by {column}", f"at {table.cost}; grey: {BEFORE}"
-    return Plot(_file_name(list(table.columns), column), title, draw.layered(band, line), rows, hint=hint, wide=True)
-
-
-def _file_name(columns: list[str], column: str) -> str:
-    """Return the column's own file name, with its number if another column has the same."""
-    words = [draw.file_word(one) for one in columns]
-    word = draw.file_word(column)
-    return f"by-{word}" if words.count(word) == 1 and word else f"by-{word}{1 + columns.index(column)}"
+    words, word = [draw.file_word(one) for one in table.columns], draw.file_word(column)
+    number = "" if word and words.count(word) == 1 else 1 + list(table.columns).index(column)
+    return Plot(f"by-{word}{number}", title, draw.layered(band, line), rows, hint=hint, wide=True)
 
 
 def write_pictures(study: Study, results: Results, table: Table, folder: StudyFolder) -> None:

@@ -170,11 +170,6 @@ def in_markdown(table: Table) -> str:
     return "\n".join(sheet.in_markdown() for sheet in tables(table)) + f"\n{LEGEND}\n\n{bullets}\n"
 
 
-def in_html(table: Table) -> str:
-    """Return the tables for a notebook."""
-    return "".join(sheet.in_html() for sheet in tables(table))
-
-
 def _percent(value: Interval) -> str:
     return f"{100 * value.mean:.1f}%" + _half(value, scale=100)
 

@@ -285,18 +285,14 @@ class Result:
 
     def levels_at(self, cost: EqualCost) -> Levels:
         """Return the accuracies by column at a cost that the arm has reached; empty where they were not logged."""
-        first, *later = [one.levels for one in self.validations]
-        costs = np.array([cost.amount])
-        return {
-            column: {
-                value: float(
-                    self.accuracies(cost.kind, costs, [one.levels[column][value] for one in self.validations])[0]
-                )
-                for value in own
-                if all(value in one.get(column, {}) for one in later)
-            }
-            for column, own in first.items()
-        }
+        found: dict[str, dict[str, float]] = {}
+        for column, values in self.validations[0].levels.items():
+            own = [one.levels.get(column, {}) for one in self.validations]
+            for value in filter(lambda value: all(value in one for one in own), values):
+                known = [one[value] for one in own]
+                at = self.accuracies(cost.kind, np.array([cost.amount]), known)
+                found.setdefault(column, {})[value] = float(at[0])
+        return found
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Result:

@@ -151,11 +151,6 @@ class Table:
         }
         return {column: values for column, values in found.items() if values}
 
-    def _repr_html_(self) -> str:
-        from goldilocks.lab.compare.show import in_html  # which shows this class
-
-        return in_html(self)
-
 
 def make_table(study: Study, results: Results) -> Table:
     """Return the table of a study whose arms have all ended."""

@@ -98,7 +98,7 @@ results = Results((), (result("grpo"), result("dapo")))
 with StudyFolder.open(Path(sys.argv[1]), chosen) as folder:
     table = make_table(chosen, results)
     _write(chosen, results, table, folder)
-    _show(table, folder)
+    _show(table, folder.path)
 """
 
 

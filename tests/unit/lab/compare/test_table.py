@@ -252,14 +252,6 @@ def test_in_markdown_every_row_has_every_column():
     assert caption(made) == "at 1,000 rollouts each, 1 seed; 20.0% before training"
 
 
-def test_a_notebook_shows_every_row_and_nothing_of_a_name_is_markup():
-    made = table(result("<b>grpo"), result("dapo"))
-    shown = made._repr_html_()
-    assert "<b>" not in shown
-    assert "&lt;b&gt;grpo" in shown
-    assert shown.count("dapo") >= len(tables(made))
-
-
 def test_a_picture_is_the_mean_of_the_seeds_up_to_the_end_of_its_clock_and_no_further():
     reported = tuple(
         result("grpo", [(0, 0.2), (100, end), (1100, end)], seed=seed) for seed, end in ((1, 0.4), (2, 0.9))
