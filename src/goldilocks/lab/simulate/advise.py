@@ -23,10 +23,9 @@ from goldilocks.dotted_keys import values, with_value
 from goldilocks.drive.driver import Driver
 from goldilocks.errors import require
 from goldilocks.lab.interval import Interval
-from goldilocks.lab.simulate.command import WIDEST
 from goldilocks.lab.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.lab.simulate.pass_rates import LENGTH_COLUMNS, PROMPT_COLUMNS, SCORE_COLUMNS, PassRates, read_pass_rates
-from goldilocks.lab.simulate.run import Setup, batches, recipe_config, settings_of
+from goldilocks.lab.simulate.run import WIDEST, Setup, batches, recipe_config, settings_of
 from goldilocks.runs.records import TEXT_COLUMNS
 from goldilocks.sheet import Sheet
 from goldilocks.types import is_informative
