@@ -24,7 +24,7 @@ from typing import Any
 from goldilocks.core import Accounts
 from goldilocks.dotted_keys import value_at
 from goldilocks.errors import require
-from goldilocks.runs.history import History, Series, at_or_before, running_total, validation_accuracy
+from goldilocks.runs.history import History, Series, at_or_before, increments, running_total, validation_accuracy
 
 ROLLOUTS, TOKENS = "accounts/generated_rollouts", "accounts/generated_tokens"  # totals of a run, kept by the collector
 LENGTH = "response_length/mean"  # of the rows that were trained
@@ -76,26 +76,14 @@ class Spending:
 
 def spending(history: History, config: Mapping[str, Any]) -> Spending:
     """Return the spending by the metrics or, if they lack it, by the configuration."""
-    seconds = running_total(history.series(SECONDS))
-    rollouts = history.series(ROLLOUTS) or _planned_rollouts(history, config)
-    tokens = history.series(TOKENS) or _trained_tokens(history, rollouts)
-    return Spending({"rollouts": rollouts, "tokens": tokens, "seconds": seconds})
-
-
-def _planned_rollouts(history: History, config: Mapping[str, Any]) -> Series:
     prompts, n = value_at(config, BATCH), value_at(config, N)
-    if not isinstance(prompts, int) or not isinstance(n, int):
-        return {}
-    return running_total({step: float(prompts * n) for step in history.series(SCORE)})
-
-
-def _trained_tokens(history: History, rollouts: Series) -> Series:
-    lengths, before, spent = history.series(LENGTH), 0.0, {}
-    for step, total in rollouts.items():
-        if step in lengths:
-            spent[step] = lengths[step] * (total - before)
-        before = total
-    return running_total(spent)
+    rollouts, tokens = history.series(ROLLOUTS), history.series(TOKENS)
+    if not rollouts and isinstance(prompts, int) and isinstance(n, int):
+        rollouts = running_total({step: float(prompts * n) for step in history.series(SCORE)})
+    if not tokens:
+        lengths, generated = history.series(LENGTH), increments(rollouts)
+        tokens = running_total({step: lengths[step] * count for step, count in generated.items() if step in lengths})
+    return Spending({"rollouts": rollouts, "tokens": tokens, "seconds": running_total(history.series(SECONDS))})
 
 
 def updates_per_line(config: Mapping[str, Any]) -> int:
@@ -109,38 +97,26 @@ def hint(config: Mapping[str, Any], generated: Sequence[int]) -> str | None:
     ``generated`` is the total of rollouts after each line of the metrics. The first line is left out: a resumed run
     has no total before it, and a new one generates the groups that later batches find carried.
     """
-    cost = _rollouts_per_update(config, generated)
     batch, mini_batch, n = (value_at(config, key) for key in (BATCH, MINI_BATCH, N))
-    if cost is None or not (batch and mini_batch and n):
+    lines_per_batch = max(1, _updates_per_batch(config) // updates_per_line(config))
+    batches = (len(generated) - 1) // lines_per_batch
+    if batches < BATCHES or not (batch and mini_batch and n):
         return None
+    cost = (generated[batches * lines_per_batch] - generated[0]) / (batches * _updates_per_batch(config))
     plain = mini_batch * n / (value_at(config, EPOCHS) or 1)
     if cost <= TIMES * plain:
         return None
     said = f"an update costs {cost:,.0f} rollouts, {cost / plain:.1f} times GRPO's {plain:,.0f}"
-    return f"{said}: {_advice(batch, mini_batch, mini_batch * plain / cost)}"
-
-
-def _advice(batch: int, mini_batch: int, wanted: float) -> str:
-    """Return the sizes that make as many updates of the same rollouts as GRPO, with ``wanted`` groups in each."""
     if mini_batch == 1:
-        return "choose prompts that differ more (goldilocks.selector), or other data"
+        return f"{said}: choose prompts that differ more (goldilocks.selector), or other data"
+    wanted = mini_batch * plain / cost  # groups in an update
     size = max(1, int(wanted))
     fits = max(one for one in range(1, size + 1) if batch % one == 0)
-    smaller = size * (batch // mini_batch)
     many = "as many updates" if wanted >= 1 else f"{mini_batch} times the updates, still fewer than GRPO's,"
     return (
-        f"{MINI_BATCH}={fits} would make {many} of them, "
-        f"or {BATCH}={smaller} with {MINI_BATCH}={size}, each from newer rollouts"
+        f"{said}: {MINI_BATCH}={fits} would make {many} of them, "
+        f"or {BATCH}={size * (batch // mini_batch)} with {MINI_BATCH}={size}, each from newer rollouts"
     )
-
-
-def _rollouts_per_update(config: Mapping[str, Any], generated: Sequence[int]) -> float | None:
-    """Return the mean over whole batches after the first line, or None before there are ``BATCHES`` of them."""
-    lines_per_batch = max(1, _updates_per_batch(config) // updates_per_line(config))
-    batches = (len(generated) - 1) // lines_per_batch
-    if batches < BATCHES:
-        return None
-    return (generated[batches * lines_per_batch] - generated[0]) / (batches * _updates_per_batch(config))
 
 
 def _updates_per_batch(config: Mapping[str, Any]) -> int:
@@ -282,7 +258,12 @@ class Progress:
         if not recent:
             return None
         a_step = sum(recent) / len(recent) + self.validating / self.steps_done
-        left = min(self.total_steps - self.step, self._budget_left(len(recent)))
+        left = self.total_steps - self.step
+        # Of the budget, as many steps as it lasts if they cost as much as the recent ones; the first share of a
+        # resumed run includes earlier starts.
+        known = (self.spent if self.first_step == 1 else self.spent[1:])[-len(recent) - 1 :]
+        if len(known) > 1 and known[-1] > known[0]:
+            left = min(left, max(1 - known[-1], 0.0) * (len(known) - 1) / (known[-1] - known[0]))
         return a_step * left if math.isfinite(left) else None
 
     def line(self) -> str:
@@ -315,25 +296,15 @@ class Progress:
         rows.append(("steps", f"{self.steps_done}"))
         rows.append(("time", f"{clock(elapsed)} ({clock(elapsed - training)} start, validation and end)"))
         if self.steps_done:
-            rows.append(("per step", f"{training / self.steps_done:.2f} s: {self._stages()}"))
+            mean = {stage: total / self.steps_done for stage, total in self.stages.items()}
+            a_step = training / self.steps_done
+            shown = {stage: value for stage, value in mean.items() if value >= 0.005}
+            shown["rest"] = max(a_step - sum(mean.values()), 0.0)
+            stages = ", ".join(f"{stage} {value:.2f}" for stage, value in shown.items())
+            rows.append(("per step", f"{a_step:.2f} s: {stages}"))
         rows.append(("rollouts", closing(self.last) if ROLLOUTS in self.last else f"{self.rollouts:,} generated"))
         rows.append(("tokens", f"{self.tokens:,} generated"))
         return rows
-
-    def _budget_left(self, recent: int) -> float:
-        """Return for how many more steps the budget lasts, if they cost as much as the recent ones."""
-        # The first share of a resumed run includes earlier starts.
-        known = self.spent if self.first_step == 1 else self.spent[1:]
-        steps = min(recent, len(known) - 1)
-        gained = known[-1] - known[-1 - steps] if steps > 0 else 0.0
-        return max(1 - known[-1], 0.0) * steps / gained if gained else math.inf
-
-    def _stages(self) -> str:
-        mean = {stage: total / self.steps_done for stage, total in self.stages.items()}
-        known = sum(mean.values())
-        rest = sum(self.seconds) / self.steps_done - known
-        shown = {stage: value for stage, value in mean.items() if value >= 0.005} | {"rest": max(rest, 0.0)}
-        return ", ".join(f"{stage} {value:.2f}" for stage, value in shown.items())
 
 
 def closing(metrics: Mapping[str, float]) -> str:

@@ -44,7 +44,7 @@ CHARTS: dict[str, dict[str, list[str]]] = {
     },
 }
 FAMILIES = ("adaptive_rollout", "batch", "belief", "difficulty", "length", "rejection", "reward", "selector")
-PARENTS = ("train/rollout_failures",)  # metrics that others are below: MLflow's folders cannot hold both
+PARENT = "train/rollout_failures"  # a metric that others are below: MLflow's folders cannot hold both
 
 
 def logged_before(trainer: Any) -> bytes:
@@ -65,38 +65,28 @@ def show_grouped(backends: dict[str, Any], checkpoints: str) -> None:
     run = RunDir(Path(checkpoints).parent)
     report = f"goldilocks report {run.path}" if run.config.exists() else ""
     if "tensorboard" in backends:
-        _tensorboard(backends["tensorboard"].writer, report)
-    if "wandb" in backends:
-        _wandb(backends["wandb"], report)
+        writer = backends["tensorboard"].writer
+        layout = {
+            group: {title: ["Multiline", tags] for title, tags in charts.items()} for group, charts in CHARTS.items()
+        }
+        writer.add_custom_scalars(layout)
+        if report:
+            writer.add_text(REPORT, f"`{report}`")
+        writer.flush()
+    if "wandb" in backends:  # it makes a section of each family by itself; totals keep their last value
+        wandb = backends["wandb"]
+        wandb.define_metric(COST, summary="last")
+        for family in FAMILIES:
+            wandb.define_metric(f"{family}/*", step_metric=COST, summary="mean")
+        wandb.define_metric("accounts/*", summary="last")
+        if report:
+            wandb.run.summary[REPORT] = report
     if "mlflow" in backends:
+        import mlflow
+
         backends["mlflow"] = InFolders(backends["mlflow"])
-        _mlflow(report)
-
-
-def _tensorboard(writer: Any, report: str) -> None:
-    writer.add_custom_scalars(
-        {group: {title: ["Multiline", tags] for title, tags in charts.items()} for group, charts in CHARTS.items()}
-    )
-    if report:
-        writer.add_text(REPORT, f"`{report}`")
-    writer.flush()
-
-
-def _wandb(wandb: Any, report: str) -> None:
-    """W&B makes a section of each family by itself. Totals keep their last value; the axis is what was generated."""
-    wandb.define_metric(COST, summary="last")
-    for family in FAMILIES:
-        wandb.define_metric(f"{family}/*", step_metric=COST, summary="mean")
-    wandb.define_metric("accounts/*", summary="last")
-    if report:
-        wandb.run.summary[REPORT] = report
-
-
-def _mlflow(report: str) -> None:
-    import mlflow
-
-    if report and mlflow.active_run() is not None:
-        mlflow.set_tag(REPORT.replace("/", "."), report)
+        if report and mlflow.active_run() is not None:
+            mlflow.set_tag(REPORT.replace("/", "."), report)
 
 
 class InFolders:
@@ -106,15 +96,9 @@ class InFolders:
         self._adapter = adapter
 
     def log(self, data: Mapping[str, Any], step: int) -> None:
-        self._adapter.log(data={_beside(name): value for name, value in data.items()}, step=step)
+        """``train/rollout_failures/lost`` is logged as ``train/rollout_failures_by/lost``."""
+        beside = {name.replace(f"{PARENT}/", f"{PARENT}_by/", 1): value for name, value in data.items()}
+        self._adapter.log(data=beside, step=step)
 
     def finish(self) -> None:
         self._adapter.finish()
-
-
-def _beside(name: str) -> str:
-    """``train/rollout_failures/lost`` → ``train/rollout_failures_by/lost``"""
-    for parent in PARENTS:
-        if name.startswith(f"{parent}/"):
-            return f"{parent}_by{name.removeprefix(parent)}"
-    return name
