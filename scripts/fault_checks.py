@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
-from goldilocks.runs.checkpoints import load_state, torn, trl_checkpoints, updates_of
+from goldilocks.runs.checkpoints import load_state, torn, trl_checkpoints
 from goldilocks.runs.records import group_uid, read_records
 from goldilocks.types import Account
 
@@ -21,8 +21,8 @@ def checkpointed(run: Path) -> int:
     file = run / "checkpoints" / "latest_checkpointed_iteration.txt"
     if file.exists():
         return int(file.read_text() or 0)
-    newest_first = sorted(map(updates_of, trl_checkpoints(run / "checkpoints")), reverse=True)
-    return next((step for step in newest_first if torn(of_trl(run, step)) is None), 0)
+    found = trl_checkpoints(run / "checkpoints")
+    return next((step for step, folder in found.items() if torn(folder) is None), 0)
 
 
 def of_trl(run: Path, step: int) -> Path:
@@ -32,8 +32,8 @@ def of_trl(run: Path, step: int) -> Path:
 
 def is_saving(run: Path) -> bool:
     """Return whether the newest checkpoint of a TRL run is being written."""
-    steps = [updates_of(folder) for folder in trl_checkpoints(run / "checkpoints")]
-    return bool(steps) and torn(of_trl(run, max(steps))) is not None
+    newest = next(iter(trl_checkpoints(run / "checkpoints").values()), None)
+    return newest is not None and torn(newest) is not None
 
 
 def logged(run: Path) -> list[tuple[int, dict[str, float]]]:

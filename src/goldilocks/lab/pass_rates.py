@@ -23,7 +23,7 @@ from goldilocks.engine.cpu import threads_for
 from goldilocks.errors import require
 from goldilocks.hashing import content_key, hashed
 from goldilocks.launch.machine import find_device
-from goldilocks.launch.on_trl import PROMPT, SCORE, Grader, dataset
+from goldilocks.launch.on_trl import PROMPT, SCORE, Grader, RewardFunction, dataset
 from goldilocks.launch.preflight import check_paths, prompt_tokens, provide
 from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.rewards import guard
@@ -79,7 +79,9 @@ def run(args: argparse.Namespace) -> int:
     if missing:
         model = Model.load(model_path, config, choice.device, rollouts=len(missing) * args.n)
         with growing(args.out, kept) as append:
-            _fill(model, missing, args, append, _grader(config), console)
+            guard(config, workers=1)
+            reward = Grader(config.reward.custom_reward_function).value(SCORE)
+            _fill(model, missing, args, append, reward, console)
     groups = list(whole_groups(args.out, args.n).values())
     print("\n".join(summary(groups, list(config.goldilocks.validate_by))))
     return 0
@@ -196,7 +198,7 @@ def _fill(
     missing: Sequence[Asked],
     args: argparse.Namespace,
     append: Callable[[Sequence[Row]], None],
-    grade: Callable[[Row, str], float],
+    reward: RewardFunction,
     console: Console,
 ) -> None:
     """Generate, grade and write under a progress bar, a prompt as soon as its last answer is there."""
@@ -208,7 +210,12 @@ def _fill(
         line = bar.add_task("answering", total=len(missing))
         for uid, answers in _answers(model, missing, args):
             one = by_uid[uid]
-            append([one.rollout(index, text, grade(one.row, text), size) for index, (text, size) in enumerate(answers)])
+            row = {name: [value] * len(answers) for name, value in one.row.items() if name != PROMPT}
+            scores = reward([text for text, _ in answers], **row)
+            append([
+                one.rollout(index, text, score or 0.0, size)  # None: it could not be graded
+                for index, ((text, size), score) in enumerate(zip(answers, scores, strict=True))
+            ])  # fmt: skip
             prompts, rollouts = prompts + 1, rollouts + len(answers)
             tokens += sum(size for _, size in answers)
             bar.advance(line)
@@ -238,18 +245,6 @@ def _answers(
             if len(parts[uid]) == args.n:
                 found = parts.pop(uid)
                 yield uid, [found[place] for place in range(args.n)]
-
-
-def _grader(config: DictConfig) -> Callable[[Row, str], float]:
-    """Return the config's reward function as a function of a row of the data and an answer."""
-    guard(config, workers=1)
-    reward = Grader(config.reward.custom_reward_function).value(SCORE)
-
-    def grade(row: Row, answer: str) -> float:
-        columns = {name: [value] for name, value in row.items() if name != PROMPT}
-        return reward([answer], **columns)[0] or 0.0  # None: it could not be graded
-
-    return grade
 
 
 def summary(groups: Sequence[Sequence[Row]], columns: Sequence[str]) -> list[str]:

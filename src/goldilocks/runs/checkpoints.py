@@ -34,7 +34,7 @@ ARRAY, PAIRS = "__array__", "__pairs__"
 
 Leaf = Callable[[Any], Any]
 LAST_FILE = "trainer_state.json"
-_OF_TRL = re.compile(r"checkpoint-(\d+)")
+OF_TRL = "checkpoint-"
 
 
 def save_state(state: dict[str, Any], path: str | Path) -> None:
@@ -139,7 +139,7 @@ def from_json(value: Any, marks: Mapping[str, Leaf]) -> Any:
 
 def last_whole(root: Path) -> Path | None:
     """Return TRL's whole checkpoint of the most updates, and log which ones are skipped and why."""
-    for folder in sorted(trl_checkpoints(root), key=updates_of, reverse=True):
+    for folder in trl_checkpoints(root).values():
         fault = torn(folder)
         if fault is None:
             return folder
@@ -147,11 +147,11 @@ def last_whole(root: Path) -> Path | None:
     return None
 
 
-def updates_of(folder: Path) -> int:
-    """Return how many updates the weights of a checkpoint have had."""
-    found = _OF_TRL.fullmatch(folder.name)
-    assert found is not None, f"{folder} is not a checkpoint of TRL's"
-    return int(found[1])
+def trl_checkpoints(root: Path) -> dict[int, Path]:
+    """Return TRL's checkpoints by how many updates their weights have had, the most first."""
+    folders = [folder for folder in root.glob(f"{OF_TRL}*") if folder.is_dir()]
+    found = {folder.name.removeprefix(OF_TRL): folder for folder in folders}
+    return {int(updates): found[updates] for updates in sorted(filter(str.isdecimal, found), key=int, reverse=True)}
 
 
 def torn(folder: Path) -> str | None:
@@ -168,8 +168,3 @@ def torn(folder: Path) -> str | None:
 def begin_again(folder: Path) -> None:
     """Mark a checkpoint of TRL's that is about to be written again as not whole."""
     (folder / LAST_FILE).unlink(missing_ok=True)
-
-
-def trl_checkpoints(root: Path) -> list[Path]:
-    there = root.iterdir() if root.is_dir() else ()
-    return [folder for folder in there if _OF_TRL.fullmatch(folder.name) and folder.is_dir()]

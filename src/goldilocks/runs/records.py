@@ -84,17 +84,17 @@ def read_records(path: Path | str) -> list[Record]:
 
 def whole_rollouts(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield one row for each rollout: neighbours in verl's V1 dumps that are parts of one are joined."""
-    for _, parts in itertools.groupby(enumerate(rows), _rollout):
+
+    def rollout(numbered: tuple[int, dict[str, Any]]) -> object:
+        """Return the name of a row's rollout; the row's number where it is none of verl's V1 dumps."""
+        number, row = numbered
+        uid = row.get("uid")
+        part = row.keys() >= VERL_DUMP_KEYS and isinstance(uid, str) and _ROW_KEY.fullmatch(uid) is not None
+        return (str(row["step"]), split_row_key(str(uid))) if part else number
+
+    for _, parts in itertools.groupby(enumerate(rows), rollout):
         first, *others = (row for _, row in parts)
         yield {**first, "output": "\n".join(str(part["output"]) for part in (first, *others))} if others else first
-
-
-def _rollout(numbered: tuple[int, dict[str, Any]]) -> object:
-    """Return the name of a row's rollout; the row's number where it is none of verl's V1 dumps."""
-    number, row = numbered
-    uid = row.get("uid")
-    part = row.keys() >= VERL_DUMP_KEYS and isinstance(uid, str) and _ROW_KEY.fullmatch(uid) is not None
-    return (str(row["step"]), split_row_key(str(uid))) if part else number
 
 
 def group_uid(row: Mapping[str, object]) -> str:
@@ -279,16 +279,12 @@ def _read_dump(file: Path, modified: int, size: int) -> Dump:
     groups: dict[str, list[Row]] = {}
     malformed = 0
     for row in whole_rollouts(lines):
-        if _is_answer(row):
+        texts = isinstance(row.get("input"), str) and isinstance(row.get("output"), str)
+        if texts and isinstance(row.get("score"), (int, float)) and "step" in row and "gts" in row:
             groups.setdefault(group_uid(row), []).append(row)
         else:
             malformed += 1
     return Dump(int(file.stem), tuple(map(GroupDump.of, groups.values())), lines.broken + malformed)
-
-
-def _is_answer(row: Mapping[str, Any]) -> bool:
-    texts = isinstance(row.get("input"), str) and isinstance(row.get("output"), str)
-    return texts and isinstance(row.get("score"), (int, float)) and "step" in row and "gts" in row
 
 
 def _clean(text: str) -> str:

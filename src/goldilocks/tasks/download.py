@@ -15,6 +15,7 @@ in six bits a weight, and as ``token_embd.weight``, in four. The finer one is us
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import shutil
 import subprocess
@@ -103,22 +104,18 @@ def _from_hub(repository: str, folder: Path, told: Told) -> bool:
 
     if constants.HF_HUB_OFFLINE:
         return False
+    errors: tuple[type[Exception], ...] = (OSError,)
+    with contextlib.suppress(ModuleNotFoundError):  # some of the hub's clients have it, with errors of its own
+        import httpx
+
+        errors = OSError, httpx.HTTPError
     told(f"downloading {repository} from the hub", 0.0)
     try:
         HfApi().model_info(repository, timeout=HUB_TIMEOUT_S)  # fails soon where there is no network
         make_folder(folder, fill)
-    except _network_errors():
+    except errors:
         return False
     return True
-
-
-def _network_errors() -> tuple[type[Exception], ...]:
-    """Return the network errors of the hub's client: OSErrors, and those of httpx where the client has it."""
-    try:
-        import httpx
-    except ModuleNotFoundError:
-        return (OSError,)
-    return OSError, httpx.HTTPError
 
 
 def _from_wheels(name: str, source: Path | None, told: Told, out: Path) -> None:

@@ -143,7 +143,8 @@ def _beliefs(path: Path, missing: list[str]) -> list[SavedBeliefs]:
 
 def prompt_texts(keys: Iterable[int], config: Mapping[str, Any], dumps: Sequence[Dump]) -> dict[int, str]:
     """Return the texts of these prompts, as far as they are found."""
-    wanted, texts = set(keys), {}
+    wanted: set[int] = set(keys)
+    texts: dict[int, str] = {}
     for key, text in _keyed(config, dumps):
         if len(texts) == len(wanted):
             break

@@ -86,23 +86,21 @@ class PassRates:
 
 
 def read_pass_rates(path: Path | str) -> PassRates:
-    """Read the prompts of a JSONL, CSV or parquet file, or of a directory of verl's dumps."""
-    rows = records.read_records(path)
-    _refuse_dumps_of_kept_groups(Path(path))
-    try:
-        return interpret(rows)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    """Read the prompts of a JSONL, CSV or parquet file, or of a directory of verl's dumps.
 
-
-def _refuse_dumps_of_kept_groups(path: Path) -> None:
-    """Raise ``ValueError`` if the metrics beside a folder of dumps say that the run dropped groups."""
+    Raise ``ValueError`` if the metrics beside a directory of dumps say that the run dropped groups.
+    """
+    rows, path = records.read_records(path), Path(path)
     dumps = path if path.is_dir() else path.parent
     for metrics in dumps.parent.glob("metrics*.jsonl") if path.is_dir() or path.stem.isdecimal() else ():
         dropped = [name for name in History.of(Lines(metrics)).names if name.startswith("filter/dropped/")]
         if dropped:
             said = f"the run dropped groups ({metrics} has {dropped[0]}) and dumped those it kept"
             raise ValueError(f"{path}: {said}; {OTHER_RUN}")
+    try:
+        return interpret(rows)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _refuse_kept_groups(passes: np.ndarray, trials: np.ndarray) -> None:
