@@ -135,7 +135,7 @@ seen = set()
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, patience=1):
     seen.add((extra_info["index"], len(seen)))
-    if len(seen) % 5 < patience:
+    if len(seen) % 4 < patience:  # two processes have eight calls: one of them has a fourth
         raise ConnectionError("the judge is busy")
     return 0.5
 """
