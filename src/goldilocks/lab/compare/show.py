@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from goldilocks.config.recipes import name_of
 from goldilocks.lab.compare.arm import Values
 from goldilocks.lab.compare.study import SHARES
-from goldilocks.lab.compare.table import POWER, Against, Price, RecipeRow, Spent, Table
+from goldilocks.lab.compare.table import POWER, Against, Price, RecipeRow, Table
 from goldilocks.lab.interval import CONFIDENCE, Interval
 from goldilocks.runs.costs import clock
 from goldilocks.sheet import Sheet
@@ -35,15 +35,15 @@ def _main(table: Table) -> Sheet:
     for one in table.clocks:
         cells[f"accuracy at\n{one.cost}"] = lambda row, kind=one.cost.kind: _percent(row.accuracy[kind])  # type: ignore[misc]
     cells |= {
-        "updates": lambda row: _mean(row.updates, 0),
-        "rollouts\nper update": lambda row: _mean(row.rollouts_per_update, 0),
-        "groups per\nupdate": lambda row: _mean(row.informative_groups_per_update, 1),
+        "updates": lambda row: f"{row.updates.mean:,.0f}",
+        "rollouts\nper update": lambda row: f"{row.rollouts_per_update.mean:,.0f}",
+        "groups per\nupdate": lambda row: f"{row.informative_groups_per_update.mean:,.1f}",
         "groups per\n1k rollouts": lambda row: _spread(row.informative_groups_per_1k_rollouts),
         "signal per\n1k rollouts": lambda row: _spread(row.signal_per_1k_rollouts),
         "groups per\n1M tokens": lambda row: _spread(row.informative_groups_per_1m_tokens),
-        "rollouts": lambda row: _mean(row.rollouts, 0),
-        "tokens": lambda row: _mean(row.tokens, 0),
-        "seconds": lambda row: _mean(row.seconds, 0),
+        "rollouts": lambda row: f"{row.rollouts.mean:,.0f}",
+        "tokens": lambda row: f"{row.tokens.mean:,.0f}",
+        "seconds": lambda row: f"{row.seconds.mean:,.0f}",
         "time": lambda row: clock(row.wall_seconds.mean),
     }
     rows = tuple(tuple(cell(row) for cell in cells.values()) for row in table.rows)
@@ -102,10 +102,14 @@ def by_seed(table: Table, baseline: str) -> list[str]:
 
 def spent(table: Table) -> list[str]:
     """Return what everything cost, and what tuning tried and chose."""
-    lines = [_cost("the arms of the table", table.reported)]
+    of = {"the arms of the table": table.reported}
     if table.trials:
         seeds = table.tuning.arms // len(table.trials)
-        lines.append(_cost(f"tuning before it, {'one seed' if seeds == 1 else f'{seeds} seeds'}", table.tuning))
+        of[f"tuning before it, {'one seed' if seeds == 1 else f'{seeds} seeds'}"] = table.tuning
+    lines = [
+        f"{what}: {one.arms} arms, {one.rollouts:,.0f} rollouts, {one.tokens:,.0f} tokens, {clock(one.wall_seconds)}"
+        for what, one in of.items()
+    ]
     for row in table.rows if table.trials else ():
         own = [trial for trial in table.trials if trial.recipe == row.recipe]
         tried = ", ".join(f"{'/'.join(trial.settings.values())} {100 * trial.accuracy:.1f}%" for trial in own)
@@ -185,15 +189,11 @@ def _signed(difference: float) -> str:
 
 def _spread(value: Interval) -> str:
     digits = 0 if value.mean >= 1000 else 1
-    return _mean(value, digits) + _half(value, digits=digits)
+    return f"{value.mean:,.{digits}f}" + _half(value, digits=digits)
 
 
 def _half(value: Interval, scale: float = 1, digits: int = 1) -> str:
     return "" if value.half is None else f" ± {scale * value.half:,.{digits}f}"
-
-
-def _mean(value: Interval, digits: int) -> str:
-    return f"{value.mean:,.{digits}f}"
 
 
 def _paid(price: Price) -> str:
@@ -201,8 +201,3 @@ def _paid(price: Price) -> str:
     said = NOT_REACHED if price.cost is None else f"{price.cost:,.{0 if price.cost >= 100 else 1}f} {price.ratio:.2f}×"
     low, high = price.interval or (None, None)
     return said if low is None else f"{said} ({low:.2f}–{NOT_REACHED if high is None else f'{high:.2f}'})"
-
-
-def _cost(what: str, spent: Spent) -> str:
-    time = clock(spent.wall_seconds)
-    return f"{what}: {spent.arms} arms, {spent.rollouts:,.0f} rollouts, {spent.tokens:,.0f} tokens, {time}"
