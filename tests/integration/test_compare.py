@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from run_files import json_lines
+from documented_metrics import undocumented
+from run_files import batches_of, json_lines, logged
 
-from .conftest import PATIENCE_S, SMALL, processes_of, wait_for
+from .conftest import PATIENCE_S, SMALL, processes_of, start, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.runs(3)]
 
@@ -22,15 +21,9 @@ BUDGET = 48  # of rollouts: grpo makes 32 an update, so its second one is the la
 
 def compare(arithmetic: Path, out: Path) -> subprocess.Popen[str]:
     """The comparison of ``examples/``, in its tiny form."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    chosen = {"MODEL": "tiny", "BUDGET": f"rollouts={BUDGET}", "GOLDILOCKS_TASK": str(arithmetic), "PATH": path}
-    return subprocess.Popen(
-        ["bash", str(SCRIPT), "both", "--seeds", "1", "--out", str(out), "adaptive_rollout.max_n=8", *SMALL],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", **chosen},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    chosen = {"MODEL": "tiny", "BUDGET": f"rollouts={BUDGET}", "GOLDILOCKS_TASK": str(arithmetic)}
+    words = ["both", "--seeds", "1", "--out", str(out), "adaptive_rollout.max_n=8", *SMALL]
+    return start("bash", str(SCRIPT), *words, **chosen)
 
 
 def log(run: Path) -> str:
@@ -42,6 +35,29 @@ def updates(run: Path) -> list[tuple[int, float]]:
     records = json_lines(run / "metrics.jsonl")
     key = "accounts/generated_rollouts"
     return [(record["step"], record["data"][key]) for record in records if key in record["data"]]
+
+
+def check_arm(run: Path, *sizes: int) -> None:
+    """Every update trained eight groups: of these sizes, or two answers of which one is right, or eight."""
+    batches, records = batches_of(run), logged(run)
+    steps = [record for record in records if "accounts/trained_rollouts" in record]
+    assert len(batches) == len(steps) > 0
+    trained = 0
+    for groups, step in zip(batches, steps, strict=True):
+        scores = [[row["score"] for row in rows] for rows in groups.values()]
+        assert len(scores) == 8
+        assert (
+            [*map(len, scores)] == [*sizes]
+            if sizes
+            else all(len(one) == (2 if max(one[:2]) == 1 else 8) for one in scores)
+        )
+        trained += sum(map(len, scores))
+        assert step["accounts/trained_rollouts"] == trained
+        assert step["accounts/filtered_rollouts"] == 0
+        if not sizes:
+            assert step["adaptive_rollout/min_rollouts_per_sample"] == min(map(len, scores))
+            assert step["adaptive_rollout/max_rollouts_per_sample"] == max(map(len, scores))
+    assert [name for record in records for name in undocumented(record)] == []
 
 
 @pytest.mark.slow
@@ -76,6 +92,8 @@ def test_interrupted_in_the_second_arm_it_goes_on_and_comes_to_its_table(arithme
     assert rows[0]["rollouts"]["mean"] == 64
     assert len(json.loads(result)["validations"]) == 3
     assert all(row["rollouts"]["mean"] >= BUDGET for row in rows)
+    check_arm(first, *[4] * 8)
+    check_arm(second)
 
     process = compare(arithmetic, out)
     printed, error = process.communicate(timeout=PATIENCE_S)
