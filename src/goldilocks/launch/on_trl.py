@@ -290,13 +290,12 @@ def _optimizer(config: DictConfig, updates: int) -> dict[str, Any]:
 def _steps(config: DictConfig, updates: int) -> dict[str, Any]:
     """Return when to end, validate and save. verl counts steps, TRL updates, ``updates`` for each step."""
     trainer = config.trainer
-    validates = trainer.test_freq > 0
     return {
         "max_steps": trainer.total_training_steps * updates if trainer.total_training_steps else -1,
         "num_train_epochs": trainer.total_epochs,
-        "eval_strategy": "steps" if validates else "no",
+        "eval_strategy": "steps" if trainer.test_freq > 0 else "no",
         "eval_steps": max(trainer.test_freq, 1) * updates,
-        "eval_on_start": bool(trainer.val_before_train and validates),
+        "eval_on_start": bool(trainer.val_before_train),
         "save_strategy": "steps" if trainer.save_freq > 0 else "no",
         "save_steps": max(trainer.save_freq, 1) * updates,
         "save_total_limit": trainer.max_actor_ckpt_to_keep,

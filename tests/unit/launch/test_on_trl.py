@@ -135,6 +135,7 @@ def arguments(*words: str) -> dict[str, Any]:
                 "lr_scheduler_kwargs": {"min_lr_rate": 0.1, "num_cycles": 0.5},
             },
         ),
+        (["trainer.test_freq=-1"], {"eval_on_start": True, "eval_strategy": "no"}),  # as verl: before training, then never
         (["data.shuffle=false"], {"shuffle_dataset": False}),
         (["trainer.max_actor_ckpt_to_keep=2"], {"save_total_limit": 2}),
     ],
