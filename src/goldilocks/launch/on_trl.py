@@ -14,7 +14,7 @@ import asyncio
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +100,13 @@ NO_PART = _keys("""
 """)
 
 
-def check_read(config: DictConfig, defaults: Mapping[str, Any]) -> None:
-    """Refuse every key that differs from verl's ``defaults`` (its ``leaves``) and that a run on TRL does not read.
+def check_keys(config: DictConfig) -> None:
+    """Refuse what TRL cannot do, and every key that differs from verl's default and that a run on TRL does not read.
 
-    Both are as Hydra composed them: a key that follows another one is compared as it is written.
+    ``config`` is as Hydra composed it: a key that follows another one is compared as it is written.
     """
-    listed = READ | NO_PART
+    check(config)
+    defaults, listed = verl_values(), READ | NO_PART
     families = tuple(name for name in listed if name.endswith((".", "_")))
     logs = list(config.trainer.logger)
     require(set(logs) <= {"console", "file"}, "trainer.logger", logs, f"console and file {WITH}")
@@ -174,27 +175,20 @@ def adapter(config: DictConfig) -> Any:
     return LoraConfig(task_type="CAUSAL_LM", r=model.lora_rank, lora_alpha=model.lora_alpha, **layers)
 
 
-def check_keys(config: DictConfig) -> None:
-    """Refuse what TRL cannot do and every key that it would not read; ``config`` is as Hydra composed it."""
-    check(config)
-    check_read(config, verl_values())
-
-
 @functools.cache
 def verl_values() -> Mapping[str, Any]:
     """Return the value that each key of verl's has where nobody sets it. Composed once: a study checks many configs."""
     return leaves(verl_defaults())
 
 
-def judged_by(config: DictConfig) -> str:
-    """Return the value, beside the score, that groups are judged by: the filter's metric, else ``acc``."""
-    groups = config.algorithm.filter_groups
-    return groups.metric if groups.enable and groups.metric not in (SCORE, *REWARD_METRICS) else "acc"
-
-
 def graded(config: DictConfig) -> list[str]:
-    """Return the values of an answer that TRL is shown: the score, the one to judge by, and the parts of the score."""
-    return list(dict.fromkeys([SCORE, judged_by(config), *(reward_calls(config).functions or ())]))
+    """Return the values of an answer that TRL is shown: the score, the one to judge by, and the parts of the score.
+
+    Groups are judged by the filter's metric where it is not the score itself, else by ``acc``.
+    """
+    groups = config.algorithm.filter_groups
+    judged = groups.metric if groups.enable and groups.metric not in (SCORE, *REWARD_METRICS) else "acc"
+    return list(dict.fromkeys([SCORE, judged, *(reward_calls(config).functions or ())]))
 
 
 def slots(config: DictConfig) -> int | None:
@@ -210,12 +204,26 @@ def slots(config: DictConfig) -> int | None:
 def arguments(config: DictConfig) -> dict[str, Any]:
     """Return the arguments of ``GRPOConfig`` that mean what verl's config means."""
     check(config)
-    actor, data = config.actor_rollout_ref.actor, config.data
+    actor, rollout, data = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout, config.data
     updates = data.train_batch_size // actor.ppo_mini_batch_size * actor.ppo_epochs  # of a batch, verl's step
+    token_level = actor.policy_loss.loss_mode == "vanilla"
     return {
-        **_rollouts(config),
+        "num_generations": rollout.n,
+        "num_generations_eval": rollout.val_kwargs.n,
+        "max_completion_length": data.max_response_length,
+        "temperature": rollout.temperature,
+        "top_p": float(rollout.top_p),
+        "top_k": max(rollout.top_k, 0),
         **_batches(config),
-        **_loss(config),
+        "epsilon": actor.clip_ratio_low,
+        "epsilon_high": actor.clip_ratio_high,
+        "delta": actor.clip_ratio_c if token_level else None,
+        "entropy_coef": float(actor.entropy_coeff),
+        "loss_type": LOSSES[actor.loss_agg_mode],
+        "importance_sampling_level": LEVELS[actor.policy_loss.loss_mode],
+        "beta": actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+        "scale_rewards": "group" if config.algorithm.norm_adv_by_std_in_grpo else "none",
+        "reward_weights": [float(name == SCORE) for name in graded(config)],  # the others are not trained on
         **_optimizer(config, updates),
         **_steps(config, updates),
         "output_dir": str(config.trainer.default_local_dir),
@@ -227,20 +235,8 @@ def arguments(config: DictConfig) -> dict[str, Any]:
         "shuffle_dataset": bool(data.shuffle),
         "seed": seed_of(data),
         "use_cpu": config.trainer.device == "cpu",
-        "bf16": config.actor_rollout_ref.rollout.dtype == "bfloat16",
+        "bf16": rollout.dtype == "bfloat16",
         "gradient_checkpointing": bool(config.actor_rollout_ref.model.enable_gradient_checkpointing),
-    }
-
-
-def _rollouts(config: DictConfig) -> dict[str, Any]:
-    rollout = config.actor_rollout_ref.rollout
-    return {
-        "num_generations": rollout.n,
-        "num_generations_eval": rollout.val_kwargs.n,
-        "max_completion_length": config.data.max_response_length,
-        "temperature": rollout.temperature,
-        "top_p": float(rollout.top_p),
-        "top_k": max(rollout.top_k, 0),
     }
 
 
@@ -260,30 +256,22 @@ def _batches(config: DictConfig) -> dict[str, Any]:
     }
 
 
-def _loss(config: DictConfig) -> dict[str, Any]:
-    actor = config.actor_rollout_ref.actor
-    return {
-        "epsilon": actor.clip_ratio_low,
-        "epsilon_high": actor.clip_ratio_high,
-        "delta": actor.clip_ratio_c if actor.policy_loss.loss_mode == "vanilla" else None,
-        **_entropy_bonus(config),
-        "loss_type": LOSSES[actor.loss_agg_mode],
-        "importance_sampling_level": LEVELS[actor.policy_loss.loss_mode],
-        "beta": actor.kl_loss_coef if actor.use_kl_loss else 0.0,
-        "scale_rewards": "group" if config.algorithm.norm_adv_by_std_in_grpo else "none",
-        "reward_weights": [float(name == SCORE) for name in graded(config)],  # the others are not trained on
-    }
-
-
 def _optimizer(config: DictConfig, updates: int) -> dict[str, Any]:
-    optim = config.actor_rollout_ref.actor.optim
+    """Return verl's optimizer and its schedule of the learning rate, ``updates`` for each of verl's steps."""
+    optim, steps = config.actor_rollout_ref.actor.optim, config.trainer.total_training_steps
+    warm = optim.lr_warmup_steps if optim.lr_warmup_steps > 0 else int(optim.lr_warmup_steps_ratio * (steps or 0))
+    schedule: dict[str, Any] = {"lr_scheduler_type": "constant_with_warmup" if warm else "constant"}
+    if optim.lr_scheduler_type == "cosine":
+        shape = {"min_lr_rate": optim.min_lr_ratio or 0.0, "num_cycles": optim.num_cycles}
+        schedule = {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": shape}
     return {
         "learning_rate": optim.lr,
         "weight_decay": optim.weight_decay,
         "adam_beta1": optim.betas[0],
         "adam_beta2": optim.betas[1],
         "max_grad_norm": optim.clip_grad,
-        **_schedule(config, updates),
+        "warmup_steps": warm * updates,
+        **schedule,
     }
 
 
@@ -318,26 +306,6 @@ def check(config: DictConfig) -> None:
     require(bool(path) or config.trainer.resume_mode != "resume_path", "trainer.resume_from_path", path, accepted)
 
 
-def _schedule(config: DictConfig, updates: int) -> dict[str, Any]:
-    """Return verl's schedule of the learning rate, in updates."""
-    optim, steps = config.actor_rollout_ref.actor.optim, config.trainer.total_training_steps
-    warm = optim.lr_warmup_steps if optim.lr_warmup_steps > 0 else int(optim.lr_warmup_steps_ratio * (steps or 0))
-    if optim.lr_scheduler_type == "cosine":
-        shape = {"min_lr_rate": optim.min_lr_ratio or 0.0, "num_cycles": optim.num_cycles}
-        return {"lr_scheduler_type": "cosine_with_min_lr", "warmup_steps": warm * updates, "lr_scheduler_kwargs": shape}
-    return {"lr_scheduler_type": "constant_with_warmup" if warm else "constant", "warmup_steps": warm * updates}
-
-
-def _entropy_bonus(config: DictConfig) -> dict[str, float]:
-    """Return TRL's argument for the entropy bonus, which the oldest supported TRL does not have."""
-    from trl import GRPOConfig
-
-    weight = float(config.actor_rollout_ref.actor.entropy_coeff)
-    there = not weight or "entropy_coef" in GRPOConfig.__dataclass_fields__
-    require(there, "actor_rollout_ref.actor.entropy_coeff", weight, "0 with this TRL, which has no entropy bonus")
-    return {"entropy_coef": weight} if weight else {}
-
-
 def _checkpoint(config: DictConfig) -> Path | None:
     """Return the checkpoint to go on from, by ``trainer.resume_mode``."""
     trainer = config.trainer
@@ -356,45 +324,29 @@ RewardFunction = Callable[..., list[float | None]]
 
 def dataset(config: DictConfig, split: str) -> Any:
     """Return the rows of ``data.train_files`` or ``data.val_files`` that verl would use, in their order."""
-    data = config.data
-    check_text(data, "trainer=trl and goldilocks pass-rates take text", [split])
-    rows = read(data[f"{split}_files"])
-    if data.prompt_key != PROMPT:
-        rows = rows.rename_column(data.prompt_key, PROMPT)
-    return _short(_some(rows, data[f"{split}_max_samples"], data), config)
-
-
-def read(files: Any) -> Any:
-    """Return all rows of parquet files, one after another."""
     from datasets import concatenate_datasets, load_dataset
 
-    paths = [str(Path(file).expanduser()) for file in files_of(files)]
-    return concatenate_datasets([load_dataset("parquet", data_files=path, split="train") for path in paths])
+    data = config.data
+    check_text(data, "trainer=trl and goldilocks pass-rates take text", [split])
+    paths = [str(Path(file).expanduser()) for file in files_of(data[f"{split}_files"])]
+    rows = concatenate_datasets([load_dataset("parquet", data_files=path, split="train") for path in paths])
+    if data.prompt_key != PROMPT:
+        rows = rows.rename_column(data.prompt_key, PROMPT)
+    most = data[f"{split}_max_samples"]
+    if 0 < most < len(rows):
+        drawn = np.random.default_rng(seed_of(data)).choice(len(rows), size=most, replace=False).tolist()
+        rows = rows.select(drawn if data.shuffle else range(most))
+    if not data.filter_overlong_prompts:  # then one that is too long has ended the run at its start
+        return rows
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(Path(config.actor_rollout_ref.model.path).expanduser().as_posix())
+    return rows.filter(lambda row: len(prompt_tokens(tokenizer, row[PROMPT])) <= data.max_prompt_length)
 
 
 def seed_of(data: DictConfig) -> int:
     """Return the seed of a run: one that has none is the same after each start, its draw of rows too."""
     return 1 if data.get("seed") is None else int(data.seed)
-
-
-def _some(rows: Any, most: int, data: DictConfig) -> Any:
-    """Choose ``most`` rows as verl does; below zero, all."""
-    if not 0 < most < len(rows):
-        return rows
-    if not data.shuffle:
-        return rows.select(range(most))
-    return rows.select(np.random.default_rng(seed_of(data)).choice(len(rows), size=most, replace=False).tolist())
-
-
-def _short(rows: Any, config: DictConfig) -> Any:
-    """Drop prompts that are too long, if that is asked for; where it is not, one of them ends the run at its start."""
-    if not config.data.filter_overlong_prompts:
-        return rows
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(Path(config.actor_rollout_ref.model.path).expanduser().as_posix())
-    longest = config.data.max_prompt_length
-    return rows.filter(lambda row: len(prompt_tokens(tokenizer, row[PROMPT])) <= longest)
 
 
 class Grader:
@@ -422,11 +374,23 @@ class Grader:
     def _graded(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Grades]:
         """TRL hands the same list to each of its functions; it is held here, so that no other can be taken for it."""
         if completions is not self._batch:
-            self._grades = self._loop.run_until_complete(self._all(_answers(completions, columns)))
+            self._grades = self._loop.run_until_complete(self._all(completions, columns))
             self._batch = completions
         return self._grades
 
-    async def _all(self, answers: Iterable[dict[str, Any]]) -> list[Grades]:
+    async def _all(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Grades]:
+        """Grade each answer; verl calls a reward function so."""
+        infos = columns.get("extra_info") or [None] * len(completions)
+        rows = zip(completions, columns["data_source"], columns["reward_model"], infos, strict=True)
+        answers = [
+            {
+                "data_source": source,
+                "solution_str": answer if isinstance(answer, str) else answer[-1]["content"],
+                "ground_truth": model["ground_truth"],
+                "extra_info": info,
+            }
+            for answer, source, model, info in rows
+        ]
         return list(await asyncio.gather(*map(self._one, answers)))
 
     async def _one(self, answer: dict[str, Any]) -> Grades:
@@ -442,12 +406,3 @@ class Grader:
             return {SCORE: float(found), "acc": float(found)}
         numbers = {name: float(value) for name, value in found.items() if is_number(value)}
         return {name: value for name, value in numbers.items() if not math.isnan(value)}
-
-
-def _answers(completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield each answer as verl calls a reward function with it."""
-    infos = columns.get("extra_info") or [None] * len(completions)
-    rows = zip(completions, columns["data_source"], columns["reward_model"], infos, strict=True)
-    for answer, source, model, info in rows:
-        text = answer if isinstance(answer, str) else answer[-1]["content"]
-        yield {"data_source": source, "solution_str": text, "ground_truth": model["ground_truth"], "extra_info": info}

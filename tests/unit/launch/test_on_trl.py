@@ -81,14 +81,13 @@ def test_trl_has_one_seed_and_both_keys_may_name_it() -> None:
 
 
 def test_every_shipped_recipe_and_task_is_accepted() -> None:
-    defaults = on_trl.verl_values()
     for recipe in names("recipe"):
-        on_trl.check_read(composed(recipe=recipe), defaults)
+        on_trl.check_keys(composed(recipe=recipe))
     tasks = [task for task in names("task") if task != "calculator"]
     for word in ["device=cuda", *(f"task={task}" for task in tasks)]:
-        on_trl.check_read(composed(word), defaults)
+        on_trl.check_keys(composed(word))
     with pytest.raises(ValueError, match=r"multi_turn\.enable=True is not accepted"):  # verl's tools are not TRL's
-        on_trl.check_read(composed("task=calculator"), defaults)
+        on_trl.check_keys(composed("task=calculator"))
 
 
 def test_a_key_is_in_one_part_of_the_table_and_is_one_of_verls_or_ours() -> None:
@@ -135,7 +134,7 @@ def arguments(*words: str) -> dict[str, Any]:
                 "lr_scheduler_kwargs": {"min_lr_rate": 0.1, "num_cycles": 0.5},
             },
         ),
-        (["trainer.test_freq=-1"], {"eval_on_start": True, "eval_strategy": "no"}),  # as verl: before training, then never
+        (["trainer.test_freq=-1"], {"eval_on_start": True, "eval_strategy": "no"}),  # before training alone
         (["data.shuffle=false"], {"shuffle_dataset": False}),
         (["trainer.max_actor_ckpt_to_keep=2"], {"save_total_limit": 2}),
     ],
@@ -209,7 +208,7 @@ def test_the_learning_rate_goes_the_way_that_verls_goes(schedule: str, warm_up: 
 )
 def test_groups_are_judged_by_the_value_that_the_filter_names(metric: str, enable: bool, judged: str) -> None:
     config = composed(f"algorithm.filter_groups.metric={metric}", f"algorithm.filter_groups.enable={enable}")
-    assert on_trl.judged_by(config) == judged
+    assert on_trl.graded(config) == ["score", judged]
 
 
 @pytest.mark.parametrize("mode", ["auto", "disable", "resume_path"])
