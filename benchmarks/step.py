@@ -28,11 +28,11 @@ import pyarrow.parquet as pq
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from goldilocks.config.recipes import choose, compose_config
 from goldilocks.drive.stopwatch import PREFIX, TIMED
 from goldilocks.engine import Engine, SamplingParams
 from goldilocks.engine.cpu import avoid_cudnn, threads_for
 from goldilocks.launch import preflight
-from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.tasks.registry import compute_score
 from goldilocks.verl.patches.rows import cut_by_length
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from step import Floor
 
+from goldilocks.config.recipes import choose, compose_config
 from goldilocks.launch import preflight
-from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.tasks.arithmetic import SUM_LEVELS, Sums
 from goldilocks.tasks.registry import to_row
 

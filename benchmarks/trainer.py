@@ -40,9 +40,8 @@ import psutil
 import random_task
 from rich.console import Console
 
-from goldilocks.launch.reaper import processes_of
-from goldilocks.launch.recipe import choose
-from goldilocks.launch.supervisor import LiveLine
+from goldilocks.config.recipes import choose
+from goldilocks.launch.supervisor import LiveLine, processes_of
 from goldilocks.launch.train import Launch, interruptible, prepared, supervise
 
 LONGEST = 8  # times the mean

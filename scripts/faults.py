@@ -34,18 +34,18 @@ from typing import TypeVar
 import psutil
 from fault_checks import checkpointed, history_faults, is_saving, last_logged
 
-from goldilocks.launch.reaper import processes_of
+from goldilocks.launch.supervisor import processes_of
 from goldilocks.runs.files import read_objects, write_text
 
 # What is killed, by a part of its command line; Ray names a worker by its actor.
 VICTIMS = {
-    "driver": "goldilocks.launch.driver",
+    "driver": "goldilocks.launch.train",
     "task runner": "ray::TaskRunner",
     "worker": "ray::WorkerDict",
     "server": "ray::RolloutServer",
     "agent loop": "ray::StreamingWorker",
 }
-ON_TRL = {"trainer": "goldilocks.launch.driver"}
+ON_TRL = {"trainer": "goldilocks.launch.train"}
 # A small run with surplus to carry over from step to step. Nothing expires, so that whatever is kept has to be trained.
 SETTINGS = [
     "data.train_batch_size=4",

@@ -10,9 +10,9 @@ import torch
 import validate_implementation
 from omegaconf import DictConfig
 
+from goldilocks.config.recipes import choose, compose_config
 from goldilocks.config.settings import Settings
 from goldilocks.core import Collector, Exhausted, ListSource
-from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.types import Rollout
 
 HERE = Path(__file__).parent

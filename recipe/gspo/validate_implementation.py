@@ -18,9 +18,9 @@ from typing import Any
 
 import yaml
 
+from goldilocks.config.recipes import choose, compose_config
 from goldilocks.config.settings import Settings
 from goldilocks.core import Collector, ListSource
-from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.runs.records import group_uid, read_records
 from goldilocks.types import Account, Group, Rollout, mean_and_std
 

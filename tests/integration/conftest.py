@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from goldilocks.engine.cpu import platform_env
-from goldilocks.launch import reaper
+from goldilocks.launch import supervisor
 from goldilocks.tasks.arithmetic import Arithmetic
 from goldilocks.tasks.registry import write_split
 from goldilocks.tasks.tiny_model import copy_tiny_model
@@ -208,7 +208,7 @@ def processes_of(run: Path) -> list[str]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             command = process.cmdline()
-            if process.environ().get(reaper.RUN) == str(run) or str(run) in command:
+            if process.environ().get(supervisor.RUN) == str(run) or str(run) in command:
                 found.append(" ".join(command[:3]))
     return found
 
@@ -256,7 +256,7 @@ def _environment(folder: Path) -> dict[str, str]:
         **SETTINGS,
         "RAY_AUTH_TOKEN_PATH": str(token),
         "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
-        reaper.RUN: str(folder),
+        supervisor.RUN: str(folder),
     }
 
 
@@ -289,7 +289,7 @@ def _overrides(task: Task, root: Path, folder: Path) -> list[str]:
 
 
 def _processes(folder: Path) -> list[psutil.Process]:
-    return list(reaper.processes_of(folder))
+    return list(supervisor.processes_of(folder))
 
 
 def _command(process: psutil.Process) -> str:

@@ -127,7 +127,7 @@ GONE_S = 20.0
 @pytest.mark.parametrize(
     ("killed", "there"),
     [
-        ("supervisor", "launch.driver"),
+        ("supervisor", "launch.train"),
         ("driver", "gcs_server"),
         ("supervisor", "dashboard/agent.py"),  # of Ray's processes the one that is the last to notice
         pytest.param("supervisor", "ray::AgentLoopWorker", marks=pytest.mark.slow),
@@ -137,7 +137,7 @@ def test_nothing_is_left_of_a_run_whose_supervisor_or_driver_was_killed_when_the
     def during(run: Path, process: subprocess.Popen[str]) -> None:
         wait_for(run, there, process)
         children = psutil.Process(process.pid).children()
-        (driver,) = (one for one in children if "goldilocks.launch.driver" in one.cmdline())
+        (driver,) = (one for one in children if "goldilocks.launch.train" in one.cmdline())
         (process if killed == "supervisor" else driver).kill()
         deadline = time.monotonic() + GONE_S
         while (left := processes_of(run)) and time.monotonic() < deadline:

@@ -219,8 +219,8 @@ def test_a_budget_of_seconds_ends_training_by_the_clock_that_is_logged(tmp_path:
 
 def recipe_on_trl(out: Path, recipe: str, *words: str) -> list[dict[str, Any]]:
     """Train two steps of a recipe on the tiny model; return the lines of its metrics."""
+    from goldilocks.config.recipes import choose, compose_config
     from goldilocks.launch import on_trl
-    from goldilocks.launch.recipe import choose, compose_config
     from goldilocks.rewards import guard
     from goldilocks.tasks.arithmetic import Arithmetic
     from goldilocks.tasks.registry import write_split
@@ -291,8 +291,8 @@ def test_a_reward_without_acc_that_hangs_once_costs_a_recipe_one_rollout(tmp_pat
     ],
 )
 def test_what_trl_cannot_do_is_an_error_that_names_the_key(words: list[str], message: str) -> None:
+    from goldilocks.config.recipes import choose, compose_config
     from goldilocks.launch import on_trl
-    from goldilocks.launch.recipe import choose, compose_config
 
     with pytest.raises(ValueError, match=message):
         on_trl.arguments(compose_config(choose(words, "cpu")))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from trl import GRPOConfig
 
+from goldilocks.config.recipes import choose, compose_config
 from goldilocks.launch.on_trl import leaves
-from goldilocks.launch.recipe import choose, compose_config
 
 PAGE = (Path(__file__).parents[2] / "docs" / "coming-from.md").read_text()
 KEY = re.compile(r"\+?((?:actor_rollout_ref|algorithm|data|goldilocks|reward|trainer)(?:\.\w+)+)")

@@ -18,12 +18,12 @@ from builders import fill, source
 from documented_metrics import METRICS, entry, undocumented
 
 import goldilocks
+from goldilocks.config.recipes import choose, compose_config
 from goldilocks.core import Collector, Limits
 from goldilocks.core.allocators import Adaptive
 from goldilocks.core.filters import Variance
 from goldilocks.core.selectors import Greso, Thompson
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
-from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.losses.policy_loss import clipping_metrics
 from goldilocks.runs.history import accuracy_by, belief_name
 from goldilocks.types import Failure, Request, Rollout

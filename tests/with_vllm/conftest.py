@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from goldilocks.launch.reaper import processes_of
+from goldilocks.launch.supervisor import processes_of
 from goldilocks.tasks.tiny_model import build, character_tokenizer
 
 SMALL = (

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
+from goldilocks.config.recipes import choose, compose_config
 from goldilocks.core.source import conversation_text
 from goldilocks.engine.cpu import threads_for
 from goldilocks.errors import require
@@ -25,7 +26,6 @@ from goldilocks.hashing import content_key, hashed
 from goldilocks.launch.machine import find_device
 from goldilocks.launch.on_trl import PROMPT, SCORE, Grader, RewardFunction, dataset
 from goldilocks.launch.preflight import check_paths, prompt_tokens, provide
-from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.rewards import guard
 from goldilocks.runs.files import Lines
 from goldilocks.runs.history import place_of, value_of

@@ -21,13 +21,12 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from goldilocks.config.recipes import SECTIONS
+from goldilocks.config.recipes import SECTIONS, TRAINER, verl_defaults
 from goldilocks.config.sections import reward_calls
 from goldilocks.config.settings import REWARD_METRICS
 from goldilocks.dotted_keys import values
 from goldilocks.errors import require
 from goldilocks.launch.preflight import files_of, prompt_tokens
-from goldilocks.launch.recipe import TRAINER, verl_defaults
 from goldilocks.rewards import PATH, SCORE, RewardFailed, RewardTimeout, guarded, is_number, reward_of
 from goldilocks.runs.checkpoints import last_whole
 from goldilocks.verl.checks import check_text
@@ -100,12 +99,11 @@ NO_PART = _keys("""
 """)
 
 
-def check_keys(config: DictConfig) -> None:
-    """Refuse what TRL cannot do, and every key that differs from verl's default and that a run on TRL does not read.
+def check_read(config: DictConfig) -> None:
+    """Refuse every key that differs from verl's default and that a run on TRL does not read.
 
     ``config`` is as Hydra composed it: a key that follows another one is compared as it is written.
     """
-    check(config)
     defaults, listed = verl_values(), READ | NO_PART
     families = tuple(name for name in listed if name.endswith((".", "_")))
     logs = list(config.trainer.logger)
@@ -116,6 +114,12 @@ def check_keys(config: DictConfig) -> None:
         same = value == default or (key == NOISE and value == config.data.seed)
         known = key in ACCEPTED or key in listed or key.startswith(families)
         require(same or known, key, value, f"{accepted} {WITH}")
+
+
+def check_keys(config: DictConfig) -> None:
+    """Refuse what TRL cannot do, and every key that it would not read."""
+    check(config)
+    check_read(config)
 
 
 def leaves(config: DictConfig) -> dict[str, Any]:

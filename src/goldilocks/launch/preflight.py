@@ -20,11 +20,10 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from goldilocks.config.recipes import CONFIG
+from goldilocks.config.recipes import CONFIG, Choice
 from goldilocks.config.sections import read_section, reward_calls
 from goldilocks.dotted_keys import values
 from goldilocks.errors import require
-from goldilocks.launch.recipe import Choice
 from goldilocks.runs.costs import Budget
 from goldilocks.runs.files import RunDir, cache_folder, make_folder
 from goldilocks.tasks.arithmetic import check_tool

@@ -2,8 +2,12 @@
 
 On a terminal a run shows one live line; without a terminal, a line per validation and per tenth of the run.
 
-Invariant: after ``end`` no process of the run is alive, and none is some seconds after ``kill -9`` of the driver or of
-the supervisor.
+Invariant: behind a ``with Supervisor(…)`` no process of the run is alive, and none is some seconds after ``kill -9`` of
+the driver or of the supervisor. Ray's daemons leave the driver's process group and session, so the processes of a run
+are found by variables that all of them inherit. The supervisor ends them when the driver has ended. After ``kill -9``
+of the supervisor the reaper does (``python -m goldilocks.launch.supervisor RUN_DIRECTORY SUPERVISOR``): a process that
+the supervisor starts before the driver, whose standard input is a pipe that the supervisor alone can write to. Ray ends
+its own processes too, but those that are still starting take as long as their imports to notice.
 """
 
 from __future__ import annotations
@@ -15,65 +19,92 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.text import Text
 
-from goldilocks.launch import reaper
 from goldilocks.runs.costs import Progress, clock
 from goldilocks.runs.files import RunDir
 
 GRACE_S = 10.0  # for the driver to stop Ray by itself
+RUN = "GOLDILOCKS_RUN"  # the run directory
+SUPERVISOR = "GOLDILOCKS_SUPERVISOR"  # the supervisor's process id: a run may have been started again by another
+LIMIT_S = 10.0
+LOOKS, PAUSE_S = 3, 1.0  # a driver that the supervisor was just starting when it ended shows up late
 
 
 class Supervisor:
     """``with Supervisor(run, env) as driver: while driver.running: …``"""
 
     def __init__(self, run: RunDir, env: Mapping[str, str]) -> None:
-        self.run = run
-        self._env = {**os.environ, **env, reaper.RUN: str(run.path), reaper.SUPERVISOR: str(os.getpid())}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._reaper: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Supervisor:
         """Start the reaper, then the driver.
 
         Both have a session of their own: Ctrl-C in the terminal reaches only the supervisor, which then ends the run.
         """
+        self.run = run
+        own = {RUN: str(run.path), SUPERVISOR: str(os.getpid())}
         with self.run.log.open("ab") as log:
             options: Any = {"stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
-            command = [sys.executable, "-m", "goldilocks.launch.reaper", str(self.run.path), str(os.getpid())]
+            command = [sys.executable, "-m", "goldilocks.launch.supervisor", str(run.path), str(os.getpid())]
             self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, **options)
-            command = [sys.executable, "-m", "goldilocks.launch.driver", str(self.run.path)]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self._env, **options)
+            command = [sys.executable, "-m", "goldilocks.launch.train", str(run.path)]
+            environ = {**os.environ, **env, **own}
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environ, **options)
+
+    def __enter__(self) -> Supervisor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end()
-
-    @property
-    def status(self) -> int | None:
-        """Return the driver's exit status, None while it runs."""
-        return None if self._process is None else self._process.poll()
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self.status is None
-
-    def end(self) -> None:
         """Ask the driver to stop, wait for it, and end every process that is left."""
-        if self._process is not None and self.running:
+        if self.running:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE_S)
-        reaper.end_processes(self.run.path, os.getpid())
-        if self._reaper is not None:
-            self._reaper.kill()
-            self._reaper.communicate()
+        end_processes(self.run.path, os.getpid())
+        self._reaper.kill()
+        self._reaper.communicate()
+
+    @property
+    def status(self) -> int | None:
+        """Return the driver's exit status, None while it runs."""
+        return self._process.poll()
+
+    @property
+    def running(self) -> bool:
+        return self.status is None
+
+
+def processes_of(run: Path, supervisor: int | None = None) -> Iterator[psutil.Process]:
+    """Yield the processes of a run that are alive, all but this one: of one supervisor, or of any."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            found = process.environ()
+            own = found.get(RUN) == str(run) and (supervisor is None or found.get(SUPERVISOR) == str(supervisor))
+            if own and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+
+
+def end_processes(run: Path, supervisor: int) -> None:
+    """Kill the processes of a run, and those that they start meanwhile, until none is left."""
+    deadline = time.monotonic() + LIMIT_S
+    while (left := list(processes_of(run, supervisor))) and time.monotonic() < deadline:
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=1)
+
+
+def reap(run: Path, supervisor: int) -> None:
+    """Wait for the supervisor's end, then end what it has started."""
+    sys.stdin.buffer.read()
+    for _ in range(LOOKS):
+        end_processes(run, supervisor)
+        time.sleep(PAUSE_S)
 
 
 class SignOfLife:
@@ -155,3 +186,7 @@ class LiveLine:
             if at != self._printed:
                 self._printed = at
                 print(self._frame(progress.line(), progress, elapsed), flush=True)
+
+
+if __name__ == "__main__":
+    reap(Path(sys.argv[1]), int(sys.argv[2]))

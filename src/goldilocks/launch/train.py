@@ -1,4 +1,9 @@
-"""``goldilocks train [RECIPE] [key=value …]``: train with verl, show one line, and leave no process behind."""
+"""``goldilocks train [RECIPE] [key=value …]``: train with verl, show one line, and leave no process behind.
+
+The command starts and watches its driver, ``python -m goldilocks.launch.train RUN_DIRECTORY``, which does what verl's
+``main_ppo`` does, with a config that is already composed. Invariant: when it fails it writes the reason to the run
+directory in one line.
+"""
 
 from __future__ import annotations
 
@@ -16,33 +21,52 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from goldilocks.config.recipes import DEFAULT as DEFAULT_RECIPE
-from goldilocks.config.recipes import listed, names, refuse_sections
+from goldilocks.config.recipes import (
+    DEFAULT_TASK,
+    TRAINER,
+    Choice,
+    choose,
+    compose_config,
+    listed,
+    names,
+    quoted,
+    refuse_sections,
+)
 from goldilocks.config.settings import Settings
 from goldilocks.engine.cpu import platform_env
 from goldilocks.launch import on_trl
-from goldilocks.launch.machine import PRIVATE, find_device, is_private, join, rollout_engine
+from goldilocks.launch.machine import (
+    PRIVATE,
+    NodeLost,
+    find_device,
+    is_private,
+    join,
+    naming_lost_nodes,
+    rollout_engine,
+)
 from goldilocks.launch.preflight import (
     budget_of,
     changes,
     check_budget,
     check_paths,
+    check_prompts,
     files_of,
     locate,
     provide,
     refuse_other_recipe,
 )
-from goldilocks.launch.recipe import DEFAULT_TASK, TRAINER, Choice, choose, compose_config, quoted
 from goldilocks.launch.supervisor import Board, LiveLine, SignOfLife, Supervisor
 from goldilocks.rewards import TIMEOUT_S, guard
 from goldilocks.runs.costs import Progress, hint
 from goldilocks.runs.files import RunDir, Tail
-from goldilocks.verl.checks import check_names, unread, uses_collector
+from goldilocks.verl.checks import check_names, check_run, check_settings, unread, uses_collector
 from goldilocks.verl.tested import untested
 
 POLL_S = 0.25
@@ -282,3 +306,56 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+# -- the driver --------------------------------------------------------------------------------------------------------
+
+
+def drive(folder: str) -> int:
+    """Train with the run directory's config; return the exit status."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
+    run_dir = RunDir(Path(folder))
+    config = OmegaConf.load(run_dir.config)
+    assert isinstance(config, DictConfig)
+    try:
+        check_settings(config)
+        check_prompts(config)
+        if on_trl.chosen(config):
+            on_trl.train(config, run_dir.path)
+        else:
+            _train_on_verl(config)
+    except KeyboardInterrupt:
+        return 130
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # the disk may be full, which RunDir.failure finds
+            run_dir.reason.write_text(explain(error, run_dir))
+        raise
+    return 0
+
+
+def _train_on_verl(config: DictConfig) -> None:
+    from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
+    from verl.utils.config import validate_config
+
+    check_run(config)
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    runner: Any = TaskRunnerV1
+    if not config.trainer.use_v1:
+        from verl.trainer.main_ppo_v0 import TaskRunner as runner
+    with naming_lost_nodes(runner) as watched:
+        run_ppo(config, task_runner_class=watched)
+
+
+def explain(error: BaseException, run_dir: RunDir) -> str:
+    """Return the reason in one line. torch does not report a full disk, so the disk is checked too."""
+    from goldilocks.verl.dispatch.failures import reason
+
+    # These messages are for the user: they get no type and no place.
+    line = " ".join((str(error) if type(error) in (ValueError, NodeLost) else reason(error)).split())
+    full = run_dir.full_disk()
+    return f"{full}: {line}" if full else line
+
+
+if __name__ == "__main__":
+    sys.exit(drive(sys.argv[1]))

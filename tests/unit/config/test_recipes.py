@@ -10,12 +10,11 @@ from omegaconf import DictConfig
 
 from goldilocks.cli import main
 from goldilocks.config import recipes
-from goldilocks.config.recipes import about, names, read_recipe
+from goldilocks.config.recipes import about, choose, compose_config, names, read_recipe, verl_defaults
 from goldilocks.config.settings import Settings
 from goldilocks.dotted_keys import dotted_keys, merged, value_at, with_value
 from goldilocks.lab.simulate import EngineConfig, Setup, recipe_settings
 from goldilocks.launch.on_trl import leaves
-from goldilocks.launch.recipe import choose, compose_config, verl_defaults
 
 LIFTED = {"max_num_gen_batches": 0}
 

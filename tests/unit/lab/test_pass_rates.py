@@ -11,9 +11,9 @@ import torch
 from run_files import json_lines
 
 from goldilocks.cli import main
+from goldilocks.config.recipes import choose, compose_config
 from goldilocks.lab.pass_rates import Model, summary
 from goldilocks.lab.simulate.pass_rates import read_pass_rates
-from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.tasks import ladder
 from goldilocks.tasks.registry import write_split
 from goldilocks.tasks.tiny_model import build, character_tokenizer

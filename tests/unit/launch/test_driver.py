@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from goldilocks.launch.driver import explain
+from goldilocks.launch.train import explain
 from goldilocks.runs.files import RunDir
 
 

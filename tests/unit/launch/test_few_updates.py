@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.config.recipes import choose, compose_config
 from goldilocks.launch.supervisor import Board, LiveLine
 from goldilocks.launch.train import _few_updates
 from goldilocks.runs.costs import Progress

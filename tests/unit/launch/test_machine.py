@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from goldilocks.cli import main
+from goldilocks.config.recipes import choose
 from goldilocks.launch import machine
 from goldilocks.launch.machine import SIZES, THREADS, find_device, is_private, share_of_cores
-from goldilocks.launch.recipe import choose
 from goldilocks.launch.train import Launch, prepared
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from goldilocks.config.recipes import choose, compose_config, names, verl_defaults
 from goldilocks.launch import on_trl
 from goldilocks.launch.on_trl import dataset
-from goldilocks.launch.recipe import choose, compose_config, names, verl_defaults
 
 ACTOR, MODEL, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "rollout"))
 
@@ -77,17 +77,17 @@ def test_a_key_that_trl_would_drop_is_refused(word: str, accepted: str) -> None:
 
 
 def test_trl_has_one_seed_and_both_keys_may_name_it() -> None:
-    on_trl.check_keys(composed(f"{ROLLOUT}.seed=7", "data.seed=7"))
+    on_trl.check_read(composed(f"{ROLLOUT}.seed=7", "data.seed=7"))
 
 
 def test_every_shipped_recipe_and_task_is_accepted() -> None:
     for recipe in names("recipe"):
-        on_trl.check_keys(composed(recipe=recipe))
+        on_trl.check_read(composed(recipe=recipe))
     tasks = [task for task in names("task") if task != "calculator"]
     for word in ["device=cuda", *(f"task={task}" for task in tasks)]:
-        on_trl.check_keys(composed(word))
+        on_trl.check_read(composed(word))
     with pytest.raises(ValueError, match=r"multi_turn\.enable=True is not accepted"):  # verl's tools are not TRL's
-        on_trl.check_keys(composed("task=calculator"))
+        on_trl.check_read(composed("task=calculator"))
 
 
 def test_a_key_is_in_one_part_of_the_table_and_is_one_of_verls_or_ours() -> None:
@@ -234,7 +234,7 @@ def test_an_adapter_is_the_one_that_verl_would_train() -> None:
     assert on_trl.adapter(composed()) is None
     layers = f"{MODEL}.target_modules=[q_proj,v_proj]"
     config = composed(f"{MODEL}.lora_rank=8", f"{MODEL}.lora_alpha=32", layers, f"{MODEL}.lora.merge=true")
-    on_trl.check_keys(config)
+    on_trl.check_read(config)
     found = on_trl.adapter(config)
     assert (found.r, found.lora_alpha, found.target_modules) == (8, 32, {"q_proj", "v_proj"})
     assert on_trl.adapter(composed(f"{MODEL}.lora_rank=4")).target_modules == "all-linear"

@@ -12,9 +12,9 @@ import pytest
 from published_world import gsm8k_files, small_model
 from verl.tools.tool_registry import load_all_tools
 
+from goldilocks.config.recipes import choose, compose_config
 from goldilocks.config.sections import reward_calls
 from goldilocks.launch import preflight
-from goldilocks.launch.recipe import choose, compose_config
 from goldilocks.tasks.published import Gsm8k
 from goldilocks.tasks.tiny_model import tiny_model
 

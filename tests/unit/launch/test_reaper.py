@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from goldilocks.launch.reaper import RUN, SUPERVISOR, end_processes, processes_of
+from goldilocks.launch.supervisor import RUN, SUPERVISOR, end_processes, processes_of
 
 WAIT_S = 60.0
 Start = Callable[..., psutil.Process]
@@ -35,7 +35,7 @@ def start() -> Iterator[Start]:
 
 
 def reaper(run: Path, supervisor: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "goldilocks.launch.reaper", str(run), str(supervisor)]
+    command = [sys.executable, "-m", "goldilocks.launch.supervisor", str(run), str(supervisor)]
     return subprocess.Popen(command, stdin=subprocess.PIPE)
 
 

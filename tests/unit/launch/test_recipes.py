@@ -12,7 +12,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from goldilocks.cli import main, parse
-from goldilocks.launch.recipe import choose, compose_config
+from goldilocks.config.recipes import choose, compose_config
 
 ROOT = Path(__file__).parents[3]
 

@@ -14,8 +14,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from goldilocks.cli import main
+from goldilocks.config.recipes import choose, compose_config, names, quoted
 from goldilocks.launch.preflight import check_paths
-from goldilocks.launch.recipe import choose, compose_config, names, quoted
 from goldilocks.launch.train import prepared
 from goldilocks.runs.costs import Progress, clock
 from goldilocks.runs.files import RunDir

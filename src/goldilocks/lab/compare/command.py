@@ -20,7 +20,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.console import Console
 
-from goldilocks.config.recipes import listed
+from goldilocks.config.recipes import Choice, choose, listed, quoted
 from goldilocks.errors import missing_extra, require
 from goldilocks.hashing import content_key
 from goldilocks.lab.compare.arm import GROUPS, MINI_BATCH, SEEDS, STEPS, Arm, EqualCost, combinations, parse_grid
@@ -38,7 +38,6 @@ from goldilocks.lab.compare.study import (
 from goldilocks.lab.compare.table import Table, make_table
 from goldilocks.launch.machine import find_device, share_of_cores
 from goldilocks.launch.preflight import check_paths, files_of, provide
-from goldilocks.launch.recipe import choose, quoted
 from goldilocks.launch.supervisor import Board, LiveLine
 from goldilocks.launch.train import STALL_S, check_keys, composed, interruptible, prepared, supervise
 from goldilocks.runs.costs import Progress, clock

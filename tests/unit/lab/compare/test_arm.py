@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goldilocks.config.recipes import names
+from goldilocks.config.recipes import choose, compose_config, names
 from goldilocks.config.settings import Settings
 from goldilocks.lab.compare.arm import (
     BATCH,
@@ -19,7 +19,6 @@ from goldilocks.lab.compare.arm import (
     unit_words,
 )
 from goldilocks.launch.on_trl import slots
-from goldilocks.launch.recipe import choose, compose_config
 
 
 def test_without_a_filter_a_batch_has_as_many_prompts():
