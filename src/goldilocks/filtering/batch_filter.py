@@ -80,10 +80,6 @@ class PPOBatchFilter:
     def filter_batch(
         self, batch: Mapping[str, Any], uids: Uids, return_indices: Literal[True]
     ) -> tuple[Tensor, Metrics]: ...
-    @overload
-    def filter_batch(
-        self, batch: Mapping[str, Any], uids: Uids, return_indices: bool
-    ) -> tuple[dict[str, Any] | Tensor, Metrics]: ...
 
     def filter_batch(
         self, batch: Mapping[str, Any], uids: Uids, return_indices: bool = False

@@ -256,54 +256,36 @@ class PaddedBatch:
     is_padding: Tensor
 
 
-def pad_batch(
-    batch: Mapping[str, Any], uids: Uids, group_size: int | None, divisor: int, zeroed: Sequence[str] = ZEROED
-) -> PaddedBatch:
+def pad_batch(batch: Mapping[str, Any], uids: Uids, group_size: int | None, divisor: int) -> PaddedBatch:
     """Fill incomplete groups up to ``group_size`` (None: leave groups as they are) and the batch up to ``divisor``.
 
     Groups come out in the order of first occurrence, each in one piece. Padding rows copy the row with the fewest
-    response tokens, then ``zeroed`` fields are zero and the response's part of ``attention_mask`` is too.
+    response tokens, then ``ZEROED`` fields are zero and the response's part of ``attention_mask`` is too. Each has a
+    uid of its own, so that it shifts no baseline.
     """
     require(divisor >= 1, "divisor", divisor, "1 or more")
     mask = row_tensor(batch, "response_mask", 2)
     require_uids(uids, len(mask))
     require(len(mask) > 0, "response_mask", "no rows", "at least one row: a padding row is made from a real one")
-    source, is_padding = _plan(uids, group_size, divisor, template=int(mask.sum(-1).argmin()))
-    source, is_padding = source.to(mask.device), is_padding.to(mask.device)
-    padded = take_rows(batch, source, len(mask))
-    for name in set(zeroed) & padded.keys():
-        _zero(name, padded[name], is_padding)
-    if "attention_mask" in padded:
-        padded["attention_mask"][is_padding, -mask.shape[1] :] = 0
-    return PaddedBatch(padded, _padded_uids(uids, source, is_padding), is_padding)
-
-
-def _plan(uids: Uids, group_size: int | None, divisor: int, template: int) -> tuple[Tensor, Tensor]:
-    """Return for every row of the padded batch the row it is made from, and whether it is padding."""
-    group, source = torch.sort(first_occurrence_codes(uids), stable=True)
-    groups = Segments.from_sorted(group)
-    place = torch.arange(len(source))
-    total = len(source)
+    group, rows = torch.sort(first_occurrence_codes(uids), stable=True)
+    place, total = torch.arange(len(rows)), len(rows)
     if group_size is not None:
+        groups = Segments.from_sorted(group)
         largest = int(groups.sizes.max())
         require(group_size >= largest, "group_size", group_size, f"{largest} or more, the size of the largest group")
-        place = groups.of_row * group_size + groups.position
-        total = len(groups) * group_size
+        place, total = groups.of_row * group_size + groups.position, len(groups) * group_size
     total = -(-total // divisor) * divisor
     is_padding = torch.ones(total, dtype=torch.bool).index_fill_(0, place, False)
-    return torch.full((total,), template).index_copy_(0, place, source), is_padding
-
-
-def _zero(name: str, values: Any, where: Tensor) -> None:
-    fits = isinstance(values, (Tensor, np.ndarray))
-    require(fits, name, type(values).__name__, "a tensor or a numpy array, which padding can zero")
-    values[where if isinstance(values, Tensor) else where.cpu().numpy()] = 0
-
-
-def _padded_uids(uids: Uids, source: Tensor, is_padding: Tensor) -> list[object]:
-    """Return the uids: each padding row is a group of its own, so that it shifts no baseline."""
+    source = torch.full((total,), int(mask.sum(-1).argmin())).index_copy_(0, place, rows)
+    padded = take_rows(batch, source, len(mask))
+    for name in set(ZEROED) & padded.keys():
+        column = padded[name]
+        fits = isinstance(column, (Tensor, np.ndarray))
+        require(fits, name, type(column).__name__, "a tensor or a numpy array, which padding can zero")
+        column[is_padding if isinstance(column, Tensor) else is_padding.numpy()] = 0
+    if "attention_mask" in padded:
+        padded["attention_mask"][is_padding, -mask.shape[1] :] = 0
     values = uids.tolist() if isinstance(uids, (np.ndarray, Tensor)) else uids
-    return [
-        f"{PADDING_UID}{place}" if padding else values[row]
-        for place, (row, padding) in enumerate(zip(source.tolist(), is_padding.tolist(), strict=True))
-    ]
+    made = zip(source.tolist(), is_padding.tolist(), strict=True)
+    named = [f"{PADDING_UID}{at}" if padding else values[row] for at, (row, padding) in enumerate(made)]
+    return PaddedBatch(padded, named, is_padding.to(mask.device))

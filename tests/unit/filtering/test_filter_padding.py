@@ -99,7 +99,7 @@ def test_fields_to_zero_may_be_numpy_arrays_and_must_be_numbers() -> None:
     result = pad_batch(batch | {"rewards": np.ones(3)}, uids, GROUP, 1)
     assert result.batch["rewards"].tolist() == [1, 1, 1, 0]
     with pytest.raises(ValueError, match="='list' is not accepted: a tensor or a numpy array"):
-        pad_batch(batch, uids, GROUP, 1, zeroed=["acc"])
+        pad_batch(batch | {"rewards": [1.0] * 3}, uids, GROUP, 1)
 
 
 def test_a_batch_without_an_attention_mask_is_padded() -> None:
