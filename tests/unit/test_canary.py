@@ -134,12 +134,13 @@ def test_verl_still_has_the_function_the_patch_was_written_for(patch: Patch, pat
 
 
 def test_the_installed_trl_is_one_that_ours_was_written_for() -> None:
-    trl = pytest.importorskip("trl")
-    supported = importlib.import_module("goldilocks.trl.supported")
-    assert supported.changed(trl.GRPOTrainer) == []
-    assert supported.changed(trl.RLOOTrainer) == []
+    pytest.importorskip("trl")
+    algorithms = importlib.import_module("goldilocks.trl.algorithms")
+    known = (*algorithms.GoldilocksGRPOTrainer.written_for, *algorithms.GoldilocksRLOOTrainer.written_for)
+    assert [function for function, sources in known if not is_known(function, sources)] == []
 
 
 def test_the_installed_asynchronous_trainer_is_the_one_that_ours_was_written_for() -> None:
     pytest.importorskip("trl.experimental.async_grpo", exc_type=ImportError)
-    assert importlib.import_module("goldilocks.trl.async_trainer").changed() == []
+    known = importlib.import_module("goldilocks.trl.async_trainer").WRITTEN_FOR
+    assert [function for function, sources in known if not is_known(function, sources)] == []

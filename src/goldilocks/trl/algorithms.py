@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 from trl import GRPOTrainer, RLOOTrainer
 
-from goldilocks.trl.collection import Rewards
+from goldilocks.trl.collection import Rewards, WrittenFor
 from goldilocks.trl.rows import CompletionRow
-from goldilocks.trl.shortcuts import only_signal_allowed
 from goldilocks.trl.trainer import CollectedTrainer
 
 EPSILON = 1e-4  # TRL's
+PREPARE_INPUTS, LOG_PROBS = "f824e7fb07147956", ("dc17fee20840b7eb", "ea73c3909275851d")  # sources that both have
+BY_ROW = ("grpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")  # each row's term is proportional to its advantage
 MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")  # losses whose policy term is divided by the number of rows
 KL = "goldilocks_kl"  # a column of the batch: how far each completion is from the reference model
 
@@ -30,8 +31,14 @@ KL = "goldilocks_kl"  # a column of the batch: how far each completion is from t
 class GoldilocksGRPOTrainer(CollectedTrainer, GRPOTrainer):  # type: ignore[misc]
     """``GRPOTrainer`` and, if asked for, what ``CollectedTrainer`` adds."""
 
-    trl = GRPOTrainer
-    _lacks_log_probs = True
+    trl_versions = "1.14 to 1.16"
+    written_for: WrittenFor = (
+        (GRPOTrainer._generate_and_score_completions, ("2deae91942535170", "e03ed7a34c24a6b3", "1fa48922792dcd5c")),
+        (GRPOTrainer._calculate_rewards, "736ae29b083840b5"),
+        (GRPOTrainer._prepare_inputs, PREPARE_INPUTS),
+        (GRPOTrainer._get_per_token_logps_and_entropies, LOG_PROBS),
+    )
+    _ratio_per_token = True
 
     def _generate(self, prompts: list[Any]) -> Any:
         found = super()._generate(prompts)
@@ -51,21 +58,27 @@ class GoldilocksGRPOTrainer(CollectedTrainer, GRPOTrainer):  # type: ignore[misc
 
     @property
     def _rows_stand_alone(self) -> bool:
-        return only_signal_allowed(self.args)
+        args = self.args
+        plain = args.beta == 0 and args.top_entropy_quantile == 1 and args.off_policy_mask_threshold is None
+        bonus = args.entropy_coef != 0 or args.use_adaptive_entropy
+        return args.loss_type in BY_ROW and plain and not bonus
 
     @property
     def _mean_of_rows(self) -> bool:
         return self.loss_type in MEAN_OF_ROWS
 
-    def _returned(self, ids: list[list[int]], log_probs: list[list[float]]) -> Any:
-        return ids, log_probs
-
 
 class GoldilocksRLOOTrainer(CollectedTrainer, RLOOTrainer):  # type: ignore[misc]
     """``RLOOTrainer`` and, if asked for, what ``CollectedTrainer`` adds."""
 
-    trl = RLOOTrainer
-    _lacks_log_probs = False
+    trl_versions = "1.16"
+    written_for: WrittenFor = (
+        (RLOOTrainer._generate_and_score_completions, "93ebbf5e70d31778"),
+        (RLOOTrainer._calculate_rewards, "81ef76d93756be6f"),
+        (RLOOTrainer._prepare_inputs, PREPARE_INPUTS),
+        (RLOOTrainer._get_per_token_logps_and_entropies, LOG_PROBS),
+    )
+    _ratio_per_token = False
     _mean_of_rows = True
     _rows_stand_alone = True
     _passes: list[Tensor] | None = None  # the log-probs that TRL computes of a round: the policy's, the reference's
@@ -79,11 +92,11 @@ class GoldilocksRLOOTrainer(CollectedTrainer, RLOOTrainer):  # type: ignore[misc
             reward = row.reward(weights)
             return min(max(reward, bounds[0]), bounds[1]) if bounds else reward
 
-        def found(groups: Sequence[Sequence[CompletionRow]]) -> list[Tensor]:
-            return leave_one_out([torch.tensor([penalized(row) for row in one]) for one in groups], normalize=normalize)
-
         def penalized(row: CompletionRow) -> float:
             return score(row) - beta * float(row.tensors[KL]) if beta else score(row)
+
+        def found(groups: Sequence[Sequence[CompletionRow]]) -> list[Tensor]:
+            return leave_one_out([torch.tensor([penalized(row) for row in one]) for one in groups], normalize=normalize)
 
         return Rewards(self.reward_func_names, score, found)
 
@@ -102,9 +115,6 @@ class GoldilocksRLOOTrainer(CollectedTrainer, RLOOTrainer):  # type: ignore[misc
             self._passes.append(found[0])
         return found
 
-    def _returned(self, ids: list[list[int]], log_probs: list[list[float]]) -> Any:
-        return ids
-
 
 def advantages(groups: Sequence[Tensor], weights: Tensor, scale: str, aggregation: str) -> list[Tensor]:
     """Return the advantage of each rollout, by group.
@@ -112,8 +122,12 @@ def advantages(groups: Sequence[Tensor], weights: Tensor, scale: str, aggregatio
     ``groups`` has a tensor ``[rollouts, reward functions]`` each, NaN where a function does not apply; ``scale`` and
     ``aggregation`` are ``GRPOConfig.scale_rewards`` and ``multi_objective_aggregation``.
     """
-    if aggregation == "normalize_then_sum":
-        return _normalize_then_sum(groups, weights)
+    if aggregation == "normalize_then_sum":  # within each group by function; the sums, over the batch
+        normal = [(one - one.nanmean(0)) / (_std(one) + EPSILON) for one in groups]
+        sums = [(one * weights).nansum(1) for one in normal]
+        everything = torch.cat(sums)
+        mean, spread = everything.mean(), _std(everything)
+        return [(one - mean) / (spread + EPSILON) for one in sums]
     totals = [(rewards * weights).nansum(1) for rewards in groups]
     centred = [total - total.mean() for total in totals]
     if scale == "none":
@@ -122,15 +136,6 @@ def advantages(groups: Sequence[Tensor], weights: Tensor, scale: str, aggregatio
         spread = _std(torch.cat(totals))
         return [one / (spread + EPSILON) for one in centred]
     return [one / (_std(total) + EPSILON) for one, total in zip(centred, totals, strict=True)]
-
-
-def _normalize_then_sum(groups: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
-    """Normalize each reward function within its group, add them up, and normalize the sums over the batch."""
-    normal = [(one - one.nanmean(0)) / (_std(one) + EPSILON) for one in groups]
-    sums = [(one * weights).nansum(1) for one in normal]
-    everything = torch.cat(sums)
-    mean, spread = everything.mean(), _std(everything)
-    return [(one - mean) / (spread + EPSILON) for one in sums]
 
 
 def leave_one_out(groups: Sequence[Tensor], *, normalize: bool) -> list[Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,6 @@ from goldilocks.config.settings import Settings
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rehearsal import rehearse
 from goldilocks.errors import require
-from goldilocks.hashing import digest
 from goldilocks.trl.async_rollouts import (
     AskedRollouts,
     AskedWorker,
@@ -34,18 +33,16 @@ from goldilocks.trl.async_rollouts import (
     SampleRows,
     UntilExhausted,
 )
-from goldilocks.trl.collection import Processes
+from goldilocks.trl.collection import Processes, WrittenFor, having, warn_of_changes
 from goldilocks.trl.on_disk import BudgetCallback, RunRecord, WholeCheckpoints, add_logged
 from goldilocks.trl.rows import DatasetPrompts, Section, Sections
-from goldilocks.trl.shortcuts import having
-from goldilocks.trl.supported import warn_of
 from goldilocks.types import OnFull
 
 TIMEOUT_S = 60.0  # of a question to the server
 HERE = "on TRL's asynchronous trainer"
 VERSION = "1.16"
 # TRL's asynchronous trainer is experimental. These are the sources that ours was written for.
-KNOWN: list[tuple[Callable[..., Any], str]] = [
+WRITTEN_FOR: WrittenFor = [
     (async_grpo_trainer.RolloutQueueDataset.__iter__, "d92a084c61a3511c"),
     (async_grpo_trainer.DataCollatorForRollout.torch_call, "fc1ce59367d57b6f"),
     (async_grpo_trainer.AsyncGRPOTrainer.get_train_dataloader, "2950938428f1c183"),
@@ -58,11 +55,6 @@ KNOWN: list[tuple[Callable[..., Any], str]] = [
     (async_rollout_worker._AsyncRolloutLoop._run_loops, "664f17f542dfcc7d"),
     (async_rollout_worker.AsyncRolloutWorker.start, "32344ffaef4ab484"),
 ]
-
-
-def changed() -> list[str]:
-    """Return the functions of TRL that are not those Goldilocks was written for."""
-    return [function.__qualname__ for function, known in KNOWN if digest(function) != known]
 
 
 class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: ignore[misc]
@@ -90,7 +82,7 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
     ) -> None:
         sections = Sections(filter_groups, adaptive_rollout, goldilocks, batch_filter, gen_batch_size)
         if sections.given:
-            warn_of(changed(), VERSION)
+            warn_of_changes(WRITTEN_FOR, VERSION)
             check(sections, kwargs)
         super().__init__(*args, **kwargs)
         self._collects = sections.given

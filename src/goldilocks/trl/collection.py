@@ -9,33 +9,30 @@ tensor for tensor. Otherwise rows of several rounds, and of earlier steps, are p
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+import trl
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor
 
 from goldilocks.drive.backend import places
 from goldilocks.drive.driver import Driver
 from goldilocks.drive.rows import Place
-from goldilocks.hashing import hashed
+from goldilocks.hashing import Sources, hashed, is_known
 from goldilocks.rewards import spent
 from goldilocks.trl.rows import LOG_PROBS, SAMPLED, CompletionRow, CompletionRows, DatasetPrompts, join_rows
 from goldilocks.types import Event, Failure, Group, Request, Rollout
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
-
+WrittenFor = Sequence[tuple[Callable[..., Any], Sources]]  # functions of TRL, with the digests of each one's sources
 SCALE = "goldilocks_loss_scale"  # a column of the batch: how much the rows that fill it up would thin the loss out
-
-
-@dataclass(frozen=True)
-class Generated:
-    """What TRL made of this process's share of a round: its tensors, and the rows in them."""
-
-    output: dict[str, Any]
-    rows: list[CompletionRow]
 
 
 @dataclass(frozen=True)
@@ -57,8 +54,8 @@ class Rewards:
     advantages: Callable[[Sequence[Sequence[CompletionRow]]], list[Tensor]]  # of each row, by group
 
 
-Seeds = Callable[[], list[int]]  # one for each row of a round, where somebody asks for them
-Generate = Callable[[list[dict[str, Any]], int, Seeds], Generated]
+# Of this process's share of a round: inputs, the size of a group and seeds give what TRL made, and the rows in it.
+Generate = Callable[[list[dict[str, Any]], int, list[int]], tuple[dict[str, Any], list[CompletionRow]]]
 LogProbs = Callable[[list[CompletionRow]], list[Tensor]]
 
 
@@ -96,10 +93,10 @@ class Collection:
     def collect(self, generate: Generate, log_probs: LogProbs, rewards: Rewards) -> dict[str, Any]:
         """Return what TRL trains on next, this process's part of it."""
         self._generate, self._rewards = generate, rewards
-        self._rounds: list[tuple[Round, Generated]] = []
+        self._rounds: list[tuple[Round, dict[str, Any]]] = []
         self.generated = []
         self.batch = self._follow() if self.driver is None else self._lead(self.driver)
-        output = self._output(self.batch, self._rounds, rewards)
+        output = self._output(self.batch, rewards)
         self._rounds = []  # their tensors would take up memory in the update
         self.rows.retain(self.batch.alive)
         self._remember_log_probs(self.batch, log_probs)
@@ -127,7 +124,7 @@ class Collection:
 
     def events(self, requests: Sequence[Request]) -> Iterator[Event]:
         """Have all processes generate a round; yield what became of each rollout. The driver calls this."""
-        decided = Round.of(tuple(requests), self._seed)
+        decided = Round(tuple(requests), self._seed)
         self._processes.send(decided)
         for (request, number, _), row in zip(places(requests), self._generate_round(decided), strict=True):
             yield _event(request.uid, number, row, self._rewards)
@@ -142,11 +139,11 @@ class Collection:
         self.generated += [None] * (len(even) - len(indices))
         inputs = self._prompts.rows(self._processes.share(even))
         size = self._sizes.n if self._whole(requests) else 1
-        generated = self._generate(inputs, size, lambda: self._processes.share(self._processes.even(decided.seeds)))
-        rows = self._gathered(generated.rows)[: len(indices)]
+        output, own = self._generate(inputs, size, self._processes.share(self._processes.even(decided.seeds)))
+        rows = self._gathered(own)[: len(indices)]
         for (request, number, _), row in zip(places(requests), rows, strict=True):
             self.rows.put((request.uid, number), row)
-        self._rounds.append((decided, generated))
+        self._rounds.append((decided, output))
         self._together = False
         return rows
 
@@ -170,9 +167,9 @@ class Collection:
 
     # -- the batch -----------------------------------------------------------------------------------------------------
 
-    def _output(self, batch: Batch, rounds: Sequence[tuple[Round, Generated]], rewards: Rewards) -> dict[str, Any]:
-        whole = len(rounds) == 1 and self._is_round(batch, rounds[0][0].requests)
-        made = rounds[0][1].output if whole else None
+    def _output(self, batch: Batch, rewards: Rewards) -> dict[str, Any]:
+        whole = len(self._rounds) == 1 and self._is_round(batch, self._rounds[0][0].requests)
+        made = self._rounds[0][1] if whole else None
         if made is not None and self._processes.count == 1:
             places_made = [place for place in self.generated if place is not None]  # one process: all of them
             self.trained = dict(zip(places_made, made["advantages"].tolist(), strict=True))
@@ -249,21 +246,17 @@ def _event(uid: str, number: int, row: CompletionRow, rewards: Rewards) -> Rollo
 
 @dataclass(frozen=True)
 class Round:
-    """Requests that are generated together, and the seed of each one's visit to its prompt."""
+    """Requests that are generated together; ``seed`` is the run's."""
 
     requests: tuple[Request, ...]
-    visit_seeds: tuple[int, ...]
-
-    @classmethod
-    def of(cls, requests: tuple[Request, ...], seed: int) -> Round:
-        """Return a round; ``seed`` is the run's."""
-        prompts = ((request.prompt.key, request.prompt.index, request.visit) for request in requests)
-        return cls(requests, tuple(hashed(seed, *prompt) for prompt in prompts))
+    seed: int
 
     @property
     def seeds(self) -> list[int]:
         """The seed of every rollout: a function of the run's seed, the prompt, the visit and the rollout's number."""
-        return [hashed(self.visit_seeds[place], number) for _, number, place in places(self.requests)]
+        prompts = ((request.prompt.key, request.prompt.index, request.visit) for request in self.requests)
+        visits = [hashed(self.seed, *prompt) for prompt in prompts]
+        return [hashed(visits[place], number) for _, number, place in places(self.requests)]
 
 
 @dataclass(frozen=True)
@@ -281,6 +274,27 @@ class Batch:
         collector = driver.collector
         waiting = tuple((rollout.uid, rollout.index) for rollout in collector.waiting_rollouts)
         return cls(collector.in_hand, frozenset(collector.alive), waiting, driver.metrics())
+
+
+def warn_of_changes(written_for: WrittenFor, versions: str) -> None:
+    """Name functions of TRL that are not those of the tested versions: results may differ from what the tests saw."""
+    changed = [function.__qualname__ for function, sources in written_for if not is_known(function, sources)]
+    if changed:
+        message = "TRL %s has another %s than TRL %s: Goldilocks was not tested with it"
+        logger.warning(message, trl.__version__, ", ".join(changed), versions)
+
+
+@contextmanager
+def having(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Set attributes of an object of TRL's within the block."""
+    before = {name: getattr(owner, name) for name in attributes}
+    for name, value in attributes.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
 
 
 class Processes:

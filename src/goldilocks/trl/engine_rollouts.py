@@ -103,13 +103,9 @@ def version(model: nn.Module, step: int) -> Version:
 
 def check(args: Any) -> None:
     """What the engine cannot do, by the key of ``GRPOConfig`` that asks for it."""
-    for key, accepted in (
-        ("use_vllm", False),
-        ("min_p", None),
-        ("repetition_penalty", 1.0),
-        ("generation_kwargs", None),
-    ):
-        value = getattr(args, key, accepted)
+    usual = {"use_vllm": False, "min_p": None, "repetition_penalty": 1.0, "generation_kwargs": None}
+    for key, accepted in usual.items():
+        value = getattr(args, key)
         require(value in (accepted, {}), key, value, f"{accepted} with engine_slots")
     require(args.max_completion_length is not None, "max_completion_length", None, "a length, with engine_slots")
 

@@ -436,14 +436,9 @@ def trainers_log_probs(inputs: Mapping[str, Any], now: Tensor, sampled: Tensor) 
     return own, mask & ~copied
 
 
-def weights_guard(args: Any, model: nn.Module, action: str) -> WeightsGuard:
-    """Return the guard of a run; ``action`` is ``goldilocks.on_stale_weights``."""
-    return WeightsGuard(action, exact=is_exact(args, model), judges=is_comparable(args, model))
-
-
 def is_exact(args: Any, model: nn.Module) -> bool:
     """Whether trainer and engine both compute in fp32."""
-    half = args.bf16 or args.fp16 or getattr(args, "use_vllm", False)
+    half = args.bf16 or args.fp16 or args.use_vllm
     return not half and all(one.dtype == torch.float32 for one in model.parameters())
 
 
@@ -453,10 +448,10 @@ def is_comparable(args: Any, model: nn.Module) -> bool:
     config: Any = getattr(model, "config", None)
     routed = config is not None and has_experts(config.to_dict())
     # Tokens are left out of the distribution that the engine reports.
-    bound = getattr(args, "vllm_structured_outputs_regex", None)
-    cut = (args.top_p or 1.0) < 1 or (args.top_k or 0) > 0 or getattr(args, "min_p", None) or bound
+    bound = args.vllm_structured_outputs_regex
+    cut = (args.top_p or 1.0) < 1 or (args.top_k or 0) > 0 or args.min_p or bound
     # The engine reports logits that more than the temperature has changed.
-    altered = (getattr(args, "repetition_penalty", None) or 1.0) != 1 or getattr(args, "generation_kwargs", None)
+    altered = (args.repetition_penalty or 1.0) != 1 or args.generation_kwargs
     # A vLLM server, whose options are its own, may report log-probs without the temperature.
-    raw = getattr(args, "use_vllm", False) and args.vllm_mode == "server" and args.temperature != 1
+    raw = args.use_vllm and args.vllm_mode == "server" and args.temperature != 1
     return not (dropped or routed or cut or altered or raw)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from trl.trainer.utils import RepeatSampler, split_pixel_values_by_grid
 
@@ -178,6 +178,57 @@ def _padded(values: Sequence[Tensor], fill: int, left: bool, multiple: int | Non
     return out
 
 
+# -- rows with a signal: the others are counted in the loss's denominator, and not computed ----------------------------
+
+
+def with_signal(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], float]:
+    """Return the rows to compute, cut to their longest prompt and completion, and the share of all rows that they are.
+
+    The share is 0 where there is nothing to compute.
+    """
+    has: Tensor = inputs["advantages"] != 0
+    if not has.any():
+        return {}, 0.0
+    kept = {name: value[has] if _per_row(value, len(has)) else value for name, value in inputs.items()}
+    prompt, completion = (max(1, int(kept[f"{part}_mask"].sum(1).max())) for part in ("prompt", "completion"))
+    width = kept["completion_mask"].shape[1]
+    for name, value in kept.items():
+        if name in PROMPT:
+            kept[name] = value[:, -prompt:]
+        elif isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == width:
+            kept[name] = value[:, :completion]
+    return kept, float(has.sum()) / len(has)
+
+
+def signal_first(parts: Sequence[dict[str, Any]], together: int) -> list[dict[str, Any]]:
+    """Return micro-batches of the same rows, ``together`` at a time for an update; rows with a signal come first.
+
+    An update is a sum over its rows, so their order does not matter to it: where few have a signal, one micro-batch has
+    them all and the others need not be computed.
+    """
+    ordered: list[dict[str, Any]] = []
+    for start in range(0, len(parts), together):
+        update = parts[start : start + together]
+        by_row = [name for name, value in update[0].items() if _per_row(value, len(update[0]["advantages"]))]
+        order = torch.cat([part["advantages"] for part in update]).eq(0).to(torch.uint8).argsort(stable=True)
+        columns = {name: torch.cat([part[name] for part in update])[order].chunk(len(update)) for name in by_row}
+        ordered += [{**part, **{name: columns[name][place] for name in by_row}} for place, part in enumerate(update)]
+    return ordered
+
+
+def no_loss(model: nn.Module) -> Tensor:
+    """Return a loss of zero whose gradient is zero for every parameter, as that of rows without signal is.
+
+    No gradient at all would be another thing: the optimizer would not move, where its momentum moves it on.
+    """
+    firsts = [one.view(-1)[:1] for one in model.parameters() if one.requires_grad and one.numel()]
+    return 0.0 * torch.cat([one.float() for one in firsts]).sum()
+
+
+def _per_row(value: Any, rows: int) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0 and len(value) == rows
+
+
 class CompletionGate(FilterGate):
     """``batch_filter.*`` on the rows that TRL returned."""
 
@@ -201,12 +252,6 @@ class CompletionGate(FilterGate):
 
 
 # -- images ------------------------------------------------------------------------------------------------------------
-
-
-def splits_images() -> bool:
-    """Return whether this TRL gives every row its own images; older ones do so for some models only."""
-    seen = split_pixel_values_by_grid({"pixel_values": torch.zeros(3, 1), "num_images": [1, 2]})
-    return isinstance(seen["pixel_values"], list)
 
 
 def split_images(
@@ -290,8 +335,6 @@ class DatasetPrompts(TablePrompts):
         known = self._has_prompts or environments
         require(known, "train_dataset", columns, "a data set with the column 'prompt', or an environment_factory")
         self.images = next((column for column in columns if column in IMAGE_COLUMNS), None)
-        known = self.images is None or splits_images()
-        require(known, "train_dataset", self.images, "no images, unless every section is left out, with this TRL")
         self._dataset = self.table = dataset
         super().__init__(len(dataset))
 

@@ -30,9 +30,18 @@ from goldilocks.engine.engine import is_truncated
 from goldilocks.engine.weights import check_adapters, is_adapted
 from goldilocks.errors import require
 from goldilocks.hashing import hashed
+from goldilocks.losses.log_probs import WeightsGuard
 from goldilocks.runs.history import by_column, check_values, column_and_value, metric_name, value_of
-from goldilocks.trl import shortcuts
-from goldilocks.trl.collection import SCALE, Collection, Generated, Processes, Rewards, Seeds, Sizes
+from goldilocks.trl.collection import (
+    SCALE,
+    Collection,
+    Processes,
+    Rewards,
+    Sizes,
+    WrittenFor,
+    having,
+    warn_of_changes,
+)
 from goldilocks.trl.engine_rollouts import EngineRollouts, Turns
 from goldilocks.trl.on_disk import (
     BudgetCallback,
@@ -42,7 +51,8 @@ from goldilocks.trl.on_disk import (
     WholeCheckpoints,
     accuracy_name,
     add_logged,
-    weights_guard,
+    is_comparable,
+    is_exact,
 )
 from goldilocks.trl.rows import (
     IMAGES,
@@ -55,11 +65,12 @@ from goldilocks.trl.rows import (
     Section,
     Sections,
     join_rows,
+    no_loss,
+    signal_first,
     split_rows,
     texts_alone,
+    with_signal,
 )
-from goldilocks.trl.shortcuts import having
-from goldilocks.trl.supported import check_trl
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +99,10 @@ class CollectedTrainer(WholeCheckpoints):
     ``run_dir`` is where ``goldilocks report`` finds the run (default: ``output_dir``).
     """
 
-    trl: type[Any]  # TRL's trainer
-    _lacks_log_probs: bool  # whether rows come without the log-probs of the policy that wrote them
+    trl_versions: str  # that were tested
+    written_for: WrittenFor  # what is overridden or called of TRL's trainer
+    # Whether TRL returns sampled log-probs with the ids, and rows lack the log-probs of the policy that wrote them.
+    _ratio_per_token: bool
     train_dataset: Any  # TRL's own, which has no types
     num_generations: int
     beta: Any  # the weight of the KL term
@@ -112,7 +125,7 @@ class CollectedTrainer(WholeCheckpoints):
     ) -> None:
         self.collection: Collection | None = None
         self._scored: Scored | None = None
-        self._seeds: Seeds | None = None  # of the round that is being generated
+        self._seeds: list[int] | None = None  # of the round that is being generated
         self._turns: Turns | None = None  # of the conversations that are being generated
         self._tool_tokens: list[int] | None = None  # how many tools wrote into each answer that was generated last
         self._weights_guard: WeightsGuardCallback | None = None
@@ -120,21 +133,20 @@ class CollectedTrainer(WholeCheckpoints):
         self._validate_by: Sequence[str] = []
         super().__init__(*args, **kwargs)
         self._engine = None if engine_slots is None else self._rollouts(engine_slots)
-        routed = getattr(self, "aux_loss_enabled", False)  # a router's loss is over all rows
         alone = self.accelerator.num_processes == 1
-        plain = not routed and not self._sees_images
+        plain = not self.aux_loss_enabled and not self._sees_images  # a router's loss is over all rows
         self._only_signal = only_signal and alone and plain and self._rows_stand_alone
         self._eval_loss = eval_loss
         sections = Sections(filter_groups, adaptive_rollout, goldilocks, batch_filter, gen_batch_size)
         if sections.given or only_signal or self._engine is not None:
             avoid_cudnn()  # batches have any length, and rows of padding on their left
         if sections.given:
-            check_trl(self.trl)
+            warn_of_changes(self.written_for, self.trl_versions)
             self._collect(sections, Path(run_dir or self.args.output_dir))
-        if self._engine is not None or getattr(self.args, "use_vllm", False):
-            guard = weights_guard(
-                self.args, self.model, (goldilocks or {}).get("on_stale_weights", Policies.on_stale_weights)
-            )
+        if self._engine is not None or self.args.use_vllm:
+            action = (goldilocks or {}).get("on_stale_weights", Policies.on_stale_weights)
+            exact, judges = is_exact(self.args, self.model), is_comparable(self.args, self.model)
+            guard = WeightsGuard(action, exact=exact, judges=judges)
             self._weights_guard = WeightsGuardCallback(guard, self.accelerator, self._metrics["train"])
             self.add_callback(self._weights_guard)
 
@@ -144,11 +156,11 @@ class CollectedTrainer(WholeCheckpoints):
         self._validate_by = settings.policies.validate_by
         processes = Processes(self.accelerator)
         dataset = self._remove_unused_columns(self.train_dataset, "training")
-        environments = getattr(self, "environment_factories", None) is not None  # an older TRL has one at most
+        environments = getattr(self, "environment_factories", None) is not None  # RLOO has none
         rows, prompts = CompletionRows(), DatasetPrompts(dataset, environments=environments)
         parts, n = self.args.steps_per_generation, self.num_generations
-        sizes = Sizes(n, parts, self._text_tokenizer.pad_token_id, getattr(self, "pad_to_multiple_of", None))
-        keeps = self._lacks_log_probs and settings.trains_older_groups
+        sizes = Sizes(n, parts, self._text_tokenizer.pad_token_id, self.pad_to_multiple_of)
+        keeps = self._ratio_per_token and settings.trains_older_groups
         self.collection = Collection(prompts, rows, processes, sizes, keeps=keeps, seed=self.args.seed)
         driver = self._driver(settings, prompts, rows, self.collection) if processes.first else None
         self.collection.driver = driver
@@ -199,7 +211,9 @@ class CollectedTrainer(WholeCheckpoints):
         device = self.accelerator.device
         return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in columns.items()}
 
-    def _generate_round(self, inputs: list[dict[str, Any]], group_size: int, seeds: Seeds) -> Generated:
+    def _generate_round(
+        self, inputs: list[dict[str, Any]], group_size: int, seeds: list[int]
+    ) -> tuple[dict[str, Any], list[CompletionRow]]:
         """TRL's own generation and scoring of these rows, which are groups of this size to it."""
         with having(self, num_generations=group_size, _seeds=seeds):
             output = self._generate_and_score(inputs)
@@ -210,18 +224,11 @@ class CollectedTrainer(WholeCheckpoints):
         longest = self.args.max_completion_length or math.inf
         by_tools = self._tool_tokens or [0] * len(inputs)
         prompts, completions = (list(map(texts_alone, texts)) for texts in (scored.prompts, scored.completions))
-        tensors = split_rows(output, scored.ids)
-        return Generated(
-            output,
-            [
-                CompletionRow(
-                    one, tuple(own), prompt, completion, is_truncated(ids, longest, self._ends), tool_tokens=tools
-                )
-                for one, own, prompt, completion, ids, tools in zip(
-                    tensors, rewards, prompts, completions, scored.ids, by_tools, strict=True
-                )
-            ],
-        )
+        columns = split_rows(output, scored.ids), rewards, prompts, completions, scored.ids, by_tools
+        return output, [
+            CompletionRow(one, tuple(own), prompt, completion, is_truncated(ids, longest, self._ends), tools)
+            for one, own, prompt, completion, ids, tools in zip(*columns, strict=True)
+        ]
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """TRL's; the rows of a new batch that have a signal come first in each update."""
@@ -229,7 +236,7 @@ class CollectedTrainer(WholeCheckpoints):
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
         if not self._only_signal or self._buffered_inputs is before:
             return inputs
-        parts = shortcuts.signal_first(self._buffered_inputs, self.args.gradient_accumulation_steps)
+        parts = signal_first(self._buffered_inputs, self.args.gradient_accumulation_steps)
         self._buffered_inputs = parts
         part: dict[str, Any] = parts[self._step % self.args.steps_per_generation]
         return part
@@ -305,10 +312,6 @@ class CollectedTrainer(WholeCheckpoints):
         """Whether the policy's term of the loss is divided by the number of rows."""
         raise NotImplementedError
 
-    def _returned(self, ids: list[list[int]], log_probs: list[list[float]]) -> Any:
-        """Return what TRL's ``_generate_single_turn`` returns."""
-        raise NotImplementedError
-
     # -- log-probs -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -330,10 +333,9 @@ class CollectedTrainer(WholeCheckpoints):
         """TRL's loss; its normalisation ignores padding rows and counts skipped ones."""
         scale = inputs.get(SCALE)
         if self._only_signal:
-            inputs, share = shortcuts.with_signal(inputs)
+            inputs, share = with_signal(inputs)
             if not share:
-                begins = self._step % self.args.gradient_accumulation_steps == 0
-                return shortcuts.no_loss(model if begins else None, self.accelerator.device)
+                return no_loss(model)
             scale = share if scale is None else scale * share
         inputs = dict(inputs)  # a batch may serve several updates
         beta = self.beta
@@ -345,29 +347,22 @@ class CollectedTrainer(WholeCheckpoints):
         with having(self, beta=beta, _in_loss=inputs):
             return super().compute_loss(model, inputs, *args, **kwargs)
 
-    def _get_per_token_logps_and_entropies(self, model: Any, input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """TRL's; in a loss, log-probs of now are what the rest of it waits for."""
-        if not (self._eval_loss or self.model.training):
-            return self._no_log_probs(input_ids, *args, **kwargs)
-        found = super()._get_per_token_logps_and_entropies(model, input_ids, *args, **kwargs)
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """TRL's; in a loss, rows that this very policy wrote get their old log-probs."""
+        if not (self._eval_loss or self.model.training):  # an evaluation that computes no loss
+            return torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device), None, None
+        given = model, input_ids, attention_mask, logits_to_keep, *args
+        found = super()._get_per_token_logps_and_entropies(*given, **kwargs)
         inputs, self._in_loss = self._in_loss, None
         if inputs is not None:
-            self._use_log_probs(inputs, found[0].detach())
+            log_probs, old = found[0].detach(), inputs.get(LOG_PROBS)
+            if self._weights_guard is not None and self.model.training:
+                self._weights_guard.see(inputs, log_probs)
+            if old is not None:
+                old.copy_(torch.where(old.isnan(), log_probs, old))
         return found
-
-    @staticmethod
-    def _no_log_probs(input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, *_: Any, **__: Any) -> Any:
-        """Return zeros for an evaluation that computes no loss."""
-        zeros = torch.zeros(len(input_ids), logits_to_keep, device=input_ids.device)
-        return zeros, None, None
-
-    def _use_log_probs(self, inputs: dict[str, Any], log_probs: Tensor) -> None:
-        """Rows that this very policy wrote get their old log-probs."""
-        if self._weights_guard is not None and self.model.training:
-            self._weights_guard.see(inputs, log_probs)
-        old = inputs.get(LOG_PROBS)
-        if old is not None:
-            old.copy_(torch.where(old.isnan(), log_probs, old))
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """TRL's; without a loss where none is asked for."""
@@ -409,13 +404,14 @@ class CollectedTrainer(WholeCheckpoints):
         if self._engine is None:
             return super()._generate_single_turn(prompt_ids, *args, **kwargs)
         if self._turns is None:
-            seeds = self._plain_seeds(prompt_ids) if self._seeds is None else self._seeds()
-            self._turns = Turns(prompt_ids, seeds, self.args.max_completion_length)
+            own = self._plain_seeds(prompt_ids) if self._seeds is None else self._seeds
+            self._turns = Turns(prompt_ids, own, self.args.max_completion_length)
         seeds, limits = self._turns.next(prompt_ids)
         model = self.accelerator.unwrap_model(self.model_wrapped)
         found = self._engine.generate(model, self.state.global_step, prompt_ids, seeds, limits)
-        self._turns.wrote(prompt_ids, [one.token_ids for one in found])
-        return self._returned([one.token_ids for one in found], [one.log_probs for one in found])
+        ids = [one.token_ids for one in found]
+        self._turns.wrote(prompt_ids, ids)
+        return (ids, [one.log_probs for one in found]) if self._ratio_per_token else ids
 
     def _generate(self, prompts: list[Any]) -> Any:
         """TRL's: a turn of every conversation, and further turns of those that call tools."""
@@ -439,7 +435,12 @@ class CollectedTrainer(WholeCheckpoints):
         del metrics["frac_reward_zero_std"][logged:]
         flat = [len(set(group.rewards)) == 1 for group in collection.batch.groups]
         metrics["frac_reward_zero_std"].append(sum(flat) / max(1, len(flat)))
-        self._log_advantages(collection)
+        # TRL's table of completions: the advantage of every rollout that is trained, NaN of the others.
+        found = [collection.trained.get(place, math.nan) if place else math.nan for place in collection.generated]
+        table = self._logs["advantages"]
+        before = list(table)[: max(0, len(table) - len(found))]
+        table.clear()
+        table.extend([*before, *found])
         add_logged(metrics, {**collection.batch.metrics, "train/padding_rollouts": collection.padding_rollouts})
         if collection.driver is not None:
             self._record.batch(self.state.global_step + 1, collection)
@@ -448,14 +449,6 @@ class CollectedTrainer(WholeCheckpoints):
         """What is known of an update only once it is made."""
         gap = {} if self._weights_guard is None else self._weights_guard.metrics
         return {**self._budget.metrics(), **gap}
-
-    def _log_advantages(self, collection: Collection) -> None:
-        """Correct TRL's table of completions: the advantage of every rollout that is trained, NaN of the others."""
-        found = [collection.trained.get(place, math.nan) if place else math.nan for place in collection.generated]
-        logged = self._logs["advantages"]
-        before = list(logged)[: max(0, len(logged) - len(found))]
-        logged.clear()
-        logged.extend([*before, *found])
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

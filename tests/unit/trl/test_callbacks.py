@@ -25,7 +25,9 @@ WRITTEN = torch.tensor([[1, 1], [1, 1], [1, 0]])
 
 
 def args(**chosen: Any) -> SimpleNamespace:
-    return SimpleNamespace(**{"bf16": False, "fp16": False, "top_p": 1.0, "top_k": 0, **chosen})
+    usual = {"bf16": False, "fp16": False, "use_vllm": False, "vllm_structured_outputs_regex": None}
+    usual |= {"top_p": 1.0, "top_k": 0, "min_p": None, "repetition_penalty": 1.0, "generation_kwargs": None}
+    return SimpleNamespace(**{**usual, **chosen})
 
 
 def test_a_batch_of_one_update_is_compared_with_the_log_probs_of_now() -> None:
@@ -78,8 +80,8 @@ def test_dropout_and_cut_distributions_explain_a_gap() -> None:
 )
 def test_log_probs_of_vllm_that_are_not_the_trainers_are_not_judged(other: dict[str, Any]) -> None:
     plain = nn.Linear(2, 2)
-    defaults = {"use_vllm": True, "vllm_mode": "colocate", "vllm_structured_outputs_regex": None, "temperature": 0.7}
-    assert is_comparable(args(**defaults, repetition_penalty=1.0, generation_kwargs=None), plain)
+    defaults = {"use_vllm": True, "vllm_mode": "colocate", "temperature": 0.7}
+    assert is_comparable(args(**defaults), plain)
     assert is_comparable(args(**{**defaults, "vllm_mode": "server", "temperature": 1.0}), plain)
     assert not is_comparable(args(**{**defaults, **other}), plain)
 

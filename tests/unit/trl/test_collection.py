@@ -18,7 +18,7 @@ from goldilocks.core import Exhausted, Limits
 from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import MAX_FAILURES, Driver
 from goldilocks.rewards import RewardCosts
-from goldilocks.trl.collection import Collection, Generated, Processes, Rewards, Sizes
+from goldilocks.trl.collection import Collection, Processes, Rewards, Sizes
 from goldilocks.trl.on_disk import Saved
 from goldilocks.trl.rows import CompletionRow, CompletionRows
 
@@ -76,11 +76,11 @@ def collected(wire: Wire, rank: int, tokens: int, limits: Limits) -> Any:
     """Return this process's batch, or what ended it; every answer has so many tokens."""
     subject = collection(wire, process(rank), limits)
 
-    def generate(inputs: list[dict[str, Any]], *_: Any) -> Generated:
+    def generate(inputs: list[dict[str, Any]], *_: Any) -> tuple[dict[str, Any], list[CompletionRow]]:
         wire.add(calls=len(inputs), seconds=1.5 + rank)
         ids = torch.ones(tokens, dtype=torch.long)
         tensors = dict.fromkeys(("prompt_ids", "prompt_mask", "completion_ids", "completion_mask"), ids)
-        return Generated({}, [CompletionRow(tensors, (float(place % 2),), "", "") for place in range(len(inputs))])
+        return {}, [CompletionRow(tensors, (float(place % 2),), "", "") for place in range(len(inputs))]
 
     try:
         subject.collect(generate, lambda rows: [], REWARDS)

@@ -16,7 +16,7 @@ from goldilocks.trl.collection import Round
 
 
 def test_no_two_rollouts_of_a_round_that_spans_two_epochs_draw_the_same_noise() -> None:
-    decided = Round.of(tuple(plain_collector(3, target_groups=8).requests(16)), seed=1)
+    decided = Round(tuple(plain_collector(3, target_groups=8).requests(16)), seed=1)
     assert len(decided.seeds) == len(set(decided.seeds)) == 16
 
 
@@ -36,7 +36,7 @@ def test_what_a_round_generated_is_let_go_before_the_batch_is_trained(tmp_path: 
 
     def generated(*args: Any) -> Any:
         made = trainer._generate_round(*args)
-        rounds.append(weakref.ref(made))
+        rounds.append(weakref.ref(made[0]["completion_ids"]))
         return made
 
     trainer.model.train()
@@ -62,7 +62,7 @@ def test_a_completion_is_truncated_unless_its_last_allowed_token_ends_it(tmp_pat
 
     def generated(*args: Any) -> Any:
         made = trainer._generate_round(*args)
-        rows.extend(made.rows)
+        rows.extend(made[1])
         return made
 
     trainer.model.train()

@@ -14,15 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
-from trl import GRPOConfig
 
 from goldilocks.tasks.tiny_model import character_tokenizer
-from goldilocks.trl import shortcuts
 from goldilocks.trl.collection import SCALE
-from goldilocks.trl.rows import LOG_PROBS, CompletionRow, join_rows
+from goldilocks.trl.rows import LOG_PROBS, CompletionRow, join_rows, signal_first
 
 LOSSES = ["grpo", "dapo", "dr_grpo", "sapo"]
-BONUS = 0.2 if hasattr(GRPOConfig, "entropy_coef") else 0.0  # the oldest TRL has no entropy bonus
+BONUS = 0.2
 
 
 def trainer(loss: str, bf16: bool, only_signal: bool) -> Any:
@@ -162,7 +160,6 @@ def with_router() -> Any:
     return made
 
 
-@pytest.mark.skipif(not hasattr(GRPOConfig, "router_aux_loss_coef"), reason="this TRL has no loss of a router")
 def test_the_loss_of_a_router_is_not_scaled() -> None:
     """With advantages of zero it is all of the loss: the same with a scale and without one."""
     made = with_router()
@@ -177,7 +174,7 @@ def test_rows_with_signal_come_first_in_each_update_and_the_gradient_stays(loss:
     parts = [micro_batch(PARTS[place], older=False) for place in range(4)]
     tokens = torch.tensor(sum(int(part["num_items_in_batch"]) for part in parts))
     parts = [{**part, "num_items_in_batch": tokens} for part in parts]
-    packed = shortcuts.signal_first(parts, together=2)
+    packed = signal_first(parts, together=2)
     assert [part["advantages"].tolist() for part in packed] == [[1.5, -1.5], [0.0, 0.0], [1.0, 2.0], [-3.0, 0.0]]
     for update in (slice(0, 2), slice(2, 4)):
         whole, part = (accumulated(trainer(loss, False, True), found[update]) for found in (parts, packed))

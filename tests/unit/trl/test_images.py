@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from datasets import Dataset, Features, Image, Value
 from PIL import Image as Picture
 
-from goldilocks.trl.rows import CompletionRow, DatasetPrompts, join_rows, split_rows, splits_images, texts_alone
+from goldilocks.trl.rows import CompletionRow, DatasetPrompts, join_rows, split_rows, texts_alone
 
 PAD = 9
-
-pytestmark = pytest.mark.skipif(not splits_images(), reason="this TRL has images for some models only")
 
 
 def batch(counts: list[int], **more: Any) -> dict[str, Any]:
