@@ -117,8 +117,8 @@ def measured_round(one: Any) -> tuple[Callable[..., Any], list[float]]:
 
     def generated(*args: Any) -> Any:
         made = generate(*args)
-        own = one._log_probs(made.rows)
-        errors.extend(float((a - row.tensors[SAMPLED]).abs().max()) for a, row in zip(own, made.rows, strict=True))
+        own = one._log_probs(made[1])
+        errors.extend(float((a - row.tensors[SAMPLED]).abs().max()) for a, row in zip(own, made[1], strict=True))
         return made
 
     return generated, errors

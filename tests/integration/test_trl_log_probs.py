@@ -30,7 +30,7 @@ class Watching(GoldilocksGRPOTrainer):
 
     def _generate_round(self, inputs: Any, *args: Any) -> Any:
         made = super()._generate_round(inputs, *args)
-        for row in made.rows:
+        for row in made[1]:
             key = tokens(row.tensors["prompt_ids"]), tokens(row.tensors["completion_ids"])
             self.written[key] = self.state.global_step, self.policy_now(row.tensors)
         return made

@@ -107,7 +107,7 @@ def rows_of(one: Any) -> list[Any]:
 
     def generated(*args: Any) -> Any:
         made = generate(*args)
-        rows.extend(made.rows)
+        rows.extend(made[1])
         return made
 
     one._generate_round = generated
@@ -152,7 +152,7 @@ def test_the_engine_answers_every_turn_with_the_weights_of_now(tmp_path: Path) -
 
     def measured(*args: Any) -> Any:
         made = generate(*args)
-        for own, row in zip(one._log_probs(made.rows), made.rows, strict=True):
+        for own, row in zip(one._log_probs(made[1]), made[1], strict=True):
             errors.append(float(((own - row.tensors[SAMPLED]) * row.tensors["tool_mask"]).abs().max()))
             turns.append(len(row.completion))
         return made
