@@ -167,28 +167,25 @@ def _read(file: Path, read: list[Path], above: tuple[Path, ...] = ()) -> dict[st
 
 
 def _default(entry: Any, file: Path) -> Path:
-    """Return the file that an entry of ``defaults:`` names: ``NAME``, ``/GROUP/NAME`` or ``{/GROUP: NAME}``."""
+    """Return the file that an entry of ``defaults:`` names: ``NAME``, ``/GROUP/NAME`` or ``{/GROUP: NAME}``.
+
+    A bare name means a file beside the one that names it, or else a recipe.
+    """
     if isinstance(entry, Mapping) and len(entry) == 1:
         group, name = next(iter(entry.items()))
         entry = f"{group}/{name}"
     path = str(entry)
-    if not path.startswith("/"):
-        return _named_in(file, path)
-    found = CONFIG / f"{path[1:]}{FILE}"
-    if not found.is_file():
-        raise ValueError(f"recipe={str(file)!r}: defaults has {entry!r}, which is not a file; write /recipe/NAME")
-    return found
-
-
-def _named_in(file: Path, name: str) -> Path:
-    """Return the file that a bare name in ``defaults:`` means: one beside the file that names it, or else a recipe."""
-    beside = file.parent / f"{name}{FILE}"
+    found, beside = CONFIG / f"{path[1:]}{FILE}", file.parent / f"{path}{FILE}"
+    if path.startswith("/"):
+        if not found.is_file():
+            raise ValueError(f"recipe={str(file)!r}: defaults has {entry!r}, which is not a file; write /recipe/NAME")
+        return found
     if beside.is_file() and beside.resolve() != file.resolve():
         return beside
-    if name not in names():
-        known = f"known{nearest(name, names())}; a recipe's name, or a file beside it"
-        raise ValueError(f"recipe={str(file)!r}: defaults has {name!r}, which is not {known}")
-    return CONFIG / "recipe" / f"{name}{FILE}"
+    if path not in names():
+        known = f"known{nearest(path, names())}; a recipe's name, or a file beside it"
+        raise ValueError(f"recipe={str(file)!r}: defaults has {path!r}, which is not {known}")
+    return CONFIG / "recipe" / f"{path}{FILE}"
 
 
 # -- the words of a command line ---------------------------------------------------------------------------------------

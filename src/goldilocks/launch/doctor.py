@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import platform
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from goldilocks.engine.cpu import PATCHES_VARIABLE, platform_env
 from goldilocks.errors import install_command
-from goldilocks.launch.machine import PRIVATE, Finding, compare_nodes, find_device, rollout_engines
+from goldilocks.launch.machine import PRIVATE, ask_ray, find_device, rollout_engines
 from goldilocks.runs.files import cache_folder, write_secret
 from goldilocks.verl.patch import Kind
 from goldilocks.verl.patches import PATCHES
@@ -31,6 +30,24 @@ DISK = GIB
 RAY_WITHIN_S = 240.0
 PACKAGES = ("goldilocks-rl", "torch", "transformers", "verl", "ray")
 NEEDED = {"transformers": "<5.11", "verl": ">=0.9.1"}  # what verl needs, and what we need of it
+REMEDY = "install the same packages in the same place on every node, and give --runs a folder that all of them see"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A line of ``goldilocks doctor``. Only essential findings fail the command."""
+
+    what: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+    essential: bool = True
+
+    def __str__(self) -> str:
+        """``ok    what       detail``, with the remedy on a second line if the check failed."""
+        word = "ok" if self.ok else "FAILS" if self.essential else "note"
+        text = f"{word:<6}{self.what:<16}{self.detail}"
+        return text if self.ok or not self.remedy else f"{text}\n{'':<22}→ {self.remedy}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +171,7 @@ def cluster(address: str, runs: Path) -> Iterator[Finding]:
             files[file.name] = (text, str(folder))
         env = {"runtime_env": {"env_vars": platform_env(find_device())}}
         texts = {path: text for path, (text, _) in files.items()}
-        reports = _ask_nodes({"address": address, **env}, texts)
+        reports = _ask_nodes({"address": address, **env}, texts, {})
     if isinstance(reports, Finding):
         yield reports
         return
@@ -162,29 +179,42 @@ def cluster(address: str, runs: Path) -> Iterator[Finding]:
     yield from compare_nodes(reports, {path: folder for path, (_, folder) in files.items()})
 
 
-def _ask_nodes(
-    ray_init: dict[str, Any], files: dict[str, str], env: dict[str, str] | None = None
-) -> list[dict[str, Any]] | Finding:
+def compare_nodes(reports: Sequence[Mapping[str, Any]], files: Mapping[str, str]) -> Iterator[Finding]:
+    """Compare every node's packages with what most nodes have. ``files`` all nodes should see, each with its folder."""
+    versions = [report["versions"] for report in reports if "versions" in report]
+    usual: Mapping[str, str] = max(versions, key=versions.count, default={})  # of a draw, those of the first node
+    for report in reports:
+        faults = [str(report["error"])] if "error" in report else [*_faults(report, usual, files)]
+        what = f"node {report['address']}"
+        if faults:
+            yield Finding(what, False, "; ".join(faults), REMEDY)
+        else:
+            folders = f", sees {len(files)} shared folders" if files else ""
+            yield Finding(what, True, f"same packages, plug-in live with {len(report['additions'])} additions{folders}")
+
+
+def _faults(report: Mapping[str, Any], usual: Mapping[str, str], files: Mapping[str, str]) -> Iterator[str]:
+    own = report["versions"]
+    for name in {**usual, **own}:
+        if own.get(name) != usual.get(name):
+            yield f"{name} {own.get(name, 'missing')}, on other nodes {usual.get(name, 'missing')}"
+    if not report["additions"]:
+        yield "verl there did not load the plug-in"
+    for path, folder in files.items():
+        if path not in report["sees"]:
+            yield f"does not see {folder}"
+
+
+def _ask_nodes(ray_init: dict[str, Any], files: dict[str, str], env: dict[str, str]) -> list[dict[str, Any]] | Finding:
     """Return the report of each node of that Ray, or what is wrong with Ray."""
-    wish = json.dumps({"ray_init": ray_init, "files": files})
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "goldilocks.launch.ray_probe", wish],
-            env={**os.environ, **platform_env(find_device()), **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=RAY_WITHIN_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        silence = f"no answer from a worker in {RAY_WITHIN_S:g} s"
-        return Finding("Ray", False, silence, "look in /tmp/ray and at ulimit -n")
-    if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-        remedy = install_command("verl") if ray_init["address"] == PRIVATE else "ray start; ray status"
-        return Finding("Ray", False, last[0], remedy)
-    reports: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return reports
+    env = {**platform_env(find_device()), **env}
+    reports, wrong = ask_ray({"ray_init": ray_init, "files": files}, RAY_WITHIN_S, env)
+    if wrong:
+        own = ray_init["address"] == PRIVATE
+        remedy = f"{install_command('verl')}; look in /tmp/ray and at ulimit -n" if own else "ray start; ray status"
+        return Finding("Ray", False, wrong, remedy)
+    found: list[dict[str, Any]] = reports
+    return found
 
 
 def _version(name: str) -> Finding:

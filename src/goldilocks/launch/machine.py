@@ -4,7 +4,7 @@ A Ray that the run starts gets its sizes from the config and its environment fro
 running (``++ray_kwargs.ray_init.address=auto``) has its own sizes and refuses others, and its processes get only the
 variables in ``runtime_env``. torch is imported only if there may be a GPU.
 
-Of the nodes, ``goldilocks doctor`` lists what is found on each, and a run names those that it has lost. The process
+A run names the nodes that it has lost. The process
 that fails first is often on another node than the one that died, and knows only its socket. Ray takes a while to call a
 node dead (five health checks in a row), so after a broken connection its verdict is awaited. Only nodes that were there
 when the run began count: a Ray that has been up for long has lost others before.
@@ -20,11 +20,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from goldilocks.engine.cpu import threads_per_rank
+from goldilocks.errors import require
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -36,7 +36,6 @@ PRIVATE = "local"  # the address of a Ray that is one run's alone
 THREADS = "OMP_NUM_THREADS"
 SIZES = ("num_cpus", "num_gpus", "object_store_memory", "include_dashboard")
 ENGINES = ("transformers", "vllm", "sglang")
-REMEDY = "install the same packages in the same place on every node, and give --runs a folder that all of them see"
 NOTICE_S = 90.0  # a machine that lost power answers nothing: five checks that each run out of time
 POLL_S = 1.0
 # In what a process says that has lost another one, whether it talks without Ray or quotes Ray's error.
@@ -60,17 +59,23 @@ def find_device(words: Sequence[str] = ()) -> str:
 
 def _device_of(address: str) -> str:
     """Ask a running Ray for its GPUs. Ranks on the CPU are GPUs to it, but have no type."""
-    command = [sys.executable, "-m", "goldilocks.launch.ray_probe", "--resources", address]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"{ADDRESS}={address!r} is not accepted: a Ray that answers within {ASK_S:g} s") from None
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ValueError(f"{ADDRESS}={address!r} is not accepted: the address of a Ray that is running: {last}")
-    resources = json.loads(done.stdout.splitlines()[-1])
+    resources, wrong = ask_ray({"ray_init": {"address": address}}, ASK_S)
+    require(not wrong, ADDRESS, address, f"the address of a Ray that is running: {wrong}")
     typed = any(name.startswith("accelerator_type:") for name in resources)
     return "cuda" if resources.get("GPU", 0) > 0 and typed else "cpu"
+
+
+def ask_ray(wish: dict[str, Any], within_s: float, env: Mapping[str, str] | None = None) -> tuple[Any, str]:
+    """Return what ``ray_probe`` says of a Ray, and what is wrong with that Ray where it says nothing."""
+    command = [sys.executable, "-m", "goldilocks.launch.ray_probe", json.dumps(wish)]
+    own = {**os.environ, **(env or {})}
+    try:
+        done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=within_s, check=False)
+    except subprocess.TimeoutExpired:
+        return None, f"no answer in {within_s:g} s"
+    if done.returncode != 0:
+        return None, (done.stderr.strip().splitlines() or ["no message"])[-1]
+    return json.loads(done.stdout.splitlines()[-1]), ""
 
 
 def _device_here() -> str:
@@ -107,49 +112,6 @@ def join(config: DictConfig, env: Mapping[str, str]) -> None:
         for size in SIZES:
             ray_init.pop(size, None)
         ray_init.runtime_env = OmegaConf.merge({"env_vars": dict(env)}, ray_init.get("runtime_env") or {})
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A line of ``goldilocks doctor``. Only essential findings fail the command."""
-
-    what: str
-    ok: bool
-    detail: str
-    remedy: str = ""
-    essential: bool = True
-
-    def __str__(self) -> str:
-        """``ok    what       detail``, with the remedy on a second line if the check failed."""
-        word = "ok" if self.ok else "FAILS" if self.essential else "note"
-        text = f"{word:<6}{self.what:<16}{self.detail}"
-        return text if self.ok or not self.remedy else f"{text}\n{'':<22}→ {self.remedy}"
-
-
-def compare_nodes(reports: Sequence[Mapping[str, Any]], files: Mapping[str, str]) -> Iterator[Finding]:
-    """Compare every node's packages with what most nodes have. ``files`` all nodes should see, each with its folder."""
-    versions = [report["versions"] for report in reports if "versions" in report]
-    usual: Mapping[str, str] = max(versions, key=versions.count, default={})  # of a draw, those of the first node
-    for report in reports:
-        faults = [str(report["error"])] if "error" in report else [*_faults(report, usual, files)]
-        what = f"node {report['address']}"
-        if faults:
-            yield Finding(what, False, "; ".join(faults), REMEDY)
-        else:
-            folders = f", sees {len(files)} shared folders" if files else ""
-            yield Finding(what, True, f"same packages, plug-in live with {len(report['additions'])} additions{folders}")
-
-
-def _faults(report: Mapping[str, Any], usual: Mapping[str, str], files: Mapping[str, str]) -> Iterator[str]:
-    own = report["versions"]
-    for name in {**usual, **own}:
-        if own.get(name) != usual.get(name):
-            yield f"{name} {own.get(name, 'missing')}, on other nodes {usual.get(name, 'missing')}"
-    if not report["additions"]:
-        yield "verl there did not load the plug-in"
-    for path, folder in files.items():
-        if path not in report["sees"]:
-            yield f"does not see {folder}"
 
 
 class NodeLost(Exception):
@@ -192,13 +154,12 @@ class WatchedRunner:
         if len(self._nodes) < 2:
             return []
         deadline = time.monotonic() + (NOTICE_S if is_broken(error) else 0.0)
-        while not (lost := self._dead()) and time.monotonic() < deadline:
+        while True:
+            now = _nodes()
+            lost = sorted(address for name, address in self._nodes.items() if name not in now or not now[name][1])
+            if lost or time.monotonic() >= deadline:
+                return lost
             time.sleep(POLL_S)
-        return lost
-
-    def _dead(self) -> list[str]:
-        now = _nodes()
-        return sorted(address for name, address in self._nodes.items() if name not in now or not now[name][1])
 
 
 def is_broken(error: BaseException) -> bool:

@@ -1,6 +1,7 @@
 """``python -m goldilocks.launch.ray_probe WISH``: prints, as JSON, what a Ray worker finds on each node of a Ray.
 
-``--resources ADDRESS`` prints what all nodes have together.
+The wish is JSON too: ``ray_init`` joins or starts the Ray, ``files`` are what every node should see. Without ``files``
+it prints what all nodes have together.
 
 It is a process of its own, since verl reads its environment when it is imported and a Ray that cannot start may hang.
 And as the main module its functions travel by value: a node without this package still says what it lacks.
@@ -59,8 +60,11 @@ def on_every_node(files: dict[str, str]) -> list[dict[str, Any]]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    def alive() -> list[dict[str, Any]]:
+        return [node for node in ray.nodes() if node["Alive"]]
+
     here = ray.get_runtime_context().get_node_id()
-    nodes = sorted(_alive(), key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"]))
+    nodes = sorted(alive(), key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"]))
     task = ray.remote(num_cpus=0, max_retries=0)(look)
     asked = {
         node["NodeID"]: task.options(
@@ -68,60 +72,30 @@ def on_every_node(files: dict[str, str]) -> list[dict[str, Any]]:
         ).remote(PACKAGES, files)
         for node in nodes
     }
-    found = {name: _answer(reference) for name, reference in asked.items()}
-    left = {node["NodeID"] for node in _alive()}
+    found: dict[str, dict[str, Any]] = {}
+    for name, reference in asked.items():
+        try:
+            found[name] = ray.get(reference, timeout=WITHIN_S)
+        except ray.exceptions.RayError as error:
+            found[name] = {"error": (str(error).strip().splitlines() or [type(error).__name__])[-1]}
+    left = {node["NodeID"] for node in alive()}
     return [
         {"address": node["NodeManagerAddress"], **found[node["NodeID"]]} for node in nodes if node["NodeID"] in left
     ]
 
 
-def _alive() -> list[dict[str, Any]]:
-    import ray
-
-    return [node for node in ray.nodes() if node["Alive"]]
-
-
-def _answer(reference: Any) -> dict[str, Any]:
-    import ray
-
-    try:
-        found: dict[str, Any] = ray.get(reference, timeout=WITHIN_S)
-    except ray.exceptions.RayError as error:
-        return {"error": (str(error).strip().splitlines() or [type(error).__name__])[-1]}
-    return found
-
-
-def resources(address: str) -> dict[str, float]:
-    """Return what all nodes of a running Ray have together."""
+def main(wish: dict[str, Any]) -> None:
+    """Join or start the Ray of the wish; print what was asked for."""
     import logging
 
     import ray
 
-    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    ray.init(**wish["ray_init"], log_to_driver=False, logging_level=logging.ERROR)
     try:
-        found: dict[str, float] = ray.cluster_resources()
+        print(json.dumps(on_every_node(wish["files"]) if "files" in wish else ray.cluster_resources()))
     finally:
         ray.shutdown()
-    return found
-
-
-def main(wish: str) -> int:
-    """Join or start the Ray that the wish names (JSON: ``ray_init``, ``files``) and ask every node of it."""
-    import logging
-
-    import ray
-
-    wishes = json.loads(wish)
-    ray.init(**wishes["ray_init"], log_to_driver=False, logging_level=logging.ERROR)
-    try:
-        print(json.dumps(on_every_node(wishes["files"])))
-    finally:
-        ray.shutdown()
-    return 0
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--resources":
-        print(json.dumps(resources(sys.argv[2])))
-        sys.exit(0)
-    sys.exit(main(sys.argv[1]))
+    main(json.loads(sys.argv[1]))

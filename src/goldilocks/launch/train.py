@@ -108,7 +108,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     with prepared(choice, args.runs, name, args.reward_timeout) as launch:
         trainer = launch.config.trainer.get(TRAINER)
-        engine, path = launch.config.actor_rollout_ref.rollout.name, _relative(launch.run_dir)
+        engine, path, here = launch.config.actor_rollout_ref.rollout.name, launch.run_dir.path, Path.cwd()
+        path = path.relative_to(here) if path.is_relative_to(here) else path
         console.print(f"{choice.name} on {choice.device}, rollouts by {trainer or engine}, {path}")
         if launch.changed:
             console.print(f"changed since its last start: {launch.changed}", soft_wrap=True)
@@ -124,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"goldilocks: the run failed: {outcome.failure}", file=sys.stderr)
         print(f"goldilocks: everything it printed: {launch.run_dir.log}", file=sys.stderr)
         return 1
-    rows = [*outcome.progress.summary(outcome.seconds), ("run", path)]
+    rows = [*outcome.progress.summary(outcome.seconds), ("run", str(path))]
     width = max(len(label) for label, _ in rows)
     for label, value in rows:
         console.print(f"{label:<{width}}  {value}", highlight=False, soft_wrap=True)
@@ -290,12 +291,6 @@ def _total_steps(config: DictConfig) -> float:
         return math.inf
     rows = sum(pq.read_metadata(file).num_rows for file in files)
     return rows // config.data.train_batch_size * config.trainer.total_epochs
-
-
-def _relative(run_dir: RunDir) -> str:
-    with contextlib.suppress(ValueError):
-        return str(run_dir.path.relative_to(Path.cwd()))
-    return str(run_dir.path)
 
 
 @contextlib.contextmanager

@@ -35,13 +35,27 @@ def check_algorithm(config: Any) -> list[str]:
     """Return warnings about verl's whole ``config``; raise ``ValueError`` for a setting that cannot be meant."""
     actor = config.get("actor_rollout_ref").get("actor")
     mode = actor.get("policy_loss", {}).get("loss_mode", "vanilla")
+    low, high = clip_range(actor)
     if mode in CLIPPED:
-        low, high = clip_range(actor)
         accepted = f"at most clip_ratio_high={high} (the usual pairs: 0.2 and 0.28; for gspo 0.0003 and 0.0004)"
         require(low <= high, f"{ACTOR}.clip_ratio_low", low, accepted)
     algorithm = config.get("algorithm") or {}
     check_pool(algorithm.get("adv_estimator") or "", bool(algorithm.get("use_kl_in_reward")))
-    return _about_gspo(actor) if mode == "gspo" else []
+    if mode != "gspo":
+        return []
+    warnings = []
+    if max(low, high) >= TOKEN_LEVEL:
+        warnings.append(
+            f"{ACTOR}.policy_loss.loss_mode=gspo with clip_ratio_low={low}, clip_ratio_high={high}: a token-level "
+            f"range, which a sequence's ratio hardly ever leaves, so next to nothing is clipped; GSPO uses 0.0003 "
+            f"and 0.0004"
+        )
+    if actor.get("loss_agg_mode") != GSPO_AGG_MODE:
+        warnings.append(
+            f"{ACTOR}.policy_loss.loss_mode=gspo with loss_agg_mode={actor.get('loss_agg_mode')}: long answers weigh "
+            f"more than short ones; GSPO uses {GSPO_AGG_MODE}"
+        )
+    return warnings
 
 
 def check_older_rows(config: Any, max_carry_steps: int) -> None:
@@ -64,23 +78,6 @@ def check_older_rows(config: Any, max_carry_steps: int) -> None:
     require(sound, "algorithm.filter_groups.max_carry_steps", max_carry_steps, accepted)
 
 
-def _about_gspo(actor: Any) -> list[str]:
-    low, high = clip_range(actor)
-    warnings = []
-    if max(low, high) >= TOKEN_LEVEL:
-        warnings.append(
-            f"{ACTOR}.policy_loss.loss_mode=gspo with clip_ratio_low={low}, clip_ratio_high={high}: a token-level "
-            f"range, which a sequence's ratio hardly ever leaves, so next to nothing is clipped; GSPO uses 0.0003 "
-            f"and 0.0004"
-        )
-    if actor.get("loss_agg_mode") != GSPO_AGG_MODE:
-        warnings.append(
-            f"{ACTOR}.policy_loss.loss_mode=gspo with loss_agg_mode={actor.get('loss_agg_mode')}: long answers weigh "
-            f"more than short ones; GSPO uses {GSPO_AGG_MODE}"
-        )
-    return warnings
-
-
 def sequence_ratio(old_log_prob: Tensor, log_prob: Tensor, response_mask: Tensor) -> Tensor:
     """Return each row's importance ratio s = exp(mean over its tokens of log π − log π_old), as in verl's loss."""
     lengths = response_mask.sum(-1).clamp(min=1)
@@ -99,22 +96,18 @@ def clipping_metrics(
     tokens = response_mask.sum().clamp(min=1)
     below = (ratio < 1 - clip_ratio_low).unsqueeze(-1) & (advantages < 0)
     above = (ratio > 1 + clip_ratio_high).unsqueeze(-1) & (advantages > 0)
+    # Over the real rows, 1 if there is none. A NaN of a row shows in the mean.
+    ratio, real = ratio.float(), response_mask.bool().any(-1)
+    points = torch.tensor(list(QUANTILES.values()), dtype=ratio.dtype, device=ratio.device)
+    quantiles = torch.where(real.any(), torch.where(real, ratio, torch.nan).nanquantile(points), 1)
     values = {
         "pg_clipfrac_lower": (below * response_mask).sum() / tokens,
         "pg_clipfrac_upper": (above * response_mask).sum() / tokens,
-        **_spread(ratio.float(), response_mask.bool().any(-1)),
+        "seq_importance_ratio": 1 + torch.where(real, ratio - 1, 0).sum() / real.sum().clamp(min=1),
+        **{f"seq_importance_ratio_{name}": one for name, one in zip(QUANTILES, quantiles.unbind(), strict=True)},
     }
     numbers = torch.stack(list(values.values())).tolist()  # one wait for the device, not one per metric
     return {f"actor/{name}": number for name, number in zip(values, numbers, strict=True)}
-
-
-def _spread(ratio: Tensor, real: Tensor) -> dict[str, Tensor]:
-    """Return mean and quantiles over the real rows, 1 if there is none. A NaN of a row shows in the mean."""
-    mean = 1 + torch.where(real, ratio - 1, 0).sum() / real.sum().clamp(min=1)
-    points = torch.tensor(list(QUANTILES.values()), dtype=ratio.dtype, device=ratio.device)
-    quantiles = torch.where(real.any(), torch.where(real, ratio, torch.nan).nanquantile(points), 1)
-    named = zip(QUANTILES, quantiles.unbind(), strict=True)
-    return {"seq_importance_ratio": mean, **{f"seq_importance_ratio_{name}": value for name, value in named}}
 
 
 def with_clipping_metrics(loss: PolicyLoss) -> PolicyLoss:

@@ -134,7 +134,10 @@ class AskedRollouts(Unpaused):
             return Failure(uid, index, CANCELLED, answer.tokens)
         if not answer.samples:
             self._error = answer.error or "no token to train"
-            return Failure(uid, index, _reason(answer.error), answer.tokens)
+            reason = "error" if answer.error else "empty_response"
+            if answer.error.startswith(f"{ENDS_THE_RUN}: "):  # the child begins an error with the name of its class
+                reason = ENDS_THE_RUN
+            return Failure(uid, index, reason, answer.tokens)
         self._rows.put(answer.place, RolloutSamples(answer.samples))
         values = answer.samples[0].metrics
         metrics = {name.removeprefix(PREFIX): value for name, value in values.items() if name.startswith(PREFIX)}
@@ -148,13 +151,6 @@ class AskedRollouts(Unpaused):
             version=self._worker.policies.get(answer.version),
             tool_tokens=answer.tool_tokens,
         )
-
-
-def _reason(error: str) -> str:
-    """Return why there is nothing to train; the child begins an error with the name of its class."""
-    if error.startswith(f"{ENDS_THE_RUN}: "):
-        return ENDS_THE_RUN
-    return "error" if error else "empty_response"
 
 
 class MicroBatches(set[int]):
@@ -395,7 +391,8 @@ class AskedLoop(_AsyncRolloutLoop):  # type: ignore[misc]
         for sample in samples:
             sample.enqueued_at = time.time()
         ended = bool(ids) and ids[-1] in (*self.eos_token_ids, self.tokenizer.pad_token_id)
-        by_tools = sum(_between(sequence.completion_mask) for sequence in sequences)
+        # What a model did not write, behind the first token that it wrote.
+        by_tools = sum(mask[mask.index(1) :].count(0) for mask in (one.completion_mask for one in sequences))
         return Answer(ask.place, tuple(samples), version, len(ids), by_tools, truncated=not ended)
 
     async def _generate_one_turn(self, prompt_ids: list[int]) -> tuple[list[int], list[float]]:
@@ -408,11 +405,6 @@ class AskedLoop(_AsyncRolloutLoop):  # type: ignore[misc]
         """TRL's; the noise of a turn is a function of the rollout's seed, not of what is generated beside it."""
         seed = hashed(seed_of_rollout.get(), len(payload["prompt"]))  # a turn begins behind the turns before it
         return await super()._post(path, {**payload, "seed": seed}, *args, **kwargs)
-
-
-def _between(mask: Sequence[int]) -> int:
-    """Return how many tokens a model did not write, behind the first that it wrote."""
-    return mask[mask.index(1) :].count(0)
 
 
 class AskedWorker(AsyncRolloutWorker):  # type: ignore[misc]
@@ -428,10 +420,9 @@ class AskedWorker(AsyncRolloutWorker):  # type: ignore[misc]
         self._asked.cancel_join_thread()  # a child that has died reads nothing, and this process must end all the same
         self._loop_kwargs["inbox"] = Inbox(self._asked)
 
-    def tell(self, *asked: RolloutAsk | Cancel) -> None:
+    def tell(self, asked: RolloutAsk | Cancel) -> None:
         """Have the child do this."""
-        for one in asked:
-            self._asked.put(one)
+        self._asked.put(asked)
 
     def update_model_version(self, model_version: int) -> None:
         self.policies[model_version] = self.policy()

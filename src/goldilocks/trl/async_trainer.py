@@ -167,8 +167,9 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
         An earlier run may have left adapters there: one that is done, or the part of this one behind its checkpoint.
         """
         if self.vllm_client is not None:  # on the first process
-            held = last_adapter(self.vllm_client.server_url, self._lora_name)
-            self.model_version = max(self.model_version, held)
+            models = requests.get(f"{self.vllm_client.server_url}/v1/models", timeout=TIMEOUT_S).json()["data"]
+            found = (re.fullmatch(rf"{re.escape(self._lora_name)}-v(\d+)", one["id"]) for one in models)
+            self.model_version = max([self.model_version, *(int(match[1]) for match in found if match)])
         return super()._sync_weight_lora(t0)
 
     def _keep_metrics(self) -> None:
@@ -201,13 +202,6 @@ class GoldilocksAsyncGRPOTrainer(WholeCheckpoints, AsyncGRPOTrainer):  # type: i
     def _load_collected(self, folder: Path) -> None:
         if self.collected is not None:
             self.collected.load(folder)
-
-
-def last_adapter(server: str, name: str) -> int:
-    """Return the highest version of the adapter that the server holds; 0 where it holds none."""
-    models = requests.get(f"{server}/v1/models", timeout=TIMEOUT_S).json()["data"]
-    found = [re.fullmatch(rf"{re.escape(name)}-v(\d+)", one["id"]) for one in models]
-    return max((int(match[1]) for match in found if match), default=0)
 
 
 def check(sections: Sections, given: dict[str, Any]) -> None:

@@ -66,30 +66,26 @@ class EngineRollouts:
     def _ready(self, model: nn.Module, version: Version, length: int) -> Engine:
         """Return an engine whose cache is long enough, with the weights of this version."""
         config: Any = model.config
+        auto: Any = AutoModelForCausalLM
         if self._engine is None or length > self._length:
             check_length(config, length, "max_completion_length with the longest prompt")
             self._length = min([-(-length // ROOM) * ROOM, *bounds(config).values()])
-            self._engine = self._made(model, self._length)
-            self._version = None
+            self._engine = self._version = None  # before another cache is allocated
+            with torch.random.fork_rng(), self._device:  # weights that are overwritten at once cost the run no noise
+                # A config of its own: the engine writes its attention's name there; the trained model must not read it.
+                own = auto.from_config(copy.deepcopy(config), dtype=self._dtype)
+            self._engine = Engine(
+                own.eval(),
+                slots=self.slots,
+                max_length=self._length,
+                eos_ids=self._eos_ids,
+                pad_id=self._pad_id,
+                device=self._device,
+            )
         if version != self._version:
             self._engine.load_weights(merged(model) if is_adapted(model) else model.state_dict().items())
             self._version = version
         return self._engine
-
-    def _made(self, model: Any, length: int) -> Engine:
-        self._engine = None  # before another cache is allocated
-        auto: Any = AutoModelForCausalLM
-        with torch.random.fork_rng(), self._device:  # weights that are overwritten at once cost the run no noise
-            # A config of its own: the engine writes its attention's name there, which the trained model must not read.
-            own = auto.from_config(copy.deepcopy(model.config), dtype=self._dtype)
-        return Engine(
-            own.eval(),
-            slots=self.slots,
-            max_length=length,
-            eos_ids=self._eos_ids,
-            pad_id=self._pad_id,
-            device=self._device,
-        )
 
 
 def version(model: nn.Module, step: int) -> Version:

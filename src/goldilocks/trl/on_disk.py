@@ -238,11 +238,6 @@ def add_logged(logged: MutableMapping[str, list[Any]], metrics: Mapping[str, flo
         logged[name] = [*kept, float(value)]
 
 
-def accuracy_name(value: str, samples: int) -> str:
-    """Return verl's name for the mean of a value over a validation that has ``samples`` answers of each prompt."""
-    return f"val-core/eval/{value}/mean@{samples}"
-
-
 class RunRecord(TrainerCallback):
     """Writes on the first process only.
 

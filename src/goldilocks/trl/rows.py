@@ -265,18 +265,13 @@ def split_images(
     rows = []
     for place, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         row = {name: torch.tensor(parts[name][place]) for name in COUNTS if name in parts}
-        row |= {name: _own(parts[name], place) for name in FIELDS if name in parts}
+        for name in (name for name in FIELDS if name in parts):  # with a dimension that parts are joined along
+            column = parts[name]
+            row[name] = (column[place : place + 1] if isinstance(column, Tensor) else column[place]).cpu().clone()
         tokens = slice(begins - prompt, begins + completion)
         row |= {name: parts[name][place, tokens].cpu().clone() for name in BY_TOKEN if name in parts}
         rows.append(row)
     return rows
-
-
-def _own(column: Sequence[Tensor] | Tensor, place: int) -> Tensor:
-    """Return a row's part, with a dimension that parts are joined along."""
-    part = column[place : place + 1] if isinstance(column, Tensor) else column[place]
-    assert isinstance(part, Tensor)
-    return part.cpu().clone()
 
 
 def join_images(rows: Sequence[Mapping[str, Tensor]], prompt: int, completion: int) -> dict[str, Any]:
@@ -293,12 +288,11 @@ def join_images(rows: Sequence[Mapping[str, Tensor]], prompt: int, completion: i
 def _together(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate along the first dimension; pad the others to the largest."""
     shape = [max(sizes) for sizes in zip(*(part.shape[1:] for part in parts), strict=True)]
-    return torch.cat([_widened(part, shape) for part in parts])
-
-
-def _widened(part: Tensor, shape: Sequence[int]) -> Tensor:
-    missing = [size - own for size, own in zip(shape, part.shape[1:], strict=True)]
-    return pad(part, [one for size in reversed(missing) for one in (0, size)]) if any(missing) else part
+    widened = []
+    for part in parts:
+        missing = [size - own for size, own in zip(shape, part.shape[1:], strict=True)]
+        widened.append(pad(part, [one for size in reversed(missing) for one in (0, size)]))
+    return torch.cat(widened)
 
 
 def _by_token(name: str, rows: Sequence[Mapping[str, Tensor]], prompt: int, completion: int) -> Tensor:

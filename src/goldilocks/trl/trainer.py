@@ -49,7 +49,6 @@ from goldilocks.trl.on_disk import (
     Saved,
     WeightsGuardCallback,
     WholeCheckpoints,
-    accuracy_name,
     add_logged,
     is_comparable,
     is_exact,
@@ -265,7 +264,8 @@ class CollectedTrainer(WholeCheckpoints):
         if judged:  # NaN where the reward function returned none
             accuracy = rewards[:, self.reward_func_names.index(ACCURACY)]
             right = torch.where(accuracy.isnan(), right, accuracy)
-        whole = accuracy_name(ACCURACY if judged else "reward", self.num_generations_eval)
+        # verl's name for the mean over a validation that has so many answers of each prompt.
+        whole = f"val-core/eval/{ACCURACY if judged else 'reward'}/mean@{self.num_generations_eval}"
         columns = self._validate_by
         rows = [[whole, *(metric_name(column, value_of(row, column)) for column in columns)] for row in inputs]
         failed = rewards.isnan().all(dim=1)  # no function has graded the answer, which may be right

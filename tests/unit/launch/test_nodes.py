@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from goldilocks.launch.machine import compare_nodes
+from goldilocks.launch.doctor import compare_nodes
 from goldilocks.launch.ray_probe import look
 
 FILES = {"/shared/runs/.doctor-1": "/shared/runs"}
