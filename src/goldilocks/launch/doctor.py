@@ -74,7 +74,16 @@ def versions() -> Iterator[Finding]:
     supported = (3, 10) <= sys.version_info[:2] <= (3, 12)
     yield Finding("python", supported, platform.python_version(), "use Python 3.10, 3.11 or 3.12")
     for name in PACKAGES:
-        yield _version(name)
+        version = installed(name)
+        if version is None:
+            yield Finding(name, False, "not installed", install_command("verl"))
+        elif name in NEEDED and not is_within(version, NEEDED[name]):
+            yield Finding(name, False, version, f"pip install '{name}{NEEDED[name]}'")
+        elif name in TESTED and not is_tested(name, version):
+            found, remedy = f"{version}; tested with {tested_versions(name)}", "what was run: docs/compatibility.md"
+            yield Finding(name, False, found, remedy, essential=False)
+        else:
+            yield Finding(name, True, version)
 
 
 def device() -> Iterator[Finding]:
@@ -215,18 +224,6 @@ def _ask_nodes(ray_init: dict[str, Any], files: dict[str, str], env: dict[str, s
         return Finding("Ray", False, wrong, remedy)
     found: list[dict[str, Any]] = reports
     return found
-
-
-def _version(name: str) -> Finding:
-    version = installed(name)
-    if version is None:
-        return Finding(name, False, "not installed", install_command("verl"))
-    if name in NEEDED and not is_within(version, NEEDED[name]):
-        return Finding(name, False, version, f"pip install '{name}{NEEDED[name]}'")
-    if name in TESTED and not is_tested(name, version):
-        remedy = "what was run on which version: docs/compatibility.md"
-        return Finding(name, False, f"{version}; tested with {tested_versions(name)}", remedy, essential=False)
-    return Finding(name, True, version)
 
 
 def _existing(path: Path) -> Path:

@@ -64,7 +64,6 @@ ANOTHER_NUMBER = (
     "goes on with a new batch"
 )
 TOTALS = ("accounts/", "data/", "budget/")
-_encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder for each line
 # What TRL logs, by the name that a report knows.
 NAMES = {
     "loss": "actor/loss",
@@ -274,7 +273,7 @@ class RunRecord(TrainerCallback):
         file = self._run.path / "rollouts" / f"{step}.jsonl"
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("w", encoding="utf-8") as out:
-            out.writelines(_encode(line) + "\n" for line in _answers(step, collection))
+            out.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in _answers(step, collection))
 
     def trains(self, step: int) -> None:
         """Have the lines from here on show the batch of this step."""

@@ -308,14 +308,14 @@ def texts_alone(messages: Any) -> Any:
     """Return a conversation that can be written down: of an image its place is left."""
     if isinstance(messages, str):
         return messages
-    return [
-        {**message, "content": _text(message["content"])} if isinstance(message.get("content"), list) else message
-        for message in messages
-    ]
-
-
-def _text(content: list[dict[str, Any]]) -> str:
-    return "".join(part["text"] if part.get("type") == "text" else f"<{part.get('type')}>" for part in content)
+    found = []
+    for message in messages:
+        parts = message.get("content")
+        if isinstance(parts, list):
+            texts = (part["text"] if part.get("type") == "text" else f"<{part.get('type')}>" for part in parts)
+            message = {**message, "content": "".join(texts)}
+        found.append(message)
+    return found
 
 
 class DatasetPrompts(TablePrompts):
@@ -345,21 +345,8 @@ class DatasetPrompts(TablePrompts):
 
     def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return a row of the data set for each index; equal indices have rows of their own, since TRL writes there."""
-        distinct = list(dict.fromkeys(indices))  # reading a row is dear, copying it is not
-        together = getattr(self._dataset, "__getitems__", None)
-        fetched = together(distinct) if together else [self._dataset[index] for index in distinct]
-        row = dict(zip(distinct, fetched, strict=True))
-        return [_copied(row[index]) for index in indices]
-
-
-def _copied(value: Any) -> Any:
-    """Return a copy of a row as data sets have them, for a tenth of what ``copy.deepcopy`` takes."""
-    if isinstance(value, dict):
-        return {name: _copied(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_copied(one) for one in value]
-    shared = isinstance(value, str | int | float | None) or hasattr(value, "tobytes")  # nobody writes into an image
-    return value if shared else copy.deepcopy(value)
+        row = {index: self._dataset[index] for index in dict.fromkeys(indices)}
+        return [copy.deepcopy(row[index]) for index in indices]
 
 
 class SamplerOrder:
@@ -372,19 +359,15 @@ class SamplerOrder:
         self._make: Callable[[], Any] = lambda: RepeatSampler(
             dataset, mini_repeat_count=1, batch_size=groups, repeat_count=1, shuffle=shuffle, seed=seed
         )
-        self._sampler = self._make()
-        self._next_epoch = 0
         size = len(dataset)
         require(size >= groups, "train_dataset", f"{size} prompts", f"at least {groups}: one generation batch")
 
     def __call__(self, epoch: int) -> np.ndarray:
-        """Return the indices of an epoch. One generator shuffles all epochs, so they are drawn in turn."""
-        if epoch < self._next_epoch:
-            self._sampler, self._next_epoch = self._make(), 0
-        for _ in range(epoch - self._next_epoch):
-            list(self._sampler)
-        self._next_epoch = epoch + 1
-        return np.array(list(self._sampler), dtype=np.int64)
+        """Return the indices of an epoch. One generator shuffles all epochs, so those before it are drawn first."""
+        sampler = self._make()
+        for _ in range(epoch):
+            list(sampler)
+        return np.array(list(sampler), dtype=np.int64)
 
 
 @dataclass(frozen=True)
