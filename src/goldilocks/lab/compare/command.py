@@ -20,7 +20,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 from rich.console import Console
 
-from goldilocks.config.recipes import Choice, choose, listed, quoted
+from goldilocks.config.recipes import choose, listed, quoted
 from goldilocks.errors import missing_extra, require
 from goldilocks.hashing import content_key
 from goldilocks.lab.compare.arm import GROUPS, MINI_BATCH, SEEDS, STEPS, Arm, EqualCost, combinations, parse_grid
