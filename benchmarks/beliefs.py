@@ -20,8 +20,9 @@ from frontier import World
 
 from goldilocks.dotted_keys import merged
 from goldilocks.lab.simulate import EngineConfig, PassRates, Setup, SimulatedEngine, batches
-from goldilocks.lab.simulate.run import Harvest, recipe_config, settings_of
+from goldilocks.lab.simulate.run import recipe_config, settings_of, waiting
 from goldilocks.runs.history import metric_name
+from goldilocks.types import is_informative
 
 WORLD = World(skills=7, levels=13, mean=0.03, steep=1.5, spread=16.0)
 MOVES = {
@@ -48,7 +49,7 @@ def groups(policy: str, prior: str, prompts: PassRates, setup: Setup) -> tuple[i
     keys = {"prior": prior, "strata": {"columns": columns}, "study": True, "validate_by": ["stratum"]}
     settings = settings_of(merged(recipe_config(policy), {"goldilocks": keys}), setup)
     collector = settings.collector(prompts.source(), repeat=True, name=policy)
-    engine, harvest = SimulatedEngine(prompts, setup.engine, seed=setup.seed), Harvest()
+    engine, informative = SimulatedEngine(prompts, setup.engine, seed=setup.seed), 0
     names = np.array([metric_name("stratum", value) for value in prompts.columns["stratum"]])
     strata = [(name, np.flatnonzero(names == name).tolist()) for name in np.unique(names).tolist()]
 
@@ -59,11 +60,11 @@ def groups(policy: str, prior: str, prompts: PassRates, setup: Setup) -> tuple[i
     if prior == "oracle":
         tell()
     for batch in batches(collector, engine, setup.rollouts):
-        harvest.add(batch, engine.clock)
+        informative += sum(map(is_informative, batch))
         if prior == "oracle":
             tell()
-    harvest.add_waiting(collector)
-    return harvest.informative, engine.learner.mean_pass_rate
+    informative += sum(map(is_informative, waiting(collector)))
+    return informative, engine.learner.mean_pass_rate
 
 
 def row(policy: str, moves: str, size: int, rollouts: int, seeds: range) -> str:

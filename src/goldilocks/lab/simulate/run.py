@@ -19,7 +19,7 @@ import argparse
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -101,17 +101,37 @@ def simulate(
     rehearse(settings, source)
     collector = settings.collector(source, repeat=setup.repeat, name=name)
     engine = SimulatedEngine(prompts, setup.engine, seed=setup.seed)
-    harvest = Harvest()
+    filled_at: list[int] = []  # the engine step at which each batch was full
+    groups: list[Group] = []
     try:
         for batch in batches(collector, engine, setup.rollouts, tell):
-            harvest.add(batch, engine.clock)
+            filled_at.append(engine.clock)
+            groups += filter(is_informative, batch)
     except Exhausted as error:
         if setup.repeat:
             raise ValueError(f"{name}: {error}") from None
         # Without repeats, a run whose budget outlasts the data ends here.
-    harvest.add_waiting(collector)
-    collector.accounts.check()
-    return Outcome.of(name, prompts, collector, engine, harvest)
+    groups += filter(is_informative, waiting(collector))
+    accounts = collector.accounts
+    accounts.check()
+    rollouts, tokens = accounts.generated_rollouts, accounts.generated_tokens
+    informative, learnt = len(groups), sum(map(signal, groups))
+    hard = np.flatnonzero((prompts.pass_rate > 0) & (prompts.pass_rate <= HARD)).tolist()
+    reached = {group.prompt.index for group in groups}.intersection(hard)
+    return Outcome(
+        policy=name,
+        rollouts=rollouts,
+        tokens=tokens,
+        batches=len(filled_at),
+        informative_groups_per_1k_rollouts=1e3 * informative / max(rollouts, 1),
+        signal_per_1k_rollouts=1e3 * learnt / max(rollouts, 1),
+        informative_groups_per_1m_tokens=1e6 * informative / max(tokens, 1),
+        signal_per_1m_tokens=1e6 * learnt / max(tokens, 1),
+        engine_steps_per_batch=filled_at[-1] / len(filled_at) if filled_at else None,
+        hard_prompts_reached=len(reached) / len(hard) if hard else None,
+        mean_pass_rate=engine.learner.mean_pass_rate,
+        token_share={account: count / max(tokens, 1) for account, count in accounts.by_class(accounts.tokens).items()},
+    )
 
 
 def batches(
@@ -130,32 +150,10 @@ def batches(
         tell(engine.submitted)
 
 
-class Harvest:
-    """Sums over the groups of a run."""
-
-    def __init__(self) -> None:
-        self.batches = 0
-        self.informative = 0
-        self.signal = 0.0
-        self.reached: set[int] = set()  # prompts with at least one informative group
-        self.filled_at = 0
-
-    def add(self, batch: Iterable[Group], clock: int) -> None:
-        """Count a batch that was trained; ``clock`` is the engine step at which it was full."""
-        self.batches += 1
-        self.filled_at = clock
-        self._count(batch)
-
-    def add_waiting(self, collector: Collector) -> None:
-        """Count the groups that are kept for the next batch."""
-        trained = collector.allocator.trained
-        self._count(replace(group, trained=tuple(trained(group, collector.beliefs))) for group in collector.kept)
-
-    def _count(self, groups: Iterable[Group]) -> None:
-        for group in filter(is_informative, groups):
-            self.informative += 1
-            self.signal += signal(group)
-            self.reached.add(group.prompt.index)
+def waiting(collector: Collector) -> list[Group]:
+    """Return the groups that are kept for the next batch, with the rollouts that would be trained."""
+    trained = collector.allocator.trained
+    return [replace(group, trained=tuple(trained(group, collector.beliefs))) for group in collector.kept]
 
 
 @dataclass(frozen=True)
@@ -174,30 +172,6 @@ class Outcome:
     hard_prompts_reached: float | None
     mean_pass_rate: float
     token_share: dict[str, float]
-
-    @classmethod
-    def of(
-        cls, name: str, prompts: PassRates, collector: Collector, engine: SimulatedEngine, harvest: Harvest
-    ) -> Outcome:
-        """Compute the figures of a finished run."""
-        accounts = collector.accounts
-        rollouts, tokens = accounts.generated_rollouts, accounts.generated_tokens
-        hard = np.flatnonzero((prompts.pass_rate > 0) & (prompts.pass_rate <= HARD)).tolist()
-        by_class = accounts.by_class(accounts.tokens)
-        return cls(
-            policy=name,
-            rollouts=rollouts,
-            tokens=tokens,
-            batches=harvest.batches,
-            informative_groups_per_1k_rollouts=1e3 * harvest.informative / max(rollouts, 1),
-            signal_per_1k_rollouts=1e3 * harvest.signal / max(rollouts, 1),
-            informative_groups_per_1m_tokens=1e6 * harvest.informative / max(tokens, 1),
-            signal_per_1m_tokens=1e6 * harvest.signal / max(tokens, 1),
-            engine_steps_per_batch=harvest.filled_at / harvest.batches if harvest.batches else None,
-            hard_prompts_reached=len(harvest.reached.intersection(hard)) / len(hard) if hard else None,
-            mean_pass_rate=engine.learner.mean_pass_rate,
-            token_share={account: count / max(tokens, 1) for account, count in by_class.items()},
-        )
 
     def _repr_html_(self) -> str:
         return Comparison((self,))._repr_html_()
