@@ -442,7 +442,7 @@ class Collector:
         passes = self.beliefs.passes(group)
         if len(group):
             self.beliefs.record(group)
-            self.selector.learn(group, informative=informative)
+            self.selector.learn(group, self.beliefs, informative=informative)
             self.allocator.learn(group, self.beliefs)
         self._statistics.judge(group, verdict, informative=informative, passes=passes, iterations=open_group.asks)
         self._keep_rate.observe(verdict.keep)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from goldilocks.core.beliefs import Beliefs
 from goldilocks.core.policy import Policy, build
 from goldilocks.core.source import PromptOrder
 from goldilocks.errors import require
-from goldilocks.types import MIN_STD, Group
+from goldilocks.types import Group
 
 KWARGS = "goldilocks.selector_kwargs"
 ENOUGH = 20  # explored groups that differed: the estimate of what uniform sampling needs is then a fifth off
@@ -35,7 +34,7 @@ class Selector(Policy):
         Fewer than ``k``, even none, means that there are no more for now.
         """
 
-    def learn(self, group: Group, *, informative: bool) -> None:
+    def learn(self, group: Group, beliefs: Beliefs, *, informative: bool) -> None:
         """Learn from a group that was judged; ``informative``: its rewards differed."""
 
 
@@ -54,18 +53,17 @@ class Ranked(Selector):
     So every belief is tested, and no prompt is left out for ever. No prompt is chosen while it is in hand. Of a very
     large data set only a fresh random ``window`` is ranked.
 
-    The explored prompts are a uniform draw: ``metrics`` says by them what uniform sampling would need. Where groups are
-    given up, their share of informative groups is the product-limit estimate: how often rollout t was the first that
-    differed, of the groups that got as far. Those that were given up were the less likely ones, so it is rather too
-    high, and what is said to be needed rather too low.
+    The explored prompts are a uniform draw: ``metrics`` says by them what uniform sampling would need. Where one of
+    their groups was given up, it counts as the chance, by what was believed of its prompt, that the rollouts it lacks
+    would have made it informative.
     """
 
     explore: float = 0.1
     window: int = 262_144
-    _exploring: set[int] = field(default_factory=set, init=False)  # prompts whose groups are not judged yet
     _informative: int = field(default=0, init=False)
-    _reached: Counter[int] = field(default_factory=Counter, init=False)  # explored groups that agreed before rollout t
-    _differed: Counter[int] = field(default_factory=Counter, init=False)  # of these, where rollout t differed
+    _exploring: dict[int, tuple[float, float]] = field(default_factory=dict, init=False)  # believed, until judged
+    _explored: int = field(default=0, init=False)
+    _differed: float = field(default=0.0, init=False)  # of the explored groups, those given up as chances
 
     def __post_init__(self) -> None:
         require(0 <= self.explore <= 1, f"{KWARGS}.explore", self.explore, "a share of uniform draws in [0, 1]")
@@ -81,37 +79,39 @@ class Ranked(Selector):
         explored = pool.next(int(self.explore * k + rng.random()))
         explored = np.sort(explored[free[explored]])
         free[explored] = False
-        self._exploring.update(explored.tolist())
+        a, b = beliefs.posterior(explored)
+        self._exploring.update(zip(explored.tolist(), zip(a.tolist(), b.tolist(), strict=True), strict=True))
         rows, window = np.flatnonzero(free), max(self.window, k)
         if len(rows) > window:
             rows = np.sort(rng.choice(rows, window, replace=False, shuffle=False))
         return np.concatenate([explored, first_of(rows, self.rank(rows, beliefs, k, rng), k - len(explored))])
 
-    def learn(self, group: Group, *, informative: bool) -> None:
+    def learn(self, group: Group, beliefs: Beliefs, *, informative: bool) -> None:
         self._informative += informative
-        if group.prompt.index in self._exploring:
-            self._exploring.discard(group.prompt.index)
-            first, *rest = group.rewards
-            differs = next((t for t, reward in enumerate(rest, 2) if abs(reward - first) > MIN_STD), None)
-            self._reached.update(range(2, (differs or len(group)) + 1))
-            self._differed.update([differs] if differs else [])
+        believed = self._exploring.pop(group.prompt.index, None)
+        if believed is not None:
+            same, other = believed if beliefs.passes(group) else believed[::-1]
+            lacking = range(len(group), self.allocator.size()[1])
+            agree = math.prod((same + j) / (same + other + j) for j in lacking)
+            self._explored += 1
+            self._differed += 1.0 if informative else 1 - agree
 
     def state_dict(self) -> dict[str, Any]:
-        counts = {"reached": self._reached, "differed": self._differed}
-        pairs = {name: sorted(counter.items()) for name, counter in counts.items()}
-        return {"exploring": sorted(self._exploring), "informative": self._informative, **pairs}
+        exploring = [(row, *believed) for row, believed in sorted(self._exploring.items())]
+        counts = {"informative": self._informative, "explored": self._explored, "differed": self._differed}
+        return {"exploring": exploring, **counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._exploring, self._informative = set(state["exploring"]), state["informative"]
-        self._reached, self._differed = Counter(dict(state["reached"])), Counter(dict(state["differed"]))
+        self._exploring = {row: (a, b) for row, a, b in state["exploring"]}
+        self._informative, self._explored = state["informative"], state["explored"]
+        self._differed = state["differed"]
 
     def metrics(self) -> dict[str, float]:
-        counts = {"informative_groups": self._informative, "explored_groups": self._reached[2]}
+        counts = {"informative_groups": self._informative, "explored_groups": self._explored}
         found: dict[str, float] = {f"selector/{name}": count for name, count in counts.items()}
-        if isinstance(self.allocator, (Fixed, Sequential)) and self._differed.total() >= ENOUGH:
-            n = self.allocator.size()[1]
-            agree = math.prod(1 - self._differed[t] / self._reached[t] for t in range(2, n + 1) if self._reached[t])
-            found["selector/uniform_rollouts"] = n * self._informative / (1 - agree)
+        if isinstance(self.allocator, (Fixed, Sequential)) and self._differed >= ENOUGH:
+            whole = self.allocator.size()[1]
+            found["selector/uniform_rollouts"] = whole * self._informative * self._explored / self._differed
         return found
 
 
@@ -210,7 +210,7 @@ class Greso(Selector):
                 break
         return np.asarray(chosen if chosen else pool.next(k), dtype=np.int64)
 
-    def learn(self, group: Group, *, informative: bool) -> None:
+    def learn(self, group: Group, beliefs: Beliefs, *, informative: bool) -> None:
         self._judged += 1
         self._without_variance += not informative
 

@@ -167,7 +167,7 @@ def test_greso_explores_less_while_too_much_comes_back_without_variance() -> Non
     selector, pool, rng = Greso(p=0.5), PromptOrder(10, seed=0, repeat=True), np.random.default_rng(0)
     for informative, p in ((False, 0.49), (False, 0.48), (True, 0.49)):
         for _ in range(4):
-            selector.learn(group([1, 0]), informative=informative)
+            selector.learn(group([1, 0]), untouched(), informative=informative)
         selector.choose(pool, untouched(), 2, rng)
         assert selector.metrics()["selector/greso_p"] == pytest.approx(p)
 

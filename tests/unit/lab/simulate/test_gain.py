@@ -11,7 +11,7 @@ import pytest
 
 from goldilocks.cli import main
 from goldilocks.dotted_keys import merged
-from goldilocks.lab.simulate import PassRates, Setup, read_pass_rates, simulate
+from goldilocks.lab.simulate import PassRates, Setup, SimulatedEngine, batches, read_pass_rates, simulate
 from goldilocks.lab.simulate.run import recipe_config, settings_of
 
 PROMPTS = 1_024
@@ -94,3 +94,27 @@ def test_a_column_that_the_file_does_not_have_is_named(tmp_path, capsys):
     keys = ["--set", 'goldilocks.strata.columns=["topic"]']
     assert main(["simulate", "--pass-rates", str(file), "--policy", "strata", *keys]) == 2
     assert "='topic' is not accepted: a column of the data: " in capsys.readouterr().err
+
+
+def test_what_uniform_sampling_needs_is_right_where_hopeless_groups_are_given_up() -> None:
+    """Of four runs together: each explores a hundred prompts, and has a sixth of noise."""
+    rng = np.random.default_rng(0)
+    levels = rng.integers(1, 6, 4_096)
+    mean = np.array([0.7, 0.4, 0.15, 0.05, 0.02])[levels - 1]
+    rates = rng.beta(2 * mean, 2 * (1 - mean))
+    prompts = PassRates(
+        tuple(range(len(rates))), rates, np.full(len(rates), 50.0), columns={"level": levels.astype(str).tolist()}
+    )
+    needed = found = 0.0
+    for seed in range(4):
+        setup = Setup(rollouts=8_192, seed=seed, target_groups=16, gen_batch_size=32)
+        settings = settings_of(merged(recipe_config("frontier"), {"goldilocks": BY_LEVEL}), setup)
+        collector = settings.collector(prompts.source())
+        for _ in batches(collector, SimulatedEngine(prompts, setup.engine, seed=seed), setup.rollouts):
+            pass
+        metrics = collector.selector.metrics()
+        assert collector.allocator.metrics()["allocator/given_up"] > 100
+        needed += metrics["selector/uniform_rollouts"]
+        found += metrics["selector/informative_groups"]
+    informative = float(np.mean(1 - rates**8 - (1 - rates) ** 8))
+    assert needed == pytest.approx(8 * found / informative, rel=0.15)
