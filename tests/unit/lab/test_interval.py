@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goldilocks.lab.interval import Interval, t_mass, t_quantile
+from goldilocks.lab import Interval, t_mass, t_quantile
 
 
 @pytest.mark.parametrize(

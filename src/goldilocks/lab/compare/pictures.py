@@ -13,10 +13,10 @@ import altair as alt
 import numpy as np
 
 from goldilocks.config.recipes import name_of
+from goldilocks.lab import Interval
 from goldilocks.lab.compare.show import BEFORE, NOT_REACHED, by_seed, caption, spent, tables, warnings
 from goldilocks.lab.compare.study import Results, Study, StudyFolder
 from goldilocks.lab.compare.table import Price, RecipeRow, Table
-from goldilocks.lab.interval import Interval
 from goldilocks.lab.report import draw
 from goldilocks.lab.report.draw import Plot, Point, Section
 from goldilocks.lab.report.page import Opening, write_png, write_report

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 
 from goldilocks.config.recipes import name_of
+from goldilocks.lab import CONFIDENCE, Interval
 from goldilocks.lab.compare.arm import Values
 from goldilocks.lab.compare.study import SHARES
 from goldilocks.lab.compare.table import POWER, Against, Price, RecipeRow, Table
-from goldilocks.lab.interval import CONFIDENCE, Interval
 from goldilocks.runs.costs import clock
 from goldilocks.sheet import Sheet
 

@@ -23,9 +23,9 @@ from statistics import fmean
 import numpy as np
 
 from goldilocks.config.recipes import name_of
+from goldilocks.lab import CONFIDENCE, Interval, t_quantile
 from goldilocks.lab.compare.arm import Edge, EqualCost, Values, edges
 from goldilocks.lab.compare.study import Levels, Result, Results, Study
-from goldilocks.lab.interval import CONFIDENCE, Interval, t_quantile
 from goldilocks.runs.costs import COST_NAMES
 
 TOTALS = ("updates", "rollouts", "tokens", "seconds", "wall_seconds")  # of an arm

@@ -22,7 +22,7 @@ from goldilocks.config.recipes import our_defaults, read_keys
 from goldilocks.dotted_keys import values, with_value
 from goldilocks.drive.driver import Driver
 from goldilocks.errors import require
-from goldilocks.lab.interval import Interval
+from goldilocks.lab import Interval
 from goldilocks.lab.simulate.engine import EngineConfig, SimulatedEngine
 from goldilocks.lab.simulate.pass_rates import LENGTH_COLUMNS, PROMPT_COLUMNS, SCORE_COLUMNS, PassRates, read_pass_rates
 from goldilocks.lab.simulate.run import WIDEST, Setup, batches, recipe_config, settings_of

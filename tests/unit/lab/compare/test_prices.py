@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.lab.compare.arms import result
 
+from goldilocks.lab import t_quantile
 from goldilocks.lab.compare.arm import EqualCost
 from goldilocks.lab.compare.table import PARTS, Price, price
-from goldilocks.lab.interval import t_quantile
 
 COSTS = np.linspace(0, 400, PARTS + 1)
 

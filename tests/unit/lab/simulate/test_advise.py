@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_module
 from run_files import write_records
 
 from goldilocks.cli import main
-from goldilocks.lab.interval import Interval
+from goldilocks.lab import Interval
 from goldilocks.lab.simulate import PassRates, read_pass_rates
 from goldilocks.lab.simulate.advise import COSTS, PASSES, Candidate, Shares, advice, recipes, share, telling_columns
 
