@@ -7,10 +7,12 @@ prompts says no more than the prompts themselves, so the small ones of a divisio
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,8 @@ PIECES = 2**17  # of texts that are remembered
 CHUNK = 65_536  # prompts between two words of progress
 _NUMBER = re.compile(r"\d+")
 _WORD = re.compile(r"#\d+|\w+|[^\w\s]")
-_DIGITS = str.maketrans("123456789", "0" * 9)  # of a number only its length counts
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)  # of a number only its length counts
+_UTF8 = ("utf-8", "surrogatepass")
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 Tell = Callable[[int, int], None]  # how many prompts of how many are done
@@ -100,15 +103,19 @@ def text_labels(texts: Sequence[str], tell: Tell = lambda done, size: None) -> l
     common = {token for token, found in many.items() if found >= least and len(token) > 1 and token[0] != "#"}
     frequent = {token for token, found in many.items() if found >= SMALLEST}
     pieces = Pieces(common, frequent)
+    first_key = functools.lru_cache(PIECES)(lambda piece: content_key(words(piece)[0]))
     keys = {name: np.zeros(size, dtype=np.uint64) for name in ("first", "frame", "words")}
     counts = np.zeros(size, dtype=np.int64)
     for row, text in enumerate(texts):
-        parts = text.lower().translate(_DIGITS).split()
-        counted, kept, frame = zip(*map(pieces.__getitem__, parts), strict=True) if parts else ((), (), ())
-        counts[row] = sum(counted)
-        keys["first"][row] = content_key(words(parts[0])[0]) if parts else 0
-        keys["frame"][row] = content_key("".join(dict.fromkeys(frame))[:-1])
-        keys["words"][row] = content_key("".join(kept)[:-1])
+        if len(pieces) > PIECES:
+            pieces = Pieces(common, frequent)
+        parts = text.lower().encode(*_UTF8).translate(_DIGITS).decode(*_UTF8).split()  # bytes are quicker to translate
+        kept = itemgetter("", "", *parts)(pieces)  # of one key alone it would not return a tuple
+        frame = map(pieces.frames.__getitem__, filter(pieces.frames.__contains__, kept))
+        counts[row] = len(parts) + sum(map(pieces.counts.__getitem__, filter(pieces.counts.__contains__, parts)))
+        keys["first"][row] = first_key(parts[0]) if parts else 0
+        keys["frame"][row] = content_key(" ".join(dict.fromkeys(frame)))
+        keys["words"][row] = content_key(" ".join(filter(None, kept)))
         if row % CHUNK == CHUNK - 1:
             tell(row + 1, size)
     length, numbers, digits = counts & MANY, counts >> BITS & MANY, counts >> 2 * BITS
@@ -117,23 +124,29 @@ def text_labels(texts: Sequence[str], tell: Tell = lambda done, size: None) -> l
     return [keys["first"], numbers.astype(np.uint64), both, *lengths, keys["frame"], keys["words"]]
 
 
-class Pieces(dict[str, tuple[int, str, str]]):
-    """Of what stands between two blanks: counts, the words that are not rare, and those of the frame.
+class Pieces(dict[str, str]):
+    """The words that are not rare of what stands between two blanks.
 
-    Words, numbers and digits are counted in one integer, ``BITS`` each. Most words come again, so the first pieces are
-    remembered.
+    ``frames`` has those of the frame, by the words that are not rare, if there are any. ``counts`` has what a piece
+    counts beyond one word: words, numbers and digits in one integer, ``BITS`` each. Most pieces come again, so
+    they are remembered.
     """
 
     def __init__(self, common: set[str], frequent: set[str]) -> None:
         self.common, self.frequent = common, frequent
+        self.frames: dict[str, str] = {}
+        self.counts: dict[str, int] = {}
 
-    def __missing__(self, piece: str) -> tuple[int, str, str]:
+    def __missing__(self, piece: str) -> str:
         tokens, numbers = words(piece), _NUMBER.findall(piece)
-        counted = len(tokens) + (len(numbers) << BITS) + (sum(map(len, numbers)) << 2 * BITS)
-        kept, frame = ("".join([f"{one} " for one in tokens if one in some]) for some in (self.frequent, self.common))
-        if len(self) < PIECES:
-            self[piece] = counted, kept, frame
-        return counted, kept, frame
+        kept, frame = (" ".join([one for one in tokens if one in some]) for some in (self.frequent, self.common))
+        more = len(tokens) - 1 + (len(numbers) << BITS) + (sum(map(len, numbers)) << 2 * BITS)
+        if frame:
+            self.frames[kept] = frame
+        if more:
+            self.counts[piece] = more
+        self[piece] = piece if kept == piece else kept  # one string in memory is read quicker than two
+        return kept
 
 
 def words(text: str) -> list[str]:

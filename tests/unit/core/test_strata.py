@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from goldilocks.core import ListSource
-from goldilocks.core.strata import StrataSettings
+from goldilocks.core import strata as strata_module
+from goldilocks.core.strata import StrataSettings, text_labels, words
+from goldilocks.hashing import content_key
 
 
 def strata(source: ListSource, *columns: str) -> list[np.ndarray]:
@@ -77,3 +82,25 @@ def test_a_stratum_has_the_same_key_in_data_of_another_order():
     there, back = StrataSettings().of(ListSource(texts)), StrataSettings().of(ListSource(texts[::-1]))
     for one, other in zip(there, back, strict=True):
         assert one.keys[one.strata].tolist() == other.keys[other.strata][::-1].tolist()
+
+
+@pytest.mark.parametrize("remembered", [strata_module.PIECES, 40])
+def test_labels_of_texts_follow_the_plain_rule(monkeypatch, remembered):
+    monkeypatch.setattr(strata_module, "PIECES", remembered)
+    rng = random.Random(0)
+    known = ["the", "The", "of", "why,", "snake_case", "x-ray", "x", "ray", "Straße", "٣٤", "7", "42,", "1,000", "####"]
+    blanks = [" ", "  ", "\n", "\u3000", "\x1f"]
+    drawn = [[rng.choice([*known, f"rare{rng.random()}"]) for _ in range(rng.randrange(9))] for _ in range(400)]
+    texts = ["".join(word + rng.choice(blanks) for word in row) for row in drawn] + ["", "the \ud800"]
+
+    having = Counter(token for text in texts for token in set(words(text)))
+    frequent = {token for token, many in having.items() if many >= 4}
+    common = {token for token in frequent if having[token] >= 0.02 * len(texts) and len(token) > 1 and token[0] != "#"}
+    first, numbers, _, _, _, frame, kept = text_labels(texts)
+    for row, text in enumerate(texts):
+        tokens, pieces = words(text), [words(piece) for piece in text.split()]
+        assert first[row] == (content_key(tokens[0]) if tokens else 0)
+        assert numbers[row] == sum(token[0] == "#" and len(token) > 1 for token in tokens)
+        assert kept[row] == content_key(" ".join(token for token in tokens if token in frequent))
+        of_pieces = [" ".join(token for token in piece if token in common) for piece in pieces]
+        assert frame[row] == content_key(" ".join(one for one in dict.fromkeys(of_pieces) if one))
