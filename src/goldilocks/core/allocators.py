@@ -222,7 +222,7 @@ class Sequential(Allocator):
 
     def wanted(self, group: Group, beliefs: Beliefs) -> int:
         seen, passes, row = len(group), beliefs.passes(group), group.prompt.index
-        if self.worth_of is Worth.INFORMATIVE and beliefs.differs(group):
+        if seen >= self.n or (self.worth_of is Worth.INFORMATIVE and beliefs.differs(group)):
             return self.n
         a, b = beliefs.posterior_of(row)
         cost = (2 * beliefs.expected_cost_of(row) + beliefs.paid(group)) / (2 + seen)  # of a rollout of this prompt

@@ -147,10 +147,12 @@ class Beliefs:
         since, trained = float(self.level[row]), float(self.moves[row])
         if trained or any(moves for _, _, moves, _ in effects):
             for j, wander in enumerate(WANDERS):
-                a, b = self._beta(*self.rates.level(effects, wander), own, since, wander * trained)
+                level = self.rates.level(effects, wander)
+                a, b = self._beta(level.mean, level.variance, own, since, wander * trained)
                 self._wanders[j] = MEMORY * self._wanders[j] + log_likelihood(a, b, passes, trials)
             self.rates.wander = _expected(WANDERS, self._wanders)
-        mean, variance = self.rates.level(effects, self.rates.wander)
+        level = self.rates.level(effects, self.rates.wander)
+        mean, variance = level.mean, level.variance
         beside = mean, variance, own, since, self.rates.wander * trained
         self._keep_score(self._beta(*beside), passes, trials)
         if len(self.rates):
@@ -172,7 +174,7 @@ class Beliefs:
                 return spread * n / (a + b + n)
 
             self._size += 0.02 * (trials - self._size)
-            mean += self.rates.learn(row, slope * (ups - downs), information(trials), information(self._size))
+            mean += self.rates.learn(row, level, slope * (ups - downs), information(trials), information(self._size))
         left = _left(own, mean - since, self.rates.wander * trained)
         self.positives[row], self.negatives[row] = own[0] * left + passes, own[1] * left + trials - passes
         self.level[row], self.moves[row] = mean, 0
@@ -188,10 +190,10 @@ class Beliefs:
     def _learn_length(self, row: int, tokens: float, trials: int) -> None:
         self._log_tokens = self._log_tokens or math.log(max(tokens, 1.0))
         if len(self.lengths):
-            mean, _ = self.lengths.level(self.lengths.of(row), LENGTH_WANDERS)
+            level = self.lengths.level(self.lengths.of(row), LENGTH_WANDERS)
             seen = math.log(max(tokens, 1.0)) - self._log_tokens
             information = 1 / (LENGTH_NOISE * (1 + 1 / trials))  # prompts of a stratum differ as their answers do
-            self.lengths.learn(row, (seen - mean) * information, information, information)
+            self.lengths.learn(row, level, (seen - level.mean) * information, information, information)
         before = int(self.visits[row])
         self.tokens[row] = 0.5 * (self.tokens[row] + tokens) if before else tokens
 
@@ -199,13 +201,10 @@ class Beliefs:
         """Score the belief beside the mean of all groups, by the log-loss of the last few hundred groups."""
         score, rate = self._score, passes / trials
         mean = (score["passes"] + 0.5) / (score["groups"] + 1)
-        lost = {
-            "belief": log_loss(beta[0] / sum(beta), rate),
-            "mean": log_loss(mean, rate),
-            "passes": rate,
-            "groups": 1,
-        }
-        self._score = {name: SCORED * value + lost[name] for name, value in score.items()}
+        score["belief"] = SCORED * score["belief"] + log_loss(beta[0] / sum(beta), rate)
+        score["mean"] = SCORED * score["mean"] + log_loss(mean, rate)
+        score["passes"] = SCORED * score["passes"] + rate
+        score["groups"] = SCORED * score["groups"] + 1
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -224,7 +223,7 @@ class Beliefs:
 
     def posterior_of(self, row: int) -> tuple[float, float]:
         """Return the two parameters of one prompt's Beta."""
-        mean, variance = self.rates.level(self.rates.of(row), self.rates.wander)
+        mean, variance, *_ = self.rates.level(self.rates.of(row), self.rates.wander)
         if len(self._told):
             mean, variance = float(self._told[self.rates.stratum(row)]), 0.0
         own, trained = (float(self.positives[row]), float(self.negatives[row])), float(self.moves[row])
@@ -255,7 +254,7 @@ class Beliefs:
         """Return the same for one prompt."""
         if self.cost is Cost.ROLLOUTS:
             return 1.0
-        shared = math.exp(self._log_tokens + self.lengths.level(self.lengths.of(row), LENGTH_WANDERS)[0])
+        shared = math.exp(self._log_tokens + self.lengths.level(self.lengths.of(row), LENGTH_WANDERS).mean)
         seen = min(int(self.visits[row]), 4)
         return (shared + seen * float(self.tokens[row])) / (1 + seen)
 

@@ -136,7 +136,7 @@ class Collector:
         self._owed = target_groups  # groups this step has yet to hand out; 0 while its batch is being trained
         self._exhausted = False
         self._opened = 0  # groups
-        self._finite = FiniteMetrics()
+        self._finite = FiniteMetrics(needed=filter.reads())
         self._open = OpenGroups(whole=allocator.size()[1])
         self._issued = IssuedVisits(self.beliefs.keys)
         self._paused = PausedRollouts(self.accounts)
@@ -219,13 +219,14 @@ class Collector:
             self._paused.begin(event)
             return
         if isinstance(event, Rollout):
-            event = self._finite.checked(event, self.filter.reads())
-        if isinstance(event, Failure):
+            event = self._finite.checked(event)
+        if isinstance(event, Rollout):
+            self.failures_in_a_row = 0
+            self.accounts.post(Account.OPEN, event.tokens)
+        else:
             self._statistics.fail(event.reason)
             self.failures_in_a_row, self.last_failure = self.failures_in_a_row + 1, event
-        else:
-            self.failures_in_a_row = 0
-        self.accounts.post(Account.FAILED if isinstance(event, Failure) else Account.OPEN, event.tokens)
+            self.accounts.post(Account.FAILED, event.tokens)
         self._open.arrive(open_group, event)
         while (failed := open_group.advance()) is not None:
             if failed > self.limits.max_retries:

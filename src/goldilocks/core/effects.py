@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,6 +50,15 @@ def after(effect: Any, wander: float, drift: float) -> tuple[Any, Any, Any]:
     return share * (weighted + precision * drift * moves), variance, share * precision * moves
 
 
+class Level(NamedTuple):
+    """The sum of one prompt's effects after their moves, and these effects as they are kept and after their moves."""
+
+    mean: float
+    variance: float
+    kept: list[list[float]]
+    now: list[tuple[float, float, float]]
+
+
 class Effects:
     """``spread``: the variance of all divisions together, before anything is known. No division: every sum is 0."""
 
@@ -70,6 +79,7 @@ class Effects:
         self._effects = np.zeros((len(self._keys), 4))
         self._precision, self._weighted, self._moves, spreads = self._effects.T
         spreads[:] = self._spread[self._division]
+        self._numbers = memoryview(self._effects.reshape(-1))  # the same: a few are written quicker by it
         self._scale = np.array([ALL, *[1.0] * len(divisions)][: len(parts)])
         self.wander = wander
         self.drift = 0.0
@@ -80,16 +90,16 @@ class Effects:
 
     def of(self, row: int) -> list[list[float]]:
         """Return the effects of one prompt, as they are kept."""
-        effects: list[list[float]] = self._effects[self._nodes[row]].tolist()
+        effects: list[list[float]] = self._effects.take(self._nodes[row], axis=0).tolist()
         return effects
 
-    def level(self, effects: list[list[float]], wander: float) -> tuple[float, float]:
-        """Return the mean and the variance of the sum of one prompt's effects; ``sums`` does the same for many."""
+    def level(self, effects: list[list[float]], wander: float) -> Level:
+        """Return the sum of one prompt's effects; ``sums`` does the same for many."""
         mean = variance = 0.0
-        for effect in effects:
-            one, own, _ = after(effect, wander, self.drift)
+        now = [after(effect, wander, self.drift) for effect in effects]
+        for one, own, _ in now:
             mean, variance = mean + one, variance + own
-        return mean, variance
+        return Level(mean, variance, effects, now)
 
     def sums(self, rows: np.ndarray, rng: np.random.Generator | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the mean and the variance of each prompt's sum; with ``rng``, of one draw of all effects."""
@@ -107,27 +117,25 @@ class Effects:
         """Return the stratum of each prompt in the first division."""
         return np.asarray(self._nodes[rows, 1] - 1)  # the first node is that of all prompts
 
-    def learn(self, row: int, gradient: float, information: float, expected: float) -> float:
-        """Move the effects by one observation of their sum; return by how much the sum moved.
+    def learn(self, row: int, level: Level, gradient: float, information: float, expected: float) -> float:
+        """Move the effects of a prompt, whose level is given, by one observation; return by how much the sum moved.
 
         ``gradient`` is that of the observation's log-likelihood at the sum after its moves, ``information`` how much it
         says. ``expected`` is how much such an observation says on average: the step must not depend on how soon the
         observation was stopped, or strata whose groups stop at a success would seem easier than they are.
         """
-        before = self.of(row)
-        now = [after(effect, self.wander, self.drift) for effect in before]
-        own, lever = sum([variance for _, variance, _ in now]), sum([taken for _, _, taken in now])
+        own, lever = level.variance, sum([taken for _, _, taken in level.now])
         total = own + self._drift_variance * lever**2
         step = max(min(total * gradient / (1 + total * expected), 2.0), -2.0)
         shrink = information / (1 + total * information)
         self.drift += self._drift_variance * lever / total * step
         self._drift_variance += DRIFT_CHANGES - (self._drift_variance * lever) ** 2 * shrink
-        learnt = []
-        for (mean, variance, _), (_, _, _, spread) in zip(now, before, strict=True):
+        places = (4 * self._nodes[row]).tolist()
+        for at, (mean, variance, _), (_, _, _, spread) in zip(places, level.now, level.kept, strict=True):
             left, mean = variance - variance**2 * shrink, mean + variance / total * step
-            learnt.append((max(1 / left - 1 / spread, 1e-9), mean / left, 0.0, spread))
-        self._effects[self._nodes[row]] = learnt
-        return float(step * own / total)
+            self._numbers[at], self._numbers[at + 1] = max(1 / left - 1 / spread, 1e-9), mean / left
+            self._numbers[at + 2] = 0.0
+        return step * own / total
 
     def move(self, row: int) -> None:
         """Note that a group of this prompt was trained."""

@@ -41,7 +41,8 @@ class StartedLengths:
         """Count one rollout, of which ``before`` tokens were written in an earlier step."""
         if tokens > before or not before:
             (self._finished if finished else self._aborted)[tokens] += 1
-            self._resumed[before] += bool(before)
+            if before:
+                self._resumed[before] += 1
 
     @property
     def mean(self) -> float:
@@ -270,18 +271,19 @@ def in_words(reason: str) -> str:
 
 
 class FiniteMetrics:
-    """Drops metrics that are no numbers; each is said once."""
+    """Drops metrics that are no numbers; each is said once. A rollout cannot be judged without those ``needed``."""
 
-    def __init__(self) -> None:
+    def __init__(self, needed: Set[str]) -> None:
+        self._needed = needed
         self._said: set[str] = set()
 
-    def checked(self, rollout: Rollout, needed: Set[str]) -> Rollout | Failure:
-        """Return the rollout without such metrics; a failure if its reward, or one of ``needed``, is no number."""
-        bad = {name for name, value in rollout.metrics.items() if not math.isfinite(value)}
-        if not math.isfinite(rollout.reward) or bad & needed:
-            return Failure(rollout.uid, rollout.index, NO_REWARD, rollout.tokens)
-        if not bad:
+    def checked(self, rollout: Rollout) -> Rollout | Failure:
+        """Return the rollout without such metrics; a failure if its reward, or one of those needed, is no number."""
+        if math.isfinite(rollout.reward) and all(map(math.isfinite, rollout.metrics.values())):
             return rollout
+        bad = {name for name, value in rollout.metrics.items() if not math.isfinite(value)}
+        if not math.isfinite(rollout.reward) or bad & self._needed:
+            return Failure(rollout.uid, rollout.index, NO_REWARD, rollout.tokens)
         for name in sorted(bad - self._said):
             logger.warning(
                 "the reward function returned %s=%r: dropped, as nothing judges by it", name, rollout.metrics[name]
