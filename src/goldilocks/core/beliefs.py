@@ -152,19 +152,19 @@ class Beliefs:
                 self._wanders[j] = MEMORY * self._wanders[j] + log_likelihood(a, b, passes, trials)
             self.rates.wander = _expected(WANDERS, self._wanders)
         level = self.rates.level(effects, self.rates.wander)
-        mean, variance = level.mean, level.variance
-        beside = mean, variance, own, since, self.rates.wander * trained
-        self._keep_score(self._beta(*beside), passes, trials)
+        mean, moved = level.mean, self.rates.wander * trained
+        rate, doubt = _level(mean, level.variance)
+        left = _left(own, mean - since, moved)
+        worth = _worth(self.concentration, doubt)
+        self._keep_score((worth * rate + own[0] * left, worth * (1 - rate) + own[1] * left), passes, trials)
         if len(self.rates):
-            rate, doubt = _level(mean, variance)
-            left = _left(own, mean - since, self.rates.wander * trained)
             for j, concentration in enumerate(CONCENTRATIONS):
                 worth = _worth(concentration, doubt)
                 a, b = worth * rate + own[0] * left, worth * (1 - rate) + own[1] * left
                 self._concentrations[j] += log_likelihood(a, b, passes, trials)
             self.concentration = math.exp(_expected(LOG_CONCENTRATIONS, self._concentrations))
             # The level learns from how likely the passes are, given the level: a Beta-binomial around it.
-            a, b = self._beta(mean, 0.0, *beside[2:])
+            a, b = self._beta(mean, 0.0, own, since, moved)
             rate = 1 / (1 + math.exp(-mean))
             slope = self.concentration * rate * (1 - rate)
             ups, downs = (sum(1 / (one + j) for j in range(n)) for one, n in ((a, passes), (b, trials - passes)))
@@ -175,7 +175,7 @@ class Beliefs:
 
             self._size += 0.02 * (trials - self._size)
             mean += self.rates.learn(row, level, slope * (ups - downs), information(trials), information(self._size))
-        left = _left(own, mean - since, self.rates.wander * trained)
+        left = _left(own, mean - since, moved)
         self.positives[row], self.negatives[row] = own[0] * left + passes, own[1] * left + trials - passes
         self.level[row], self.moves[row] = mean, 0
 

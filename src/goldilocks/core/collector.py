@@ -50,6 +50,7 @@ from goldilocks.core.statistics import FiniteMetrics, KeepRate, StepStatistics
 from goldilocks.errors import require
 from goldilocks.sheet import Sheet
 from goldilocks.types import (
+    MIN_STD,
     Account,
     Event,
     Failure,
@@ -60,7 +61,7 @@ from goldilocks.types import (
     Request,
     Rollout,
     Verdict,
-    is_informative,
+    mean_and_std,
 )
 
 STATE_LAYOUT = 4  # raised when ``state_dict`` changes its meaning
@@ -439,13 +440,13 @@ class Collector:
         beyond = open_group.arrived[len(group) :]  # rollouts behind one that the limits did not leave room for
         self.accounts.move(beyond, Account.OPEN, Account.CANCELLED)
         verdict = self.filter.judge(group) if len(group) else Verdict(False, "failed")
-        informative = is_informative(group)
+        spread = mean_and_std(group.rewards)[1] if len(group) > 1 else 0.0
         passes = self.beliefs.passes(group)
         if len(group):
             self.beliefs.record(group)
-            self.selector.learn(group, self.beliefs, informative=informative)
+            self.selector.learn(group, self.beliefs, informative=spread > MIN_STD)
             self.allocator.learn(group, self.beliefs)
-        self._statistics.judge(group, verdict, informative=informative, passes=passes, iterations=open_group.asks)
+        self._statistics.judge(group, verdict, spread=spread, passes=passes, iterations=open_group.asks)
         self._keep_rate.observe(verdict.keep)
         self.flat_in_a_row = 0 if verdict.keep else self.flat_in_a_row + 1
         if verdict.keep:

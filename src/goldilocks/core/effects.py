@@ -37,25 +37,15 @@ class Division:
     keys: np.ndarray
 
 
-def after(effect: Any, wander: float, drift: float) -> tuple[Any, Any, Any]:
-    """Return mean and variance of an effect after its moves, and how much of their drift it has taken up.
-
-    What was observed fades as effects wander; what is not observed is around 0, as wide as the spread. Numbers or
-    arrays: a decision on one prompt has a few effects, and plain numbers are quicker for those.
-    """
-    precision, weighted, moves, spread = effect
-    faded = 1 + precision * wander * moves
-    variance = 1 / (1 / spread + precision / faded)
-    share = variance / faded
-    return share * (weighted + precision * drift * moves), variance, share * precision * moves
-
-
 class Level(NamedTuple):
-    """The sum of one prompt's effects after their moves, and these effects as they are kept and after their moves."""
+    """The sum of one prompt's effects after their moves.
+
+    ``lever`` is how much of the moves' drift it has taken up. ``now`` has mean, variance and spread of each effect.
+    """
 
     mean: float
     variance: float
-    kept: list[list[float]]
+    lever: float
     now: list[tuple[float, float, float]]
 
 
@@ -94,16 +84,26 @@ class Effects:
         return effects
 
     def level(self, effects: list[list[float]], wander: float) -> Level:
-        """Return the sum of one prompt's effects; ``sums`` does the same for many."""
-        mean = variance = 0.0
-        now = [after(effect, wander, self.drift) for effect in effects]
-        for one, own, _ in now:
-            mean, variance = mean + one, variance + own
-        return Level(mean, variance, effects, now)
+        """Return the sum of one prompt's effects; ``sums`` does the same for many.
+
+        What was observed fades as effects wander; what is not observed is around 0, as wide as the spread.
+        """
+        mean = variance = lever = 0.0
+        now = []
+        for precision, weighted, moves, spread in effects:
+            faded = 1 + precision * wander * moves
+            own = 1 / (1 / spread + precision / faded)
+            share = own / faded
+            one = share * (weighted + precision * self.drift * moves)
+            mean, variance, lever = mean + one, variance + own, lever + share * precision * moves
+            now.append((one, own, spread))
+        return Level(mean, variance, lever, now)
 
     def sums(self, rows: np.ndarray, rng: np.random.Generator | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the mean and the variance of each prompt's sum; with ``rng``, of one draw of all effects."""
-        means, variances, _ = after(self._effects.T, self.wander, self.drift)
+        faded = 1 + self._precision * self.wander * self._moves
+        variances = 1 / (1 / self._effects[:, 3] + self._precision / faded)
+        means = variances / faded * (self._weighted + self._precision * self.drift * self._moves)
         if rng is not None:
             means = means + np.sqrt(variances) * rng.standard_normal(len(means))
             variances = np.zeros_like(variances)
@@ -124,17 +124,16 @@ class Effects:
         says. ``expected`` is how much such an observation says on average: the step must not depend on how soon the
         observation was stopped, or strata whose groups stop at a success would seem easier than they are.
         """
-        own, lever = level.variance, sum([taken for _, _, taken in level.now])
+        _, own, lever, now = level
         total = own + self._drift_variance * lever**2
         step = max(min(total * gradient / (1 + total * expected), 2.0), -2.0)
         shrink = information / (1 + total * information)
         self.drift += self._drift_variance * lever / total * step
         self._drift_variance += DRIFT_CHANGES - (self._drift_variance * lever) ** 2 * shrink
-        places = (4 * self._nodes[row]).tolist()
-        for at, (mean, variance, _), (_, _, _, spread) in zip(places, level.now, level.kept, strict=True):
+        places, numbers = (4 * self._nodes[row]).tolist(), self._numbers
+        for at, (mean, variance, spread) in zip(places, now, strict=True):
             left, mean = variance - variance**2 * shrink, mean + variance / total * step
-            self._numbers[at], self._numbers[at + 1] = max(1 / left - 1 / spread, 1e-9), mean / left
-            self._numbers[at + 2] = 0.0
+            numbers[at], numbers[at + 1], numbers[at + 2] = max(1 / left - 1 / spread, 1e-9), mean / left, 0.0
         return step * own / total
 
     def move(self, row: int) -> None:

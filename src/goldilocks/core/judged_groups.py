@@ -69,7 +69,7 @@ class JudgedGroups:
         """
         self._release(group.prompt.index)
         self._accounts.move(group.rollouts, Account.OPEN, account)
-        if not is_informative(group):
+        if self._spare and not is_informative(group):
             self._hold(group, account)
 
     def _hold(self, group: Group, account: Origin) -> None:

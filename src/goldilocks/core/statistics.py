@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from goldilocks.types import Event, Failure, Group, Rollout, Verdict, is_informative, mean_and_std, signal
+from goldilocks.types import MIN_STD, Event, Failure, Group, Rollout, Verdict, is_informative, signal
 
 logger = logging.getLogger(__name__)
 
@@ -77,11 +77,12 @@ class Tally:
     tokens: int = 0
     reward: float = 0.0
 
-    def add(self, group: Group) -> None:
+    def add(self, rollouts: int, tokens: int, reward: float) -> None:
+        """Count a group."""
         self.groups += 1
-        self.rollouts += len(group)
-        self.tokens += group.tokens
-        self.reward += sum(group.rewards)
+        self.rollouts += rollouts
+        self.tokens += tokens
+        self.reward += reward
 
     @property
     def mean_tokens(self) -> float:
@@ -126,19 +127,20 @@ class StepStatistics:
         self.tokens_arrived += event.tokens - before
         self.started.add(event.tokens, finished=isinstance(event, Rollout), before=before)
 
-    def judge(self, group: Group, verdict: Verdict, *, informative: bool, passes: int, iterations: int) -> None:
-        """Count one judged group, of which ``passes`` rollouts reached the threshold."""
-        self.fewest = min(self.fewest, len(group)) if self.judged.groups else len(group)
-        self.most = max(self.most, len(group))
-        self.judged.add(group)
+    def judge(self, group: Group, verdict: Verdict, *, spread: float, passes: int, iterations: int) -> None:
+        """Count one judged group: ``spread`` is the deviation of its rewards, and ``passes`` rollouts passed."""
+        size, tokens, reward = len(group), group.tokens, sum(group.rewards)
+        self.fewest = min(self.fewest, size) if self.judged.groups else size
+        self.most = max(self.most, size)
+        self.judged.add(size, tokens, reward)
         if verdict.keep:
-            self.kept.add(group)
+            self.kept.add(size, tokens, reward)
         else:
             self.dropped[verdict.reason] = self.dropped.get(verdict.reason, 0) + 1
-        self.informative += informative
+        self.informative += spread > MIN_STD
         self.with_positive += passes > 0
         self.passes += passes
-        self.spread += mean_and_std(group.rewards)[1] if informative else 0.0
+        self.spread += spread if spread > MIN_STD else 0.0
         for name, mean in self.components.items():
             values = [rollout.metrics[name] for rollout in group.rollouts if name in rollout.metrics]
             mean[:] = mean[0] + math.fsum(values), mean[1] + len(values)
