@@ -37,17 +37,11 @@ class Accounts:
         for name, cost in rewards.items():
             self.rewards[name] = self.rewards.get(name, 0) + cost
 
-    def post(self, account: Account, tokens: int) -> None:
-        """Count a rollout that has arrived."""
-        self.generated_rollouts += 1
+    def post(self, account: Account, tokens: int, rollouts: int = 1) -> None:
+        """Count a rollout that has arrived; minus one rollout, of minus its tokens, undoes that."""
+        self.generated_rollouts += rollouts
         self.generated_tokens += tokens
-        self._add(account, 1, tokens)
-
-    def withdraw(self, account: Account, tokens: int) -> None:
-        """Undo a ``post``: the rollout is about to be posted whole."""
-        self.generated_rollouts -= 1
-        self.generated_tokens -= tokens
-        self._add(account, -1, -tokens)
+        self._add(account, rollouts, tokens)
 
     def move(self, rollouts: Collection[Rollout], origin: Account | AccountName, target: Account | AccountName) -> None:
         if rollouts:
@@ -105,12 +99,8 @@ class Accounts:
         return {name: dict(value) if isinstance(value, dict) else value for name, value in vars(self).items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.generated_rollouts = state["generated_rollouts"]
-        self.generated_tokens = state["generated_tokens"]
-        self.tool_tokens = state["tool_tokens"]
-        self.rollouts = dict(state["rollouts"])
-        self.tokens = dict(state["tokens"])
-        self.rewards = dict(state["rewards"])
+        for name in vars(self):
+            setattr(self, name, dict(state[name]) if isinstance(state[name], dict) else state[name])
 
 
 class PausedRollouts:
@@ -131,14 +121,14 @@ class PausedRollouts:
         """Take the charge of a rollout back and return its tokens; 0 if the rollout was not paused."""
         tokens = self.tokens.pop((event.uid, event.index), None)
         if tokens is not None:
-            self._accounts.withdraw(Account.PAUSED, tokens)
+            self._accounts.post(Account.PAUSED, -tokens, -1)
         return tokens or 0
 
     def retain(self, names: Collection[RolloutName]) -> None:
         """Let only these rollouts go on. The tokens of the others are lost, and count as cancelled."""
         for name in self.tokens.keys() - set(names):
             tokens = self.tokens.pop(name)
-            self._accounts.withdraw(Account.PAUSED, tokens)
+            self._accounts.post(Account.PAUSED, -tokens, -1)
             self._accounts.post(Account.CANCELLED, tokens)
 
     def state_dict(self) -> list[Any]:

@@ -194,8 +194,7 @@ class Beliefs:
             seen = math.log(max(tokens, 1.0)) - self._log_tokens
             information = 1 / (LENGTH_NOISE * (1 + 1 / trials))  # prompts of a stratum differ as their answers do
             self.lengths.learn(row, level, (seen - level.mean) * information, information, information)
-        before = int(self.visits[row])
-        self.tokens[row] = 0.5 * (self.tokens[row] + tokens) if before else tokens
+        self.tokens[row] = 0.5 * (self.tokens[row] + tokens) if self.visits[row] else tokens
 
     def _keep_score(self, beta: tuple[float, float], passes: int, trials: int) -> None:
         """Score the belief beside the mean of all groups, by the log-loss of the last few hundred groups."""
@@ -293,12 +292,7 @@ class Beliefs:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Find the prompt of each belief by key; drop beliefs whose prompt is gone from the data."""
-        rows = KeyedPositions(self.keys).find(state["keys"], state["rows"])
-        for name in FIELDS:
-            column = getattr(self, name)
-            column[:] = 0
-            column[rows[rows >= 0]] = np.asarray(state[name])[rows >= 0]
+        KeyedPositions(self.keys).load(state, {name: getattr(self, name) for name in FIELDS})
         self.rates.load_state_dict(state["rates"])
         self.lengths.load_state_dict(state["lengths"])
         self._concentrations, self._wanders = list(state["concentrations"]), list(state["wanders"])

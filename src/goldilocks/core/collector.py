@@ -133,7 +133,7 @@ class Collector:
         )
         self._keep_rate = KeepRate(min(1.0, target_groups / self.gen_batch_size))
         self._components = components
-        self._statistics = StepStatistics.of(components)
+        self._statistics = StepStatistics(components={name: [0.0, 0] for name in components})
         self._owed = target_groups  # groups this step has yet to hand out; 0 while its batch is being trained
         self._exhausted = False
         self._opened = 0  # groups
@@ -163,14 +163,15 @@ class Collector:
             self._begin_step()
         left = math.inf if room is None else room
         sent = self._open.send_again(left)  # charged to the step that asked for it first
-        left -= _rollouts(sent)
+        left -= sum(request.n for request in sent)
         # After the last prompt what is open is waited for. If that does not fill the batch, prompts come once more.
         past_the_end = not len(self._open) and self.prompts_issued >= self.last_prompt
         going_on = left > 0
         while going_on:
             more = self._open.send(min(left, self._rollouts_left))
-            self._statistics.rollouts_asked += _rollouts(more)
-            left -= _rollouts(more)
+            asked = sum(request.n for request in more)
+            self._statistics.rollouts_asked += asked
+            left -= asked
             sent += more
             going_on = left > 0 and self._shortfall() > 0 and self._open_next(past_the_end)
         if sent or self._open.in_flight or left <= 0:
@@ -225,7 +226,8 @@ class Collector:
             self.failures_in_a_row = 0
             self.accounts.post(Account.OPEN, event.tokens)
         else:
-            self._statistics.fail(event.reason)
+            failures = self._statistics.failures
+            failures[event.reason] = failures.get(event.reason, 0) + 1
             self.failures_in_a_row, self.last_failure = self.failures_in_a_row + 1, event
             self.accounts.post(Account.FAILED, event.tokens)
         self._open.arrive(open_group, event)
@@ -369,7 +371,7 @@ class Collector:
         self._owed = self.target_groups
         self._exhausted = False
         self._keep_rate.forget()
-        self._statistics = StepStatistics.of(self._components)
+        self._statistics = StepStatistics(components={name: [0.0, 0] for name in self._components})
         self._statistics.expired = self._judged.begin_step(self.surplus.oldest(self.step))
 
     def _trained(self) -> list[Group]:
@@ -496,7 +498,3 @@ class Collector:
         self._order.claim(self._queue.indices)
         self._order.claim(one.prompt.index for one in self._open)
         self._order.claim(group.prompt.index for group in self._judged.kept)
-
-
-def _rollouts(requests: Iterable[Request]) -> int:
-    return sum(request.n for request in requests)

@@ -69,7 +69,7 @@ class Effects:
         self._effects = np.zeros((len(self._keys), 4))
         self._precision, self._weighted, self._moves, spreads = self._effects.T
         spreads[:] = self._spread[self._division]
-        self._numbers = memoryview(self._effects.reshape(-1))  # the same: a few are written quicker by it
+        self._numbers: Any = self._effects.reshape(-1).data  # the same: a few are written quicker by it
         self._scale = np.array([ALL, *[1.0] * len(divisions)][: len(parts)])
         self.wander = wander
         self.drift = 0.0
@@ -165,12 +165,8 @@ class Effects:
         return {"keys": self._keys[rows], "rows": rows, "spread": self._spread, **columns, **scalars}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Find each stratum by key; drop those that the data no longer have."""
-        rows = KeyedPositions(self._keys).find(state["keys"], state["rows"])
-        for name in ("precision", "weighted", "moves"):
-            column = getattr(self, f"_{name}")
-            column[:] = 0
-            column[rows[rows >= 0]] = np.asarray(state[name])[rows >= 0]
+        columns = {"precision": self._precision, "weighted": self._weighted, "moves": self._moves}
+        KeyedPositions(self._keys).load(state, columns)
         if len(state["spread"]) == len(self._spread):  # else the run goes on with other divisions
             self._spread = np.array(state["spread"], dtype=np.float64)
             self._effects[:, 3] = self._spread[self._division]

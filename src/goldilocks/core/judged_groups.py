@@ -96,18 +96,16 @@ class JudgedGroups:
         self._in_hand[group.uid] = group, account
         return group
 
-    def put_back(self) -> int:
-        """Let the batch in hand wait again, without the groups that filled it up. Return how many were in hand."""
-        in_hand = list(self._in_hand.values())
-        for group, account in in_hand:
-            del self._in_hand[group.uid]
+    def put_back(self) -> None:
+        """Let the batch in hand wait again, without the groups that filled it up."""
+        in_hand, self._in_hand = self._in_hand, {}
+        for group, account in in_hand.values():
             target = Account.FILTERED.because("backfill") if account == Account.BACKFILLED else Account.CARRIED
             self._accounts.move(group.trained, account, target)
             self._accounts.move(_beyond(group), Account.TRIMMED, target)
             if target == Account.CARRIED:
                 self._kept[group.uid] = replace(group, trained=())
                 self._claim([group.prompt.index])
-        return len(in_hand)
 
     def begin_step(self, oldest: int) -> int:
         """Forget the batch in hand, which was trained, and groups older than ``oldest``; return how many expired."""
@@ -134,7 +132,12 @@ class JudgedGroups:
         rest = replace(group, rollouts=left, trained=trained)
         untrained = uid in self._in_hand and not trained
         lost = not left or untrained or not judge(rest).keep
-        self._charge(group, [one for one in group.rollouts if lost or one.index in gone], reason)
+        account = self._in_hand[uid][1] if uid in self._in_hand else Account.CARRIED
+        beyond = {one.index for one in _beyond(group)} if uid in self._in_hand else set()
+        for rollout in group.rollouts:
+            if lost or rollout.index in gone:
+                origin = Account.TRIMMED if rollout.index in beyond else account
+                self._accounts.move([rollout], origin, Account.REJECTED.because(reason))
         if lost:
             if not self._in_hand.pop(uid, None):
                 del self._kept[uid]
@@ -142,7 +145,7 @@ class JudgedGroups:
             if flat:
                 self._hold(replace(group, trained=()), Account.REJECTED.because(reason))
         elif uid in self._in_hand:
-            self._in_hand[uid] = rest, self._in_hand[uid][1]
+            self._in_hand[uid] = rest, account
         else:
             self._kept[uid] = rest
         return lost
@@ -156,15 +159,6 @@ class JudgedGroups:
         require(bool(trained), "indices", sorted(indices), f"fewer rollouts of group {uid}: one must be trained")
         self._accounts.move(left_out, account, Account.TRIMMED)
         self._in_hand[uid] = replace(group, trained=trained), account
-
-    def _charge(self, group: Group, rollouts: Collection[Rollout], reason: str) -> None:
-        """Move rollouts of a group from the account that each is in to the rejected ones."""
-        waiting = group.uid in self._kept
-        account = Account.CARRIED if waiting else self._in_hand[group.uid][1]
-        trained = {rollout.index for rollout in group.trained}
-        for rollout in rollouts:
-            origin = account if waiting or rollout.index in trained else Account.TRIMMED
-            self._accounts.move([rollout], origin, Account.REJECTED.because(reason))
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -88,10 +88,6 @@ class OpenGroup:
             n += 1
         return Request(self.uid, self.prompt, n, first, self.number)
 
-    def arrive(self, event: Rollout | Failure) -> None:
-        self.in_flight.remove(event.index)
-        self.ahead[event.index] = event if isinstance(event, Rollout) else None
-
     def advance(self) -> int | None:
         """Move the prefix on by every index that has arrived; return how often a rollout that failed has failed now.
 
@@ -236,7 +232,8 @@ class OpenGroups:
         return sent
 
     def arrive(self, group: OpenGroup, event: Rollout | Failure) -> None:
-        group.arrive(event)
+        group.in_flight.remove(event.index)
+        group.ahead[event.index] = event if isinstance(event, Rollout) else None
         if event.index in self._again.get(group.uid, ()):
             self._again[group.uid].remove(event.index)
         self.in_flight -= 1

@@ -199,7 +199,10 @@ class Greso(Selector):
         require(0 <= self.step < 1, f"{KWARGS}.step", self.step, "in [0, 1)")
 
     def choose(self, pool: PromptOrder, beliefs: Beliefs, k: int, rng: np.random.Generator) -> np.ndarray:
-        self._move()
+        if self._judged:
+            direction = 1 if self._without_variance / self._judged <= self.target else -1
+            self.p = min(max(self.p + direction * self.step, self.p_min), self.p_max)
+            self._judged = self._without_variance = 0
         chosen: list[int] = []
         for _ in range(0, pool.size, k):  # at most one epoch is skipped through: a data set of streaks is still used
             rows = pool.next(k - len(chosen))
@@ -214,15 +217,8 @@ class Greso(Selector):
         self._judged += 1
         self._without_variance += not informative
 
-    def _move(self) -> None:
-        if self._judged:
-            direction = 1 if self._without_variance / self._judged <= self.target else -1
-            self.p = min(max(self.p + direction * self.step, self.p_min), self.p_max)
-            self._judged = self._without_variance = 0
-
     def state_dict(self) -> dict[str, Any]:
-        names = ("p", "_judged", "_without_variance", "_skipped")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("p", "_judged", "_without_variance", "_skipped")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in state.items():

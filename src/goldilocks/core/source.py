@@ -72,21 +72,26 @@ class KeyedPositions:
         inside = (found >= 0) & (found < len(self._keys))
         right = inside.copy()
         right[inside] = self._keys[found[inside]] == keys[inside]
-        if not right.all():
-            found[~right] = self._search(keys[~right])
+        if right.all():
+            return found
+        found[~right] = -1
+        if self._order is None:
+            self._order = np.argsort(self._keys, kind="stable")
+        if len(self._keys):
+            places = np.minimum(np.searchsorted(self._keys, keys, sorter=self._order), len(self._keys) - 1)
+            there = self._keys[self._order[places]] == keys
+            found[~right & there] = self._order[places][~right & there]
         return found
 
     def find_one(self, key: int, hint: int) -> int:
         return int(self.find(np.array([key], dtype=np.uint64), np.array([hint]))[0])
 
-    def _search(self, keys: np.ndarray) -> np.ndarray:
-        if not len(self._keys):
-            return np.full(len(keys), -1)
-        if self._order is None:
-            self._order = np.argsort(self._keys, kind="stable")
-        places = np.minimum(np.searchsorted(self._keys, keys, sorter=self._order), len(self._keys) - 1)
-        candidates = self._order[places]
-        return np.where(self._keys[candidates] == keys, candidates, -1)
+    def load(self, state: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> None:
+        """Fill columns with the values of a saved state; drop those of prompts that are gone from the data."""
+        rows = self.find(state["keys"], state["rows"])
+        for name, column in columns.items():
+            column[:] = 0
+            column[rows[rows >= 0]] = np.asarray(state[name])[rows >= 0]
 
 
 class PromptOrder:
@@ -174,10 +179,7 @@ class IssuedVisits:
         return {"keys": self._keys[rows], "rows": rows, "counts": self._counts[rows]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Find the prompt of each count by key; drop counts whose prompt is gone from the data."""
-        rows = KeyedPositions(self._keys).find(state["keys"], state["rows"])
-        self._counts[:] = 0
-        self._counts[rows[rows >= 0]] = np.asarray(state["counts"])[rows >= 0]
+        KeyedPositions(self._keys).load(state, {"counts": self._counts})
 
 
 class TablePrompts(ABC):
@@ -218,20 +220,15 @@ class TablePrompts(ABC):
         return list(map(conversation_text, self.messages()))
 
     def column(self, name: str, key: str) -> list[Any]:
-        """A column of the table; ``key`` is the setting that names it."""
-        return column(self.table, name, key)
-
-
-def column(table: Any, name: str, key: str) -> list[Any]:
-    """Return a column of the table, or of its ``extra_info``; ``key`` is the setting that names it."""
-    columns = list(getattr(table, "column_names", ()))
-    if name in columns:
-        return list(table[name])
-    infos = table["extra_info"] if "extra_info" in columns else []
-    if any(name in (info or {}) for info in infos):
-        return [(info or {}).get(name) for info in infos]
-    known = ", ".join(sorted({*columns, *(one for info in infos for one in info or {})}))
-    raise ValueError(f"{key}={name!r} is not accepted: a column of the data: {known}")
+        """Return a column of the table, or of its ``extra_info``; ``key`` is the setting that names it."""
+        columns = list(getattr(self.table, "column_names", ()))
+        if name in columns:
+            return list(self.table[name])
+        infos = self.table["extra_info"] if "extra_info" in columns else []
+        if any(name in (info or {}) for info in infos):
+            return [(info or {}).get(name) for info in infos]
+        known = ", ".join(sorted({*columns, *(one for info in infos for one in info or {})}))
+        raise ValueError(f"{key}={name!r} is not accepted: a column of the data: {known}")
 
 
 def conversation_text(messages: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -57,15 +57,11 @@ class StartedLengths:
         return mean
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: sorted(counts.items()) for name, counts in self._counts().items()}
+        return {name.lstrip("_"): sorted(counts.items()) for name, counts in vars(self).items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, counts in self._counts().items():
-            counts.clear()
-            counts.update(dict(state[name]))
-
-    def _counts(self) -> dict[str, Counter[int]]:
-        return {"finished": self._finished, "aborted": self._aborted, "resumed": self._resumed}
+        for name, counts in state.items():
+            setattr(self, f"_{name}", Counter(dict(counts)))
 
 
 @dataclass
@@ -86,11 +82,7 @@ class Tally:
 
     @property
     def mean_tokens(self) -> float:
-        return self.tokens / self.rollouts if self.rollouts else 0.0
-
-    @property
-    def mean_reward(self) -> float:
-        return self.reward / self.rollouts if self.rollouts else 0.0
+        return _ratio(self.tokens, self.rollouts)
 
 
 @dataclass
@@ -115,12 +107,7 @@ class StepStatistics:
     expired: int = 0
     rejected: int = 0
     backfilled: int = 0
-    components: dict[str, list[float]] = field(default_factory=dict)  # the sum, and of how many rollouts
-
-    @classmethod
-    def of(cls, components: Iterable[str]) -> StepStatistics:
-        """Return empty counts; ``components`` are metrics whose mean is logged."""
-        return cls(components={name: [0.0, 0] for name in components})
+    components: dict[str, list[float]] = field(default_factory=dict)  # the sum of a metric, and of how many rollouts
 
     def arrive(self, event: Event, before: int) -> None:
         """Count the tokens of one rollout, without the ``before`` tokens that were counted when it paused."""
@@ -145,9 +132,6 @@ class StepStatistics:
             values = [rollout.metrics[name] for rollout in group.rollouts if name in rollout.metrics]
             mean[:] = mean[0] + math.fsum(values), mean[1] + len(values)
         self.iterations = max(self.iterations, iterations)
-
-    def fail(self, reason: str) -> None:
-        self.failures[reason] = self.failures.get(reason, 0) + 1
 
     def batch_metrics(self, batch: Sequence[Group], step: int) -> dict[str, float]:
         """Return the metrics of the batch in hand."""
@@ -180,31 +164,24 @@ class StepStatistics:
             "length/generated_mean": judged.mean_tokens,
             "length/kept_mean": kept.mean_tokens,
             "length/kept_over_generated": _ratio(kept.mean_tokens, judged.mean_tokens),
-            "difficulty/generated_mean_reward": judged.mean_reward,
-            "difficulty/kept_mean_reward": kept.mean_reward,
+            "difficulty/generated_mean_reward": _ratio(judged.reward, judged.rollouts),
+            "difficulty/kept_mean_reward": _ratio(kept.reward, kept.rollouts),
             "difficulty/pass_rate": _ratio(self.passes, judged.rollouts),
             "difficulty/reward_std": _ratio(self.spread, judged.groups),
             **{f"reward/{name}": total / count for name, (total, count) in self.components.items() if count},
             **{f"filter/dropped/{reason}": count for reason, count in self.dropped.items()},
             **{f"train/rollout_failures/{reason}": count for reason, count in self.failures.items()},
-            **self._adaptive(),
+            "adaptive_rollout/iterations": self.iterations,
+            "adaptive_rollout/total_rollouts": judged.rollouts,
+            "adaptive_rollout/avg_rollouts_per_sample": _ratio(judged.rollouts, judged.groups),
+            "adaptive_rollout/min_rollouts_per_sample": self.fewest,
+            "adaptive_rollout/max_rollouts_per_sample": self.most,
+            "adaptive_rollout/samples_with_positive": self.with_positive,
+            "adaptive_rollout/samples_without_positive": judged.groups - self.with_positive,
+            "adaptive_rollout/positive_rate": _ratio(self.with_positive, judged.groups),
+            "adaptive_rollout/efficiency": _ratio(judged.groups, judged.rollouts),
+            "adaptive_rollout/informative_groups_per_1k_rollouts": 1000 * _ratio(self.informative, judged.rollouts),
         }
-
-    def _adaptive(self) -> dict[str, float]:
-        judged = self.judged
-        values = {
-            "iterations": self.iterations,
-            "total_rollouts": judged.rollouts,
-            "avg_rollouts_per_sample": _ratio(judged.rollouts, judged.groups),
-            "min_rollouts_per_sample": self.fewest,
-            "max_rollouts_per_sample": self.most,
-            "samples_with_positive": self.with_positive,
-            "samples_without_positive": judged.groups - self.with_positive,
-            "positive_rate": _ratio(self.with_positive, judged.groups),
-            "efficiency": _ratio(judged.groups, judged.rollouts),
-            "informative_groups_per_1k_rollouts": 1000 * _ratio(self.informative, judged.rollouts),
-        }
-        return {f"adaptive_rollout/{name}": value for name, value in values.items()}
 
     def state_dict(self) -> dict[str, Any]:
         counts = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in (*TALLIES, "started")}
