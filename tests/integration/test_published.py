@@ -1,21 +1,21 @@
 """``task=gsm8k_small`` and ``task=math``, from their files to the last validation, with a tiny model as the real one.
 
-Its answers are random, so the rewards of these runs are coins: groups whose rewards differ are there in any case.
+Its answers are random, so the rewards of these runs are coins: groups whose rewards differ are there in any case. The
+last test has a real language model, if it can be had on this machine.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from published_world import gsm8k_files, math_files, small_model
 from run_files import logged
 
-from .conftest import PATIENCE_S, SMALL
+from goldilocks.tasks.download import download
+
+from .conftest import GOLDILOCKS, SMALL, end, start
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -25,17 +25,9 @@ COINS = ["reward.custom_reward_function.name=random_score", "algorithm.filter_gr
 
 def goldilocks(folder: Path, *words: str) -> str:
     """Run the command with an empty cache; return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "goldilocks.cli", *words],
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(folder / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    logs = [file.read_text(errors="replace")[-4000:] for file in folder.glob("**/log")]
-    assert done.returncode == 0, "\n".join([done.stderr, *logs])
-    return done.stdout + done.stderr
+    status, said = end(start(*GOLDILOCKS, *words, XDG_CACHE_HOME=str(folder / "cache")), folder)
+    assert status == 0, said
+    return said
 
 
 def test_gsm8k_is_taught_then_trained_on_its_other_half(tmp_path: Path) -> None:
@@ -77,3 +69,21 @@ def test_a_study_on_math_has_its_arms_two_at_a_time_and_runs_none_twice(tmp_path
     again = goldilocks(tmp_path, "compare", *recipes, "task=math", *words, *options)
     assert "arm 1/4" not in again
     assert {file: file.stat().st_mtime_ns for file in trained} == trained
+
+
+def test_a_step_of_dapo_trains_groups_of_a_real_model_whose_answers_differ(tmp_path: Path) -> None:
+    try:
+        model = download("smollm2")  # in the user's cache, fetched if it is not there
+    except (ValueError, OSError) as error:
+        pytest.skip(str(error))
+    words = [f"actor_rollout_ref.model.path={model}", "data.train_batch_size=2", "actor_rollout_ref.rollout.n=4"]
+    words += [
+        f"trainer.{key}" for key in ("total_training_steps=1", "val_before_train=False", "test_freq=-1", "save_freq=-1")
+    ]
+    goldilocks(tmp_path, "train", "dapo", "task=sums_small", *words, "--runs", str(tmp_path), "--name", "run")
+    (step,) = [record for record in logged(tmp_path / "run") if "actor/grad_norm" in record]
+    assert step["train/informative_groups"] == 2
+    assert 0 < step["actor/grad_norm"] < 1e3
+    assert step["response_length/mean"] > 1
+    # In fp32 on one machine the engine and the trainer agree on every token's probability.
+    assert step["training/rollout_probs_diff_max"] < 1e-3
