@@ -25,7 +25,6 @@ SMALL = (
     "trainer.val_before_train=False",
     "trainer.test_freq=-1",
 )
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 Train = Callable[..., subprocess.Popen[str]]
 

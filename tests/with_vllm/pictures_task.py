@@ -6,7 +6,6 @@ import io
 from pathlib import Path
 
 import numpy as np
-import pandas
 import torch
 from endless import FIRM, never_ends
 from PIL import Image
@@ -20,7 +19,7 @@ from transformers import (
     Qwen2VLVideoProcessor,
 )
 
-from .words_task import REWARD
+from .words_task import write_task
 
 ENDLESS = ["w3", "w5"]  # answers to prompts that end with one of these do not end by themselves
 VISION = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
@@ -36,27 +35,8 @@ SIDE = 56  # pixels: four tokens of a picture
 def make_task(folder: Path, mean: int, longest: int, prompts: int = 64) -> list[str]:
     """Write a model whose answers have about this mean length, prompts and a reward; return the settings for them."""
     make_model(folder / "model", mean, longest)
-    rows = [
-        {
-            "data_source": "hash",
-            "prompt": [{"role": "user", "content": f"<image> w{index % 4}"}],
-            "images": [{"bytes": picture(index)}],
-            "reward_model": {"style": "rule", "ground_truth": ""},
-            "extra_info": {"index": index},
-        }
-        for index in range(prompts)
-    ]
-    pandas.DataFrame(rows).to_parquet(folder / "data.parquet")
-    (folder / "reward.py").write_text(REWARD)
-    return [
-        f"data.train_files={folder}/data.parquet",
-        f"data.val_files={folder}/data.parquet",
-        "data.max_prompt_length=16",
-        f"data.max_response_length={longest}",
-        f"actor_rollout_ref.model.path={folder}/model",
-        f"reward.custom_reward_function.path={folder}/reward.py",
-        "reward.custom_reward_function.name=by_hash",
-    ]
+    rows = [{"content": f"<image> w{index % 4}", "images": [{"bytes": picture(index)}]} for index in range(prompts)]
+    return write_task(folder, longest, rows)
 
 
 def pixels(index: int) -> np.ndarray:

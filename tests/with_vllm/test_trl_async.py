@@ -24,7 +24,7 @@ pytest.importorskip("goldilocks.trl.async_trainer", exc_type=ImportError)
 
 import trl_async_world as asynchronous
 from peft import LoraConfig, PeftModel
-from run_files import json_lines
+from run_files import batches_of, json_lines
 from transformers import AutoModelForCausalLM
 from vllm.utils.network_utils import get_open_port
 
@@ -103,11 +103,8 @@ def test_the_server_answers_with_every_version_of_the_adapter_and_a_run_goes_on_
         assert apart(policies[before], policies[before + 1], taken[0]) > 1e-3
     lines = [one["data"] for one in json_lines(out / "metrics.jsonl")]
     assert max(line["train/age_max"] for line in lines if "train/age_max" in line) <= 3
-    for file in (out / "rollouts").glob("*.jsonl"):
-        groups: dict[str, set[float]] = {}
-        for row in json_lines(file):
-            groups.setdefault(row["uid"].split("_")[0], set()).add(row["score"])
-        assert [len(scores) for scores in groups.values()] == [2, 2]
+    for groups in batches_of(out):
+        assert [len({row["score"] for row in rows}) for rows in groups.values()] == [2, 2]
 
 
 def versions(model: str, folder: Path) -> dict[int, Any]:

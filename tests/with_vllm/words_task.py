@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas
 import torch
@@ -26,14 +27,20 @@ def by_hash(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
 def make_task(folder: Path, mean: int, longest: int) -> list[str]:
     """Write a model whose answers have about this mean length, prompts and a reward; return the settings for them."""
     make_model(folder / "model", mean, longest)
+    return write_task(folder, longest, [{"content": question} for question in QUESTIONS])
+
+
+def write_task(folder: Path, longest: int, prompts: list[dict[str, Any]]) -> list[str]:
+    """Write prompts, each with its ``content`` and other columns, and a reward; return the settings for them."""
     rows = [
         {
             "data_source": "hash",
-            "prompt": [{"role": "user", "content": question}],
+            "prompt": [{"role": "user", "content": prompt.pop("content")}],
             "reward_model": {"style": "rule", "ground_truth": ""},
             "extra_info": {"index": index},
+            **prompt,
         }
-        for index, question in enumerate(QUESTIONS)
+        for index, prompt in enumerate(prompts)
     ]
     pandas.DataFrame(rows).to_parquet(folder / "data.parquet")
     (folder / "reward.py").write_text(REWARD)
