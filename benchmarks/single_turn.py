@@ -27,8 +27,6 @@ from verl.workers.config import RolloutConfig
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from goldilocks.engine.engine import Generation
-from goldilocks.engine.verl_server.answers import Answers
 from goldilocks.rewards import guarded
 from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.verl.dispatch import worker
@@ -57,15 +55,14 @@ class Server:
             token_ids=self._tokens, log_probs=self._log_probs, stop_reason="completed", extra_fields=about
         )
 
-    async def _generate_all(self, batch: str, requests: list[Any]) -> Answers:
+    async def _generate_all(self, batch: str, requests: list[Any]) -> list[Any]:
         self._left = [name for name, _, _ in requests]
         return await self._more_answers(batch)
 
-    async def _more_answers(self, batch: str) -> Answers:
+    async def _more_answers(self, batch: str) -> list[Any]:
         await asyncio.sleep(0)
         names, self._left = self._left[:TICK], self._left[TICK:]
-        made = [(name, Generation(name, self._tokens, self._log_probs, self._log_probs, "stop")) for name in names]
-        return Answers(made, 0, 0.0)
+        return [(name, await self._generate(), None) for name in names]
 
 
 class Balancer:
@@ -106,7 +103,6 @@ class Worker(StreamingWorker):
         self.dataset_cls, self.tools, self.mm_processor_kwargs = RLHFDataset, [], {}
         self.distillation_enabled, self.reward_loop_worker_handles = False, [None]
         self.background_tasks: set[Any] = set()
-        self._agent_loops = {}
         self._listen(LLMServerClient(self.config, Balancer(Server(tokens))))
         self.single_turn = SingleTurn(self) if whole else None
 

@@ -206,8 +206,8 @@ def main() -> None:
     print(f"{'seconds':>16} {'trainer':>9} {'floor':>9}")
     for part in PARTS:
         print(f"{part:>16} {median(steps, f'timing_s/{part}'):>9.3f} {median(bare, part):>9.3f}")
-        for inside, who in TIMED.items() if part == "gen" else ():
-            print(f"{'· ' + inside.removeprefix(PREFIX):>16} {median(steps, inside):>9.3f}            {who}")
+        for inside in TIMED if part == "gen" else ():
+            print(f"{'· ' + inside.removeprefix(PREFIX):>16} {median(steps, inside):>9.3f}")
     known = sum(median(steps, f"timing_s/{part}") for part in PARTS)
     print(f"{'rest':>16} {whole - known:>9.3f} {0:>9.3f}")
     print(f"{'step':>16} {whole:>9.3f} {median(bare, 'step'):>9.3f}   ratio {whole / median(bare, 'step'):.2f}")

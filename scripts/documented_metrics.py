@@ -84,16 +84,12 @@ METRICS: dict[str, str] = {
     "aborts/ended": "those that ended before their answer was complete; 0 of many: the server does not abort",
     "aborts/tokens": "tokens that those had when they ended",
     "aborts/left": "requests still at the rollout servers when they were put to sleep; above 0 only where aborts fail",
-    # Where the time of `timing_s/gen` goes (V1). The parts overlap: the driver waits while workers and engines work.
+    # Where the time of `timing_s/gen` goes (V1).
     "timing_s/gen_submit": "driver: prompts chosen, read from the dataset and sent",
     "timing_s/gen_wait": "driver: waiting for rollouts",
     "timing_s/gen_pause": "driver: with `on_full: partial`, until every server has stopped with what it has",
     "timing_s/gen_drain": "driver: waiting until nothing is left at the servers",
     "timing_s/gen_clear": "driver: rows freed that nobody needs",
-    "timing_s/gen_engine": "the rollout engine's own steps (`rollout.name=transformers`), of the busiest server",
-    "timing_s/gen_render": "prompts rendered and tokenised, by the busiest agent-loop worker",
-    "timing_s/gen_grade": "answers that ended together graded: sum over them, of the busiest worker",
-    "timing_s/gen_store": "rows packed and put into the queue: sum over puts, of the busiest worker",
     "budget/spent": "share of `goldilocks.budget` that is spent: the largest of its costs; at 1 the run ends",
     "val/<column>/<value>/acc": "validation accuracy over the rows with this value of a column of "
     "`goldilocks.validate_by`",

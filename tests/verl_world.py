@@ -29,7 +29,7 @@ from verl.workers.rollout.llm_server import GlobalRequestLoadBalancer, LLMServer
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.engine import Generation
-from goldilocks.engine.verl_server.answers import Answers, ManyAnswers
+from goldilocks.engine.verl_server.messages import Answer, ManyAnswers
 from goldilocks.rewards import guard
 from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.types import Failure, Rollout
@@ -86,7 +86,7 @@ def balancer_of(**handles: Any) -> Actor:
 # -- rollout servers and their client ----------------------------------------------------------------------------------
 
 
-class Server:
+class Server(ManyAnswers):
     """Stands for our rollout server, and in ``generate`` for verl's servers of vLLM and SGLang.
 
     ``write`` answers at once; without it a request is held until ``answer`` or an abort.
@@ -96,7 +96,7 @@ class Server:
 
     def __init__(self, write: Write | None = None, *, aborts: bool = True) -> None:
         self._write, self._aborts = write, aborts
-        self.messages: list[int] = []  # how many requests each had
+        self.messages: list[int] = []  # how many requests each message of many had
         self.prompts: list[list[int]] = []
         self.prompt_of: dict[str, list[int]] = {}  # of each request, by its name
         self.params: list[dict[str, Any]] = []
@@ -104,7 +104,6 @@ class Server:
         self.most_held = 0
         self.asked_to_abort: list[str] = []
         self.aborts_asked_at_once: list[int] = []
-        self._batches: dict[str, dict[asyncio.Task[Generation], str]] = {}
 
     async def holds(self, requests: int) -> list[str]:
         """Wait until so many requests are held; return their names."""
@@ -124,7 +123,6 @@ class Server:
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **_: Any
     ) -> TokenOutput:
-        self.messages.append(1)
         made = await self._answered(request_id, prompt_ids, sampling_params)
         return TokenOutput(
             token_ids=made.token_ids,
@@ -134,16 +132,9 @@ class Server:
             extra_fields={"global_steps": VERSION, "top_log_probs": made.top_log_probs},
         )
 
-    async def generate_all(self, batch: str, requests: list[Any]) -> Answers:
+    async def generate_all(self, batch: str, requests: list[Any]) -> list[Answer]:
         self.messages.append(len(requests))
-        self._batches[batch] = {asyncio.create_task(self._answered(*request)): request[0] for request in requests}
-        return await self.more_answers(batch)
-
-    async def more_answers(self, batch: str) -> Answers:
-        tasks = self._batches[batch]
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        outcomes = [(tasks.pop(task), task.exception() or task.result()) for task in done]
-        return Answers(outcomes, global_steps=VERSION, busy_s=0.0)
+        return await super().generate_all(batch, requests)
 
     async def abort_request(self, request_id: str, **_: Any) -> dict[str, Any]:
         self.asked_to_abort.append(request_id)
@@ -168,12 +159,8 @@ class Server:
         return await self.held[request_id]
 
 
-class VllmServer(ManyAnswers, Server):
+class VllmServer(Server):
     """Stands for verl's vLLM server, with the methods that we add to it."""
-
-    def __init__(self, write: Write | None = None) -> None:
-        super().__init__(write)
-        self.asked_at_once: list[int] = []  # how many requests each message had
 
     async def generate(
         self, prompt_ids: list[int], sampling_params: dict[str, Any], request_id: str, **_: Any
@@ -183,10 +170,6 @@ class VllmServer(ManyAnswers, Server):
         output.num_preempted = None
         output.extra_fields["num_cached_tokens"] = 0
         return output
-
-    async def generate_all(self, batch: str, requests: list[Any]) -> Answers:
-        self.asked_at_once.append(len(requests))
-        return await super().generate_all(batch, requests)
 
     def __ray_call__(self, function: Any, request_ids: Sequence[str]) -> Any:
         """End requests; tests/with_vllm has the function that does so."""
@@ -351,7 +334,6 @@ class Worker(StreamingWorker):
         self.grader = Actor(SimpleNamespace(compute_score=manager.run_single))
         self.reward_loop_worker_handles = [self.grader]
         self.background_tasks: set[Any] = set()
-        self._agent_loops = {}
         self.balancer = balancer_of(**{f"s{place}": Actor(server) for place, server in enumerate(servers)})
         self._listen(LLMServerClient(self.config, self.balancer))
         self.single_turn = SingleTurn(self) if whole else None

@@ -30,8 +30,7 @@ from verl_world import Queue, Server, Worker
 from goldilocks.engine.verl_server.server import RolloutServer
 from goldilocks.hashing import Sources, digest, is_known
 from goldilocks.verl import plugin
-from goldilocks.verl.dispatch.rewards import RUN_SINGLE
-from goldilocks.verl.dispatch.single_turn import FOLLOWED
+from goldilocks.verl.dispatch.single_turn import FOLLOWED, RUN_SINGLE
 from goldilocks.verl.patch import Patch
 from goldilocks.verl.patches import PATCHES
 
@@ -107,7 +106,7 @@ def test_the_worker_of_the_tests_has_what_verls_constructor_sets() -> None:
 # -- sources that code of ours was written for -------------------------------------------------------------------------
 
 SOURCES: list[tuple[Callable[..., Any], Sources]] = [
-    (AgentLoopWorker._run_agent_loop, "32c3d607c5d4c9fa"),  # written again in StreamingWorker
+    (AgentLoopWorker._run_agent_loop, "32c3d607c5d4c9fa"),  # calls what StreamingWorker overrides
     (AgentLoopWorker._compute_score, "cf4b57719ad3c1b2"),
     (LLMServerClient.generate, ("45f4cf4029f0be37", "f3cbc4911ea2e439")),  # calls what StreamingClient overrides
     (LLMServerClient._acquire_server, ("4afa9eaba4c5c436", "79999f62e95044f9")),

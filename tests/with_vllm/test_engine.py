@@ -65,13 +65,12 @@ def test_aborts_end_answers_and_the_largest_log_probs_are_handed_on(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # An abort waits until the engine knows the request, however long that takes here.
-    monkeypatch.setattr("goldilocks.verl.dispatch.servers.TRIES", 100_000)
+    monkeypatch.setattr("goldilocks.engine.verl_server.messages.TRIES", 100_000)
     asyncio.run(check(model))
 
 
 async def check(model: Path) -> None:
-    from goldilocks.verl.dispatch.servers import ENDED, abort_in_vllm
-    from goldilocks.verl.fields import TOP
+    from goldilocks.engine.verl_server.messages import ENDED, TOP, abort_in_vllm
 
     server = await server_of(model)
     try:
@@ -149,7 +148,7 @@ async def check_that_an_end_loses_no_token(server: Any) -> None:
 
     ``clock`` is a request in the same steps: when it has ended, the long one has as many tokens at the least.
     """
-    from goldilocks.verl.dispatch.servers import abort_in_vllm
+    from goldilocks.engine.verl_server.messages import abort_in_vllm
 
     async def pause(_name: str) -> None:
         await server.abort_all_requests()
@@ -176,17 +175,16 @@ async def check_that_an_end_loses_no_token(server: Any) -> None:
 
 async def check_many(server: Any) -> None:
     """Many requests of one message: each is answered as by a call of its own, and one fails or is aborted alone."""
-    from goldilocks.verl.dispatch.servers import abort_in_vllm
-    from goldilocks.verl.fields import TOP
+    from goldilocks.engine.verl_server.messages import TOP, abort_in_vllm
 
     shared = params(max_tokens=TOKENS, extra_args={TOP: True}, **WITHOUT_TEXT)
     requests = [(f"m{i}", PROMPT, shared) for i in range(12)]
     requests += [("refused", [3] * LONGEST, shared), ("ended", PROMPT, params())]
-    packed = dict((await server.generate_all("batch", requests)).outcomes)
+    answers = await server.generate_all("batch", requests)
     abort_in_vllm(server, ["ended"])
-    while len(packed) < len(requests):
-        packed |= dict((await server.more_answers("batch")).outcomes)
-    found = {name: one.outcome() for name, one in packed.items()}
+    while len(answers) < len(requests):
+        answers += await server.more_answers("batch")
+    found = {name: outcome for name, outcome, _ in answers}
     assert isinstance(found.pop("refused"), ValueError)
     assert found.pop("ended").stop_reason == "aborted"
     for output in found.values():

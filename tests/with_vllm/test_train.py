@@ -25,7 +25,6 @@ def test_what_a_full_batch_does_not_need_ends_inside_the_engine(train: Train, tm
     _, err = process.communicate()
     assert process.returncode == 0, err
     first, last = steps(tmp_path / "test").values()
-    assert last["timing_s/gen_render"] > 0  # rollouts are made many at a time
     assert last["aborts/ended"] > 0
     assert first["aborts/left"] == last["aborts/left"] == 0
     assert last["aborts/tokens"] < TOKENS * last["aborts/ended"]

@@ -59,15 +59,6 @@ class SamplingParams:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One request for an answer."""
-
-    request_id: str
-    prompt_ids: Sequence[int]
-    params: SamplingParams
-
-
-@dataclass(frozen=True)
 class Generation:
     """One finished request. The token that stopped it is part of it.
 
@@ -100,7 +91,7 @@ def is_truncated(token_ids: Sequence[int], limit: float, ends: Collection[int]) 
 
 @dataclass(frozen=True)
 class _Request:
-    """An ``Ask`` in the engine: what ends its answer, and its seed."""
+    """A request in the engine: what ends its answer, and its seed."""
 
     request_id: str
     prompt: tuple[int, ...]

@@ -22,6 +22,13 @@ logger = logging.getLogger(__name__)
 
 Function = Callable[..., Any]
 
+# Names by which our trainer and the patches in its workers speak to one another.
+# Beside the rows of an update: the rows and response tokens of the whole batch, by which the loss is normalised.
+WHOLE_ROWS, WHOLE_TOKENS = "goldilocks_whole_rows", "goldilocks_whole_tokens"
+DISTANCE = "rollout_probs_diff"  # how far the trainer's probabilities are from the rollout engine's: verl's own name
+GAP_SUM, GAP_TOKENS = "weights_gap_sum", "weights_gap_tokens"  # of tokens that this very policy wrote
+MOVED_SUM, MOVED_TOKENS = "moved_sum", "moved_tokens"  # of tokens that an older policy wrote
+
 
 class Kind(str, Enum):
     """Why a patch exists."""

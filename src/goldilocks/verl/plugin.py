@@ -68,7 +68,7 @@ ADDITIONS: tuple[Addition, ...] = (
     Addition(
         "many requests a message to vLLM",
         "verl.workers.rollout.vllm_rollout.vllm_async_server",
-        "goldilocks.engine.verl_server.answers:add_to_vllm",
+        "goldilocks.engine.verl_server.messages:add_to_vllm",
         needs="vllm",
     ),
     Addition(

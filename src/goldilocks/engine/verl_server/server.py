@@ -1,7 +1,9 @@
 """The rollout server: verl's token-in-token-out interface in front of one generation engine.
 
-It is an asynchronous Ray actor; the engine runs in the thread of ``EngineLoop``. While generation is paused, requests
-wait, or come back aborted if verl asked for that.
+It is an asynchronous Ray actor. While generation is paused, requests wait, or come back aborted if verl asked for that.
+
+``EngineLoop`` is the one thread that touches the engine; others send it functions to call. Every request ends: with its
+generation, with the error that refused it, or with the failure of the engine, which from then on answers every call.
 """
 
 from __future__ import annotations
@@ -9,7 +11,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import ray
@@ -22,13 +28,13 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.cpu import threads_for
-from goldilocks.engine.engine import Ask, Engine, Generation, SamplingParams, end_ids
-from goldilocks.engine.loop import EngineLoop, Outcome
+from goldilocks.engine.engine import Engine, Generation, SamplingParams, end_ids
 from goldilocks.engine.verl_server import transfer
-from goldilocks.engine.verl_server.answers import Answers, Requests
+from goldilocks.engine.verl_server.messages import ManyAnswers
 from goldilocks.errors import require
 
 Result = TypeVar("Result")
+Command = Callable[[], None]
 
 # verl's names of sampling parameters: those of ``SamplingParams``, and others.
 _SAME_NAME = ("temperature", "top_p", "top_k", "seed")
@@ -36,7 +42,116 @@ _OTHERS = ("max_tokens", "max_new_tokens", "logprobs", "repetition_penalty", "st
 _KNOWN = {*_SAME_NAME, *_OTHERS}
 
 
-class RolloutServer:
+class EngineFailed(RuntimeError):
+    """The engine raised while it was generating; its state is unknown and it is not used again."""
+
+
+class EngineLoop:
+    """Runs ``engine`` in a thread of its own until ``close``."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._commands: SimpleQueue[Command | None] = SimpleQueue()
+        self._waiting: dict[str, Future[Generation]] = {}
+        self._failure: EngineFailed | None = None
+        self._sending = threading.Lock()  # nothing is sent after the command that ends the thread
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="rollout-engine", daemon=True)
+        self._thread.start()
+
+    async def generate(self, request_id: str, prompt_ids: list[int], params: SamplingParams) -> Generation:
+        """The generation of one request; ``ValueError`` where the engine refuses it."""
+        answer: Future[Generation] = Future()
+
+        def submit() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
+            try:
+                if self._failure is not None:
+                    raise self._failure
+                self._engine.submit(request_id, prompt_ids, params)
+                self._waiting[request_id] = answer
+            except Exception as error:
+                answer.set_exception(error)
+
+        self._send(submit)
+        try:
+            return await asyncio.wrap_future(answer)
+        except asyncio.CancelledError:  # before the engine has seen the request or after
+            self.call(partial(Engine.abort, request_id=request_id))
+            raise
+
+    def call(self, function: Callable[[Engine], Result]) -> Future[Result]:
+        """Call ``function`` with the engine, between two of its steps."""
+        future: Future[Result] = Future()
+
+        def command() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                if self._failure is not None:
+                    raise self._failure
+                future.set_result(function(self._engine))
+            except Exception as error:
+                future.set_exception(error)
+
+        self._send(command)
+        return future
+
+    def in_flight(self) -> list[str]:
+        """The ids of the requests that have not ended."""
+        return list(self._waiting)
+
+    def close(self) -> None:
+        """End the thread after what was sent before; requests in flight fail, later calls are refused."""
+        with self._sending:
+            self._closed = True
+            self._commands.put(None)
+        self._thread.join()
+
+    def _send(self, command: Command) -> None:
+        with self._sending:
+            if self._closed:
+                raise EngineFailed("the rollout engine was closed")
+            self._commands.put(command)
+
+    def _run(self) -> None:
+        while True:
+            # A failed engine has no steps to take: the thread stays to answer every call with the reason.
+            idle = self._failure is not None or not self._engine.busy
+            for command in self._received(block=idle):
+                if command is None:
+                    self._fail(EngineFailed("the rollout engine was closed"))
+                    return
+                command()
+            if self._failure is None and self._engine.busy:
+                self._step()
+
+    def _received(self, block: bool) -> Iterable[Command | None]:
+        """Yield the commands sent so far; ``block`` waits for the first."""
+        if block:
+            yield self._commands.get()
+        while not self._commands.empty():
+            yield self._commands.get()
+
+    def _step(self) -> None:
+        try:
+            ended = self._engine.step()
+        except Exception as error:
+            failure = EngineFailed(f"the rollout engine failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._fail(failure)
+            return
+        for generation in ended:
+            self._waiting.pop(generation.request_id).set_result(generation)
+
+    def _fail(self, failure: EngineFailed) -> None:
+        self._failure = failure
+        while self._waiting:
+            self._waiting.popitem()[1].set_exception(failure)
+
+
+class RolloutServer(ManyAnswers):
     """One model, one device, one engine; named, so that the worker beside it finds it."""
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int, visible_device: str | None) -> None:
@@ -63,7 +178,6 @@ class RolloutServer:
         self._open.set()
         self._rejecting = False
         self._global_steps: int | None = None
-        self._batches: dict[str, tuple[int, AsyncIterator[Answers]]] = {}  # with how many answers each has left
 
     async def ready(self) -> str:
         """Return the address of the node once the engine is built."""
@@ -89,42 +203,6 @@ class RolloutServer:
             return self._output(Generation.unstarted(request_id), logprobs=False)
         generation = await self._loop.generate(request_id, prompt, params)
         return self._output(generation, logprobs=bool(sampling_params.get("logprobs")))
-
-    async def generate_all(self, batch: str, requests: Requests) -> Answers:
-        """Generate many answers for one message. Returns the first; ``more_answers`` of the same batch has the others.
-
-        A request that is refused fails alone.
-        """
-        self._batches[batch] = len(requests), self._generate_all(requests)
-        return await self.more_answers(batch)
-
-    async def more_answers(self, batch: str) -> Answers:
-        """Wait for answers of a batch that has some left, and return all that have come."""
-        left, answers = self._batches[batch]
-        found = await anext(answers)
-        self._batches[batch] = left - len(found.outcomes), answers
-        if left == len(found.outcomes):
-            del self._batches[batch]
-        return found
-
-    async def _generate_all(self, requests: Requests) -> AsyncIterator[Answers]:
-        asks: list[Ask] = []
-        refused: list[Outcome] = []
-        for request_id, prompt, given in requests:
-            try:
-                asks.append(Ask(request_id, prompt, self._sampling_params(given, request_id, len(prompt))))
-            except ValueError as error:
-                refused.append((request_id, error))
-        if refused:
-            yield self._answers(refused)
-        if asks and not await self._admitted():
-            yield self._answers([(ask.request_id, Generation.unstarted(ask.request_id)) for ask in asks])
-        else:
-            async for outcomes in self._loop.generate_all(asks):
-                yield self._answers(outcomes)
-
-    def _answers(self, outcomes: list[Outcome]) -> Answers:
-        return Answers(outcomes, self._global_steps, self._loop.busy_s)
 
     async def _admitted(self) -> bool:
         """Wait while generation is paused; False if requests are sent back."""

@@ -3,7 +3,7 @@
 It knows at which server each session of its worker has which request, so that requests can be aborted and waited for.
 A paused session waits here with what it has written and asks for the rest when it continues: its agent loop sees one
 answer. The client asks verl's load balancer for a server only where there are several; verl's own client sends it two
-messages a rollout. The requests of single-turn rollouts go to a server in one message (``servers.exchanged``).
+messages a rollout. The requests of single-turn rollouts go to a server in one message (``messages.exchanged``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from packaging.version import Version
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY
 
-from goldilocks.verl.dispatch.servers import ENDED, Aborts, collected, exchanged, takes_many
+from goldilocks.engine.verl_server.messages import ENDED, TOP, Aborts, Requests, exchanged
 from goldilocks.verl.dispatch.session import (
     Cancelled,
     Deliver,
@@ -37,7 +37,6 @@ from goldilocks.verl.dispatch.session import (
     current_session,
     of_turn,
 )
-from goldilocks.verl.fields import TOP
 
 ASK_AGAIN_S = 1.0  # an abort may overtake its request: it is repeated
 LET_GO_S = 1.0  # for a cancelled agent loop to end its calls of tools
@@ -90,7 +89,6 @@ class StreamingClient(LLMServerClient):
         self._not_balanced: set[str] = set()  # requests at the only server, of which the balancer is not told
         self._booked: dict[str, str] = {}  # the server of each turn that the balancer assigned
         self._places: dict[str, asyncio.Semaphore] = {}  # free places for messages, of each server
-        self.engine_s: dict[str, float] = {}  # seconds that each server's engine has spent on its steps
         self.aborts = Aborts(self.config.actor_rollout_ref.rollout.name)
         gates = OmegaConf.select(self.config, "batch_filter.enable_two_gate_filter")
         self._extra = {"extra_args": {TOP: True}} if gates and self._on_vllm else {}  # ours always returns the largest
@@ -295,38 +293,23 @@ class StreamingClient(LLMServerClient):
         return server
 
     async def _ask_server(self, name: str, server: Any, turns: list[TurnRequest], deliver: Deliver) -> None:
-        """Ask by one message, or by a call for each turn where the server takes one request a message."""
-        many = takes_many(server)
-        async with self._place_at(name) if many else contextlib.nullcontext():
+        """Ask by one message, when the server has a place for it."""
+        async with self._place_at(name):
             unneeded = [turn for turn in turns if self.is_cancelled(turn.session)]
             self._reply([Reply(turn, Cancelled(turn.session.uid)) for turn in unneeded], deliver)
             waiting = {turn.name: turn for turn in turns if not self.is_cancelled(turn.session)}
             if not waiting:
                 return
+            requests: Requests = []
             for turn in waiting.values():
                 turn.session.server, turn.session.request_id = server, turn.name
-            asked = [(turn, self._unread(turn.params) | self._extra) for turn in waiting.values()]
-            if many:
-                stream = exchanged(server, [(turn.name, turn.prompt_ids, params) for turn, params in asked])
-            else:
-                stream = collected({turn.name: self._call(name, server, turn, params) for turn, params in asked})
+                requests.append((turn.name, turn.prompt_ids, self._unread(turn.params) | self._extra))
             try:
-                async for answers in stream:
-                    if answers.busy_s is not None:
-                        self.engine_s[name] = answers.busy_s
-                    ended = [Reply(waiting.pop(one), made, answers.global_steps) for one, made in answers.outcomes]
-                    self._reply(ended, deliver)
+                async for outcomes in exchanged(server, requests):
+                    self._reply([Reply(waiting.pop(one), made) for one, made in outcomes], deliver)
             except Exception as error:  # the server is gone
                 self._forget_only()
                 self._reply([Reply(turn, error) for turn in waiting.values()], deliver)
-
-    async def _call(self, name: str, server: Any, turn: TurnRequest, params: dict[str, Any]) -> Any:
-        """Make one request, when the server has a place for it."""
-        async with self._place_at(name):
-            if self.is_cancelled(turn.session):
-                raise Cancelled(turn.session.uid)
-            asked = {"prompt_ids": turn.prompt_ids, "sampling_params": params}
-            return await server.generate.remote(request_id=turn.name, **asked)
 
     def _reply(self, replies: list[Reply], deliver: Deliver) -> None:
         """Charge what was generated, release the servers, and deliver."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from goldilocks.engine.verl_server.answers import place
+from goldilocks.engine.verl_server.messages import place
 from goldilocks.rewards import RewardFailed
 
 logger = logging.getLogger(__name__)

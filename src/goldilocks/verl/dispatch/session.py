@@ -10,11 +10,10 @@ seed draw the same noise for the same rollout, whatever else is generated, in an
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -22,7 +21,6 @@ from uuid import uuid4
 import numpy as np
 from verl.workers.rollout.replica import TokenOutput
 
-from goldilocks.engine.engine import Generation
 from goldilocks.hashing import hashed
 from goldilocks.rewards import is_number
 from goldilocks.runs.records import row_key
@@ -241,15 +239,6 @@ class Session:
             if rows is not None:
                 one.extra_fields[TOP_LOG_PROBS] = rows[place]
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Within it ``stop`` ends the task of this session; a session that is being graded or stored is not ended."""
-        self.task = asyncio.current_task()
-        try:
-            yield
-        finally:
-            self.task = None
-
     def stop(self) -> None:
         """Cancel the agent loop where it waits, once: verl's loop then releases its tool, which may take a while."""
         task, self.task = self.task, None
@@ -289,23 +278,10 @@ class TurnRequest:
 
 @dataclass(frozen=True)
 class Reply:
-    """The outcome of a turn: what our server or verl's made, or the error that prevented it."""
+    """The outcome of a turn: the server's answer, or the error that prevented it."""
 
     turn: TurnRequest
-    outcome: Generation | TokenOutput | BaseException
-    global_steps: int | None = None  # the policy update that wrote it; an answer of verl's server has its own
-
-    @property
-    def extra_fields(self) -> dict[str, Any]:
-        """What verl's client returns beside the tokens."""
-        made = self.outcome
-        assert not isinstance(made, BaseException)
-        if isinstance(made, TokenOutput):
-            about = made.extra_fields
-        else:
-            about = {"global_steps": self.global_steps, TOP_LOG_PROBS: made.top_log_probs}
-        version = about.get("global_steps")
-        return {**about, "min_global_steps": version, "max_global_steps": version}
+    outcome: TokenOutput | BaseException
 
 
 Deliver = Callable[[list[Reply]], None]

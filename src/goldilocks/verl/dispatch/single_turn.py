@@ -9,6 +9,7 @@ the same, field by field. Where verl's loop is not one that this was written for
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,12 +24,10 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 from verl.trainer.ppo.v1 import agent_loop_tq
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from goldilocks.drive.stopwatch import Stopwatch
 from goldilocks.engine.verl_server import NAME as OUR_SERVER
 from goldilocks.hashing import Sources, is_known
 from goldilocks.types import OnFull, Rollout
 from goldilocks.verl.dispatch.client import StreamingClient
-from goldilocks.verl.dispatch.rewards import grade, manager_of
 from goldilocks.verl.dispatch.session import (
     ANSWERS,
     FIRST,
@@ -49,6 +48,8 @@ from goldilocks.verl.switch import asks_for
 Fields = dict[str, Any]  # of a row
 
 AGENT = "single_turn_agent"  # verl's name of its single-turn loop
+MANAGER = "naive"  # verl's name of its default reward manager
+RUN_SINGLE = "89e2c1e4e0d30a79"  # the digest of the default manager's method, which ``grade`` follows
 
 # The functions of verl whose work is done here for many rollouts at once, and the sources that they may have.
 WORKER = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class  # type: ignore[attr-defined]  # Ray's
@@ -79,11 +80,51 @@ class Output:
         return [[self.extra_fields["global_steps"], len(self.response_ids)]]
 
 
+async def grade(manager: Any, output: Any, row: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+    """As ``NaiveRewardManager.run_single`` of the same rollout: the score, and what else the function returned."""
+    known = {**(row.get("extra_info") or {}), **output.extra_fields}
+    arguments = {
+        "data_source": row["data_source"],
+        "solution_str": manager.tokenizer.decode(output.response_ids, skip_special_tokens=True),
+        "ground_truth": row["reward_model"]["ground_truth"],
+        "extra_info": {**known, "num_turns": output.num_turns, "rollout_reward_scores": row.get("reward_scores", {})},
+    }
+    if manager.is_async_reward_score:
+        result = await manager.compute_score(**arguments)
+    else:
+        result = await manager.loop.run_in_executor(None, functools.partial(manager.compute_score, **arguments))
+    return (result["score"], dict(result)) if isinstance(result, dict) else (result, {"acc": result})
+
+
+def manager_of(worker: Any) -> Any:
+    """Return verl's default manager, made once in a worker; None where rewards are another's to give."""
+    from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
+    from verl.trainer.ppo.reward import load_reward_manager
+
+    if not hasattr(worker, "_goldilocks_rewards"):
+        reward = worker.config.reward
+        sandbox = (reward.get("sandbox_fusion") or {}).get("url")
+        plain = not reward.reward_model.enable and reward.reward_manager.name == MANAGER and not sandbox
+        manager = load_reward_manager(worker.config, worker.tokenizer) if plain else None
+        ours = type(manager) is NaiveRewardManager and is_known(NaiveRewardManager.run_single, RUN_SINGLE)
+        worker._goldilocks_rewards = manager if ours else None
+    return worker._goldilocks_rewards
+
+
 class SingleTurn:
     """Renders prompts, turns answers into outputs, and grades outputs, with the worker's tokenizer and config."""
 
     def __init__(self, worker: Any) -> None:
-        self._loop = worker._agent_loop(AGENT)
+        self._loop = SingleTurnAgentLoop(
+            trainer_config=agent_loop.DictConfigWrap(config=worker.config),
+            server_manager=worker.llm_client,
+            tokenizer=worker.tokenizer,
+            processor=worker.processor,
+            hf_model_type=worker.hf_model_type,
+            dataset_cls=worker.dataset_cls,
+            data_config=agent_loop.DictConfigWrap(worker.config.data),
+            tools=agent_loop.ToolListWrap(worker.tools),
+        )
         self._limit = self._loop.response_length
         self._rewards = manager_of(worker)
 
@@ -104,19 +145,28 @@ class SingleTurn:
         """Do what the second half of verl's ``SingleTurnAgentLoop.run`` does with an answer."""
         made, prompt = reply.outcome, reply.turn.prompt_ids
         assert not isinstance(made, BaseException)
-        log_probs = made.log_probs if reply.turn.params.get("logprobs") and made.log_probs else None
+        log_probs = made.log_probs or None
         merged, mask, aligned = await self._loop.ct_merge_assistant_token(
             prompt, made.token_ids, [], None if log_probs is None else [], assistant_logprobs=log_probs
         )
         start = len(merged.token_ids) - len(mask)
-        preempted = getattr(made, "num_preempted", 0)  # our server preempts none
+        version = made.extra_fields.get("global_steps")
         return Output(
             prompt_ids=merged.token_ids[:start],
             response_ids=merged.token_ids[start:][: self._limit],
             response_mask=mask[: self._limit],
             response_logprobs=aligned[: self._limit] if aligned else None,
-            extra_fields={**reply.extra_fields, "turn_scores": [], "tool_rewards": []},
-            metrics={"generate_sequences": seconds, "num_preempted": -1 if preempted is None else preempted},
+            extra_fields={
+                **made.extra_fields,
+                "min_global_steps": version,
+                "max_global_steps": version,
+                "turn_scores": [],
+                "tool_rewards": [],
+            },
+            metrics={
+                "generate_sequences": seconds,
+                "num_preempted": -1 if made.num_preempted is None else made.num_preempted,
+            },
         )
 
     async def grade(self, outputs: list[Output], prompts: list[Fields]) -> list[BaseException | None]:
@@ -194,7 +244,6 @@ class Worker(Protocol):
     llm_client: StreamingClient
     rollout_config: Any
     single_turn: SingleTurn
-    watch: Stopwatch
 
     def report_stored(self, rollout: Rollout) -> None: ...
     def report_failed(self, session: Session, reason: str) -> None: ...
@@ -218,8 +267,7 @@ class BatchedSingleTurn:
         """Return when every session is reported."""
         try:
             sessions = list(map(self._begun, prompts))  # first: a group can be cancelled once its sessions are open
-            with self._worker.watch.timed("render"):
-                rendered = await self._loop.prompts_ids(prompts)
+            rendered = await self._loop.prompts_ids(prompts)
             triples = zip(prompts, sessions, rendered, strict=True)
             turns = [turn for one in triples for turn in await self._turns(*one, sampling_params)]
             await self._client.ask(turns, self._answered)
@@ -256,12 +304,10 @@ class BatchedSingleTurn:
     async def _finish(self, replies: list[Reply]) -> None:
         try:
             outputs = await self._outputs(replies)
-            with self._worker.watch.timed("grade"):
-                graded = await self._graded(outputs)
-            with self._worker.watch.timed("store"):
-                for known in (True, False):  # rows of one put have the same fields
-                    have = {name: one for name, one in graded.items() if (one.response_logprobs is not None) is known}
-                    await self._store(have)
+            graded = await self._graded(outputs)
+            for known in (True, False):  # rows of one put have the same fields
+                have = {name: one for name, one in graded.items() if (one.response_logprobs is not None) is known}
+                await self._store(have)
         except Exception as error:
             await self._lose([one.turn.session for one in replies if one.turn.session in self._open], error)
 

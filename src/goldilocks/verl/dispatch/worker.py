@@ -8,31 +8,26 @@ the driver's process, waits for events and never polls. Validation goes through 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
 
-import hydra
 import ray
-from verl.experimental.agent_loop import agent_loop, get_trajectory_info
+from verl.experimental.agent_loop import get_trajectory_info
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
-from verl.utils.rollout_trace import rollout_trace_attr
 from verl.workers.rollout.llm_server import LLMServerClient
 
-from goldilocks.drive.stopwatch import PREFIX, Stopwatch
 from goldilocks.engine.engine import end_ids, is_truncated
+from goldilocks.engine.verl_server.messages import IDLE_TO_SLEEP
 from goldilocks.hashing import content_key
 from goldilocks.rewards import RewardFailed, spent
 from goldilocks.types import Event, Failure, Paused, Rollout
 from goldilocks.verl.dispatch.client import StreamingClient
 from goldilocks.verl.dispatch.failures import publish, succeeded
-from goldilocks.verl.dispatch.rewards import grade, manager_of
-from goldilocks.verl.dispatch.servers import IDLE_TO_SLEEP
 from goldilocks.verl.dispatch.session import (
     ANSWERS,
     FIRST,
@@ -48,7 +43,7 @@ from goldilocks.verl.dispatch.session import (
     seeded,
     visit_seed,
 )
-from goldilocks.verl.dispatch.single_turn import AGENT, BatchedSingleTurn, SingleTurn
+from goldilocks.verl.dispatch.single_turn import AGENT, BatchedSingleTurn, SingleTurn, grade, manager_of
 from goldilocks.verl.patch import Kind
 from goldilocks.verl.store.queue_rows import SavedAnswer
 from goldilocks.verl.switch import ask_for
@@ -65,8 +60,6 @@ class Drained(NamedTuple):
     asked: int  # requests that servers were asked to end, since the run began
     ended: int  # requests that they did end
     tokens: int  # of the requests that they ended
-    seconds: dict[str, float]  # since the last call, by what they were spent on
-    engine_s: dict[str, float]  # of each server, since it was started
     rewards: dict[str, float]  # what reward functions have cost since the last call
 
 
@@ -84,7 +77,6 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         ask_for(Kind.REPORTS)
-        self._agent_loops: dict[str, Callable[[], Any]] = {}
         self._listen(self.llm_client)
         self.single_turn = SingleTurn.of(self)
 
@@ -94,7 +86,6 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         self._events: list[Event] = []
         self._news = asyncio.Event()
         self._replies = 0
-        self.watch = Stopwatch()
 
     async def events(self) -> list[Event]:
         """Return the events since the last call; wait until there is one."""
@@ -134,8 +125,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         """Wait until no session is at a server, at most ``within`` seconds; return what the step cost here."""
         client, aborts = self.llm_client, self.llm_client.aborts
         left = await client.drained(within)
-        seconds, rewards = self.watch.read(), spent.read()
-        return Drained(left, aborts.asked, aborts.ended, aborts.tokens, seconds, dict(client.engine_s), rewards)
+        return Drained(left, aborts.asked, aborts.ended, aborts.tokens, spent.read())
 
     async def generate_sequences(self, batch: Any) -> None:
         """verl's, for validation."""
@@ -188,8 +178,13 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     async def _run_session(self, session: Session, prompt: dict, params: dict, trajectory: dict, trace: bool) -> None:
         """Run the agent loop of a session to its end, and report a failure if that is not a rollout."""
         current_session.set(session)
+        session.task = asyncio.current_task()
         try:
-            await self._run_agent_loop(params, trajectory=trajectory, trace=trace, session_id=session.index, **prompt)
+            try:
+                about = {"trajectory": trajectory, "trace": trace, "session_id": session.index}
+                await self._run_agent_loop(params, **about, **prompt)
+            finally:
+                session.task = None
         except Cancelled:
             self.report_failed(session, "cancelled")
         except asyncio.CancelledError as error:
@@ -207,39 +202,14 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     async def _run_agent_loop(
         self, sampling_params: dict, trajectory: dict, *, agent_name: str, trace: bool = True, **kwargs: Any
     ) -> None:
-        """As verl's, with a seed for each rollout, and without the 5 ms that Hydra takes to make an agent loop."""
+        """As verl's, with a seed for each rollout."""
         if trajectory["validate"]:
-            seed = visit_seed(
-                run_seeds(self.config), content_key(kwargs["raw_prompt"]), kwargs.get("index"), VALIDATION
-            )
+            seeds, key = run_seeds(self.config), content_key(kwargs["raw_prompt"])
+            seed = visit_seed(seeds, key, kwargs.get("index"), VALIDATION)
             sampling_params = seeded(sampling_params, self.rollout_config, seed, kwargs["session_id"])
-        priority = {"priority": request_number(kwargs)} if self.rollout_config.full_determinism else {}
-        about = {name: trajectory[name] for name in ("step", "sample_index", "rollout_n", "validate")}
-        with rollout_trace_attr(name="agent_loop", trace=trace, **about):
-            with contextlib.nullcontext() if trajectory["validate"] else self._session.running():
-                output = await self._agent_loop(agent_name).run(sampling_params, **{**kwargs, **priority})
-            await self._agent_loop_postprocess(output, trajectory["validate"], **kwargs)
-
-    def _agent_loop(self, name: str) -> Any:
-        """Return a new agent loop: it may keep the state of its conversation."""
-        if name not in self._agent_loops:
-            registry = agent_loop._agent_loop_registry
-            assert name in registry, f"Agent loop {name} not registered, registered agent loops: {registry.keys()}"
-            # A class by itself is looked up once; of a config with more in it, Hydra makes a new object every time.
-            plain = set(registry[name]) == {"_target_"}
-            self._agent_loops[name] = functools.partial(
-                hydra.utils.get_class(registry[name]["_target_"]) if plain else hydra.utils.instantiate,
-                *([] if plain else [registry[name]]),
-                trainer_config=agent_loop.DictConfigWrap(config=self.config),
-                server_manager=self.llm_client,
-                tokenizer=self.tokenizer,
-                processor=self.processor,
-                hf_model_type=self.hf_model_type,
-                dataset_cls=self.dataset_cls,
-                data_config=agent_loop.DictConfigWrap(self.config.data),
-                tools=agent_loop.ToolListWrap(self.tools),
-            )
-        return self._agent_loops[name]()
+        if self.rollout_config.full_determinism:
+            kwargs["priority"] = request_number(kwargs)
+        await super()._run_agent_loop(sampling_params, trajectory, agent_name=agent_name, trace=trace, **kwargs)
 
     async def _compute_score(self, outputs: list[Any], kwargs: dict[str, Any]) -> None:
         """As verl's; the default reward manager grades here, so that what its functions cost is counted here."""
@@ -255,11 +225,14 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
         """Have verl grade and store what the agent loop returned, and report the end of its session."""
+        kwargs.pop("priority", None)  # for the server alone
         if validate:
             await super()._agent_loop_postprocess(output, validate, **kwargs)
             return
         outputs = output if isinstance(output, list) else [output]
-        session = self._session
+        session = current_session.get()
+        assert session is not None
+        session.task = None  # what is graded and stored is not ended
         if self.llm_client.is_cancelled(session):
             self.report_failed(session, "cancelled")
         elif not outputs or not all(one.response_ids for one in outputs):
@@ -280,13 +253,6 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
     @functools.cached_property
     def _ends(self) -> frozenset[int]:
         return end_ids(self.tokenizer, self.model_config.generation_config)
-
-    @property
-    def _session(self) -> Session:
-        """The session of this task."""
-        session = current_session.get()
-        assert session is not None
-        return session
 
     def report_stored(self, rollout: Rollout) -> None:
         """Report a rollout whose rows are in the queue."""
@@ -328,7 +294,6 @@ class StreamingManager(AgentLoopManagerTQ):
         self._waiting: dict[Any, int] = {}  # pending calls of ``events``, each with the number of its worker
         self._replies: Counter[int] = Counter()  # calls of ``events`` that returned, by worker
         self._drained: list[Drained] = []  # what ``drain`` was told, for the metrics of the step
-        self._engine_s: dict[str, float] = {}
         self._rewards: dict[str, float] = {}  # what reward functions have cost since the last ``rewards_spent``
 
     def _ask(self, method: str, *args: Any) -> list[Any]:
@@ -405,21 +370,15 @@ class StreamingManager(AgentLoopManagerTQ):
                 return
 
     def metrics(self) -> dict[str, float]:
-        """Return the aborts since the run began, and the busiest worker's and server's seconds since the last call."""
+        """Return the aborts since the run began."""
         drained, self._drained = self._drained, []
         reports: list[Drained] = drained or self._reports(0.0)
-        aborts = {
+        return {
             "aborts/asked": sum(one.asked for one in reports),
             "aborts/ended": sum(one.ended for one in reports),
             "aborts/tokens": sum(one.tokens for one in reports),
             "aborts/left": sum(one.left for one in drained),
         }
-        # Sorted by name and seconds, so that the largest value of a name is the last, which a dict keeps.
-        seconds = dict(sorted((name, value) for one in reports for name, value in one.seconds.items()))
-        now = dict(sorted((name, value) for one in reports for name, value in one.engine_s.items()))
-        spent = [value - self._engine_s.get(name, 0.0) for name, value in now.items()]
-        self._engine_s |= now
-        return {**aborts, **seconds, **({f"{PREFIX}engine": max(spent)} if spent else {})}
 
     def rewards_spent(self) -> dict[str, float]:
         """Return what reward functions have cost since the last call, as far as the workers have reported it."""

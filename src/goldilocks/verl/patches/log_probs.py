@@ -16,8 +16,18 @@ import functools
 import inspect
 from typing import Any
 
-from goldilocks.verl.fields import DISTANCE, GAP_SUM, GAP_TOKENS, MOVED_SUM, MOVED_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
-from goldilocks.verl.patch import Function, Kind, Patch
+from goldilocks.verl.patch import (
+    DISTANCE,
+    GAP_SUM,
+    GAP_TOKENS,
+    MOVED_SUM,
+    MOVED_TOKENS,
+    WHOLE_ROWS,
+    WHOLE_TOKENS,
+    Function,
+    Kind,
+    Patch,
+)
 
 # Logits per block: 256 MiB in fp32, so that peak memory stays low.
 LOGITS_PER_BLOCK = 1 << 26

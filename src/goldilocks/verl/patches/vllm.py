@@ -6,7 +6,7 @@ import contextvars
 import functools
 from typing import Any
 
-from goldilocks.verl.fields import HOLDS, TOP
+from goldilocks.engine.verl_server.messages import HOLDS, TOP
 from goldilocks.verl.patch import Function, Kind, Patch
 
 # The call by which the engine receives the weights that this task sends.

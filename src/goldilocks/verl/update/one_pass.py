@@ -23,7 +23,7 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 
 from goldilocks.losses.log_probs import mean_gap
 from goldilocks.verl.driven import changed
-from goldilocks.verl.fields import DISTANCE, GAP_SUM, GAP_TOKENS, MOVED_SUM, MOVED_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
+from goldilocks.verl.patch import DISTANCE, GAP_SUM, GAP_TOKENS, MOVED_SUM, MOVED_TOKENS, WHOLE_ROWS, WHOLE_TOKENS
 from goldilocks.verl.switch import in_force
 
 # Losses that are a sum over rows, each proportional to its advantages.

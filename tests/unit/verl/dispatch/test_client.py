@@ -10,9 +10,9 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl_world import ABORTED, Actor, Server, VllmServer, balancer_of, client_of, one_server, start, written
 
 from goldilocks.engine.engine import Generation
+from goldilocks.engine.verl_server.messages import TOP
 from goldilocks.hashing import hashed
 from goldilocks.verl.dispatch.client import Cancelled, StreamingClient, current_session, taken_by
-from goldilocks.verl.fields import TOP
 
 SERVERS = {"transformers": Server, "vllm": VllmServer}
 

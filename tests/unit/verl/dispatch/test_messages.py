@@ -1,24 +1,18 @@
-"""Many turns in one message to a server: what cannot be sent, refused or answered fails alone."""
+"""Many turns in one message to a server: what is refused fails alone."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
-from ray import cloudpickle
 from verl_world import (
     ABORTED,
     VERSION,
-    Actor,
     Server,
     VllmServer,
-    balancer_of,
-    client_of,
     one_server,
     start,
-    written,
 )
 
 from goldilocks.verl.dispatch.client import Cancelled, StreamingClient
@@ -55,11 +49,7 @@ def test_messages_beyond_what_a_server_takes_at_once_wait_and_may_be_cancelled_u
     assert [type(reply.outcome) for reply in replies].count(Cancelled) == 8
 
 
-@pytest.mark.parametrize("many", [True, False], ids=["one message", "a call each"])
-def test_turns_of_single_turn_rollouts_ask_vllm_for_the_same_as_other_requests(
-    many: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("goldilocks.verl.dispatch.client.takes_many", lambda server: many)
+def test_turns_of_single_turn_rollouts_ask_vllm_for_the_same_as_other_requests() -> None:
     replies: list[Reply] = []
 
     async def main() -> list[dict[str, Any]]:
@@ -70,7 +60,7 @@ def test_turns_of_single_turn_rollouts_ask_vllm_for_the_same_as_other_requests(
         await server.holds(3)
         client.cancel("x")
         await asked
-        assert server.asked_at_once == ([3] if many else [])
+        assert server.messages == [3]
         assert (client.aborts.asked, client.aborts.ended) == (3, 3)
         other = start(client, "y", 0)
         await server.holds(1)
@@ -80,8 +70,8 @@ def test_turns_of_single_turn_rollouts_ask_vllm_for_the_same_as_other_requests(
 
     *turns, other = asyncio.run(main())
     assert turns == [other] * 3
-    assert [reply.extra_fields["max_global_steps"] for reply in replies] == [VERSION] * 3
-    assert [len(reply.extra_fields["top_log_probs"]) for reply in replies] == [len(ABORTED)] * 3
+    assert [reply.outcome.extra_fields["global_steps"] for reply in replies] == [VERSION] * 3
+    assert [len(reply.outcome.extra_fields["top_log_probs"]) for reply in replies] == [len(ABORTED)] * 3
 
 
 def test_a_request_that_vllm_refuses_fails_alone_with_its_traceback() -> None:
@@ -122,41 +112,6 @@ def test_the_place_of_a_failure_in_vllm_is_the_servers() -> None:
 
     line = Refusing.generate.__code__.co_firstlineno + 1
     assert reason(asyncio.run(main())) == f"ValueError: too long ({__file__}:{line})"
-
-
-class Wire(Actor):
-    """An actor whose messages are pickled, as Ray's are: there and back."""
-
-    def _call(self, name: str, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        args, kwargs = copied((args, kwargs))
-        return asyncio.ensure_future(self._pickled(super()._call(name, *args, **kwargs)))
-
-    async def _pickled(self, reply: asyncio.Future[Any]) -> Any:
-        return copied(await reply)
-
-
-def copied(message: Any) -> Any:
-    return cloudpickle.loads(cloudpickle.dumps(message))
-
-
-def test_a_request_or_an_answer_that_cannot_be_pickled_fails_alone() -> None:
-    class Locked(VllmServer):
-        async def generate(self, prompt_ids: Any, sampling_params: Any, request_id: str, **_: Any) -> Any:
-            output = await super().generate(prompt_ids, sampling_params, request_id)
-            if sampling_params["seed"] == 1:
-                output.extra_fields["lock"] = threading.Lock()
-            return output
-
-    async def main() -> list[Any]:
-        server = Locked(lambda name, prompt, seed: written(name, [1, 2, 3]))
-        client = client_of(balancer_of(a=Wire(server)), name="vllm")
-        return await outcomes(client, {"seed": 0}, {"seed": 1}, {"seed": 2, "lock": threading.Lock()}, {"seed": 3})
-
-    first, unsent, unread, last = asyncio.run(main())
-    assert first.token_ids == last.token_ids == [1, 2, 3]
-    for error in (unsent, unread):
-        assert isinstance(error, Exception)
-        assert "cannot pickle '_thread.lock' object" in str(error)
 
 
 def test_a_request_that_is_cancelled_inside_vllm_fails_and_is_not_waited_for() -> None:

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput, AgentLoopWorker
 from verl_world import Worker
 
-from goldilocks.verl.dispatch.rewards import manager_of
+from goldilocks.verl.dispatch.single_turn import manager_of
 
 VERLS_OWN = AgentLoopWorker._compute_score
 ROW = {

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from goldilocks.verl.dispatch import servers
-from goldilocks.verl.dispatch.servers import abort_in_sglang
+from goldilocks.engine.verl_server import messages
+from goldilocks.engine.verl_server.messages import abort_in_sglang
 
 
 class TokenizerManager:
@@ -31,7 +31,7 @@ class TokenizerManager:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(servers, "PAUSE_S", 0.0)
+    monkeypatch.setattr(messages, "PAUSE_S", 0.0)
 
 
 def test_sglang_ends_a_request_on_its_own_loop() -> None:
@@ -52,7 +52,7 @@ def test_an_abort_waits_for_a_request_that_sglang_does_not_know_yet() -> None:
         await asyncio.sleep(0)
         assert manager.ended == []
         manager.rid_to_state["late"] = None
-        for _ in range(servers.TRIES):
+        for _ in range(messages.TRIES):
             await asyncio.sleep(0)
         assert [rid for rid, _ in manager.ended] == ["late"]
 

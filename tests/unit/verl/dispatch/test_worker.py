@@ -90,7 +90,7 @@ def test_a_session_of_a_cancelled_group_makes_no_further_request() -> None:
         await worker.start([prompt(0, n=1, first=1)])
         await worker.cancel(["g0"])  # before the second has reached the server
         events = await worker.finish()
-        assert server.messages == [1]
+        assert len(server.prompts) == 1
         return events
 
     assert [(event.index, event.tokens) for event in asyncio.run(run())] == [(0, len(ABORTED)), (1, 0)]

@@ -15,7 +15,7 @@ from transfer_queue import KVBatchMeta
 from verl_world import Queue, nested
 
 from goldilocks.config.recipes import choose, compose_config
-from goldilocks.verl.fields import WHOLE_ROWS, WHOLE_TOKENS
+from goldilocks.verl.patch import WHOLE_ROWS, WHOLE_TOKENS
 from goldilocks.verl.update.log_probs import use_behaviour_log_probs
 from goldilocks.verl.update.one_pass import OnePass, balanced, chosen
 from goldilocks.verl.update.trainer import CollectorTrainer

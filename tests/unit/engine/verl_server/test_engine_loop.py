@@ -7,8 +7,7 @@ import pytest
 from unit.engine.models import VOCABULARY, fresh
 
 from goldilocks.engine import Engine, Generation, SamplingParams
-from goldilocks.engine.engine import Ask
-from goldilocks.engine.loop import EngineFailed, EngineLoop
+from goldilocks.engine.verl_server.server import EngineFailed, EngineLoop
 
 
 class FailingEngine(Engine):
@@ -56,37 +55,6 @@ def test_a_refused_request_fails_alone(loop: EngineLoop) -> None:
     good, bad = asyncio.run(ask())
     assert isinstance(good, Generation)
     assert isinstance(bad, ValueError)
-
-
-def test_many_requests_of_one_message_come_back_as_they_end(loop: EngineLoop) -> None:
-    async def ask() -> list[list[str]]:
-        asks = [Ask(f"r{tokens}", [1, 2], SamplingParams(max_tokens=tokens)) for tokens in (40, 2, 20)]
-        asks.insert(1, Ask("refused", [VOCABULARY], SamplingParams(max_tokens=2)))
-        return [
-            [f"{name}: {len(outcome.token_ids) if isinstance(outcome, Generation) else type(outcome).__name__}"
-             for name, outcome in outcomes]
-            async for outcomes in loop.generate_all(asks)
-        ]  # fmt: skip
-
-    messages = asyncio.run(asyncio.wait_for(ask(), 20))
-    assert [line for message in messages for line in message] == ["refused: ValueError", "r2: 2", "r20: 20", "r40: 40"]
-    assert loop.in_flight() == []
-    assert loop.busy_s > 0
-
-
-def test_a_message_whose_sender_gives_up_frees_all_its_slots(loop: EngineLoop) -> None:
-    async def ask() -> None:
-        asks = [Ask(f"r{i}", [1], SamplingParams(max_tokens=46)) for i in range(6)]
-        answers = loop.generate_all(asks)
-        waiting = asyncio.ensure_future(anext(answers))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        while loop.call(lambda engine: engine.busy).result(timeout=20):
-            await asyncio.sleep(0.001)
-
-    asyncio.run(asyncio.wait_for(ask(), 20))
-    assert loop.in_flight() == []
 
 
 def test_an_engine_that_fails_fails_those_who_wait_and_those_who_come_later() -> None:
