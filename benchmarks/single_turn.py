@@ -100,6 +100,7 @@ class Worker(StreamingWorker):
         self.config = OmegaConf.create({"actor_rollout_ref": section, "data": {}, "reward": reward})
         self.rollout_config = RolloutConfig(**rollout, calculate_log_probs=True)
         self.tokenizer, self.processor, self.hf_model_type = character_tokenizer(), None, "llama"
+        self.model_config = SimpleNamespace(generation_config=None)
         self.dataset_cls, self.tools, self.mm_processor_kwargs = RLHFDataset, [], {}
         self.distillation_enabled, self.reward_loop_worker_handles = False, [None]
         self.background_tasks: set[Any] = set()

@@ -34,7 +34,7 @@ from goldilocks.engine import Engine, SamplingParams
 from goldilocks.engine.cpu import avoid_cudnn, threads_for
 from goldilocks.launch import preflight
 from goldilocks.tasks.registry import compute_score
-from goldilocks.verl.patches.rows import cut_by_length
+from goldilocks.verl.patches.speed import cut_by_length
 
 WARM_UP = 2
 TASKS = {"smollm2": "sums", "tiny": "arithmetic"}

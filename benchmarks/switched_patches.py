@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from goldilocks.verl.patches import PATCHES, rows
+from goldilocks.verl.patches import PATCHES, speed
 
 BOARD, SCHEDULE, STEPS = "PATCH_BOARD", "PATCH_SCHEDULE", "PATCH_STEPS"  # the environment names three files
 UNTIL = "PATCH_UNTIL"  # environment: when the run ends at the latest, in seconds since the epoch
@@ -128,8 +128,8 @@ def install() -> None:
         if patch.name in NAMES:
             both = {attribute: switched(patch.name, ours, board) for attribute, ours in patch.replaced.items()}
             object.__setattr__(patch, "replaced", both)
-    reduce = rows.PackedRows.__reduce__
-    rows.PackedRows.__reduce__ = lambda rows: (unpack, reduce(rows)[1])  # type: ignore[method-assign]
+    reduce = speed.PackedRows.__reduce__
+    speed.PackedRows.__reduce__ = lambda rows: (unpack, reduce(rows)[1])  # type: ignore[method-assign]
     from goldilocks.verl import plugin
 
     due = next(finder for finder in sys.meta_path if isinstance(finder, plugin._AfterImport))._due
@@ -196,8 +196,8 @@ def _measure_memory(board: Board) -> None:
 
 
 def unpack(*packed: Any) -> Any:
-    """As ``rows.unpack``: a storage unit imports nothing of verl, and becomes switched by what it is sent."""
-    return rows.unpack(*packed)
+    """As ``speed.unpack``: a storage unit imports nothing of verl, and becomes switched by what it is sent."""
+    return speed.unpack(*packed)
 
 
 if BOARD in os.environ:

@@ -33,12 +33,12 @@ from goldilocks.engine.verl_server.messages import Answer, ManyAnswers
 from goldilocks.rewards import guard
 from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.types import Failure, Rollout
+from goldilocks.verl import store
 from goldilocks.verl.dispatch import failures
 from goldilocks.verl.dispatch.client import StreamingClient
 from goldilocks.verl.dispatch.session import FIRST, ROLLOUTS, VISIT_SEED, current_session
 from goldilocks.verl.dispatch.single_turn import SingleTurn
 from goldilocks.verl.dispatch.worker import StreamingWorker
-from goldilocks.verl.store import queue_rows
 
 LIMIT = 6  # tokens of an answer; the server does not know the limit, so that the worker cuts
 ROLLOUT = {"name": "transformers", "max_num_seqs": 64, "prompt_length": 8, "response_length": LIMIT}
@@ -232,7 +232,7 @@ class Queue:
         self._others: dict[str, dict[str, Any]] = {}  # tags by partition and key
         for name in self.STANDS_FOR:
             monkeypatch.setattr(transfer_queue, name, getattr(self, name))
-        monkeypatch.setattr(queue_rows, "kv_batch_meta2batch_meta", self.meta)
+        monkeypatch.setattr(store, "kv_batch_meta2batch_meta", self.meta)
         monkeypatch.setattr(failures, "_published", False)  # as in a process that has told no error yet
 
     def batch(self) -> KVBatchMeta:

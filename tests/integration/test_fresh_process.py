@@ -65,9 +65,9 @@ def storage():
     from verl.plugin.platform import PlatformRegistry as registry
     return seen | {"the platform is ours": registry.get("cpu") is cpu.PlatformCPU}
 
-def one_pass():
-    import goldilocks.verl.update.one_pass
-    return loaded("goldilocks.verl.update.one_pass")
+def log_probs():
+    import goldilocks.verl.update.log_probs
+    return loaded("goldilocks.verl.update.log_probs")
 
 def replaced():
     sys.path.insert(0, sys.argv[2])
@@ -80,7 +80,7 @@ forked(filtered)
 import transformers  # before the forks that import verl, which needs it
 from transfer_queue.utils.zmq_utils import ZMQMessage
 forked(storage)
-forked(one_pass)
+forked(log_probs)
 forked(replaced)
 """
 
@@ -126,7 +126,7 @@ def test_a_module_of_an_addition_may_be_the_first_to_import_verl(folder: Path) -
 
 
 def test_any_module_of_the_v1_trainer_may_be_imported_first(folder: Path) -> None:
-    assert seen(folder, "one_pass") == ["goldilocks.verl.update.one_pass"]
+    assert seen(folder, "log_probs") == ["goldilocks.verl.update.log_probs"]
 
 
 def test_with_nothing_asked_for_every_function_is_verls_own_and_with_all_the_table_is_what_is_replaced(

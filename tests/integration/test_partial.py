@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from goldilocks.verl.store.stored_rows import load_rows
+from goldilocks.verl.store import load_rows
 
 from .conftest import Launch, Task
 from .killed import assert_none_twice, dumped_every_step, killed, trained_groups

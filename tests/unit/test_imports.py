@@ -139,7 +139,7 @@ def test_only_what_applies_or_lists_patches_imports_their_table() -> None:
     """Patches are a leaf: a part that they share with a trainer or a worker lives with the trainer or the worker."""
     patches = "goldilocks.verl.patches"  # the package itself is the table
     found = {(module, name) for module in statements() if not module.startswith(patches) for name in imported(module)}
-    importers = ("goldilocks.verl.switch", "goldilocks.verl.plugin", "goldilocks.launch.doctor")
+    importers = ("goldilocks.verl.plugin", "goldilocks.launch.doctor")
     assert {pair for pair in found if pair[1].startswith(patches)} == {(module, patches) for module in importers}
 
 

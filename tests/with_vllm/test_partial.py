@@ -23,7 +23,7 @@ pytest.importorskip("vllm")
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from goldilocks.verl.dispatch.session import ResumableAnswer, name_of
-from goldilocks.verl.store.stored_rows import load_rows
+from goldilocks.verl.store import load_rows
 
 from .conftest import Train, log_probs, steps
 from .words_task import QUESTIONS, make_task

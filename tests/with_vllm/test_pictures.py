@@ -19,7 +19,7 @@ pytest.importorskip("qwen_vl_utils")
 
 from transformers import AutoModelForImageTextToText
 
-from goldilocks.verl.store.stored_rows import load_rows
+from goldilocks.verl.store import load_rows
 
 from .conftest import Train, kill_after_a_step, steps
 from .pictures_task import make_task, pixels

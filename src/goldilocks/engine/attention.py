@@ -197,13 +197,22 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 def bounds(config: Any) -> dict[str, int]:
     """The keys of a model's config that end its plain attention, each with the longest text that it leaves whole."""
     text = config.get_text_config()
-    known = getattr(text, _KNOWN, None)
-    return {
-        **({} if known is None else {_KNOWN: known}),
-        **_windows(text),
-        **_temperature(text),
-        **_long_rope(text),
-    }
+    layers = getattr(text, "layer_types", None)
+    keys = [_KNOWN, *(key for key, layer in _LAYERS.items() if layers is None or layer in layers)]
+    found = {key: getattr(text, key, None) for key in keys}
+    if not getattr(text, "use_sliding_window", True):
+        found.pop("sliding_window", None)
+    if getattr(text, "attn_temperature_tuning", False):
+        # Llama 4 sharpens attention from this position on, which it counts by its own cache instead of ours.
+        found["floor_scale"] = getattr(text, "floor_scale", None)
+    given = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    for rope in (given, *(value for value in given.values() if isinstance(value, Mapping))):  # one, or one a layer kind
+        if (rope.get("rope_type") or rope.get("type")) == "longrope":
+            # Beyond this length the frequencies of the whole batch change, and with them what is cached already.
+            key = "original_max_position_embeddings"
+            lengths = (found.get(key), rope.get(key) or getattr(text, key, None))
+            found[key] = min(filter(None, lengths), default=None)
+    return {key: int(length) for key, length in found.items() if length}
 
 
 def check_length(config: Any, length: int, name: str = "max_length") -> None:
@@ -254,35 +263,3 @@ def _masks(model: PreTrainedModel) -> list[_Mask]:
     finally:
         model.set_attn_implementation(before)
     return used
-
-
-def _windows(text: Any) -> dict[str, int]:
-    layers = getattr(text, "layer_types", None)
-    sizes = {key: getattr(text, key, None) for key, layer in _LAYERS.items() if layers is None or layer in layers}
-    if not getattr(text, "use_sliding_window", True):
-        sizes.pop("sliding_window", None)
-    return {key: size for key, size in sizes.items() if size}
-
-
-def _temperature(text: Any) -> dict[str, int]:
-    """Llama 4 sharpens attention from this position on, which it counts by its own cache instead of ours."""
-    scale = getattr(text, "floor_scale", None)
-    return {"floor_scale": int(scale)} if scale and getattr(text, "attn_temperature_tuning", False) else {}
-
-
-def _long_rope(text: Any) -> dict[str, int]:
-    """Beyond this length the frequencies of the whole batch change, and with them what is cached already."""
-    key = "original_max_position_embeddings"
-    found = [rope.get(key) or getattr(text, key, None) for rope in _ropes(text) if _kind(rope) == "longrope"]
-    return {key: min(filter(None, found))} if any(found) else {}
-
-
-def _ropes(text: Any) -> Iterator[Mapping[str, Any]]:
-    """The settings of rotary embeddings: one, or one for each kind of layer."""
-    given = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    yield given
-    yield from (value for value in given.values() if isinstance(value, Mapping))
-
-
-def _kind(rope: Mapping[str, Any]) -> Any:
-    return rope.get("rope_type") or rope.get("type")

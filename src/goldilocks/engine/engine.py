@@ -21,8 +21,7 @@ from transformers import PreTrainedModel
 
 from goldilocks.engine import weights
 from goldilocks.engine.attention import check_length
-from goldilocks.engine.decoder import Decoder
-from goldilocks.engine.sampling import uniforms
+from goldilocks.engine.decoder import Decoder, uniforms
 from goldilocks.errors import require
 
 StopReason = Literal["stop", "length", "aborted"]
@@ -202,10 +201,8 @@ class Engine:
 
     def abort_all(self) -> None:
         """Abort every request."""
-        live = [slot for slot, request in enumerate(self._live) if request is not None]
-        self._ended += [self._end(slot, int(self._position[slot]), "aborted") for slot in live]
-        self._ended += [Generation.unstarted(request.request_id) for request in self._waiting]
-        self._waiting.clear()
+        for request_id in list(self._ids):
+            self.abort(request_id)
 
     def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], *, last: bool = True) -> None:
         """Overwrite weights in place. Live requests continue with the new ones; cached prompts are forgotten.

@@ -14,9 +14,8 @@ from transformers import PreTrainedModel
 
 from goldilocks.engine import kernels
 from goldilocks.engine.attention import KernelWindow
-from goldilocks.engine.decoder import Decoder, Sampled
+from goldilocks.engine.decoder import Decoder, Sampled, cut
 from goldilocks.engine.layers import Fused, fits, settle_rotary
-from goldilocks.engine.sampling import cut
 
 SMALLEST = 8  # rows of the smallest graph: with fewer, a step takes as long
 FUSED_LAYERS = True  # of a model that allows it; a benchmark compares with its own modules

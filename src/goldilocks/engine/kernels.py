@@ -1,7 +1,7 @@
 """Triton kernels for what a decode step on a GPU does slowly without them, rounding where transformers rounds.
 
 ``write`` puts the new keys and values into their columns; ``attend`` reads of each row only what is there, whatever the
-static length, each key once for all heads that share it; ``draw`` is ``sampling.draw`` reading the logits once.
+static length, each key once for all heads that share it; ``draw`` is ``decoder.draw`` reading the logits once.
 
 Three are whole parts of a layer of one token per row. ``attend_layer`` norms (where a model does) and rotates the
 queries and keys, writes the new keys and values into the cache, and attends. ``add_norm`` is a residual with the norm
@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from goldilocks.engine.sampling import BLOCK, Drawn
+from goldilocks.engine.decoder import BLOCK, Drawn
 
 # A program of ``attend_layer``: keys at a time, warps, and keys on the way. An H200's multiprocessor has room for
 # twelve such programs, and for six of 64 keys and four warps, where a step of SmolLM2 and 512 rows took 2 % longer.
@@ -170,7 +170,7 @@ def _weigh(logits, temperature, peaks, masses, bests, vocabulary, l_row, BLOCKS:
 
 @triton.jit
 def _first_above(weights, share, SIZE: tl.constexpr):
-    """As in ``sampling``: the first index whose running weight exceeds the share, never one of weight zero."""
+    """As in ``decoder``: the first index whose running weight exceeds the share, never one of weight zero."""
     index = tl.arange(0, SIZE)
     running = tl.cumsum(weights, 0)
     reached = (running > share * tl.max(running, 0)) & (weights > 0)
@@ -204,7 +204,7 @@ def _pick(
 
 
 def draw(logits: Tensor, temperature: Tensor, greedy: Tensor, uniforms: Tensor) -> Drawn:
-    """``sampling.draw`` on a GPU: one pass over the logits, then one block of each row again."""
+    """``decoder.draw`` on a GPU: one pass over the logits, then one block of each row again."""
     rows, vocabulary = logits.shape
     blocks = triton.cdiv(vocabulary, BLOCK)
     peaks = logits.new_empty(rows, blocks, dtype=torch.float32)

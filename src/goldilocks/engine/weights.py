@@ -30,7 +30,11 @@ def load(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> set[int]:
     written: dict[int, str] = {}
     finite: dict[str, Tensor] = {}
     for name, tensor in weights:
-        target = _target(model, own, name, tensor)
+        target = own.get(name)
+        if target is None:
+            raise ValueError(f"weight {name!r} is not in {type(model).__name__}; it has e.g. {sorted(own)[:3]}")
+        if target.shape != tensor.shape:
+            raise ValueError(f"weight {name!r} has shape {tuple(tensor.shape)}; the model's is {tuple(target.shape)}")
         tensor = tensor.to(target.device, target.dtype)
         if tensor.is_floating_point():
             finite[name] = tensor.isfinite().all()
@@ -41,7 +45,9 @@ def load(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> set[int]:
             raise ValueError(
                 f"weights {first!r} and {name!r} are tied in {type(model).__name__} but came with other values"
             )
-    _check_finite(finite)
+    if finite and not torch.stack([*finite.values()]).all():  # one transfer from the device
+        wrong = [name for name, is_finite in finite.items() if not is_finite]
+        raise ValueError(f"weight {wrong[0]!r} and {len(wrong) - 1} more are not finite: the training has diverged")
     return {*written}
 
 
@@ -50,21 +56,6 @@ def check_all_arrived(model: nn.Module, written: Collection[int]) -> None:
     missing = [name for name, one in model.named_parameters() if one.numel() and one.data_ptr() not in written]
     if missing:
         raise ValueError(f"weight {missing[0]!r} and {len(missing) - 1} more of {type(model).__name__} did not arrive")
-
-
-def _target(model: nn.Module, own: Mapping[str, Tensor], name: str, tensor: Tensor) -> Tensor:
-    target = own.get(name)
-    if target is None:
-        raise ValueError(f"weight {name!r} is not in {type(model).__name__}; it has e.g. {sorted(own)[:3]}")
-    if target.shape != tensor.shape:
-        raise ValueError(f"weight {name!r} has shape {tuple(tensor.shape)}; the model's is {tuple(target.shape)}")
-    return target
-
-
-def _check_finite(finite: Mapping[str, Tensor]) -> None:
-    if finite and not torch.stack([*finite.values()]).all():  # one transfer from the device
-        wrong = [name for name, is_finite in finite.items() if not is_finite]
-        raise ValueError(f"weight {wrong[0]!r} and {len(wrong) - 1} more are not finite: the training has diverged")
 
 
 def is_adapted(model: nn.Module) -> bool:

@@ -67,7 +67,7 @@ from goldilocks.rewards import TIMEOUT_S, guard
 from goldilocks.runs.costs import Progress, hint
 from goldilocks.runs.files import RunDir, Tail
 from goldilocks.verl.checks import check_names, check_run, check_settings, unread, uses_collector
-from goldilocks.verl.tested import untested
+from goldilocks.verl.patch import untested
 
 POLL_S = 0.25
 STALL_S = 1800.0

@@ -44,10 +44,17 @@ def uses_collector(config: DictConfig) -> bool:
     return bool(config.trainer.use_v1 and config.trainer.v1.trainer_mode in OUR_MODES)
 
 
+def estimator_for(settings: Settings) -> str:
+    """Return the name of the advantage estimator; raise ``ValueError`` if its baseline cannot be over all rollouts."""
+    from goldilocks.losses.advantages import pool_estimator  # imports torch
+
+    if not settings.trains_part_of_groups:
+        return settings.adv_estimator
+    return pool_estimator(settings.adv_estimator, settings.use_kl_in_reward)
+
+
 def check_settings(config: DictConfig) -> None:
     """Check the settings as the trainer would."""
-    from goldilocks.verl.estimators import estimator_for  # imports torch
-
     if uses_collector(config):
         estimator_for(Settings.from_config(config))
         check_v1(config)
@@ -192,9 +199,17 @@ def check_v1(config: DictConfig) -> None:
     key = f"{SAMPLER}.custom_sampler.path"
     policies = "which samples by goldilocks.selector, goldilocks.allocator and goldilocks.filter"
     require(not value_at(config, key), key, value_at(config, key), f"none {with_us}, {policies}")
-    _check_bounds_on_age(config)
+    for name, default in VERLS_BOUNDS.items():  # which cannot be told from values that a user chose
+        value = config.trainer.v1.sampler.get(name, default)
+        accepted = f"{default} (verl's default, not used) with trainer.v1.trainer_mode=goldilocks or goldilocks_async; "
+        accepted += "algorithm.filter_groups.max_carry_steps bounds the age of what is trained"
+        require(value == default, f"{SAMPLER}.{name}", value, accepted)
     _check_older_rows(config, Settings.from_config(config))
-    _check_pausing(config)
+    # Rollouts pause where a server ends a request on demand and returns what it has written.
+    key = "algorithm.filter_groups.on_full"
+    on_full, engine = value_at(config, key), config.actor_rollout_ref.rollout.get("name", None)
+    accepted = f"finish or requeue with rollout.name={engine}; partial needs {' or '.join(CAN_PAUSE)}"
+    require(on_full != OnFull.PARTIAL or engine in CAN_PAUSE, key, on_full, accepted)
     _check_reward_model(config, f"{with_us}, since a group is judged when its rollouts arrive and needs their rewards")
 
 
@@ -209,26 +224,6 @@ def _check_reward_model(config: DictConfig, why: str) -> None:
     model = config.reward.reward_model
     apart = model.enable_resource_pool
     require(not model.enable or apart, "reward.reward_model.enable_resource_pool", apart, f"True {why}")
-
-
-def _check_bounds_on_age(config: DictConfig) -> None:
-    """Refuse verl's bounds on the age of a group: the collector has its own.
-
-    verl's defaults cannot be told from values that a user chose, so they are accepted.
-    """
-    for name, default in VERLS_BOUNDS.items():
-        value = config.trainer.v1.sampler.get(name, default)
-        accepted = f"{default} (verl's default, not used) with trainer.v1.trainer_mode=goldilocks or goldilocks_async; "
-        accepted += "algorithm.filter_groups.max_carry_steps bounds the age of what is trained"
-        require(value == default, f"{SAMPLER}.{name}", value, accepted)
-
-
-def _check_pausing(config: DictConfig) -> None:
-    """Rollouts pause where a server ends a request on demand and returns what it has written."""
-    key = "algorithm.filter_groups.on_full"
-    on_full, engine = value_at(config, key), config.actor_rollout_ref.rollout.get("name", None)
-    accepted = f"finish or requeue with rollout.name={engine}; partial needs {' or '.join(CAN_PAUSE)}"
-    require(on_full != OnFull.PARTIAL or engine in CAN_PAUSE, key, on_full, accepted)
 
 
 def check_v0(config: DictConfig, settings: Settings) -> None:
@@ -286,13 +281,12 @@ def _columns(file: Path) -> set[str]:
     groups = [opened.metadata.row_group(number) for number in range(opened.metadata.num_row_groups)]
     leaves = [opened.schema.column(place) for place in range(opened.metadata.num_columns)]
     typed = [place for place, leaf in enumerate(leaves) if str(leaf.logical_type) != "Null"]
-    chunks = (group.column(place) for group in groups for place in typed)
-    return {chunk.path_in_schema.split(".")[0] for chunk in chunks if not _is_empty(chunk)}
-
-
-def _is_empty(chunk: Any) -> bool:
-    known = chunk.statistics
-    return known is not None and known.has_null_count and known.null_count == chunk.num_values
+    found = set()
+    for chunk in (group.column(place) for group in groups for place in typed):
+        known = chunk.statistics
+        if known is None or not known.has_null_count or known.null_count < chunk.num_values:
+            found.add(chunk.path_in_schema.split(".")[0])
+    return found
 
 
 def _missing_library() -> str:

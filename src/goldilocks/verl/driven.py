@@ -35,7 +35,7 @@ from goldilocks.drive.rehearsal import rehearse
 from goldilocks.hashing import MEDIA
 from goldilocks.runs.checkpoints import FILE
 from goldilocks.runs.history import accuracy_by, value_of
-from goldilocks.verl.tested import untested
+from goldilocks.verl.patch import untested
 
 logger = logging.getLogger(__name__)
 
@@ -121,20 +121,17 @@ class DriverCheckpoint:
             self._driver.load(folder)
             here = folder.resolve() == self.folder(step).resolve()
             self.step = step if here and not self._trainer.del_local_ckpt_after_load else None
-            print(f"Goldilocks goes on from {folder}: {self._summary()}")
+            collector = self._driver.collector
+            paused = f", {len(collector.paused)} rollouts go on from what they had written" if collector.paused else ""
+            print(
+                f"Goldilocks goes on from {folder}: {collector.prompts_issued} prompts issued, {len(collector.kept)} "
+                f"groups wait to be trained, {len(collector.waiting_rollouts)} rollouts are kept{paused}"
+            )
         elif folder.is_dir():
             print(
                 f"Goldilocks finds no {FILE} in {folder}, a checkpoint of verl's own trainer: its weights are "
                 "taken up; the data begin anew with the first prompt of the first epoch, and every count at 0"
             )
-
-    def _summary(self) -> str:
-        collector = self._driver.collector
-        paused = f", {len(collector.paused)} rollouts go on from what they had written" if collector.paused else ""
-        return (
-            f"{collector.prompts_issued} prompts issued, {len(collector.kept)} groups wait to be trained, "
-            f"{len(collector.waiting_rollouts)} rollouts are kept{paused}"
-        )
 
 
 class Driven:
@@ -201,19 +198,15 @@ class Driven:
         try:
             yield
         except Exhausted as error:
-            folder = self._save_unfinished_step()
+            self.driver.put_back()
+            self.global_steps -= 1  # the weights are those of the update before this step, the last that was made
+            if self.driver_checkpoint.step == self.global_steps:
+                self.driver_checkpoint.save(self.global_steps)  # its weights are there already
+            else:
+                self.checkpoint_manager.sleep_replicas()
+                self._save_checkpoint()
+            folder = self.driver_checkpoint.folder(self.global_steps)
             raise Exhausted(f"{error} What was generated is saved in {folder}.") from error
-
-    def _save_unfinished_step(self) -> Path:
-        """Save with the weights of the update before this step, which is the last that was made."""
-        self.driver.put_back()
-        self.global_steps -= 1
-        if self.driver_checkpoint.step == self.global_steps:
-            self.driver_checkpoint.save(self.global_steps)  # its weights are there already
-        else:
-            self.checkpoint_manager.sleep_replicas()
-            self._save_checkpoint()
-        return self.driver_checkpoint.folder(self.global_steps)
 
 
 @contextmanager
@@ -284,22 +277,14 @@ class ValidatesByColumn:
         for column in columns:
             values = [value_of(rows[str(uid)], column) for uid in uids]
             metrics |= accuracy_by(column, values, [float(one or 0.0) for one in right])
-        metrics |= failed_answers(kwargs.get("expected_acc_counts"), len(uids))
+        expected: Mapping[Any, int] | None = kwargs.get("expected_acc_counts")  # how many each prompt was asked for
+        if expected is not None:  # on V0 a failure ends the run
+            asked = sum(expected.values())
+            failed = metrics["val/failed_answers"] = asked - len(uids)
+            if failed:  # though it may be the reward function that failed
+                logger.warning("%d of %d answers of the validation failed: verl's acc counts them wrong", failed, asked)
         self.collector.beliefs.tell(metrics)
         return metrics
-
-
-def failed_answers(expected: Mapping[Any, int] | None, graded: int) -> dict[str, float]:
-    """Return the metric of the answers that are missing; ``expected`` has how many each prompt was asked for.
-
-    verl's V1 counts a rollout that failed as a wrong answer, though it may be the reward function that failed.
-    """
-    if expected is None:  # V0, where a failure ends the run
-        return {}
-    asked = sum(expected.values())
-    if failed := asked - graded:
-        logger.warning("%d of %d answers of the validation failed: verl's acc counts them as wrong", failed, asked)
-    return {"val/failed_answers": failed}
 
 
 class RememberingLoader:

@@ -5,6 +5,11 @@ At the end of ``import verl``, in every process of a run, verl loads the entry p
 verl module it belongs to has been imported and before any use of it: a process pays for what it uses, and a module that
 copies a patched function by name copies the patched one.
 
+``GOLDILOCKS_PATCHES`` chooses the patches of a process: ``none``, ``all``, or kinds and names with commas between.
+Unset, verl stays as it is, except on the platform ``cpu``, where the patches of kind ``cpu`` are applied. Our launchers
+(``goldilocks train``, ``python -m goldilocks.main_ppo``) set it to ``all`` for the processes of their runs unless the
+user has set it.
+
 To add something: one line in ``ADDITIONS``. Most modules that it names register what they have by being imported, with
 verl's own decorators.
 """
@@ -15,6 +20,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,9 +28,57 @@ from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any
 
-from goldilocks.verl.patch import Kind
+from goldilocks.engine.cpu import PATCHES_VARIABLE
+from goldilocks.errors import require
+from goldilocks.verl.patch import Kind, Patch
 from goldilocks.verl.patches import PATCHES
-from goldilocks.verl.switch import apply_selected, asks_for, selected
+
+
+def selected(patch: Patch) -> bool:
+    """Whether the environment of this process asks for ``patch``."""
+    return not _words().isdisjoint({"all", patch.kind.value, patch.name})
+
+
+def asks_for(kind: Kind) -> bool:
+    """Whether the environment of this process asks for all that is of this kind."""
+    return not _words().isdisjoint({"all", kind.value})
+
+
+def apply_selected(patch: Patch) -> None:
+    """Apply ``patch`` if the environment asks for it and the platform has the fault."""
+    if selected(patch) and patch.possible:
+        patch.apply()
+
+
+def named(name: str) -> Patch:
+    """Return the patch of this name. Our trainers and workers ask by name, and import no patch."""
+    return next(patch for patch in PATCHES if patch.name == name)
+
+
+def in_force(name: str) -> bool:
+    """Whether a patch is asked for and stands, here and in every process with this environment."""
+    return selected(named(name)) and named(name).apply()
+
+
+def ask_for(kind: Kind) -> None:
+    """Apply the patches of ``kind`` in this process for an object of ours, unless the environment chooses others.
+
+    A module that needs another package, such as vLLM's server, is not imported for the sake of its patches.
+    """
+    for patch in PATCHES:
+        chosen = selected(patch) or PATCHES_VARIABLE not in os.environ
+        if patch.kind is kind and chosen and (not patch.needs or patch.module in sys.modules):
+            patch.apply()
+
+
+def _words() -> set[str]:
+    value = os.environ.get(PATCHES_VARIABLE)
+    if value is None:
+        return {Kind.CPU.value} if os.environ.get("VERL_PLATFORM") == "cpu" else set()
+    words = {word.strip() for word in value.split(",")}
+    accepted = ["none", "all", *(kind.value for kind in Kind), *(patch.name for patch in PATCHES)]
+    require(words <= set(accepted), PATCHES_VARIABLE, value, f"one or several of {', '.join(accepted)}")
+    return words
 
 
 @dataclass(frozen=True)
@@ -74,11 +128,10 @@ ADDITIONS: tuple[Addition, ...] = (
     Addition(
         "an end with its parent",
         "vllm.plugins",
-        "goldilocks.verl.patches.orphans:end_orphans",
+        "goldilocks.verl.patches.vllm:end_orphans",
         needs="vllm",
         kind=Kind.REPORTS,
     ),
-    Addition("estimators over all rollouts", "verl.trainer.ppo.core_algos", "goldilocks.verl.estimators"),
     Addition("trainer goldilocks", "verl.trainer.ppo.v1", "goldilocks.verl.update.trainer"),
     Addition("trainer goldilocks_async", "verl.trainer.ppo.v1", "goldilocks.verl.update.async_trainer"),
     Addition(

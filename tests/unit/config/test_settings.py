@@ -19,7 +19,7 @@ from goldilocks.core.filters import Everything, Variance
 from goldilocks.core.selectors import Thompson
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.filtering.config import OF_LIBRARY_CALLS
-from goldilocks.verl.estimators import estimator_for
+from goldilocks.verl.checks import estimator_for
 from goldilocks.verl.v0.python_config import FilterGroupsConfig
 
 DEFAULTS = Path(goldilocks.config.__file__).parent / "goldilocks" / "defaults.yaml"

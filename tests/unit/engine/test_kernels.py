@@ -8,7 +8,7 @@ from unit.engine.models import CONFIGS, fresh, logits_after
 
 from goldilocks.engine import Engine, SamplingParams
 from goldilocks.engine.attention import fold
-from goldilocks.engine.sampling import draw
+from goldilocks.engine.decoder import draw
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from goldilocks.engine.sampling import BLOCK, cut, draw, uniforms
+from goldilocks.engine.decoder import BLOCK, cut, draw, uniforms
 
 
 def noise(rows: int, seed: int = 0) -> torch.Tensor:

@@ -11,7 +11,7 @@ from goldilocks.engine.cpu import PATCHES_VARIABLE
 from goldilocks.launch import doctor
 from goldilocks.verl.patch import Kind
 from goldilocks.verl.patches import PATCHES
-from goldilocks.verl.patches.log_probs import LOG_PROBS
+from goldilocks.verl.patches.speed import LOG_PROBS
 
 AT_IMPORT = [patch.name for patch in PATCHES if patch.kind is not Kind.TRAINER and patch.possible_on("cpu")]
 

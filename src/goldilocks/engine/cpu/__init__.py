@@ -15,7 +15,7 @@ from goldilocks.errors import require_known
 
 DEVICES = ("cpu", "cuda")
 
-PATCHES_VARIABLE = "GOLDILOCKS_PATCHES"  # which patches of verl a process applies: goldilocks.verl.switch
+PATCHES_VARIABLE = "GOLDILOCKS_PATCHES"  # which patches of verl a process applies: goldilocks.verl.plugin
 
 # Parameters of a model that one thread computes: a second one gives it little, and where another process wants the
 # core, each operation waits for it.
@@ -73,14 +73,13 @@ def avoid_cudnn() -> None:
 
 
 def threads_per_rank(ranks: int) -> int:
-    """Return the threads for each of ``ranks`` equal processes. Trainer and rollout server take turns."""
-    return max(1, usable_cores() // max(1, ranks))
+    """Return the threads for each of ``ranks`` equal processes. Trainer and rollout server take turns.
 
-
-def usable_cores() -> int:
-    """Return how many cores this process may use: by its affinity, and by the quotas of its control groups."""
+    The cores of this machine are those of this process's affinity, within the quotas of its control groups.
+    """
     quotas = [quota for folder in _control_groups() if (quota := _quota(folder)) is not None]
-    return max(1, int(min([len(os.sched_getaffinity(0)), *quotas])))
+    cores = max(1, int(min([len(os.sched_getaffinity(0)), *quotas])))
+    return max(1, cores // max(1, ranks))
 
 
 def _control_groups() -> Iterator[Path]:

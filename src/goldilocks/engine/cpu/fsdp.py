@@ -28,21 +28,15 @@ class HostEngine:
 
     engine_config: Any
     module: Any
-    _threads: int
 
     def _build_fsdp_module(self, module: Any) -> Any:
-        self._threads = threads_for(module, int(os.environ.get("RAY_LOCAL_WORLD_SIZE", "1")))
+        torch.set_num_threads(threads_for(module, int(os.environ.get("RAY_LOCAL_WORLD_SIZE", "1"))))
         config = self.engine_config
         self.engine_config = dataclasses.replace(config, forward_only=False, offload_policy=False)
         try:
             return super()._build_fsdp_module(module)  # type: ignore[misc]
         finally:
             self.engine_config = config
-
-    def forward_backward_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute with this model's threads: a process may have an actor and a critic, of different sizes."""
-        torch.set_num_threads(self._threads)
-        return super().forward_backward_batch(*args, **kwargs)  # type: ignore[misc]
 
     def _merged_lora_per_tensor_param(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the base weights with the adapter merged in, as copies: at the end the module is as it was."""

@@ -27,9 +27,18 @@ def check(rollout: Any, model: Any) -> None:
     split = bool(rollout.get("disaggregation", {}).get("enabled"))
     _require(not split, "rollout.disaggregation.enabled", split, "False")
     config = _model_config(model)
-    if config is not None:
-        _check_model(config, model)
-        _check_length(config, rollout)
+    if config is None:
+        return
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    from goldilocks.engine.attention import check_length
+
+    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING  # not a model that reads pictures
+    _require(known, "model.path", str(model.get("path")), f"a model of text alone, which {config.model_type} is not")
+    longest = rollout.get("max_model_len")
+    length = longest or rollout.get("prompt_length", 0) + rollout.get("response_length", 0)
+    name = "max_model_len" if longest else "prompt_length + response_length"
+    check_length(config, length, f"actor_rollout_ref.rollout.{name}")
 
 
 def _model_config(model: Any) -> Any:
@@ -42,24 +51,6 @@ def _model_config(model: Any) -> Any:
     overrides = model.get("override_config") or {}
     plain = {key: value for key, value in overrides.items() if not isinstance(value, Mapping)}
     return AutoConfig.from_pretrained(folder, trust_remote_code=False, **plain)
-
-
-def _check_model(config: Any, model: Any) -> None:
-    """Refuse a model that transformers cannot load as a language model, such as one that reads pictures."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    known = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    _require(known, "model.path", str(model.get("path")), f"a model of text alone, which {config.model_type} is not")
-
-
-def _check_length(config: Any, rollout: Any) -> None:
-    """Refuse texts longer than the model's plain attention reaches."""
-    from goldilocks.engine.attention import check_length
-
-    longest = rollout.get("max_model_len")
-    length = longest or rollout.get("prompt_length", 0) + rollout.get("response_length", 0)
-    name = "max_model_len" if longest else "prompt_length + response_length"
-    check_length(config, length, f"actor_rollout_ref.rollout.{name}")
 
 
 def _require(sound: bool, key: str, value: object, accepted: str) -> None:

@@ -172,7 +172,9 @@ def abort_in_vllm(server: Any, request_ids: Sequence[str]) -> None:
 
 async def _end_in_vllm(engine: Any, request_ids: list[str]) -> None:
     """End requests so that answers have all their tokens: with ``held-outputs`` the engine's core has the last."""
-    if _core_holds(engine):
+    core = sys.modules.get("vllm.v1.engine.core")  # as far as this process can know
+    loop = getattr(getattr(core, "EngineCoreProc", None), "run_busy_loop", None)
+    if getattr(engine, HOLDS, True) and getattr(loop, HOLDS, False):
         by_name = engine.output_processor.external_req_ids
         inner = [one for name in request_ids for one in by_name.get(name, ())]
         try:
@@ -186,13 +188,6 @@ async def _end_in_vllm(engine: Any, request_ids: list[str]) -> None:
                 error,
             )
     await engine.abort(request_ids)
-
-
-def _core_holds(engine: Any) -> bool:
-    """Whether the engine's process holds outputs back, as far as this process can know."""
-    core = sys.modules.get("vllm.v1.engine.core")
-    loop = getattr(getattr(core, "EngineCoreProc", None), "run_busy_loop", None)
-    return bool(getattr(engine, HOLDS, True) and getattr(loop, HOLDS, False))
 
 
 def abort_in_sglang(server: Any, request_ids: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ import ray
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from goldilocks.engine.verl_server.transfer import Named, buckets
+from goldilocks.engine.verl_server.replica import Named, buckets
 
 NAME = "ray"
 

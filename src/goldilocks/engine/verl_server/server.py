@@ -9,10 +9,9 @@ generation, with the error that refused it, or with the failure of the engine, w
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
@@ -29,12 +28,12 @@ from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.cpu import threads_for
 from goldilocks.engine.engine import Engine, Generation, SamplingParams, end_ids
-from goldilocks.engine.verl_server import transfer
 from goldilocks.engine.verl_server.messages import ManyAnswers
+from goldilocks.engine.verl_server.replica import Bucket, Named, receive_by_ipc
 from goldilocks.errors import require
+from goldilocks.hashing import hashed
 
 Result = TypeVar("Result")
-Command = Callable[[], None]
 
 # verl's names of sampling parameters: those of ``SamplingParams``, and others.
 _SAME_NAME = ("temperature", "top_p", "top_k", "seed")
@@ -47,17 +46,14 @@ class EngineFailed(RuntimeError):
 
 
 class EngineLoop:
-    """Runs ``engine`` in a thread of its own until ``close``."""
+    """Runs ``engine`` in a thread of its own."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._commands: SimpleQueue[Command | None] = SimpleQueue()
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._waiting: dict[str, Future[Generation]] = {}
         self._failure: EngineFailed | None = None
-        self._sending = threading.Lock()  # nothing is sent after the command that ends the thread
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="rollout-engine", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="rollout-engine", daemon=True).start()
 
     async def generate(self, request_id: str, prompt_ids: list[int], params: SamplingParams) -> Generation:
         """The generation of one request; ``ValueError`` where the engine refuses it."""
@@ -74,7 +70,7 @@ class EngineLoop:
             except Exception as error:
                 answer.set_exception(error)
 
-        self._send(submit)
+        self._commands.put(submit)
         try:
             return await asyncio.wrap_future(answer)
         except asyncio.CancelledError:  # before the engine has seen the request or after
@@ -95,60 +91,34 @@ class EngineLoop:
             except Exception as error:
                 future.set_exception(error)
 
-        self._send(command)
+        self._commands.put(command)
         return future
 
     def in_flight(self) -> list[str]:
         """The ids of the requests that have not ended."""
         return list(self._waiting)
 
-    def close(self) -> None:
-        """End the thread after what was sent before; requests in flight fail, later calls are refused."""
-        with self._sending:
-            self._closed = True
-            self._commands.put(None)
-        self._thread.join()
-
-    def _send(self, command: Command) -> None:
-        with self._sending:
-            if self._closed:
-                raise EngineFailed("the rollout engine was closed")
-            self._commands.put(command)
-
     def _run(self) -> None:
         while True:
             # A failed engine has no steps to take: the thread stays to answer every call with the reason.
-            idle = self._failure is not None or not self._engine.busy
-            for command in self._received(block=idle):
-                if command is None:
-                    self._fail(EngineFailed("the rollout engine was closed"))
-                    return
-                command()
+            if self._failure is not None or not self._engine.busy:
+                self._commands.get()()
+            while not self._commands.empty():
+                self._commands.get()()
             if self._failure is None and self._engine.busy:
                 self._step()
-
-    def _received(self, block: bool) -> Iterable[Command | None]:
-        """Yield the commands sent so far; ``block`` waits for the first."""
-        if block:
-            yield self._commands.get()
-        while not self._commands.empty():
-            yield self._commands.get()
 
     def _step(self) -> None:
         try:
             ended = self._engine.step()
         except Exception as error:
-            failure = EngineFailed(f"the rollout engine failed: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            self._fail(failure)
+            self._failure = EngineFailed(f"the rollout engine failed: {type(error).__name__}: {error}")
+            self._failure.__cause__ = error
+            while self._waiting:
+                self._waiting.popitem()[1].set_exception(self._failure)
             return
         for generation in ended:
             self._waiting.pop(generation.request_id).set_result(generation)
-
-    def _fail(self, failure: EngineFailed) -> None:
-        self._failure = failure
-        while self._waiting:
-            self._waiting.popitem()[1].set_exception(failure)
 
 
 class RolloutServer(ManyAnswers):
@@ -271,7 +241,7 @@ class RolloutServer(ManyAnswers):
     async def clear_kv_cache(self) -> None:
         """Do nothing: ``load_weights`` forgets cached prompts."""
 
-    async def load_weights(self, bucket: transfer.Bucket, last: bool, global_steps: int | None = None) -> None:
+    async def load_weights(self, bucket: Bucket, last: bool, global_steps: int | None = None) -> None:
         """Overwrite these weights; the last ones of a policy update come with its number."""
         await self._on_engine(lambda engine: engine.load_weights(bucket.tensors(), last=last))
         if global_steps is not None:
@@ -280,10 +250,10 @@ class RolloutServer(ManyAnswers):
     async def load_weights_by_ipc(self, handle: str) -> None:
         """Overwrite the weights that a worker on the same device sends."""
 
-        def load(named: list[transfer.Named], last: bool) -> None:
+        def load(named: list[Named], last: bool) -> None:
             self._loop.call(lambda engine: engine.load_weights(named, last=last)).result()
 
-        await asyncio.to_thread(transfer.receive_by_ipc, handle, self._device, load)
+        await asyncio.to_thread(receive_by_ipc, handle, self._device, load)
 
     async def set_global_steps(self, global_steps: int) -> None:
         """Set the policy update that the weights belong to."""
@@ -309,7 +279,7 @@ class RolloutServer(ManyAnswers):
         limit = given.get("max_tokens", given.get("max_new_tokens", self._config.response_length))
         chosen = {name: given[name] for name in _SAME_NAME if given.get(name) is not None}
         if self._config.full_determinism:
-            chosen.setdefault("seed", _seed(self._seed, request_id))
+            chosen.setdefault("seed", hashed(self._seed, request_id))  # of the request alone
         return SamplingParams(
             max_tokens=max(1, min(int(limit), room)),
             stop_ids=tuple(given.get("stop_token_ids") or ()),
@@ -336,8 +306,3 @@ def _model(config: RolloutConfig, model: HFModelConfig, device: torch.device) ->
         if config.load_format == "dummy":
             return auto.from_config(model.hf_config, **options)
         return auto.from_pretrained(model.local_path, config=model.hf_config, **options)
-
-
-def _seed(base: int, request_id: str) -> int:
-    """Return a seed that depends on the request alone."""
-    return int.from_bytes(hashlib.sha256(f"{base}/{request_id}".encode()).digest()[:8], "big")

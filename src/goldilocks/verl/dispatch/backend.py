@@ -15,7 +15,7 @@ from goldilocks.drive.backend import Backend
 from goldilocks.types import Event, Failure, Paused, Request, Rollout
 from goldilocks.verl.dispatch.failures import published_error
 from goldilocks.verl.dispatch.session import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED, RunSeeds, run_seeds, visit_seed
-from goldilocks.verl.store.queue_rows import PLACEHOLDER, QueueRows, SavedAnswer, Unfinished
+from goldilocks.verl.store import PLACEHOLDER, QueueRows, SavedAnswer, Unfinished
 
 if TYPE_CHECKING:
     from goldilocks.verl.dispatch.worker import StreamingManager

@@ -2,25 +2,20 @@
 
 It knows at which server each session of its worker has which request, so that requests can be aborted and waited for.
 A paused session waits here with what it has written and asks for the rest when it continues: its agent loop sees one
-answer. The client asks verl's load balancer for a server only where there are several; verl's own client sends it two
-messages a rollout. The requests of single-turn rollouts go to a server in one message (``messages.exchanged``).
+answer. The requests of single-turn rollouts go to a server in one message (``messages.exchanged``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
-import functools
 import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 from omegaconf import OmegaConf
-from packaging.version import Version
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import CONTROL_METHOD_CONCURRENCY
 
@@ -40,33 +35,24 @@ from goldilocks.verl.dispatch.session import (
 
 ASK_AGAIN_S = 1.0  # an abort may overtake its request: it is repeated
 LET_GO_S = 1.0  # for a cancelled agent loop to end its calls of tools
-FLAT_LOG_PROBS = Version("0.12")  # the first vLLM that has them
+WITHOUT_TEXT = {"detokenize": False, "flat_logprobs": True}  # vLLM returns log-probs as numbers, not as objects
 Server = tuple[str, Any]  # its name and its handle
-
-# The request that this task has a server for: not every verl names it when it releases the server.
-_request: contextvars.ContextVar[str] = contextvars.ContextVar("request")
 
 
 def taken_by(function: Callable[..., Any], **keywords: Any) -> dict[str, Any]:
     """Return those keywords that this verl's function has a parameter for; all of them if it ends in ``**``."""
-    names = _parameters(function)
-    return keywords if names is None else {name: value for name, value in keywords.items() if name in names}
+    known = inspect.signature(function).parameters
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
+    return {name: value for name, value in keywords.items() if takes_any or name in known}
 
 
-@functools.cache
-def _parameters(function: Callable[..., Any]) -> frozenset[str] | None:
-    parameters = inspect.signature(function).parameters
-    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
-    return None if takes_any else frozenset(parameters)
+@dataclass
+class Booking:
+    """The server that the load balancer chose for turns of a group; it is released with the last reply."""
 
-
-@functools.cache
-def _without_text() -> dict[str, bool]:
-    """The parameters by which vLLM returns no text, and log-probs as numbers, not as an object for each."""
-    with contextlib.suppress(PackageNotFoundError):
-        if Version(version("vllm")) >= FLAT_LOG_PROBS:
-            return {"detokenize": False, "flat_logprobs": True}
-    return {"detokenize": False}
+    uid: str
+    server_id: str
+    unanswered: int
 
 
 class StreamingClient(LLMServerClient):
@@ -84,12 +70,10 @@ class StreamingClient(LLMServerClient):
         self._none_at_servers.set()
         self._going = asyncio.Event()  # cleared while generation is paused
         self._going.set()
-        self._only: asyncio.Task[Server | None] | None = None
-        self._last_only: Server | None = None  # the only server that there was when the balancer was last asked
-        self._not_balanced: set[str] = set()  # requests at the only server, of which the balancer is not told
-        self._booked: dict[str, str] = {}  # the server of each turn that the balancer assigned
+        self._booked: dict[str, Booking] = {}  # by the name of each turn that has no reply yet
         self._places: dict[str, asyncio.Semaphore] = {}  # free places for messages, of each server
-        self.aborts = Aborts(self.config.actor_rollout_ref.rollout.name)
+        engine: str = self.config.actor_rollout_ref.rollout.name
+        self.aborts, self._on_vllm = Aborts(engine), engine == "vllm"
         gates = OmegaConf.select(self.config, "batch_filter.enable_two_gate_filter")
         self._extra = {"extra_args": {TOP: True}} if gates and self._on_vllm else {}  # ours always returns the largest
 
@@ -181,7 +165,7 @@ class StreamingClient(LLMServerClient):
         sampling_params = self._unread(sampling_params)
         session = current_session.get()
         if session is None:
-            return await self._ask_alone(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
+            return await super().generate(request_id, prompt_ids=prompt_ids, sampling_params=sampling_params, **kwargs)
         config = self.config.actor_rollout_ref.rollout
         turn = of_turn(sampling_params, config, session.asked)
         answer = session.next_answer(prompt_ids)
@@ -204,32 +188,18 @@ class StreamingClient(LLMServerClient):
         request["sampling_params"] |= self._extra
         self._enter(session)
         try:
-            output = await self._ask_alone(request_id, **request)
+            output = await super().generate(request_id, **request)
             answer.parts.append(output)
             self._charge(session, output.token_ids, output.stop_reason)
             answer.done = output.stop_reason not in ENDED or self.is_cancelled(session)
         finally:
             self._leave(session)
 
-    async def _ask_alone(self, request_id: str, **request: Any) -> Any:
-        """As verl's ``generate``. After a failure the balancer is asked again: a new server may have the old name."""
-        try:
-            return await super().generate(request_id, **request)
-        except (Cancelled, NotNow):  # raised here, before anything is sent
-            raise
-        except Exception:
-            self._forget_only()
-            raise
-
-    @functools.cached_property
-    def _on_vllm(self) -> bool:
-        return bool(self.config.actor_rollout_ref.rollout.name == "vllm")
-
     def _unread(self, sampling_params: dict[str, Any]) -> dict[str, Any]:
         """Add what spares vLLM the text, which nobody reads unless there are stop strings to find in it."""
         if not self._on_vllm or sampling_params.get("stop"):
             return sampling_params
-        quick = dict(_without_text())
+        quick = dict(WITHOUT_TEXT)
         if sampling_params.get("prompt_logprobs") is not None:
             quick.pop("flat_logprobs", None)  # verl cuts those of a prompt, and flat ones cannot be cut to nothing
         return {**quick, **sampling_params}
@@ -265,31 +235,28 @@ class StreamingClient(LLMServerClient):
     async def ask(self, turns: list[TurnRequest], deliver: Deliver) -> None:
         """Send each server its turns in one message, and call ``deliver`` with the replies as they come.
 
-        Returns when every turn has a reply. These sessions do not pause.
+        The load balancer chooses one server for the turns of a group. Returns when every turn has a reply. These
+        sessions do not pause.
         """
+        groups: dict[str, list[TurnRequest]] = {}
         for turn in turns:
             self._enter(turn.session)
+            groups.setdefault(turn.session.uid, []).append(turn)
+        chosen = (self._choose(uid, group[0].prompt_ids) for uid, group in groups.items())
+        servers = await asyncio.gather(*chosen, return_exceptions=True)
         parts: dict[str, tuple[Any, list[TurnRequest]]] = {}
-        for turn, chosen in zip(turns, await self._servers_for(turns), strict=True):
-            if isinstance(chosen, BaseException):
-                self._reply([Reply(turn, chosen)], deliver)
-            else:
-                parts.setdefault(chosen[0], (chosen[1], []))[1].append(turn)
+        for (uid, group), server in zip(groups.items(), servers, strict=True):
+            if isinstance(server, BaseException):
+                self._reply([Reply(turn, server) for turn in group], deliver)
+                continue
+            self._booked |= dict.fromkeys((turn.name for turn in group), Booking(uid, server[0], len(group)))
+            parts.setdefault(server[0], (server[1], []))[1].extend(group)
         await asyncio.gather(*(self._ask_server(name, *part, deliver) for name, part in parts.items()))
 
-    async def _servers_for(self, turns: list[TurnRequest]) -> list[Server | BaseException]:
-        try:
-            only = await self._find_only(uuid4().hex)
-        except Exception as error:
-            return [error] * len(turns)
-        if only is not None:
-            return [only] * len(turns)
-        return await asyncio.gather(*map(self._book, turns), return_exceptions=True)
-
-    async def _book(self, turn: TurnRequest) -> Server:
-        """The server that the load balancer assigns to the turn; ``_reply`` releases it."""
-        server = await self._assigned(turn.name, prompt_ids=turn.prompt_ids)
-        self._booked[turn.name] = server[0]
+    async def _choose(self, uid: str, prompt_ids: list[int]) -> Server:
+        server: Server = await super()._acquire_server(
+            uid, **taken_by(LLMServerClient._acquire_server, prompt_ids=prompt_ids)
+        )
         return server
 
     async def _ask_server(self, name: str, server: Any, turns: list[TurnRequest], deliver: Deliver) -> None:
@@ -308,7 +275,6 @@ class StreamingClient(LLMServerClient):
                 async for outcomes in exchanged(server, requests):
                     self._reply([Reply(waiting.pop(one), made) for one, made in outcomes], deliver)
             except Exception as error:  # the server is gone
-                self._forget_only()
                 self._reply([Reply(turn, error) for turn in waiting.values()], deliver)
 
     def _reply(self, replies: list[Reply], deliver: Deliver) -> None:
@@ -317,55 +283,26 @@ class StreamingClient(LLMServerClient):
             if not isinstance(reply.outcome, BaseException):
                 self._charge(reply.turn.session, reply.outcome.token_ids, reply.outcome.stop_reason)
             self._leave(reply.turn.session)
-            if booked := self._booked.pop(reply.turn.name, None):
-                self._give_back(booked, reply.turn.name)
+            if booking := self._booked.pop(reply.turn.name, None):
+                booking.unanswered -= 1
+                if not booking.unanswered:
+                    about = taken_by(LLMServerClient._release_server, request_id=booking.uid)
+                    super()._release_server(booking.server_id, **about)
         if replies:
             deliver(replies)
 
     # -- servers -------------------------------------------------------------------------------------------------------
 
-    def refresh_servers(self) -> None:
-        """Begin to ask again which server is the only one: others may have come, or it may be gone."""
-        known = self._last_only is not None
-        self._only = asyncio.create_task(self._only_server(uuid4().hex, {})) if known else None
-
-    def _forget_only(self) -> None:
-        self._only = self._last_only = None
-
-    async def _acquire_server(self, request_id: str, **extra: Any) -> Server:
-        _request.set(request_id)
-        only = await self._find_only(request_id, **extra)
-        if only is not None:
-            self._not_balanced.add(request_id)
-        name, server = only or await self._assigned(request_id, **extra)
+    async def _acquire_server(self, request_id: str, **about: Any) -> Server:
+        name, server = await super()._acquire_server(request_id, **about)
         await self._place_at(name).acquire()
         if session := current_session.get():
             session.server = server
         return name, server
 
-    async def _find_only(self, request_id: str, **extra: Any) -> Server | None:
-        """The server if there is only one; None where there are several."""
-        if self._only is None:
-            self._only = asyncio.create_task(self._only_server(request_id, extra))
-        return await self._only
-
-    async def _only_server(self, request_id: str, extra: dict[str, Any]) -> Server | None:
-        names = list(await self._load_balancer.get_all_servers.remote())
-        if len(names) != 1:
-            self._last_only = None
-        elif self._last_only is None or self._last_only[0] != names[0]:
-            self._last_only = await self._assigned(request_id, **extra)
-            self._give_back(self._last_only[0], request_id)
-        return self._last_only
-
-    async def _assigned(self, request_id: str, **about: Any) -> Server:
-        """The server that the load balancer chooses; ``about`` is cut to what this verl's balancer can use."""
-        about = taken_by(LLMServerClient._acquire_server, **about)
-        server: Server = await super()._acquire_server(request_id, **about)
-        return server
-
-    def _give_back(self, server_id: str, request_id: str) -> None:
-        super()._release_server(server_id, **taken_by(LLMServerClient._release_server, request_id=request_id))
+    def _release_server(self, server_id: str, *about: Any, **named: Any) -> None:
+        self._place_at(server_id).release()
+        super()._release_server(server_id, *about, **named)
 
     def _place_at(self, server: str) -> asyncio.Semaphore:
         """Messages beyond the concurrency of the server's actor wait for a place: aborts must not queue behind them."""
@@ -374,12 +311,3 @@ class StreamingClient(LLMServerClient):
             at_once = max(1000 - CONTROL_METHOD_CONCURRENCY, rollout.max_num_seqs)
             self._places[server] = asyncio.Semaphore(max(1, at_once // rollout.agent.num_workers))
         return self._places[server]
-
-    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
-        """As verl's; notify the balancer only if it assigned the server."""
-        self._place_at(server_id).release()
-        name = _request.get() if request_id is None else request_id
-        if name in self._not_balanced:
-            self._not_balanced.discard(name)
-        else:
-            self._give_back(server_id, name)

@@ -98,7 +98,9 @@ def name_first_error(original: Function) -> Function:
             if "no materializable trajectories" not in str(error) or said is None:
                 raise
             raise RuntimeError(f"no rollout succeeded; the first to fail said: {said}") from error
-        _raise_what_ends_the_run()
+        for tag in _tags():
+            if tag[ENDS]:
+                raise RuntimeError(f"goldilocks.rewards.on_failure=error: {tag['reason']}")
         if not batch.keys:
             said = published_error(last) or "nothing: its worker's log has the reason"
             raise RuntimeError(f"no rollout succeeded; the first to fail said: {said}")
@@ -149,12 +151,6 @@ def published_error(since: float = 0.0) -> str | None:
     """The reason of the first failure after the time ``since``; without one, of the first failure of all."""
     first = min(_tags(), key=lambda tag: (tag["at"] < since, tag["at"]), default=None)
     return None if first is None else first["reason"]
-
-
-def _raise_what_ends_the_run() -> None:
-    for tag in _tags():
-        if tag[ENDS]:
-            raise RuntimeError(f"goldilocks.rewards.on_failure=error: {tag['reason']}")
 
 
 def _tags() -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from goldilocks.hashing import hashed
 from goldilocks.rewards import is_number
 from goldilocks.runs.records import row_key
 from goldilocks.types import Rollout
-from goldilocks.verl.store.queue_rows import VERSIONS
+from goldilocks.verl.store import VERSIONS
 
 # The fields that the backend adds to a prompt's row for the worker.
 ROLLOUTS = "__rollout_n__"  # how many sessions to run: verl's own name

@@ -11,7 +11,6 @@ import asyncio
 import functools
 import logging
 import math
-import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple
@@ -45,8 +44,8 @@ from goldilocks.verl.dispatch.session import (
 )
 from goldilocks.verl.dispatch.single_turn import AGENT, BatchedSingleTurn, SingleTurn, grade, manager_of
 from goldilocks.verl.patch import Kind
-from goldilocks.verl.store.queue_rows import SavedAnswer
-from goldilocks.verl.switch import ask_for
+from goldilocks.verl.plugin import ask_for
+from goldilocks.verl.store import SavedAnswer
 
 logger = logging.getLogger(__name__)
 
@@ -127,14 +126,8 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         left = await client.drained(within)
         return Drained(left, aborts.asked, aborts.ended, aborts.tokens, spent.read())
 
-    async def generate_sequences(self, batch: Any) -> None:
-        """verl's, for validation."""
-        self.llm_client.refresh_servers()
-        await super().generate_sequences(batch)
-
     async def start(self, prompts: list[dict[str, Any]]) -> None:
         """Start the sessions of these prompts and return; ``events`` reports each."""
-        self.llm_client.refresh_servers()
         rollout = self.rollout_config
         params = {  # as verl's worker samples in training
             "temperature": rollout.temperature,
@@ -147,16 +140,13 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         others: list[dict[str, Any]] = []
         for prompt in prompts:
             prompt.setdefault("agent_name", rollout.agent.default_agent_loop)
-            (batched if self._is_batched(prompt) else others).append(prompt)
+            at_once = self.single_turn is not None and prompt["agent_name"] == AGENT and not prompt.get(ANSWERS)
+            (batched if at_once else others).append(prompt)  # those with saved answers go on one by one
         if batched:
             self._in_background(BatchedSingleTurn(self).run(batched, params))
         about = await get_trajectory_info(None, [prompt["index"] for prompt in others], False)
         for prompt, trajectory in zip(others, about, strict=True):
             self._in_background(self._run_prompt(prompt, params, {**trajectory, "step": prompt["global_steps"]}))
-
-    def _is_batched(self, prompt: dict[str, Any]) -> bool:
-        """Whether the rollouts of a prompt are made many at a time; those with saved answers go on one by one."""
-        return self.single_turn is not None and prompt["agent_name"] == AGENT and not prompt.get(ANSWERS)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -181,8 +171,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         session.task = asyncio.current_task()
         try:
             try:
-                about = {"trajectory": trajectory, "trace": trace, "session_id": session.index}
-                await self._run_agent_loop(params, **about, **prompt)
+                await self._run_agent_loop(params, trajectory, trace=trace, session_id=session.index, **prompt)
             finally:
                 session.task = None
         except Cancelled:
@@ -219,9 +208,7 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
         if manager is None:
             await super()._compute_score(outputs, kwargs)
             return
-        started = time.perf_counter()
-        final.reward_score, final.extra_fields["reward_extra_info"] = await grade(manager, final, kwargs)
-        final.metrics.compute_score = time.perf_counter() - started
+        await grade(manager, final, kwargs)
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
         """Have verl grade and store what the agent loop returned, and report the end of its session."""

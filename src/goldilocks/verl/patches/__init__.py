@@ -7,17 +7,17 @@ a process nothing.
 from __future__ import annotations
 
 from goldilocks.verl.patch import Patch
-from goldilocks.verl.patches import cpu, log_probs, rows, trainers, vllm
+from goldilocks.verl.patches import cpu, speed, trainers, vllm
 
 PATCHES: tuple[Patch, ...] = (
     cpu.PROCESS_GROUP,
     cpu.CRITIC_ATTENTION,
     cpu.TRL_VALUE_HEADS,
-    log_probs.LOG_PROBS,
-    log_probs.ONE_PASS,
-    rows.ROWS_BY_LENGTH,
-    log_probs.RESPONSE_LOGITS,
-    rows.PACKED_ROWS,
+    speed.LOG_PROBS,
+    speed.ONE_PASS,
+    speed.ROWS_BY_LENGTH,
+    speed.RESPONSE_LOGITS,
+    speed.PACKED_ROWS,
     trainers.CUDNN_ATTENTION,
     trainers.FAILURES_TOLD,
     trainers.FAILURES_HEARD,

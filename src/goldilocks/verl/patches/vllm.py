@@ -1,16 +1,56 @@
-"""vLLM's outputs, verl's vLLM server, and the sender of its weights."""
+"""vLLM's outputs, verl's vLLM server, the sender of its weights, and the end of vLLM's processes.
+
+vLLM's engine runs in a process that waits for requests of its parent, the rollout server. vLLM ends the engine when the
+server ends by itself. After ``kill -9``, or by the kernel for want of memory, nobody tells the engine, which waits for
+ever with the GPU's memory. So a thread looks after the parent, in each process that ``multiprocessing`` started. The
+kernel's signal at a parent's death (``PR_SET_PDEATHSIG``) will not do: it comes when the *thread* ends that started the
+process, and an engine may be started by a thread that ends.
+"""
 
 from __future__ import annotations
 
 import contextvars
 import functools
+import multiprocessing
+import multiprocessing.connection  # ``is_alive`` imports it, where the main thread may have imported half of it
+import multiprocessing.util
+import os
+import signal
+import threading
+import time
 from typing import Any
 
 from goldilocks.engine.verl_server.messages import HOLDS, TOP
 from goldilocks.verl.patch import Function, Kind, Patch
 
+LOOK_S = 1.0
+GRACE_S = 10.0  # for an engine to end its workers and to remove its shared memory
+
 # The call by which the engine receives the weights that this task sends.
 _receiving: contextvars.ContextVar[Any] = contextvars.ContextVar("receiving", default=None)
+
+
+def end_orphans() -> None:
+    """Have this process end with its parent if ``multiprocessing`` started it, and those that it forks."""
+    end_with_parent()
+    multiprocessing.util.register_after_fork(end_orphans, lambda _: end_with_parent())
+
+
+def end_with_parent() -> None:
+    """Have this process end with its parent, if ``multiprocessing`` started it."""
+    if multiprocessing.parent_process() is not None:
+        threading.Thread(target=_end_after_parent, name="end-with-parent", daemon=True).start()
+
+
+def _end_after_parent() -> None:
+    parent, adopted_by = multiprocessing.parent_process(), os.getppid()
+    assert parent is not None
+    # The first says so even if the parent had ended before we looked, unless a sibling that was forked holds its pipe.
+    while parent.is_alive() and os.getppid() == adopted_by:
+        parent.join(LOOK_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_S)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def with_largest(original: Any) -> Any:
@@ -32,16 +72,13 @@ def hand_on_largest(original: Function) -> Function:
     @functools.wraps(original)
     def extract_prompt_logprobs(output: Any, num_prompt_logprobs: int | None, result_dict: dict[str, Any]) -> None:
         original(output=output, num_prompt_logprobs=num_prompt_logprobs, result_dict=result_dict)
-        largest = [_largest(position) for position in output.outputs[0].logprobs or ()]
+        positions = output.outputs[0].logprobs or ()
+        # The log-prob of rank 1, if it is among those that vLLM returned.
+        largest = [next((one.logprob for one in at.values() if one.rank == 1), None) for at in positions]
         if largest and None not in largest:
             result_dict["top_log_probs"] = largest
 
     return extract_prompt_logprobs
-
-
-def _largest(position: dict[int, Any]) -> float | None:
-    """The log-prob of rank 1, if it is among those that vLLM returned."""
-    return next((one.logprob for one in position.values() if one.rank == 1), None)
 
 
 def hold_outputs(original: Function) -> Function:
@@ -79,9 +116,9 @@ def note_receiving(original: Function) -> Function:
 
 def sender_that_looks(original: Any) -> Any:
     """verl's sender, which waits for an answer only while the engine still receives: verl's waits for ever."""
-    from goldilocks.engine.verl_server import transfer
+    from goldilocks.engine.verl_server import replica
 
-    return transfer.sender_that_looks(original, _receiving.get)
+    return replica.sender_that_looks(original, _receiving.get)
 
 
 HELD_OUTPUTS = Patch(

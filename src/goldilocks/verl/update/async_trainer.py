@@ -23,8 +23,7 @@ from goldilocks.errors import require
 from goldilocks.losses.log_probs import is_bypassed
 from goldilocks.types import OnFull
 from goldilocks.verl.dispatch.backend import NeverPausing
-from goldilocks.verl.update.log_probs import gap_of_waiting_rows, has_fresh_token
-from goldilocks.verl.update.one_pass import log_prob_micro_batch
+from goldilocks.verl.update.log_probs import gap_of_waiting_rows, has_fresh_token, log_prob_micro_batch
 from goldilocks.verl.update.trainer import CollectorTrainer
 
 ENGINE = "goldilocks.engine.verl_server.ray_weights"  # registers the checkpoint engine ``ray``

@@ -22,7 +22,7 @@ from goldilocks.drive.gate import Gate, Judgement, by_group
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.runs.records import split_row_key
 from goldilocks.types import Group, mean_and_std
-from goldilocks.verl.store.queue_rows import batch_of, stale_tokens
+from goldilocks.verl.store import batch_of, stale_tokens
 
 REASON = "no_variance_after_kl"  # of the rejection, in the accounts
 MARGIN = 1e-6  # more than rounding

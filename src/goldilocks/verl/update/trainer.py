@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn, register_adv_est
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -20,15 +22,26 @@ from verl.utils.debug import marked_timer
 
 from goldilocks.config.settings import Settings
 from goldilocks.drive.driver import Driver
-from goldilocks.losses.advantages import untrained_rollouts
+from goldilocks.errors import require
+from goldilocks.losses.advantages import (
+    POOLED,
+    SUFFIX,
+    normalised_by_config,
+    pool_estimator,
+    pooled,
+    rows_of_rollouts,
+    untrained_rollouts,
+    whitened,
+)
 from goldilocks.rewards import guard_if_asked
 from goldilocks.runs.loggers import logged_before, show_grouped
+from goldilocks.runs.records import part_of_row, split_row_key
 from goldilocks.types import Group
-from goldilocks.verl.checks import MANAGER, check_v1
+from goldilocks.verl.checks import MANAGER, check_v1, estimator_for
 from goldilocks.verl.dispatch.backend import AgentLoops
 from goldilocks.verl.driven import Driven, UpdatesPerEpoch, ValidatesByColumn, changed
-from goldilocks.verl.estimators import counting_rollouts, estimator_for, several_rows_estimator
-from goldilocks.verl.store.queue_rows import (
+from goldilocks.verl.plugin import in_force
+from goldilocks.verl.store import (
     PARTITION,
     batch_of,
     clear,
@@ -38,8 +51,16 @@ from goldilocks.verl.store.queue_rows import (
     untrained_of,
 )
 from goldilocks.verl.update.gates import KLPenalty, build_gate
-from goldilocks.verl.update.log_probs import gap_of_rows, store_log_probs, use_behaviour_log_probs, weights_guard
-from goldilocks.verl.update.one_pass import OnePass, log_prob_micro_batch, reference_micro_batch, update_micro_batch
+from goldilocks.verl.update.log_probs import (
+    OnePass,
+    gap_of_rows,
+    log_prob_micro_batch,
+    reference_micro_batch,
+    store_log_probs,
+    update_micro_batch,
+    use_behaviour_log_probs,
+    weights_guard,
+)
 
 if TYPE_CHECKING:
     Base = PPOTrainerSync
@@ -48,6 +69,15 @@ else:
 
 POLL_INTERVAL = 0.05  # seconds; validation waits on verl's own replay buffer
 MULTI_MODAL = ("multi_modal_inputs",)
+
+
+# Estimators over all rollouts seen, for groups of which only a part is trained: ``<name>_pool``.
+GRPO = get_adv_estimator_fn("grpo")
+# verl whitens these advantages token by token: GRPO's, without its own scale.
+OF_ROLLOUTS = {"reinforce_plus_plus_baseline": whitened(partial(GRPO, norm_adv_by_std_in_grpo=False))}
+for name in POOLED:
+    estimator = normalised_by_config(GRPO) if name == "grpo" else get_adv_estimator_fn(name)
+    register_adv_est(name + SUFFIX)(pooled(estimator, OF_ROLLOUTS.get(name)))
 
 
 class DriverSampler(ReplayBuffer):
@@ -131,7 +161,8 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
         self._drive(Driver(self.collector, backend, backend.rows, gate, budget=budget, epochs=epochs))
         self.replay_buffer.driver = self.driver
         mini_batches = self._mini_batches(self.config.actor_rollout_ref.actor.ppo_mini_batch_size)
-        self.one_pass = OnePass.of(self.config, mini_batches=mini_batches, gate=gate is not None)
+        patched = in_force("one-pass")
+        self.one_pass = OnePass.of(self.config, mini_batches=mini_batches, gate=gate is not None, patched=patched)
 
     def _build_backend(self) -> AgentLoops:
         return AgentLoops(self.config, self.train_dataset, self._refilling)
@@ -324,6 +355,40 @@ class CollectorTrainer(Driven, ValidatesByColumn, Base):
         size = rows // self._mini_batches(section.ppo_mini_batch_size)
         with changed(self.config.actor_rollout_ref.rollout, n=1), changed(section, ppo_mini_batch_size=size):
             yield
+
+
+@contextmanager
+def counting_rollouts(algorithm: Any, keys: Sequence[str]) -> Iterator[None]:
+    """Have the advantages of these rows computed over rollouts; ``algorithm`` is that section of verl's config.
+
+    verl's own ``grpo`` does so. Other estimators of verl take each row for a rollout, so where a rollout has several
+    rows, the pool's estimator stands in: its values are the same for rollouts of one row.
+    """
+    if not any(map(part_of_row, keys)):
+        yield
+        return
+    rows = [(split_row_key(key), part_of_row(key)) for key in keys]
+    before, algorithm.adv_estimator = algorithm.adv_estimator, several_rows_estimator(algorithm)
+    try:
+        with rows_of_rollouts(rows):
+            yield
+    finally:
+        algorithm.adv_estimator = before
+
+
+def several_rows_estimator(algorithm: Any) -> str:
+    """Return the estimator for rollouts of several rows; raise ``ValueError`` if this config has none for them.
+
+    It would read a KL penalty in the reward in the last rows alone.
+    """
+    name: str = algorithm.adv_estimator
+    accepted = (
+        f"False with algorithm.adv_estimator={name} where rollouts have several rows: the reward of a rollout is that "
+        "of its last row, without the penalty of the others. Use actor_rollout_ref.actor.use_kl_loss=True"
+    )
+    whole = not algorithm.use_kl_in_reward or name.removesuffix(SUFFIX) not in POOLED
+    require(whole, "algorithm.use_kl_in_reward", algorithm.use_kl_in_reward, accepted)
+    return name if name == "grpo" else pool_estimator(name, use_kl_in_reward=False)
 
 
 @register_trainer("goldilocks")

@@ -38,11 +38,9 @@ from goldilocks.engine.engine import is_truncated
 from goldilocks.filtering import PPOFilterConfig, pad_batch
 from goldilocks.rewards import is_number
 from goldilocks.types import Event, Failure, Group, Request, Rollout
-from goldilocks.verl.store.stored_rows import load_rows, save_rows
+from goldilocks.verl.store import load_rows, save_rows
 from goldilocks.verl.update.gates import REASON, KLPenalty, groups_without_signal
 
-Timing = dict[str, float]
-SLOWEST = "agent_loop/slowest/"
 MARK = "__pending__"
 TRAINED = "__trained__"  # of each row, whether it is trained: baselines come from all
 STALE = "__stale__"  # of each row, whether an older policy wrote it
@@ -73,7 +71,7 @@ class GenerationBatches(Rounds):
         self._generation_batch = generation_batch
         self._ends = ends
         self._meta: dict[str, Any] = {}
-        self._calls: list[tuple[int, Timing]] = []
+        self._calls: list[dict[str, float]] = []  # verl's timing of each
         self._reward_keys: dict[str, None] = {}
 
     def begin_batch(self, meta: dict[str, Any]) -> None:
@@ -81,9 +79,9 @@ class GenerationBatches(Rounds):
         self._meta, self._calls = meta, []
 
     def about(self, rows: DataProto) -> dict[str, Any]:
-        """Return what verl says of a generated batch: how long it took, and which columns the reward function has."""
+        """Return what verl says of a generated batch: the timing of its slowest call, and the reward's columns."""
         keys = [key for key in self._reward_keys if key in rows.non_tensor_batch]
-        return {"timing": merge_timings(self._calls), "reward_extra_keys": keys}
+        return {"timing": max(self._calls, key=_of_slowest, default={}), "reward_extra_keys": keys}
 
     def state_dict(self) -> dict[str, Any]:
         return {"reward_keys": list(self._reward_keys)}
@@ -126,7 +124,7 @@ class GenerationBatches(Rounds):
             parts.append((few, batch.slice(len(batch) - rest, None)))
         with ThreadPoolExecutor(len(parts)) as pool:
             outputs = list(pool.map(lambda part: part[0].generate_sequences(part[1]), parts))
-        self._calls += [(len(output), output.meta_info.pop("timing", {})) for output in outputs]
+        self._calls += [output.meta_info.pop("timing", {}) for output in outputs]
         return outputs
 
     def _answers(self, output: DataProto) -> Iterator[tuple[ProtoRow, dict[str, Any]]]:
@@ -155,31 +153,10 @@ class GenerationBatches(Rounds):
             )
 
 
-def merge_timings(calls: Sequence[tuple[int, Timing]]) -> Timing:
-    """Return the timings of one step's generation calls as those of one call, under verl's names.
-
-    Each call is its number of rollouts and what verl measured of it.
-    """
-    if not calls:
-        return {}
-    slowest = max((timing for _, timing in calls), key=_of_slowest)
-    merged = dict(slowest)
-    for name in slowest:
-        values = [(rollouts, timing[name]) for rollouts, timing in calls if name in timing]
-        if name.startswith(SLOWEST):
-            continue
-        if name.endswith("/min"):
-            merged[name] = min(value for _, value in values)
-        elif name.endswith("/mean"):
-            merged[name] = sum(n * value for n, value in values) / sum(n for n, _ in values)
-        else:
-            merged[name] = max(value for _, value in values)
-    return merged
-
-
-def _of_slowest(timing: Timing) -> float:
+def _of_slowest(timing: Mapping[str, float]) -> float:
+    """Return the seconds of the slowest rollout of a call."""
     parts = ("generate_sequences", "tool_calls", "compute_score")
-    return sum(timing.get(SLOWEST + part, 0.0) for part in parts)
+    return sum(timing.get(f"agent_loop/slowest/{part}", 0.0) for part in parts)
 
 
 class Pending(DataProto):
@@ -333,25 +310,18 @@ class BatchFilter(FilterGate):
         self._with_log_probs = with_log_probs
 
     def judge(self, groups: Sequence[Group]) -> Judgement:
-        batch, trained = self._trained(groups)
+        every = self._of_batch(groups)
+        chosen = every.non_tensor_batch[TRAINED]  # an allocator may train rollouts in any order
+        places = [(rollout.uid, rollout.index) for group in groups for rollout in group.rollouts]
+        batch = every.select_idxs(chosen)
         data = {"rewards": batch.batch["rm_scores"].sum(-1), "response_mask": batch.batch["response_mask"]}
         if self.filter.config.enable_two_gate_filter and "rollout_log_probs" in batch.batch:
-            data |= self._log_probs(batch)
-        return self.judge_rows(trained, data)
-
-    def _trained(self, groups: Sequence[Group]) -> tuple[DataProto, list[Place]]:
-        """Return the rows that would be trained and the rollout of each: an allocator may train them in any order."""
-        batch = self._of_batch(groups)
-        chosen = batch.non_tensor_batch[TRAINED]
-        places = [(rollout.uid, rollout.index) for group in groups for rollout in group.rollouts]
-        return batch.select_idxs(chosen), list(itertools.compress(places, chosen))
-
-    def _log_probs(self, batch: DataProto) -> dict[str, Tensor]:
-        """A stale row is trained against the engine's log-probs: trainer and engine cannot differ in it."""
-        written = batch.batch["rollout_log_probs"]
-        stale = torch.from_numpy(batch.non_tensor_batch[STALE]).unsqueeze(-1)
-        now = self._with_log_probs(batch, False)["old_log_probs"]
-        return {"rollout_log_probs": written, "old_log_probs": torch.where(stale, written, now)}
+            # A stale row is trained against the engine's log-probs: trainer and engine cannot differ in it.
+            written = data["rollout_log_probs"] = batch.batch["rollout_log_probs"]
+            stale = torch.from_numpy(batch.non_tensor_batch[STALE]).unsqueeze(-1)
+            now = self._with_log_probs(batch, False)["old_log_probs"]
+            data["old_log_probs"] = torch.where(stale, written, now)
+        return self.judge_rows(list(itertools.compress(places, chosen)), data)
 
 
 class FinalReward(Gate):

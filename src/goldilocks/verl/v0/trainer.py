@@ -76,7 +76,10 @@ class RayPPOTrainerWithSampling(Driven, ValidatesByColumn, RayPPOTrainer):
         OmegaConf.resolve(config)
         name_targets(config)
         if documented and kwargs.get("val_dataset") is None and not config.data.val_files:
-            kwargs["val_dataset"] = _no_validation(config, kwargs.get("train_dataset"))
+            data: Any = kwargs.get("train_dataset")
+            require(data is not None, "data.val_files", None, "files, or val_dataset, or train_dataset without either")
+            config.trainer.val_before_train, config.trainer.test_freq = False, -1
+            kwargs["val_dataset"] = Subset(data, [0])  # verl requires one; it is never used
         self.settings = Settings.from_config(config)
         check_v0(config, self.settings)
         self.weights_guard = weights_guard(config, self.settings.policies.on_stale_weights)
@@ -290,13 +293,6 @@ def _gap(batch: DataProto) -> float | None:
     written = torch.from_numpy(batch.non_tensor_batch[TRAINED] & ~batch.non_tensor_batch[STALE])
     fresh = rows["response_mask"].bool() & written.unsqueeze(-1)
     return mean_gap(gap_sums(rows["old_log_probs"], rows["rollout_log_probs"], fresh).tolist())
-
-
-def _no_validation(config: DictConfig, train_dataset: Any) -> Any:
-    """Return one training prompt as validation data, which verl requires; it is never used."""
-    require(train_dataset is not None, "data.val_files", None, "files, or val_dataset, or train_dataset without either")
-    config.trainer.val_before_train, config.trainer.test_freq = False, -1
-    return Subset(train_dataset, [0])
 
 
 def _start_ray(config: DictConfig) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 from unit.engine.models import VOCABULARY, fresh
@@ -27,10 +26,8 @@ def _engine(kind: type[Engine] = Engine, slots: int = 4) -> Engine:
 
 
 @pytest.fixture
-def loop() -> Iterator[EngineLoop]:
-    made = EngineLoop(_engine())
-    yield made
-    made.close()
+def loop() -> EngineLoop:
+    return EngineLoop(_engine())
 
 
 def test_requests_of_many_waiters_all_come_back(loop: EngineLoop) -> None:
@@ -69,7 +66,6 @@ def test_an_engine_that_fails_fails_those_who_wait_and_those_who_come_later() ->
         assert "OSError: device lost" in str(answer)
     with pytest.raises(EngineFailed, match="device lost"):
         loop.call(lambda engine: engine.free).result(timeout=20)
-    loop.close()
 
 
 def test_a_call_that_raises_is_the_callers_alone(loop: EngineLoop) -> None:
@@ -87,18 +83,3 @@ def test_a_waiter_that_gives_up_frees_its_slot(loop: EngineLoop) -> None:
 
     asyncio.run(asyncio.wait_for(ask(), 20))
     assert loop.in_flight() == []
-
-
-def test_closing_fails_what_is_in_flight_and_refuses_what_comes() -> None:
-    loop = EngineLoop(_engine(slots=1))
-
-    async def ask() -> Generation | BaseException:
-        waiting = asyncio.ensure_future(loop.generate("r", [1], SamplingParams(max_tokens=46)))
-        await asyncio.sleep(0)
-        await asyncio.to_thread(loop.close)
-        return (await asyncio.gather(waiting, return_exceptions=True))[0]
-
-    answer = asyncio.run(asyncio.wait_for(ask(), 20))
-    assert isinstance(answer, Generation | EngineFailed)
-    with pytest.raises(EngineFailed, match="closed"):
-        loop.call(lambda engine: engine.free)

@@ -20,9 +20,8 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl_world import Actor, balancer_of, client_of
 
 from goldilocks.engine import Engine, Generation
-from goldilocks.engine.verl_server.replica import TransformersAdapter, TransformersReplica
+from goldilocks.engine.verl_server.replica import Bucket, TransformersAdapter, TransformersReplica
 from goldilocks.engine.verl_server.server import RolloutServer
-from goldilocks.engine.verl_server.transfer import Bucket
 from goldilocks.verl.dispatch.client import current_session
 
 EOS = 60

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goldilocks.engine.cpu.verl_platform import PlatformCPU
-from goldilocks.engine.verl_server import transfer
-from goldilocks.engine.verl_server.transfer import Bucket, Named, buckets
+from goldilocks.engine.verl_server import replica
+from goldilocks.engine.verl_server.replica import Bucket, Named, buckets
 
 
 async def _stream(named: list[Named]) -> AsyncIterator[Named]:
@@ -67,10 +67,10 @@ def test_a_buffer_that_is_used_again_does_not_change_what_was_sent() -> None:
 
 
 def test_a_receiver_whose_sender_never_comes_gives_up(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "PEER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(replica, "PEER_TIMEOUT_S", 0.05)
     monkeypatch.setattr("verl.plugin.platform.platform_manager._current_platform", PlatformCPU())
     with pytest.raises(zmq.Again):
-        transfer.receive_by_ipc(f"ipc://{short_path}/nobody.sock", torch.device("cpu"), lambda named, last: None)
+        replica.receive_by_ipc(f"ipc://{short_path}/nobody.sock", torch.device("cpu"), lambda named, last: None)
 
 
 def test_a_sender_raises_what_the_receiver_raised_instead_of_waiting(
@@ -80,15 +80,15 @@ def test_a_sender_raises_what_the_receiver_raised_instead_of_waiting(
         raise RuntimeError("shape of q_proj differs")
 
     monkeypatch.setattr("verl.plugin.platform.platform_manager._current_platform", PlatformCPU())
-    monkeypatch.setattr(transfer, "POLL_MS", 1)
+    monkeypatch.setattr(replica, "POLL_MS", 1)
     for name, value in {"reduce_tensor": id, "get_device_id": lambda: 0}.items():  # a GPU has both
-        monkeypatch.setattr(transfer._verl_transfer(), name, value)
+        monkeypatch.setattr(replica._verl_transfer(), name, value)
     monkeypatch.setattr(ray, "wait", lambda references, timeout: (references, []))
     monkeypatch.setattr(ray, "get", get)
     with pytest.raises(RuntimeError, match="q_proj"):
-        asyncio.run(transfer.send_by_ipc(f"ipc://{short_path}/nobody.sock", 1, iter([]), object()))
+        asyncio.run(replica.send_by_ipc(f"ipc://{short_path}/nobody.sock", 1, iter([]), object()))
 
 
 def test_no_two_transfers_on_a_machine_share_a_socket() -> None:
     """Two runs, each with a Ray of its own, have the same job id and the same replica ranks."""
-    assert len({transfer.new_handle() for _ in range(100)}) == 100
+    assert len({replica.new_handle() for _ in range(100)}) == 100

@@ -20,7 +20,7 @@ from goldilocks.types import Failure, Rollout
 from goldilocks.verl.dispatch.backend import AgentLoops, NeverPausing
 from goldilocks.verl.dispatch.session import ANSWERS, FIRST, ROLLOUTS, VISIT_SEED
 from goldilocks.verl.driven import DatasetSource
-from goldilocks.verl.estimators import several_rows_estimator
+from goldilocks.verl.update.trainer import several_rows_estimator
 
 CONFIG = OmegaConf.create(
     {

@@ -126,11 +126,11 @@ def test_turns_are_one_message_to_each_server_and_those_that_end_together_one_pu
 
 
 BUSY = """
-seen = set()
+import itertools
+calls = itertools.count(1)
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, patience=1):
-    seen.add((extra_info["index"], len(seen)))
-    if len(seen) % 4 < patience:  # two processes have eight calls: one of them has a fourth
+    if next(calls) % 4 < patience:  # two processes have eight calls: one of them has a fourth
         raise ConnectionError("the judge is busy")
     return 0.5
 """

@@ -1,4 +1,4 @@
-"""The balancer chooses among several servers; a single one is asked for once a wave. What is cancelled is aborted."""
+"""The balancer chooses the servers. What is cancelled is aborted there, and what pauses goes on."""
 
 from __future__ import annotations
 
@@ -7,115 +7,18 @@ from typing import Any
 
 import pytest
 from verl.workers.rollout.llm_server import LLMServerClient
-from verl_world import ABORTED, Actor, Server, VllmServer, balancer_of, client_of, one_server, start, written
+from verl_world import ABORTED, Actor, Server, VllmServer, balancer_of, client_of, one_server, start
 
-from goldilocks.engine.engine import Generation
 from goldilocks.engine.verl_server.messages import TOP
 from goldilocks.hashing import hashed
-from goldilocks.verl.dispatch.client import Cancelled, StreamingClient, current_session, taken_by
+from goldilocks.verl.dispatch.client import Cancelled, StreamingClient, TurnRequest, current_session, taken_by
 
 SERVERS = {"transformers": Server, "vllm": VllmServer}
-
-
-def named(*servers: str) -> Actor:
-    """Return verl's load balancer over servers that no test sends a request to."""
-    return balancer_of(**{name: f"handle of {name}" for name in servers})
-
-
-async def request(client: StreamingClient, request_id: str) -> str:
-    server_id, handle = await client._acquire_server(request_id)
-    assert handle == f"handle of {server_id}"
-    await asyncio.sleep(0)
-    client._release_server(server_id, request_id=request_id)
-    return server_id
-
-
-async def served_by(client: StreamingClient, *requests: int) -> list[str]:
-    return await asyncio.gather(*(request(client, str(number)) for number in range(*requests)))
-
-
-def test_the_only_server_is_asked_for_once_for_all_prompts() -> None:
-    balancer = named("a")
-    client = client_of(balancer)
-
-    async def main() -> None:
-        assert await served_by(client, 20) == ["a"] * 20
-        assert balancer.calls["acquire_server"] == 1
-        client.refresh_servers()
-        await served_by(client, 20)
-        assert balancer.calls == {**balancer.calls, "get_all_servers": 2, "acquire_server": 1}
-        balancer.subject.remove_servers(["a"])
-        balancer.subject.add_servers({"b": "handle of b"})
-        client.refresh_servers()
-        assert await served_by(client, 20) == ["b"] * 20
-
-    asyncio.run(main())
-    assert balancer.calls["acquire_server"] == 2
-    assert balancer.subject.get_inflight_count("b") == 0
-
-
-def test_of_two_servers_the_balancer_chooses_for_every_request() -> None:
-    balancer = named("a", "b")
-    client = client_of(balancer)
-
-    served = asyncio.run(served_by(client, 20))
-    assert balancer.calls["acquire_server"] == 20
-    assert served.count("a") == served.count("b") == 10
-    assert balancer.subject.get_inflight_count("a") == balancer.subject.get_inflight_count("b") == 0
-
-
-def test_a_server_that_comes_is_used_for_the_next_prompts() -> None:
-    balancer = named("a")
-    client = client_of(balancer)
-
-    async def main() -> set[str]:
-        await request(client, "0")
-        balancer.subject.add_servers({"b": "handle of b"})
-        client.refresh_servers()
-        return set(await served_by(client, 1, 21))
-
-    assert asyncio.run(main()) == {"a", "b"}
-
-
-def test_no_server_is_what_verl_says_it_is() -> None:
-    with pytest.raises(RuntimeError, match="No available servers"):
-        asyncio.run(request(client_of(named()), "0"))
 
 
 async def settle() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
-
-
-class Gone(Server):
-    """A server whose process has ended."""
-
-    async def _answered(self, *_: Any) -> Generation:
-        raise RuntimeError("the server is gone")
-
-
-@pytest.mark.parametrize("with_session", [True, False])
-def test_a_new_server_under_the_name_of_one_that_is_gone_is_asked(with_session: bool) -> None:
-    """By the next request of the same prompts too: those of a rollout with tools come one after another."""
-    balancer = balancer_of(a=Actor(Gone()))
-    client = client_of(balancer)
-
-    def asked(index: int) -> Any:
-        if with_session:
-            return start(client, "x", index, seed=1)
-        return client.generate(f"x{index}", prompt_ids=[1], sampling_params={"seed": 1})
-
-    async def main() -> None:
-        with pytest.raises(RuntimeError, match="gone"):
-            await asked(0)
-        balancer.subject.remove_servers(["a"])
-        balancer.subject.add_servers({"a": Actor(Server(lambda name, prompt, seed: written(name, [3, 4])))})
-        for index in range(1, 4):
-            assert (await asked(index)).token_ids == [3, 4]
-
-    asyncio.run(main())
-    assert balancer.calls["acquire_server"] == 2
-    assert balancer.subject.get_total_inflight() == 0
 
 
 def test_a_cancelled_group_is_aborted_at_its_server_and_the_effect_is_counted() -> None:
@@ -406,36 +309,29 @@ RELEASES = {"0.9.1": (acquire_by_request, release_by_request), "0.10.0.dev": (ac
 
 
 @pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("names_the_request", [True, False])
-def test_the_balancer_is_told_of_its_own_requests_alone_whatever_verls_client_takes(
-    monkeypatch: pytest.MonkeyPatch, release: str, names_the_request: bool
+def test_the_balancer_chooses_a_server_for_each_group_and_is_told_of_its_last_answer(
+    monkeypatch: pytest.MonkeyPatch, release: str
 ) -> None:
-    """A request that had the only server and ends beside others that the balancer counts is not among those."""
     acquire, give_back = RELEASES[release]
     monkeypatch.setattr(LLMServerClient, "_acquire_server", acquire)
     monkeypatch.setattr(LLMServerClient, "_release_server", give_back)
-    balancer = named("a")
+    a, b = Server(), Server()
+    balancer = balancer_of(a=Actor(a), b=Actor(b))
     client = client_of(balancer)
 
-    async def request(request_id: str, ends: asyncio.Event) -> None:
-        server_id, _ = await client._acquire_server(request_id, prompt_ids=[1])
-        await ends.wait()
-        client._release_server(server_id, **({"request_id": request_id} if names_the_request else {}))
-
     async def main() -> None:
-        ends = asyncio.Event()
-        first = asyncio.create_task(request("held", ends))
-        while not (client._not_balanced or first.done()):
-            await asyncio.sleep(0)
-        balancer.subject.add_servers({"b": "handle of b"})
-        client.refresh_servers()
-        others = [asyncio.create_task(request(str(number), ends)) for number in range(4)]
-        while balancer.subject.get_total_inflight() < 4 and not any(other.done() for other in others):
-            await asyncio.sleep(0)
-        ends.set()
-        await asyncio.gather(first, *others)
+        turns = [TurnRequest(client.begin(uid, index), [1], {}) for uid in ("x", "y") for index in range(2)]
+        asked = asyncio.create_task(client.ask(turns, lambda replies: None))
+        (first, last), _ = await a.holds(2), await b.holds(2)
+        assert balancer.subject.get_total_inflight() == 2
+        for name, left in ((first, 2), (last, 1)):
+            a.answer(name, [1])
+            await settle()
+            assert balancer.subject.get_total_inflight() == left
+        b.answer_all()
+        await asked
 
     asyncio.run(main())
-    assert balancer.calls["release_server"] == 1 + 4  # the first was for finding out that there is one server
+    assert (a.messages, b.messages) == ([2], [2])
+    assert (balancer.calls["acquire_server"], balancer.calls["release_server"]) == (2, 2)
     assert balancer.subject.get_total_inflight() == 0
-    assert not client._not_balanced

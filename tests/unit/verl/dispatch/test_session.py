@@ -15,8 +15,7 @@ from verl.workers.rollout.replica import TokenOutput
 from goldilocks.types import Prompt, Request
 from goldilocks.verl.dispatch.client import Session
 from goldilocks.verl.dispatch.session import ResumableAnswer, continued, name_of
-from goldilocks.verl.store.queue_rows import Unfinished
-from goldilocks.verl.store.stored_rows import load_rows, save_rows
+from goldilocks.verl.store import Unfinished, load_rows, save_rows
 
 
 def part(tokens: list[int], version: int, stop_reason: str = "aborted") -> TokenOutput:

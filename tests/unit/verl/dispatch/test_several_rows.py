@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from verl.experimental.agent_loop import agent_loop
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 from verl_world import Queue, Server, Worker, prompt, written
@@ -17,7 +18,7 @@ from verl_world import Queue, Server, Worker, prompt, written
 from goldilocks.core.open_groups import pack_rollout, unpack_rollout
 from goldilocks.types import Group, Prompt, Rollout
 from goldilocks.verl.dispatch.session import Session, rollout_of
-from goldilocks.verl.store.queue_rows import VERSIONS, batch_of, untrained_of, version_of
+from goldilocks.verl.store import VERSIONS, batch_of, untrained_of, version_of
 
 ANSWER = [1, 2, 3, 4, 5]
 
@@ -47,8 +48,7 @@ def test_rows_of_a_rollout_are_stored_together_and_told_of_once(monkeypatch: pyt
 
     async def main() -> list[Any]:
         worker = Worker(Server(lambda name, ids, seed: written(name, ANSWER)), whole=False)
-        plain = worker._agent_loop
-        monkeypatch.setattr(worker, "_agent_loop", lambda name: _as_cut(plain("single_turn_agent")))
+        monkeypatch.setitem(agent_loop._agent_loop_registry, "cut", {"_target_": f"{__name__}.{Cut.__name__}"})
         await worker.start([prompt(1, 2, agent_name="cut")])
         return await worker.finish()
 
@@ -64,11 +64,6 @@ def test_rows_of_a_rollout_are_stored_together_and_told_of_once(monkeypatch: pyt
     assert untrained_of([group]) == {"g1": [(rollouts[0].reward, 5)]}
     saved = unpack_rollout("g1", pack_rollout(rollouts[1]))
     assert saved == rollouts[1]
-
-
-def _as_cut(loop: Any) -> Any:
-    loop.__class__ = Cut
-    return loop
 
 
 def output(prompt_ids: list[int], tokens: int, said: int = 0) -> Any:

@@ -23,7 +23,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.losses import ppo_loss
 from verl_world import nested
 
-from goldilocks.verl.patches import log_probs, rows
+from goldilocks.verl.patches import speed
 
 WORDS = 50
 
@@ -129,9 +129,9 @@ def reference(model, config, **changes):
 
 ENGINE = "verl.workers.engine.fsdp.transformer_impl.FSDPEngineWithLMHead"
 REPLACED = {
-    "verl.workers.engine.utils.rearrange_micro_batches": rows.rows_by_length,
-    f"{ENGINE}.prepare_model_inputs": log_probs.ask_for_a_window,
-    f"{ENGINE}.prepare_model_outputs": log_probs.read_a_window,
+    "verl.workers.engine.utils.rearrange_micro_batches": speed.rows_by_length,
+    f"{ENGINE}.prepare_model_inputs": speed.ask_for_a_window,
+    f"{ENGINE}.prepare_model_outputs": speed.read_a_window,
 }
 
 
@@ -151,12 +151,12 @@ def quick(monkeypatch):
     """Every patch of the update."""
     for name, replace in REPLACED.items():
         monkeypatch.setattr(name, replace(verls_own(name)))
-    return log_probs.own_log_probs(ppo_loss)
+    return speed.own_log_probs(ppo_loss)
 
 
 def whole(data):
     tokens = int(data["response_mask"].values().sum())
-    return {log_probs.WHOLE_ROWS: len(data), log_probs.WHOLE_TOKENS: tokens}
+    return {speed.WHOLE_ROWS: len(data), speed.WHOLE_TOKENS: tokens}
 
 
 def with_signal(data):
@@ -265,21 +265,21 @@ def test_the_gap_to_the_rollout_engine_is_told_apart_from_the_way_since_an_older
     quick = request.getfixturevalue("quick")
     _, _, metrics = update(model, data, partial(quick, config))
     tokens = sum(int(mask.sum()) for mask, old in zip(data["response_mask"].unbind(), older, strict=True) if not old)
-    assert sum(metrics[log_probs.GAP_TOKENS]) == tokens > 0
-    assert sum(metrics[log_probs.GAP_SUM]) / tokens == pytest.approx(0.25, abs=1e-4)
+    assert sum(metrics[speed.GAP_TOKENS]) == tokens > 0
+    assert sum(metrics[speed.GAP_SUM]) / tokens == pytest.approx(0.25, abs=1e-4)
     others = sum(int(mask.sum()) for mask, old in zip(data["response_mask"].unbind(), older, strict=True) if old)
-    assert sum(metrics[log_probs.MOVED_TOKENS]) == others > 0
-    assert sum(metrics[log_probs.MOVED_SUM]) / others == pytest.approx(3.0, abs=1e-4)
+    assert sum(metrics[speed.MOVED_TOKENS]) == others > 0
+    assert sum(metrics[speed.MOVED_SUM]) / others == pytest.approx(3.0, abs=1e-4)
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=80), st.integers(100, 1000), st.integers(0, 500))
 def test_parts_have_every_row_once_and_keep_to_the_limit(lengths, limit, start):
-    parts = rows.cut_by_length(lengths, limit, start)
+    parts = speed.cut_by_length(lengths, limit, start)
     assert sorted(place for part in parts for place in part) == list(range(len(lengths)))
     assert all(len(part) * max(lengths[place] for place in part) <= limit for part in parts)
 
 
 def test_rows_of_like_length_are_computed_together():
     lengths = [10, 90] * 50
-    assert rows.cut_by_length(lengths, 10_000, start=100) == [list(range(0, 100, 2)), list(range(1, 100, 2))]
-    assert rows.cut_by_length(lengths, 10_000, start=100_000) == [list(range(100))]
+    assert speed.cut_by_length(lengths, 10_000, start=100) == [list(range(0, 100, 2)), list(range(1, 100, 2))]
+    assert speed.cut_by_length(lengths, 10_000, start=100_000) == [list(range(100))]

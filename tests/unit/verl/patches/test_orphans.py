@@ -15,16 +15,16 @@ import pytest
 PATIENCE_S = 120  # for what is sure to happen: a busy machine is not a mistake
 FAMILY = """
 import multiprocessing, os, signal, sys, threading, time
-from goldilocks.verl.patches import orphans
+from goldilocks.verl.patches import vllm
 
-orphans.LOOK_S = orphans.GRACE_S = 0.1
+vllm.LOOK_S = vllm.GRACE_S = 0.1
 METHOD, DEAF = sys.argv[1], sys.argv[2:]
 CHILD = {"server": "engine", "engine": "worker"}
 
 
 def live(name):
     if METHOD == "spawn" or name == "server":
-        orphans.end_orphans()  # vLLM loads the plug-in in each process that it does not fork
+        vllm.end_orphans()  # vLLM loads the plug-in in each process that it does not fork
     if name in DEAF:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if name in CHILD:  # by a thread that ends

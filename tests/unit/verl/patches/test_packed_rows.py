@@ -11,7 +11,7 @@ from transfer_queue.utils import serial_utils
 from transfer_queue.utils.zmq_utils import ZMQMessage, ZMQRequestType
 
 from goldilocks.verl import plugin
-from goldilocks.verl.patches.rows import FEWEST, LONGEST, PUT
+from goldilocks.verl.patches.speed import FEWEST, LONGEST, PUT
 
 plugin.additions()
 

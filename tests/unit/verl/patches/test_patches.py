@@ -24,9 +24,9 @@ from goldilocks.engine.cpu import DEVICES, PATCHES_VARIABLE, platform_env
 from goldilocks.hashing import Sources, is_known
 from goldilocks.verl import plugin
 from goldilocks.verl.patch import Kind, Patch
-from goldilocks.verl.patches import PATCHES, log_probs
+from goldilocks.verl.patches import PATCHES, speed
 from goldilocks.verl.patches.cpu import PROCESS_GROUP, trl_with_value_heads
-from goldilocks.verl.switch import ask_for, selected
+from goldilocks.verl.plugin import ask_for, selected
 
 plugin.additions()
 
@@ -235,8 +235,8 @@ def test_log_probs_and_their_gradient_are_exactly_verls(
     logits = (torch.randn(*shape, vocabulary, generator=generator) * 5).to(dtype)
     labels = torch.randint(0, vocabulary, shape, generator=generator)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(log_probs, "LOGITS_PER_BLOCK", block)
-        ours, our_gradient = _with_gradient(log_probs.logprobs_by_blocks(original), logits, labels)
+        patched.setattr(speed, "LOGITS_PER_BLOCK", block)
+        ours, our_gradient = _with_gradient(speed.logprobs_by_blocks(original), logits, labels)
     theirs, their_gradient = _with_gradient(original, logits, labels)
     assert torch.equal(ours, theirs)
     assert torch.equal(our_gradient, their_gradient)

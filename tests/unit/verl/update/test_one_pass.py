@@ -16,8 +16,8 @@ from verl_world import Queue, nested
 
 from goldilocks.config.recipes import choose, compose_config
 from goldilocks.verl.patch import WHOLE_ROWS, WHOLE_TOKENS
-from goldilocks.verl.update.log_probs import use_behaviour_log_probs
-from goldilocks.verl.update.one_pass import OnePass, balanced, chosen
+from goldilocks.verl.plugin import in_force
+from goldilocks.verl.update.log_probs import OnePass, balanced, chosen, use_behaviour_log_probs
 from goldilocks.verl.update.trainer import CollectorTrainer
 
 
@@ -26,7 +26,7 @@ def config():
     return compose_config(choose(["grpo", "task=gsm8k"], "cpu"))
 
 
-def of(config, mini_batches=1, gate=False, **changes):
+def of(config, mini_batches=1, gate=False, patched=True, **changes):
     config = config.copy()
     for key, value in changes.items():
         section, _, name = key.rpartition("__")
@@ -34,7 +34,7 @@ def of(config, mini_batches=1, gate=False, **changes):
         for part in section.split("__")[1:]:
             node = node[part]
         node[name] = value
-    return OnePass.of(config, mini_batches=mini_batches, gate=gate)
+    return OnePass.of(config, mini_batches=mini_batches, gate=gate, patched=patched)
 
 
 def test_plain_grpo_needs_one_pass_over_the_rows_with_signal(config):
@@ -63,7 +63,7 @@ def test_what_needs_more_gets_it(config, changes, own, skipped):
 
 def test_verls_update_is_left_alone_where_the_patch_is_not_chosen(config, monkeypatch):
     monkeypatch.setenv("GOLDILOCKS_PATCHES", "none")
-    assert of(config) == OnePass(False, False)
+    assert of(config, patched=in_force("one-pass")) == OnePass(False, False)
 
 
 @given(st.lists(st.booleans(), min_size=8, max_size=40), st.integers(1, 8))

@@ -16,7 +16,7 @@ from verl_world import Queue
 from goldilocks.drive.backend import Rounds, places
 from goldilocks.drive.driver import Driver
 from goldilocks.types import Request, Rollout
-from goldilocks.verl.store.queue_rows import QueueRows, Unfinished, batch_of
+from goldilocks.verl.store import QueueRows, Unfinished, batch_of
 from goldilocks.verl.update.gates import build_gate
 from goldilocks.verl.update.trainer import CollectorTrainer
 

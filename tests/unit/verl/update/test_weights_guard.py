@@ -14,7 +14,7 @@ from transformers import MixtralConfig, Qwen2Config
 from verl_world import Queue
 
 from goldilocks.losses.log_probs import FP32, HALF, StaleWeights
-from goldilocks.verl.store.queue_rows import VERSIONS, tensor_fields
+from goldilocks.verl.store import VERSIONS, tensor_fields
 from goldilocks.verl.update.log_probs import ROWS, gap_of_rows, gap_of_waiting_rows, has_fresh_token, weights_guard
 
 POLICY = 4

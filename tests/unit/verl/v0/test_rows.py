@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from goldilocks.types import Rollout
-from goldilocks.verl.v0.backend import ProtoRow, ProtoRows, merge_timings
+from goldilocks.verl.v0.backend import ProtoRow, ProtoRows
 
 
 def test_rows_that_wait_survive_on_disk_field_by_field(tmp_path):
@@ -31,11 +31,3 @@ def test_a_field_that_cannot_be_saved_is_named(tmp_path):
     store.put(("g1", 0), ProtoRow({}, {"image": object()}))
     with pytest.raises(ValueError, match=r"neither a tensor nor a JSON value, .*: object"):
         store.save([Rollout("g1", 0, reward=0.5, tokens=3)], tmp_path / "rows")
-
-
-def test_the_timings_of_all_calls_are_the_timings_of_one():
-    slow = {"a/min": 2.0, "a/max": 9.0, "a/mean": 5.0, "agent_loop/slowest/generate_sequences": 9.0}
-    quick = {"a/min": 1.0, "a/max": 3.0, "a/mean": 2.0, "agent_loop/slowest/generate_sequences": 3.0}
-    merged = merge_timings([(1, slow), (2, quick)])
-    assert merged == {"a/min": 1.0, "a/max": 9.0, "a/mean": 3.0, "agent_loop/slowest/generate_sequences": 9.0}
-    assert merge_timings([]) == {}

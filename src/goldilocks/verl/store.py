@@ -2,17 +2,28 @@
 
 The answers of unfinished rollouts are saved with the rows; a rollout goes on from its answer when the collector asks
 for it again.
+
+On disk tensors, arrays, bytes and pictures are safetensors, the rest is JSON; loading runs no code. A row is any
+nesting of dicts and lists. A tensor comes back as a tensor, an array of numbers as an array, bytes as bytes and a
+picture as a picture, pixel by pixel. Bytes and large tensors that several rows have, such as the picture of their
+prompt, are stored once. Any other value cannot be saved, and the error names it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transfer_queue as tq
+from safetensors.torch import load_file, save_file
 from tensordict import NonTensorData, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -20,9 +31,9 @@ from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 
 from goldilocks.drive.rows import Place, RowStore
 from goldilocks.losses.advantages import Untrained
+from goldilocks.runs.checkpoints import ARRAY, from_json, to_json
 from goldilocks.runs.records import split_row_key
 from goldilocks.types import Group, Request, Rollout
-from goldilocks.verl.store.stored_rows import load_rows, save_rows
 
 PARTITION = "train"  # of the TransferQueue, where rollouts are stored
 UNFINISHED = "unfinished"  # the folder of saved answers in a checkpoint
@@ -31,23 +42,15 @@ PLACEHOLDER = "dummy_tensor"  # verl's data set gives every row one, for batches
 Payload = list[list[Any]]  # [key, tag] of each row of a rollout
 SavedAnswer = list[Any]  # [uid, index, answer] of an unfinished rollout
 
+FILE_OF_TENSORS, FILE_OF_VALUES = "tensors.safetensors", "values.json"
+TENSOR, BYTES, PNG, PIXELS = "__tensor__", "__bytes__", "__png__", "__pixels__"
+SHARED = 1 << 14  # bytes of a tensor that rows may have in common; answers of usual lengths are smaller
+AS_PNG = ("1", "L", "LA", "P", "RGB", "RGBA")  # the modes that a PNG file keeps as they are
+
 
 # -- tags --------------------------------------------------------------------------------------------------------------
 
 VERSIONS = "versions"  # in the tag of a row by several policies: [version, how many tokens it wrote], in order
-
-
-class Tag(dict[str, Any]):
-    """The tag of a row. Its values are replaced and never changed, so that copies can share them.
-
-    The TransferQueue makes deep copies of the tags of a batch whenever it makes one batch of another.
-    """
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tag:
-        return Tag(self)
-
-    def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
-        return dict, (dict(self),)  # a plain dict in other processes
 
 
 def version_of(tag: dict[str, Any]) -> int:
@@ -178,7 +181,7 @@ def batch_of(groups: Iterable[Group]) -> KVBatchMeta:
 
 
 def _batch(pairs: Payload) -> KVBatchMeta:
-    return KVBatchMeta(partition_id=PARTITION, keys=[key for key, _ in pairs], tags=[Tag(tag) for _, tag in pairs])
+    return KVBatchMeta(partition_id=PARTITION, keys=[key for key, _ in pairs], tags=[dict(tag) for _, tag in pairs])
 
 
 def untrained_of(groups: Iterable[Group]) -> dict[str, list[Untrained]]:
@@ -239,3 +242,112 @@ def clear(keys: Iterable[str]) -> None:
     gone = list(keys)
     if gone:
         tq.kv_clear(keys=gone, partition_id=PARTITION)
+
+
+# -- rows on disk ------------------------------------------------------------------------------------------------------
+
+
+def save_rows(rows: Sequence[Any], folder: Path) -> None:
+    """Write the rows into the folder."""
+    stored = _Stored({})
+    text = json.dumps(to_json(rows, stored.put, stored.marks))
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(stored.tensors, folder / FILE_OF_TENSORS)
+    (folder / FILE_OF_VALUES).write_text(text)
+
+
+def load_rows(folder: Path) -> list[Any]:
+    """Return what ``save_rows`` wrote."""
+    stored = _Stored(load_file(folder / FILE_OF_TENSORS))
+    return list(from_json(json.loads((folder / FILE_OF_VALUES).read_text()), stored.marks))
+
+
+class _Stored:
+    """The values that JSON lacks, each a tensor with a name."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+        self.marks: dict[str, Callable[[Any], Any]] = {
+            TENSOR: tensors.__getitem__,
+            ARRAY: lambda name: tensors[name].numpy(),
+            BYTES: self._bytes,
+            PNG: lambda name: _from_png(self._bytes(name)),
+            PIXELS: lambda about: _from_pixels(about[0], tuple(about[1]), self._bytes(about[2])),
+        }
+
+    def put(self, value: Any) -> Any:
+        """Store a value and return the JSON that stands for it."""
+        if isinstance(value, torch.Tensor):
+            return {TENSOR: self._put_tensor(value)}
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            return {ARRAY: self._put_tensor(torch.from_numpy(np.ascontiguousarray(value)))}
+        if isinstance(value, (bytes, bytearray)):
+            return {BYTES: self._put_bytes(value)}
+        if _is_picture(value) and value.mode in AS_PNG:
+            return {PNG: self._put_bytes(_as_png(value))}
+        if _is_picture(value):
+            return {PIXELS: [value.mode, value.size, self._put_bytes(value.tobytes())]}
+        return to_json(_plain(value), self.put, self.marks)
+
+    def _put_tensor(self, tensor: torch.Tensor) -> str:
+        """Store a large tensor under a name that is a function of it; the name of any other is a number."""
+        whole, name = tensor.detach().cpu().contiguous(), str(len(self.tensors))
+        if whole.nbytes >= SHARED:
+            name = f"{whole.dtype}-{list(whole.shape)}-{_digest(whole.flatten().view(torch.uint8).numpy().data)}"
+        if name not in self.tensors:
+            self.tensors[name] = whole.clone()
+        return name
+
+    def _put_bytes(self, data: bytes | bytearray) -> str:
+        """Store bytes under a name that is a function of them."""
+        name = f"bytes-{_digest(data)}"
+        if name not in self.tensors:
+            self.tensors[name] = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
+        return name
+
+    def _bytes(self, name: str) -> bytes:
+        return self.tensors[name].numpy().tobytes()
+
+
+def _digest(data: bytes | bytearray | memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Return the plain form of a library's object: an array, a number, the fields of a model."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if hasattr(value, "model_dump"):
+        return value.model_dump()
+    raise ValueError(
+        "a rollout has a field that is neither a tensor nor a JSON value, and neither bytes nor a picture: "
+        f"{type(value).__name__} {value!r:.80}"
+    )
+
+
+def _is_picture(value: object) -> bool:
+    """Whether this is an image of PIL. Where PIL was never imported, nothing is."""
+    pil = sys.modules.get("PIL.Image")
+    return pil is not None and isinstance(value, pil.Image)
+
+
+def _as_png(image: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format="PNG")
+    return file.getvalue()
+
+
+def _from_png(data: bytes) -> Any:
+    """Return the picture of a file that ``_as_png`` wrote; no other format is opened."""
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(data), formats=("PNG",))
+    image.load()
+    return image
+
+
+def _from_pixels(mode: str, size: tuple[int, int], pixels: bytes) -> Any:
+    """Return the picture whose ``tobytes`` are these."""
+    from PIL import Image
+
+    return Image.frombytes(mode, size, pixels)

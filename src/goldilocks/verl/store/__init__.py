@@ -1,1 +1,0 @@
-"""Rows in the TransferQueue, from the answer to the checkpoint."""
