@@ -23,6 +23,7 @@ from goldilocks.core import Collector, Limits
 from goldilocks.core.allocators import Adaptive
 from goldilocks.core.filters import Variance
 from goldilocks.core.selectors import Greso, Thompson
+from goldilocks.drive.stopwatch import TIMED
 from goldilocks.filtering import PPOBatchFilter, PPOFilterConfig
 from goldilocks.losses.policy_loss import clipping_metrics
 from goldilocks.runs.history import accuracy_by, belief_name
@@ -70,7 +71,7 @@ def test_a_key_without_a_comment_is_an_error() -> None:
 
 def test_whatever_a_collector_logs_is_documented_and_nothing_else_is() -> None:
     by_column = [*accuracy_by("level", [1], [1.0]), belief_name("level", 1)]
-    logged = {*collector_names(), *filter_names(), *gspo_names(), *by_column, *written_names()}
+    logged = {*collector_names(), *filter_names(), *gspo_names(), *by_column, *written_names(), *TIMED}
     assert undocumented(logged) == []
     assert set(METRICS) - {entry(name) for name in logged} == set()
 
