@@ -242,7 +242,9 @@ class StreamingClient(LLMServerClient):
         for turn in turns:
             self._enter(turn.session)
             groups.setdefault(turn.session.uid, []).append(turn)
-        chosen = (self._choose(uid, group[0].prompt_ids) for uid, group in groups.items())
+        choose = LLMServerClient._acquire_server  # verl's own, which waits for no place
+        about = {uid: taken_by(choose, prompt_ids=group[0].prompt_ids) for uid, group in groups.items()}
+        chosen = (choose(self, uid, **known) for uid, known in about.items())
         servers = await asyncio.gather(*chosen, return_exceptions=True)
         parts: dict[str, tuple[Any, list[TurnRequest]]] = {}
         for (uid, group), server in zip(groups.items(), servers, strict=True):
@@ -252,12 +254,6 @@ class StreamingClient(LLMServerClient):
             self._booked |= dict.fromkeys((turn.name for turn in group), Booking(uid, server[0], len(group)))
             parts.setdefault(server[0], (server[1], []))[1].extend(group)
         await asyncio.gather(*(self._ask_server(name, *part, deliver) for name, part in parts.items()))
-
-    async def _choose(self, uid: str, prompt_ids: list[int]) -> Server:
-        server: Server = await super()._acquire_server(
-            uid, **taken_by(LLMServerClient._acquire_server, prompt_ids=prompt_ids)
-        )
-        return server
 
     async def _ask_server(self, name: str, server: Any, turns: list[TurnRequest], deliver: Deliver) -> None:
         """Ask by one message, when the server has a place for it."""
