@@ -130,7 +130,7 @@ import itertools
 calls = itertools.count(1)
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, patience=1):
-    if next(calls) % 4 < patience:  # two processes have eight calls: one of them has a fourth
+    if next(calls) % 2 < patience:  # every second call of a process
         raise ConnectionError("the judge is busy")
     return 0.5
 """
