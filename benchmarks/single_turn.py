@@ -27,7 +27,7 @@ from verl.workers.config import RolloutConfig
 from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from goldilocks.rewards import guarded
+from goldilocks.rewards.calls import guarded
 from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.verl.dispatch import worker
 from goldilocks.verl.dispatch.session import FIRST, ROLLOUTS, VISIT_SEED

@@ -57,11 +57,11 @@ def of_rewards() -> tuple[State, ...]:
     """Return the calls of reward functions that nobody has read, where the functions' module is loaded."""
 
     def read() -> dict[str, Any]:
-        calls = sys.modules.get("goldilocks.rewards")
+        calls = sys.modules.get("goldilocks.rewards.calls")
         return dict(calls.spent) if calls else {}
 
     def write(saved: dict[str, Any]) -> None:
-        spent = sys.modules["goldilocks.rewards"].spent
+        spent = sys.modules["goldilocks.rewards.calls"].spent
         spent.clear()
         spent.update(saved)
 

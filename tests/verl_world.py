@@ -30,7 +30,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from goldilocks.engine.engine import Generation
 from goldilocks.engine.verl_server.messages import Answer, ManyAnswers
-from goldilocks.rewards import guard
+from goldilocks.rewards.calls import guard
 from goldilocks.tasks.tiny_model import character_tokenizer
 from goldilocks.types import Failure, Rollout
 from goldilocks.verl import store

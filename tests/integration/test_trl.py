@@ -221,7 +221,7 @@ def recipe_on_trl(out: Path, recipe: str, *words: str) -> list[dict[str, Any]]:
     """Train two steps of a recipe on the tiny model; return the lines of its metrics."""
     from goldilocks.config.recipes import choose, compose_config
     from goldilocks.launch import on_trl
-    from goldilocks.rewards import guard
+    from goldilocks.rewards.calls import guard
     from goldilocks.tasks.arithmetic import Arithmetic
     from goldilocks.tasks.registry import write_split
     from goldilocks.tasks.tiny_model import tiny_model

@@ -26,7 +26,7 @@ from goldilocks.hashing import content_key, hashed
 from goldilocks.launch.machine import find_device
 from goldilocks.launch.on_trl import PROMPT, SCORE, Grader, RewardFunction, dataset
 from goldilocks.launch.preflight import check_paths, prompt_tokens, provide
-from goldilocks.rewards import guard
+from goldilocks.rewards.calls import guard
 from goldilocks.runs.files import Lines
 from goldilocks.runs.history import place_of, value_of
 from goldilocks.runs.records import Row, growing, row_key, split_row_key, whole_groups

@@ -27,7 +27,8 @@ from goldilocks.config.settings import REWARD_METRICS
 from goldilocks.dotted_keys import values
 from goldilocks.errors import require
 from goldilocks.launch.preflight import files_of, prompt_tokens
-from goldilocks.rewards import PATH, SCORE, RewardFailed, RewardTimeout, guarded, is_number, reward_of
+from goldilocks.rewards import RewardFailed, RewardTimeout, is_number
+from goldilocks.rewards.calls import PATH, SCORE, guarded, reward_of
 from goldilocks.runs.checkpoints import last_whole
 from goldilocks.verl.checks import check_text
 

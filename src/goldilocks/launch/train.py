@@ -63,7 +63,8 @@ from goldilocks.launch.preflight import (
     refuse_other_recipe,
 )
 from goldilocks.launch.supervisor import Board, LiveLine, SignOfLife, Supervisor
-from goldilocks.rewards import TIMEOUT_S, guard
+from goldilocks.rewards import TIMEOUT_S
+from goldilocks.rewards.calls import guard
 from goldilocks.runs.costs import Progress, hint
 from goldilocks.runs.files import RunDir, Tail
 from goldilocks.verl.checks import check_names, check_run, check_settings, unread, uses_collector

@@ -23,7 +23,7 @@ from goldilocks.dotted_keys import value_at, values
 from goldilocks.engine.cpu import PATCHES_VARIABLE
 from goldilocks.errors import closest, require
 from goldilocks.hashing import MEDIA
-from goldilocks.rewards import PATH
+from goldilocks.rewards.calls import PATH
 from goldilocks.types import OnFull
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from goldilocks.config.sections import reward_calls
 from goldilocks.launch.on_trl import Grader
-from goldilocks.rewards import guarded
+from goldilocks.rewards.calls import guarded
 
 FUNCTION = """
 import numpy as np

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from goldilocks.config.sections import RewardCalls
-from goldilocks.rewards import compute_score, guarded
+from goldilocks.rewards.calls import compute_score, guarded
 from goldilocks.tasks.published import Gsm8k, Math, boxed_answer, marked_answer
 
 ROWS = [

@@ -17,7 +17,7 @@ from builders import plain_collector
 from goldilocks.core import Exhausted, Limits
 from goldilocks.drive.backend import Rounds
 from goldilocks.drive.driver import MAX_FAILURES, Driver
-from goldilocks.rewards import RewardCosts
+from goldilocks.rewards.calls import RewardCosts
 from goldilocks.trl.collection import Collection, Processes, Rewards, Sizes
 from goldilocks.trl.on_disk import Saved
 from goldilocks.trl.rows import CompletionRow, CompletionRows

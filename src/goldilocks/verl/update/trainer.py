@@ -33,7 +33,7 @@ from goldilocks.losses.advantages import (
     untrained_rollouts,
     whitened,
 )
-from goldilocks.rewards import guard_if_asked
+from goldilocks.rewards.calls import guard_if_asked
 from goldilocks.runs.loggers import logged_before, show_grouped
 from goldilocks.runs.records import part_of_row, split_row_key
 from goldilocks.types import Group

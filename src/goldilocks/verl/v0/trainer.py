@@ -26,7 +26,7 @@ from goldilocks.drive.gate import Gate
 from goldilocks.engine.cpu import patches_env
 from goldilocks.errors import require
 from goldilocks.losses.log_probs import behaviour_log_probs, gap_sums, is_bypassed, mean_gap
-from goldilocks.rewards import guard_if_asked
+from goldilocks.rewards.calls import guard_if_asked
 from goldilocks.runs.files import set_aside
 from goldilocks.runs.loggers import log_file
 from goldilocks.types import Group

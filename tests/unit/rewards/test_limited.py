@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 
 from goldilocks.config.sections import RewardCalls
-from goldilocks.rewards import Process, RewardCaller, RewardTimeout, compute_score, guarded, judge
+from goldilocks.rewards import RewardTimeout, judge
+from goldilocks.rewards.calls import compute_score, guarded
+from goldilocks.rewards.limited import Places
 
 HASTY = 2.0  # the time limit of a call that hangs: beyond what a busy machine needs for one that does not
 FUNCTION = """
@@ -131,7 +133,7 @@ def test_a_call_that_computes_takes_no_time_from_the_others(scored: Callable[...
     assert [one["score"] for one in others] == [10 + length for length in range(1, 60)]
 
 
-def test_calls_at_the_same_time_have_a_process_each(scored: Callable[..., Any]) -> None:
+def test_a_call_that_has_waited_has_another_process(scored: Callable[..., Any]) -> None:
     first, second = outcomes(scored("first"), scored("second"))
     assert (first["score"], second["score"]) == (15, 16)
     assert first["process"] != second["process"]
@@ -148,6 +150,13 @@ def test_the_factorial_in_an_answer_to_gsm8k_does_not_outlast_its_time() -> None
     assert found[1] == {"score": 1.0, "acc": 1.0}
 
 
+def test_what_only_compares_texts_is_graded_at_once_and_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", pytest.fail)
+    packed = guarded({"path": "pkg://goldilocks.tasks.registry", "name": "compute_score"})["reward_kwargs"]
+    row = {"data_source": "goldilocks/arithmetic", "solution_str": "3", "ground_truth": "3", "extra_info": {}}
+    assert outcomes(compute_score(**packed, **row)) == [{"score": 1.0, "acc": 1.0}]
+
+
 def test_a_coroutine_functions_own_timeout_is_its_error_and_no_time_limit() -> None:
     async def ask() -> float:
         try:
@@ -159,8 +168,7 @@ def test_a_coroutine_functions_own_timeout_is_its_error_and_no_time_limit() -> N
         await asyncio.sleep(3600)
         return 1.0
 
-    limited = RewardCalls(timeout=HASTY)
-    own, ours = outcomes(RewardCaller("ask", ask, (), limited)(), RewardCaller("slow", slow, (), limited)())
+    own, ours = outcomes(judge(ask)._reward(), judge(slow, timeout=HASTY)._reward())
     assert isinstance(own, TimeoutError)
     assert str(own) == "the judge closed the connection after 2 s"
     assert isinstance(own.__cause__, ConnectionError)
@@ -201,7 +209,7 @@ def test_a_process_ends_with_the_one_that_started_it_even_in_the_midst_of_a_call
     writes = "open(__file__ + '.pid', 'w').write(str(os.getpid()))"
     function, pid = tmp_path / "reward.py", tmp_path / "reward.py.pid"
     function.write_text(f"import os\n\ndef compute_score(**_):\n    {writes}\n    7 ** 10**9\n")
-    script = "import asyncio, sys\nfrom goldilocks.rewards import compute_score, guarded\n"
+    script = "import asyncio, sys\nfrom goldilocks.rewards.calls import compute_score, guarded\n"
     script += "own = {'path': sys.argv[1], 'name': 'compute_score'}\n"
     script += "asyncio.run(compute_score(**guarded(own)['reward_kwargs']))\n"
     parent = subprocess.Popen([sys.executable, "-c", script, str(function)])
@@ -227,4 +235,4 @@ def test_processes_end_with_the_event_loop_that_asked_them(scored: Callable[...,
 
 def test_a_function_that_is_not_there_is_named() -> None:
     with pytest.raises(AttributeError, match="no_such"):
-        asyncio.run(Process.start("pkg://goldilocks.tasks.registry", "no_such"))
+        asyncio.run(Places(1, 1).start("pkg://goldilocks.tasks.registry", "no_such"))

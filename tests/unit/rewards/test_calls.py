@@ -20,16 +20,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from goldilocks.config.sections import RewardCalls, reward_calls
-from goldilocks.rewards import (
-    RewardCaller,
-    RewardFailed,
-    compute_score,
-    guard_if_asked,
-    guarded,
-    judge,
-    spent,
-    weighted_sum,
-)
+from goldilocks.rewards import RewardFailed, judge, spent
+from goldilocks.rewards.calls import RewardCaller, compute_score, guard_if_asked, guarded, weighted_sum
 
 
 @pytest.fixture(autouse=True)
@@ -209,8 +201,9 @@ class AskingObject:
 
 
 @pytest.mark.parametrize("function", [AskingObject(), partial(AskingObject())])
-def test_an_object_may_be_called_as_a_coroutine_function(function: Any) -> None:
-    assert asyncio.run(judge(function)(["3", "4"], answer=["3", "5"], step=7)) == [1.0, 0.0]
+def test_an_object_may_be_called_as_a_coroutine_function_and_a_column_be_an_array(function: Any) -> None:
+    found = judge(function)(["3", "4"], answer=np.array(["3", "5"]), step=np.array(7))
+    assert asyncio.run(found) == [1.0, 0.0]
 
 
 def test_a_spawned_process_can_be_sent_a_judge() -> None:

@@ -1,40 +1,28 @@
-"""Reward functions, called as ``goldilocks.rewards`` says, on V1, V0, TRL and in ``goldilocks pass-rates``.
+"""Calls of reward functions as ``goldilocks.rewards`` says, on V1, V0, TRL and in ``goldilocks pass-rates``.
 
-``judge`` makes one for TRL's trainers. Plain functions run in processes, which can be killed, so that a time limit
-holds whatever they do. Invariant: every call that is begun is counted, whatever becomes of it. A call that waits for
-its next try holds no place among those that run.
+Invariant: every call that is begun is counted, whatever becomes of it. A function that waits for its next try holds no
+place among those that run.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import importlib
 import inspect
 import json
 import logging
 import math
-import os
 import pickle
-import runpy
-import signal
-import subprocess
-import sys
-import traceback
-import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache, partial
-from multiprocessing.connection import Connection, Pipe
-from operator import attrgetter
-from threading import Thread
 from time import perf_counter
-from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from goldilocks.config.sections import REWARDS, OnFailure, RewardCalls, reward_calls
 from goldilocks.errors import require
+from goldilocks.rewards.limited import Function, Places, find, in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +31,7 @@ VERLS_OWN = {"path": "pkg://verl.utils.reward_score", "name": "default_compute_s
 TASKS = "pkg://goldilocks.tasks."  # modules with graders of ours
 SCORE = "score"  # the reward, in a function's result that has more
 TIMEOUT_S = 60.0
-START_S = 300.0  # for a process to import the function
-AT_ONCE, PROCESSES = 32, 4  # calls of one function at a time, and in processes, unless ``concurrency`` is set
-PR_SET_PDEATHSIG = 1
-
-Function = Callable[..., Any]
-Outcome = tuple[Any, "Exception | None"]  # what a function returned, or what it raised
+AT_ONCE, PROCESSES = 32, 8  # calls of one function at a time, and in processes, unless ``concurrency`` is set
 
 
 class RewardTimeout(RuntimeError):
@@ -84,13 +67,14 @@ class RewardCaller:
     def __init__(
         self, name: str, function: Function, where: Sequence[str], calls: RewardCalls, timeout_s: float = TIMEOUT_S
     ) -> None:
-        self.name, self._function, self._where, self._calls = name, function, where, calls
+        self._name, self._function, self._where, self._calls = name, function, where, calls
         self._timeout_s = calls.timeout or timeout_s
-        self._spent = spent if calls.in_use else RewardCosts()
+        self._in_use = calls.in_use
+        self._spent = spent if self._in_use else RewardCosts()
         inner = function.func if isinstance(function, partial) else function
         self._is_async = inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._idle: asyncio.LifoQueue[Process | None] = asyncio.LifoQueue()  # a place each, with or without a process
+        self._is_quick = getattr(function, "is_quick", lambda **_: False)  # whether a call only compares texts
+        self._places: dict[asyncio.AbstractEventLoop, Places] = {}
         self._last: Any = None  # result, whose form a failed one takes
 
     async def __call__(self, **arguments: Any) -> Any:
@@ -102,7 +86,7 @@ class RewardCaller:
                 await asyncio.sleep(calls.backoff * 2 ** (attempt - 1))
             try:
                 result = await self._call(arguments)
-                score_of(self.name, result, finite=calls.in_use)
+                score_of(self._name, result, finite=self._in_use)
                 if isinstance(result, Mapping):
                     self._spent.add(cost=float(result.get("cost") or 0.0))
                 self._last = result
@@ -110,8 +94,8 @@ class RewardCaller:
             except Exception as error:
                 failed = error
         self._spent.add(failures=1)
-        said = f"the reward {self.name} failed {calls.retries + 1} times, the last time with {failed!r}"
-        if calls.in_use:
+        said = f"the reward {self._name} failed {calls.retries + 1} times, the last time with {failed!r}"
+        if self._in_use:
             logger.warning("%s: %s", said, calls.on_failure)
         if calls.on_failure == OnFailure.ERROR:
             raise RewardFailed(said) from failed
@@ -124,26 +108,30 @@ class RewardCaller:
 
     async def _call(self, arguments: dict[str, Any]) -> Any:
         """Call a coroutine function here, a plain one in a process, or in a thread where no process can have it."""
-        if self._loop is not asyncio.get_running_loop():
-            self._loop, self._idle = asyncio.get_running_loop(), asyncio.LifoQueue()
+        if self._is_quick(**arguments):
+            self._spent.add(calls=1)
+            return self._function(**arguments)
+        loop = asyncio.get_running_loop()
+        if loop not in self._places:
+            self._places = {old: places for old, places in self._places.items() if not old.is_closed()}
             in_processes = self._where and not self._is_async
-            for _ in range(self._calls.concurrency or (PROCESSES if in_processes else AT_ONCE)):
-                self._idle.put_nowait(None)
-        idle = self._idle
-        process = await idle.get()
+            most = self._calls.concurrency or (PROCESSES if in_processes else AT_ONCE)
+            self._places[loop] = Places(1 if in_processes else most, most)
+        places = self._places[loop]
+        process = await places.take()
         try:
             if self._is_async:
                 return await self._in_time(self._function(**arguments))
             if message := self._message(arguments):
-                process = process or await Process.start(*self._where)
+                process = process or await places.start(*self._where)
                 value, error = await self._in_time(process.ask(message))
             else:
-                value, error = await self._in_time(_in_thread(self._function, arguments))
+                value, error = await self._in_time(in_thread(self._function, arguments))
         except BaseException:
             process = process and process.end()  # another is started when the place needs one
             raise
         finally:
-            idle.put_nowait(process)
+            places.idle.put_nowait(process)
         if error is not None:
             raise error
         return value
@@ -153,9 +141,9 @@ class RewardCaller:
         try:
             if self._where:
                 return pickle.dumps(arguments)
-            _say_in_thread(self.name, "other processes cannot import it")
+            _say_in_thread(self._name, "other processes cannot import it")
         except Exception as error:
-            _say_in_thread(self.name, f"its arguments cannot be sent to another process, {error}")
+            _say_in_thread(self._name, f"its arguments cannot be sent to another process, {error}")
         return None
 
     async def _in_time(self, call: Awaitable[Any]) -> Any:
@@ -167,7 +155,7 @@ class RewardCaller:
             task.cancel()  # has no effect on a call that has ended
             self._spent.add(calls=1, seconds=perf_counter() - started)
         if not done:
-            raise RewardTimeout(f"the reward function {self.name} did not return within {self._timeout_s:g} s")
+            raise RewardTimeout(f"the reward function {self._name} did not return within {self._timeout_s:g} s")
         return task.result()
 
 
@@ -175,102 +163,6 @@ class RewardCaller:
 def _say_in_thread(name: str, reason: str) -> None:
     said = "the reward %s runs in a thread: %s. Its time limit does not hold while it keeps the interpreter busy"
     logger.warning(said, name, reason)
-
-
-def _in_thread(function: Function, arguments: dict[str, Any]) -> asyncio.Future[Outcome]:
-    """Call the function in a thread, which cannot be ended and does not keep Python from ending."""
-    found: Future[Outcome] = Future()
-    found.set_running_or_notify_cancel()
-    Thread(target=lambda: found.set_result(_outcome(function, arguments)), name="reward", daemon=True).start()
-    return asyncio.wrap_future(found)
-
-
-class Process:
-    """A process that calls one function, one call at a time; it ends with this object."""
-
-    def __init__(self, path: str, name: str) -> None:
-        self._connection, theirs = Pipe()
-        program = f"import sys; sys.path[:] = {sys.path}; from {__name__} import serve; serve(*sys.argv[1:])"
-        command = [sys.executable, "-c", program, str(theirs.fileno()), path, name]
-        self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
-        theirs.close()
-        self.end = weakref.finalize(self, _end, self._popen)
-
-    @classmethod
-    async def start(cls, path: str, name: str) -> Process:
-        """Start a process, and wait until it has imported the function."""
-        process = cls(path, name)
-        _, error = await asyncio.wait_for(process.ask(b""), START_S)
-        if error is not None:
-            raise error
-        return process
-
-    async def ask(self, message: bytes) -> Outcome:
-        """Send the arguments of a call and return its outcome."""
-        loop, connection, replied = asyncio.get_running_loop(), self._connection, asyncio.Event()
-        loop.add_reader(connection.fileno(), replied.set)
-        try:
-            connection.send_bytes(message)
-            await replied.wait()
-            found: Outcome = pickle.loads(connection.recv_bytes())
-            return found
-        except (EOFError, ConnectionError):
-            self.end()
-            raise RuntimeError(f"the process of a reward function ended with {self._popen.returncode}") from None
-        finally:
-            loop.remove_reader(connection.fileno())
-
-
-def _end(popen: subprocess.Popen[bytes]) -> None:
-    popen.kill()
-    popen.wait()
-
-
-def serve(descriptor: str, path: str, name: str) -> None:
-    """Be such a process: import the function, and call it with what comes until the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    connection = Connection(int(descriptor))
-    try:
-        connection.recv_bytes()
-        function, error = _outcome(find, {"path": path, "name": name})
-        connection.send_bytes(_packed(None, error))
-        while True:
-            connection.send_bytes(_packed(*_outcome(function, pickle.loads(connection.recv_bytes()))))
-    except (EOFError, ConnectionError):
-        os._exit(0)  # whatever threads the function has left
-
-
-@cache
-def find(path: str, name: str) -> Function:
-    """Return the function ``name`` of a module, ``pkg://package.module``, or of a file."""
-    if path.startswith("pkg://"):
-        found: Any = importlib.import_module(path.removeprefix("pkg://").replace("/", "."))
-    else:
-        found = SimpleNamespace(**runpy.run_path(path.removeprefix("file://"), run_name="reward_file"))
-    return attrgetter(name)(found)
-
-
-def _outcome(function: Function, arguments: dict[str, Any]) -> Outcome:
-    """Call the function. ``SystemExit`` is an error of the function like any other."""
-    try:
-        return function(**arguments), None
-    except BaseException as error:
-        return None, error if isinstance(error, Exception) else RuntimeError(f"the reward function raised {error!r}")
-
-
-def _packed(value: Any, error: Any) -> bytes:
-    """Return an outcome as bytes. Where pickle cannot send the result or the error, an error says so in words."""
-    try:
-        if error is not None:
-            error.__notes__ = ["".join(traceback.format_exception(error))]  # printed where the error is raised
-        packed = pickle.dumps((value, error))
-        pickle.loads(packed)  # some errors can be written but not read
-    except Exception as failed:
-        said = f"{type(error).__name__}: {error}" if error else f"the result {value!r} cannot be sent: {failed}"
-        packed = pickle.dumps((None, RuntimeError(said)))
-    return packed
 
 
 async def weighted_sum(functions: Mapping[str, tuple[Function, float]], **arguments: Any) -> dict[str, Any]:
@@ -323,7 +215,8 @@ def guard(config: Any, timeout_s: float = TIMEOUT_S, workers: int | None = None)
 
 def guard_if_asked(config: Any) -> None:
     """The same on verl's own command line, where ``goldilocks.rewards`` asks for it, or a grader of ours computes."""
-    if reward_calls(config).in_use or str(config.reward.custom_reward_function.path).startswith(TASKS):
+    ours = str(config.reward.custom_reward_function.path).startswith(TASKS)
+    if reward_calls(config).in_use or ours:
         guard(config)
 
 
@@ -364,44 +257,49 @@ def reward_of(packed: str) -> tuple[Function, RewardCalls]:
     return partial(weighted_sum, parts), calls
 
 
-def judge(function: Function, **calls: Any) -> Function:
+def judge(function: Function, **calls: Any) -> Judge:
     """Return a reward function for TRL of one that grades one answer.
 
     ``function(completion, **row)`` is called with an answer and the columns of its row, and returns a number; it may be
     a coroutine function. ``calls`` are keys of the section: ``judge(ask, concurrency=16, timeout=20, retries=3)``.
     """
-    read = reward_calls({"goldilocks": {"rewards": {"timeout": TIMEOUT_S, **calls}}})
-    # A partial is a coroutine function to TRL, can have a name, and can be sent to a process that is spawned.
-    made = partial(_judged, function, read)
-    made.__name__ = _caller_of(function, read).name  # type: ignore[attr-defined]
-    return made
+    return Judge(function, reward_calls({"goldilocks": {"rewards": {"timeout": TIMEOUT_S, **calls}}}))
 
 
-async def _judged(
-    function: Function, calls: RewardCalls, /, completions: Sequence[Any], **columns: Any
-) -> list[float | None]:
-    """Return the score of each answer; None where the last try failed, which was logged."""
-    reward, several = _caller_of(function, calls), len(completions)
-    per_row = {name: one for name, one in columns.items() if isinstance(one, list) and len(one) == several}
+class Judge:
+    """A reward function for TRL; processes that are spawned are sent it, which a function of a function cannot be."""
 
-    async def grade(row: int) -> float | None:
-        arguments = {name: column[row] for name, column in per_row.items()}
+    def __init__(self, function: Function, calls: RewardCalls) -> None:
+        self._made_of = function, calls
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+        path, name = f"pkg://{getattr(function, '__module__', '')}", getattr(function, "__qualname__", "")
+        try:  # a function of a script, a closure and an object are only in this process
+            found = not path.endswith("main__") and find(path, name) is function  # a spawned process says __mp_main__
+        except (ImportError, AttributeError):
+            found = False
+        self._reward = RewardCaller(self.__name__, function, (path, name) if found else (), calls)
+
+    def __reduce__(self) -> tuple[type[Judge], tuple[Any, ...]]:
+        return Judge, self._made_of
+
+    async def __call__(self, completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        per_row = {name: column for name, column in columns.items() if _is_column(column, len(completions))}
+        rows = [{name: column[place] for name, column in per_row.items()} for place in range(len(completions))]
+        return list(await asyncio.gather(*map(self._grade, completions, rows)))
+
+    async def _grade(self, completion: Any, row: dict[str, Any]) -> float | None:
         try:
-            return score_of(reward.name, await reward(completion=completions[row], **arguments))
+            return score_of(self.__name__, await self._reward(completion=completion, **row))
         except RewardFailed:
             raise
-        except Exception:
+        except Exception:  # logged where the last try failed
             return None
 
-    return list(await asyncio.gather(*map(grade, range(several))))
+    # What ``inspect`` asks a function for, so that ``iscoroutinefunction``, which TRL calls, says yes.
+    __code__ = __call__.__code__
+    __defaults__ = __kwdefaults__ = None
 
 
-@cache
-def _caller_of(function: Function, calls: RewardCalls) -> RewardCaller:
-    path, name = f"pkg://{getattr(function, '__module__', '')}", getattr(function, "__qualname__", "")
-    try:  # a function of a script, a closure and an object are only in this process
-        found = not path.endswith("main__") and find(path, name) is function  # a spawned process says __mp_main__
-    except (ImportError, AttributeError):
-        found = False
-    shown = getattr(function, "__name__", type(function).__name__)
-    return RewardCaller(shown, function, (path, name) if found else (), calls)
+def _is_column(value: Any, rows: int) -> bool:
+    several = value.ndim > 0 if isinstance(value, np.ndarray) else isinstance(value, Sequence)
+    return several and not isinstance(value, str) and len(value) == rows
