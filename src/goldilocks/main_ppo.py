@@ -76,24 +76,10 @@ def train(config: Any) -> None:
     # Without the look at our keys that the plug-in adds: it knows no trainer of ours on V0.
     validate = inspect.unwrap(validate_config)
     validate(config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
-    run_ppo(config, task_runner_class=TaskRunnerV1 if config.trainer.use_v1 else _v0_task_runner())
-
-
-def _v0_task_runner() -> Any:
-    """Return verl's V0 task runner for a process in which verl's name of the trainer class is bound to ours."""
-    import ray
-    from verl.trainer import main_ppo_v0
-
-    from goldilocks.verl.plugin import named
-
-    class SamplingTaskRunner(main_ppo_v0.TaskRunner.__ray_metadata__.modified_class):  # type: ignore[name-defined]
-        def run(self, config: Any) -> None:
-            patch = named("v0-trainer")
-            if not patch.apply():
-                raise RuntimeError(f"{patch.targets[0]} has changed: verl's V0 task runner cannot be given our trainer")
-            super().run(config)
-
-    return ray.remote(SamplingTaskRunner)
+    runner: Any = TaskRunnerV1
+    if not config.trainer.use_v1:
+        from goldilocks.verl.v0.task_runner import SamplingTaskRunnerActor as runner
+    run_ppo(config, task_runner_class=runner)
 
 
 def _key(word: str) -> str:

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import pickle
 import runpy
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 import goldilocks
-from goldilocks import filtering
+from goldilocks import filtering, main_ppo
 from goldilocks.core import allocators
 from goldilocks.main_ppo import on_cpu, overrides
 from goldilocks.verl.v0 import names
@@ -127,3 +130,18 @@ def test_without_a_choice_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert on_cpu([])
+
+
+def test_ray_sends_the_task_runner_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class sent by value has a copy of the name that the patch ``v0-trainer`` binds, which is verl's trainer."""
+    runners: list[Any] = []
+    monkeypatch.setattr("verl.trainer.main_ppo.run_ppo", lambda _, task_runner_class: runners.append(task_runner_class))
+    monkeypatch.setattr("verl.utils.config.validate_config", lambda **_: None)
+    monkeypatch.setattr("goldilocks.config.settings.Settings.from_config", lambda _: None)
+    for check in ("verl.checks.check_entry", "verl.checks.check_run", "verl.checks.check_v0"):
+        monkeypatch.setattr(f"goldilocks.{check}", lambda *_, **__: None)
+    for need in ("need_critic", "need_reference_policy"):
+        monkeypatch.setattr(f"verl.trainer.ppo.utils.{need}", lambda _: False)
+    main_ppo.train(OmegaConf.create({"trainer": {"use_v1": False, "device": "cpu"}}))
+    sent = runners[0].__ray_metadata__.modified_class
+    assert pickle.loads(pickle.dumps(sent)) is sent
