@@ -7,6 +7,7 @@ with a patch and one without it stand side by side in one run.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import json
@@ -15,7 +16,7 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +171,27 @@ def _switch_in_workers(board: Board) -> None:
         begin(self, *args, **kwargs)
         seeded = worker.seeded
         single_turn.seeded = worker.seeded = lambda *given: {**seeded(*given), "max_tokens": lengths[given[-1]]}
-        is_batched, takes_many = self._is_batched, client.takes_many
-        self._is_batched = lambda prompt: not board.off(SINGLE_TURN) and is_batched(prompt)
-        client.takes_many = lambda server: not board.off(MESSAGES) and takes_many(server)
+        many = client.exchanged
+        client.exchanged = lambda *given: (_one_by_one if board.off(MESSAGES) else many)(*given)
+        type(self).single_turn = property(  # our worker sets it next, and reads it for every prompt
+            lambda self: None if board.off(SINGLE_TURN) else self.set_single_turn,
+            lambda self, made: setattr(self, "set_single_turn", made),
+        )
 
     base.__init__ = __init__
+
+
+async def _one_by_one(server: Any, requests: Any) -> AsyncIterator[list[tuple[str, Any]]]:
+    """As ``messages.exchanged``, by a call for each request."""
+
+    async def answer(name: str, prompt: list[int], params: dict[str, Any]) -> list[tuple[str, Any]]:
+        try:
+            return [(name, await server.generate.remote(request_id=name, prompt_ids=prompt, sampling_params=params))]
+        except Exception as error:
+            return [(name, error)]
+
+    for one in asyncio.as_completed([answer(*request) for request in requests]):
+        yield await one
 
 
 def _measure_memory(board: Board) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import patches
 import pytest
+import switched_patches as switches
 
 
 def steps(*found: tuple[list[str], float, int]) -> list[Any]:
@@ -42,3 +46,36 @@ def test_the_lengths_of_a_group_have_the_mean_that_was_asked_for() -> None:
 def test_a_name_that_is_no_switch_is_refused() -> None:
     with pytest.raises(SystemExit, match="quicker"):
         patches.switched_off("messages+quicker")
+
+
+def test_a_worker_finds_the_switches_of_what_is_no_patch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+
+    from goldilocks.verl.dispatch import client, single_turn, worker
+
+    class Server:
+        class generate:
+            @staticmethod
+            async def remote(request_id: str, **asked: Any) -> Any:
+                return asked["prompt_ids"]
+
+    async def answers() -> list[Any]:
+        return [one async for part in client.exchanged(Server, [("a", [1], {}), ("b", [2], {})]) for one in part]
+
+    base = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+    monkeypatch.setattr(base, "__init__", lambda self: None)
+    for module, name in ((client, "exchanged"), (worker, "seeded"), (single_turn, "seeded")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # given back at the end
+    monkeypatch.setenv(switches.LENGTHS, "[3, 4]")
+    (tmp_path / "board").write_bytes(bytes(switches.Board.SIZE))
+    board = switches.Board(str(tmp_path / "board"))
+    switches._switch_in_workers(board)
+    ours = type("Worker", (base,), {})()
+    ours.single_turn = made = SimpleNamespace()
+    assert ours.single_turn is made
+    board.set([switches.SINGLE_TURN, switches.MESSAGES])
+    assert ours.single_turn is None
+    assert sorted(asyncio.run(answers())) == [("a", [1]), ("b", [2])]
+    rollout = SimpleNamespace(name="transformers", full_determinism=False)
+    assert worker.seeded({}, rollout, 0, 1)["max_tokens"] == 4
+    assert board.asked == sorted([switches.SINGLE_TURN, switches.MESSAGES], key=switches.NAMES.index)
