@@ -187,6 +187,8 @@ class StudyFolder:
         if not file.exists():
             write_json(file, settings)
         known = json.loads(file.read_text())
+        order = known.get("tune_order", "grid")  # of an older version: its reported arms have values of fewer tries
+        require(order == "grid", "--out", str(self.path), f"a study whose tuning tried the whole grid, not {order}")
         differing = [key for key in settings if known.get(key) != settings[key]]
         if differing:
             said = [f"{key} is {json.dumps(known.get(key))}, not {json.dumps(settings[key])}" for key in differing]

@@ -267,6 +267,12 @@ def test_another_study_in_the_same_folder_is_an_error(tmp_path, other):
         pass
 
 
+def test_a_study_that_was_tuned_one_key_after_the_other_is_not_mixed_with_one_of_the_whole_grid(tmp_path):
+    (tmp_path / "study.json").write_text(json.dumps({**study().as_dict(), "tune_order": "one-at-a-time"}))
+    with pytest.raises(ValueError, match="one-at-a-time"), StudyFolder.open(tmp_path, study()):
+        pass
+
+
 def test_more_seeds_add_arms_to_a_study_that_has_ended(tmp_path):
     first, more = Runner(), Runner()
     run(tmp_path, study("grpo", seeds=1), first)
