@@ -64,7 +64,7 @@ from goldilocks.types import (
     mean_and_std,
 )
 
-STATE_LAYOUT = 4  # raised when ``state_dict`` changes its meaning
+STATE_LAYOUT = 5  # raised when ``state_dict`` changes its meaning
 
 # The attributes that are saved, but for the statistics: each has ``state_dict`` and ``load_state_dict``.
 _PARTS = (

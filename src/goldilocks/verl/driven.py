@@ -282,7 +282,8 @@ class ValidatesByColumn:
             asked = sum(expected.values())
             failed = metrics["val/failed_answers"] = asked - len(uids)
             if failed:  # though it may be the reward function that failed
-                logger.warning("%d of %d answers of the validation failed: verl's acc counts them wrong", failed, asked)
+                said = "%d of %d answers of the validation failed: verl's acc counts them as wrong"
+                logger.warning(said, failed, asked)
         self.collector.beliefs.tell(metrics)
         return metrics
 
