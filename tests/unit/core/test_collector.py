@@ -170,7 +170,7 @@ def test_a_batch_that_is_not_ready_is_not_taken() -> None:
 def test_a_saved_state_of_another_layout_is_refused() -> None:
     state = collector().state_dict()
     state["layout"] -= 1
-    with pytest.raises(ValueError, match="layout=3 is not accepted: a state saved in layout 4; start the run anew"):
+    with pytest.raises(ValueError, match="layout=4 is not accepted: a state saved in layout 5; start the run anew"):
         collector().load_state_dict(state)
 
 
