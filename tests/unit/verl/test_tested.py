@@ -27,12 +27,16 @@ def verl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return file
 
 
+def spoken_of_verl() -> doctor.Finding:
+    return next(finding for finding in doctor.versions() if finding.name == "verl")
+
+
 @pytest.mark.parametrize("version", ["0.9.1", "0.10.0.dev", "0.10.0.dev0"])
 def test_a_tested_version_is_not_spoken_of(verl: Path, version: str) -> None:
     verl.write_text(f"{version}\n")
     assert tested.installed("verl") == version
     assert tested.untested("verl") is None
-    assert doctor._version("verl").ok
+    assert spoken_of_verl().ok
 
 
 @pytest.mark.parametrize("version", ["0.9.2", "0.10.0", "0.10.0.dev1"])
@@ -41,7 +45,7 @@ def test_another_version_is_named_with_those_that_were_tested_and_is_no_failure(
     note = tested.untested("verl")
     assert note is not None
     assert note.startswith(f"Goldilocks was tested with verl 0.9.1 and 0.10.0.dev0, not with {version}: ")
-    finding = doctor._version("verl")
+    finding = spoken_of_verl()
     assert (finding.ok, finding.essential) == (False, False)
     assert finding.detail == f"{version}; tested with 0.9.1 and 0.10.0.dev0"
 
@@ -50,7 +54,7 @@ def test_another_version_is_named_with_those_that_were_tested_and_is_no_failure(
 def test_a_verl_that_is_too_old_is_a_failure(verl: Path, version: str) -> None:
     verl.write_text(version)
     assert not tested.is_tested("verl", version)
-    finding = doctor._version("verl")
+    finding = spoken_of_verl()
     assert (finding.ok, finding.essential) == (False, True)
     assert finding.remedy == "pip install 'verl>=0.9.1'"
 
