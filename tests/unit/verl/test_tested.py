@@ -28,7 +28,7 @@ def verl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def spoken_of_verl() -> doctor.Finding:
-    return next(finding for finding in doctor.versions() if finding.name == "verl")
+    return next(finding for finding in doctor.versions() if finding.what == "verl")
 
 
 @pytest.mark.parametrize("version", ["0.9.1", "0.10.0.dev", "0.10.0.dev0"])
