@@ -222,7 +222,8 @@ class Beliefs:
 
     def posterior_of(self, row: int) -> tuple[float, float]:
         """Return the two parameters of one prompt's Beta."""
-        mean, variance, *_ = self.rates.level(self.rates.of(row), self.rates.wander)
+        level = self.rates.level(self.rates.of(row), self.rates.wander)
+        mean, variance = level.mean, level.variance
         if len(self._told):
             mean, variance = float(self._told[self.rates.stratum(row)]), 0.0
         own, trained = (float(self.positives[row]), float(self.negatives[row])), float(self.moves[row])

@@ -60,17 +60,10 @@ class EngineLoop:
         answer: Future[Generation] = Future()
 
         def submit() -> None:
-            if not answer.set_running_or_notify_cancel():
-                return
-            try:
-                if self._failure is not None:
-                    raise self._failure
-                self._engine.submit(request_id, prompt_ids, params)
-                self._waiting[request_id] = answer
-            except Exception as error:
-                answer.set_exception(error)
+            self._engine.submit(request_id, prompt_ids, params)
+            self._waiting[request_id] = answer
 
-        self._commands.put(submit)
+        self._send(submit, answer)
         try:
             return await asyncio.wrap_future(answer)
         except asyncio.CancelledError:  # before the engine has seen the request or after
@@ -80,6 +73,11 @@ class EngineLoop:
     def call(self, function: Callable[[Engine], Result]) -> Future[Result]:
         """Call ``function`` with the engine, between two of its steps."""
         future: Future[Result] = Future()
+        self._send(lambda: future.set_result(function(self._engine)), future)
+        return future
+
+    def _send(self, work: Callable[[], None], future: Future[Any]) -> None:
+        """Have the engine's thread do the work, unless ``future`` is cancelled before; an error becomes its own."""
 
         def command() -> None:
             if not future.set_running_or_notify_cancel():
@@ -87,12 +85,11 @@ class EngineLoop:
             try:
                 if self._failure is not None:
                     raise self._failure
-                future.set_result(function(self._engine))
+                work()
             except Exception as error:
                 future.set_exception(error)
 
         self._commands.put(command)
-        return future
 
     def in_flight(self) -> list[str]:
         """The ids of the requests that have not ended."""

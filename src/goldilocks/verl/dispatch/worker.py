@@ -212,7 +212,8 @@ class StreamingWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):  # typ
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> None:
         """Have verl grade and store what the agent loop returned, and report the end of its session."""
-        kwargs.pop("priority", None)  # for the server alone
+        if self.rollout_config.full_determinism:
+            kwargs.pop("priority", None)  # for the server alone
         if validate:
             await super()._agent_loop_postprocess(output, validate, **kwargs)
             return

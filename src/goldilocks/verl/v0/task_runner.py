@@ -1,4 +1,8 @@
-"""verl's V0 task runner with ``RayPPOTrainerWithSampling``."""
+"""verl's V0 task runner with ``RayPPOTrainerWithSampling``.
+
+A module, so that Ray sends the class by its name. A class of a function or of ``__main__`` is sent by value, with a
+copy of verl's names in it, which the patch does not reach: verl's own trainer would train.
+"""
 
 from __future__ import annotations
 
