@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from goldilocks import __version__
 from goldilocks.errors import missing_extra
-from goldilocks.verl.patch import installed
+from goldilocks.verl.tested import installed
 
 # name: (module, what it does); EXTRAS: what to install for it beside the core
 COMMANDS: dict[str, tuple[str, str]] = {

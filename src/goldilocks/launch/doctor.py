@@ -19,9 +19,10 @@ from goldilocks.engine.cpu import PATCHES_VARIABLE, platform_env
 from goldilocks.errors import install_command
 from goldilocks.launch.machine import PRIVATE, ask_ray, find_device, rollout_engines
 from goldilocks.runs.files import cache_folder, write_secret
-from goldilocks.verl.patch import TESTED, Kind, installed, is_tested, is_within, tested_versions
+from goldilocks.verl.patch import Kind
 from goldilocks.verl.patches import PATCHES
 from goldilocks.verl.plugin import selected
+from goldilocks.verl.tested import TESTED, installed, is_tested, is_within, tested_versions
 
 GIB = 1 << 30
 SHARED_MEMORY = GIB // 4  # Ray's object store on the CPU; below it Ray falls back to the disk

@@ -68,7 +68,7 @@ from goldilocks.rewards.calls import guard
 from goldilocks.runs.costs import Progress, hint
 from goldilocks.runs.files import RunDir, Tail
 from goldilocks.verl.checks import check_names, check_run, check_settings, unread, uses_collector
-from goldilocks.verl.patch import untested
+from goldilocks.verl.tested import untested
 
 POLL_S = 0.25
 STALL_S = 1800.0

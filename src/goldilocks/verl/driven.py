@@ -35,7 +35,7 @@ from goldilocks.drive.rehearsal import rehearse
 from goldilocks.hashing import MEDIA
 from goldilocks.runs.checkpoints import FILE
 from goldilocks.runs.history import accuracy_by, value_of
-from goldilocks.verl.patch import untested
+from goldilocks.verl.tested import untested
 
 logger = logging.getLogger(__name__)
 

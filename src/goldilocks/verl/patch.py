@@ -1,12 +1,11 @@
-"""What of other packages is known here: the versions that were tested, and the sources that patches were written for.
+"""Attributes of another package that are replaced, and the digests of the sources that they were replaced for.
 
-docs/compatibility.md says what was run on each version, and when. A patch is skipped, with a sentence in the log, if a
-function it was written for has changed: a function that was rewritten upstream is never silently overwritten.
+A patch is skipped, with a sentence in the log, if a function it was written for has changed: a function that was
+rewritten upstream is never silently overwritten.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import importlib.util
@@ -15,12 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from importlib import metadata
-from pathlib import Path
 from typing import Any
-
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion
 
 from goldilocks.hashing import Sources, is_known
 
@@ -34,15 +28,6 @@ WHOLE_ROWS, WHOLE_TOKENS = "goldilocks_whole_rows", "goldilocks_whole_tokens"
 DISTANCE = "rollout_probs_diff"  # how far the trainer's probabilities are from the rollout engine's: verl's own name
 GAP_SUM, GAP_TOKENS = "weights_gap_sum", "weights_gap_tokens"  # of tokens that this very policy wrote
 MOVED_SUM, MOVED_TOKENS = "moved_sum", "moved_tokens"  # of tokens that an older policy wrote
-
-TESTED: dict[str, tuple[str, ...]] = {
-    "verl": ("==0.9.1", "==0.10.0.dev0"),
-    "torch": ("==2.13.0", "==2.11.0"),
-    "transformers": ("==5.10.4",),
-    "ray": ("==2.60.0",),
-    "trl": (">=1.14,<1.17",),
-    "vllm": ("==0.27.1", "==0.20.2"),
-}
 
 
 class Kind(str, Enum):
@@ -127,45 +112,3 @@ class Patch:
     def _find(self, path: str) -> Any:
         module = importlib.import_module(self.module)
         return functools.reduce(getattr, path.split("."), module) if path else module
-
-
-def installed(name: str) -> str | None:
-    """Return the version of a package, None if there is none.
-
-    verl has its version in a file: a checkout on the path is imported in the place of the installed package.
-    """
-    if name == "verl" and (spec := importlib.util.find_spec(name)) and spec.origin:
-        with contextlib.suppress(OSError):
-            return Path(spec.origin).with_name("version").joinpath("version").read_text().strip()
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        return metadata.version(name)
-    return None
-
-
-def is_tested(name: str, version: str) -> bool:
-    """Return whether the tests were run with this version."""
-    return any(is_within(version, spec) for spec in TESTED[name])
-
-
-def is_within(version: str, spec: str) -> bool:
-    """Return whether a version is one of ``spec``; one that cannot be read is not."""
-    try:
-        return SpecifierSet(spec).contains(version, prereleases=True)
-    except InvalidVersion:
-        return False
-
-
-def tested_versions(name: str) -> str:
-    """Return the versions in words."""
-    return " and ".join(spec.removeprefix("==") for spec in TESTED[name])
-
-
-def untested(name: str) -> str | None:
-    """Return the sentence for the log of a run on a version that was not tested; None where it was."""
-    version = installed(name)
-    if version is None or is_tested(name, version):
-        return None
-    return (
-        f"Goldilocks was tested with {name} {tested_versions(name)}, not with {version}: "
-        "goldilocks doctor says which patches still fit, docs/compatibility.md what was run"
-    )

@@ -11,7 +11,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from goldilocks.launch import doctor
-from goldilocks.verl import patch as tested
+from goldilocks.verl import tested
 
 ROOT = Path(__file__).parents[3]
 
